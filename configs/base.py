@@ -1,0 +1,153 @@
+"""Every configuration key once, with its unit and meaning.
+
+A config file imports this one, changes what differs, and ends with
+`return base.apply(config, arg)`, so that
+`--config=configs/NAME.py:position=alibi,length=512` works for each of them.
+"""
+
+import ast
+import difflib
+
+import ml_collections
+
+# Short names that the part of --config after the colon may use besides full keys.
+SHORT_NAMES = {"length": "train_length"}
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """A small decoder on the embedded books; every key that exists."""
+    config = ml_collections.ConfigDict()
+    config.seed = 0  # of initialization, dropout and the order of the training blocks
+    config.train_length = 128  # tokens a training sequence has (the paper's L)
+    config.position = "alibi"  # a name from alibi.positions.METHODS
+    # Options of the position method, by the names of its class's fields (alibi/positions).
+    config.position_options = ml_collections.ConfigDict()
+
+    config.model = ml_collections.ConfigDict()
+    config.model.num_layers = 4
+    config.model.width = 128  # features of the residual stream
+    config.model.num_heads = 8  # must divide width
+    config.model.feed_forward = 512  # hidden features of the feed-forward layers
+    config.model.activation = "relu"  # relu (the paper's), gelu or silu
+    config.model.dropout = 0.0  # rate on embeddings and residual branches
+    config.model.attention_dropout = 0.0  # rate on attention weights
+    config.model.activation_dropout = 0.0  # rate inside the feed-forward layers
+    config.model.dtype = "float32"  # of the products: float32 or bfloat16; parameters are float32
+    config.model.remat = False  # recompute each layer in the backward pass: less memory, a third more time
+    config.model.attention = "auto"  # an attention backend (python -m alibi.attention lists them)
+    config.model.logits_chunk = 4096  # tokens per device whose logits exist at one time
+
+    config.data = ml_collections.ConfigDict()
+    config.data.corpus = "books"  # books (embedded), text (files), hub (datasets) or tfds
+    # Where each split comes from. books: its own names; text: comma-separated files and globs;
+    # hub and tfds: a split expression such as "train" or "validation". Empty: there is none.
+    config.data.train = "train"
+    config.data.valid = "valid"
+    config.data.test = ""
+    config.data.max_train_bytes = -1  # use at most this many UTF-8 bytes of text (-1: all)
+    config.data.max_valid_bytes = -1  # the same, for valid and for test
+    config.data.name = ""  # hub, tfds: the dataset's name, such as "Salesforce/wikitext"
+    config.data.subset = ""  # hub, tfds: the dataset's config, such as "wikitext-103-v1"
+    config.data.revision = ""  # hub: the commit or tag; tfds: the version
+    config.data.column = "text"  # hub, tfds: the feature that holds the text
+    config.data.streaming = False  # hub: read over the network instead of downloading first
+    config.data.tokenizer = "bytes"  # bytes, words (the paper's dictionary rule) or bpe
+    config.data.tokenizer_file = ""  # words: a dict.txt; bpe: a tokenizer.json; empty: made from train
+    config.data.bpe_vocab_size = 2048  # entries, when a BPE tokenizer is trained
+    config.data.cache_dir = ""  # of token files; empty: $ALIBI_CACHE, else ~/.cache/alibi
+
+    config.train = ml_collections.ConfigDict()
+    config.train.steps = 600  # updates
+    config.train.batch_tokens = 2048  # tokens an update sees, whatever the length and the devices
+    config.train.accumulation = 1  # micro-batches an update is made of
+
+    config.optimizer = ml_collections.ConfigDict()
+    config.optimizer.name = "adamw"
+    config.optimizer.learning_rate = 3e-3  # at the end of the warm-up
+    config.optimizer.warmup_steps = 50  # updates, linear from 0
+    config.optimizer.final_fraction = 0.1  # of learning_rate, where the cosine ends
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.99
+    config.optimizer.eps = 1e-8
+    config.optimizer.weight_decay = 0.1  # of matrices; biases, norms and position parameters have none
+    config.optimizer.clip_norm = 1.0  # global norm of the gradient of the mean token NLL; 0: no clipping
+
+    config.mesh = ml_collections.ConfigDict()  # devices along each axis; -1 (once): all that remain
+    config.mesh.data = -1  # splits the batch
+    config.mesh.fsdp = 1  # splits the batch, the parameters and the optimizer state
+    config.mesh.tensor = 1  # splits heads, feed-forward features and the vocabulary
+
+    config.eval = ml_collections.ConfigDict()
+    config.eval.every_steps = 200  # updates between validations at train_length; 0: only at the end
+    config.eval.max_tokens = 65_536  # of valid that a validation during training scores (-1: all)
+    config.eval.batch_tokens = 16_384  # tokens per device in an evaluation batch
+
+    config.checkpoint = ml_collections.ConfigDict()
+    config.checkpoint.every_steps = 200  # updates between checkpoints; 0: only at the end
+    config.checkpoint.every_minutes = 10.0  # and whenever this much time has passed; 0: never
+    config.checkpoint.keep = 1  # latest checkpoints kept, besides the best by validation NLL
+
+    config.log = ml_collections.ConfigDict()
+    config.log.every_steps = 10  # updates between rows of metrics.jsonl and TensorBoard points
+    config.log.tensorboard = True
+    return apply(config, arg)
+
+
+def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigDict:
+    """Applies "key=value,key=value" to `config`; keys may be dotted or in `SHORT_NAMES`.
+
+    Raises ValueError for a part without "=", an unknown key (the nearest is
+    suggested) or a value of another type than the key's.
+    """
+    for part in filter(None, (part.strip() for part in (arg or "").split(","))):
+        key, separator, text = part.partition("=")
+        if not separator:
+            raise ValueError(f"config argument {part!r} is not KEY=VALUE; write for example position=alibi,length=512")
+        set_key(config, SHORT_NAMES.get(key, key), text)
+    return config
+
+
+def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
+    """Sets one dotted `key`, reading a string `value` as the type that the key has."""
+    known = sorted([*_leaf_keys(config), *SHORT_NAMES])
+    *parents, leaf = key.split(".")
+    if parents == ["position_options"]:
+        with config.unlocked():
+            config.position_options[leaf] = _literal(value)
+        return
+    if key not in known:
+        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"unknown config key {key!r}; did you mean {nearest!r}? configs/base.py lists every key")
+    section = config
+    for parent in parents:
+        section = section[parent]
+    section[leaf] = _convert(key, section[leaf], value)
+
+
+def _leaf_keys(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+    keys = []
+    for name, value in config.items():
+        if isinstance(value, ml_collections.ConfigDict):
+            keys += _leaf_keys(value, f"{prefix}{name}.")
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+def _literal(value: object) -> object:
+    try:
+        return ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError):
+        return value
+
+
+def _convert(key: str, old: object, value: object) -> object:
+    needed = type(old)
+    got = value if needed is str else _literal(value)
+    if needed is bool and isinstance(got, str) and got.lower() in ("true", "false"):
+        got = got.lower() == "true"
+    if needed is float and type(got) is int:
+        got = float(got)
+    if type(got) is not needed:
+        raise ValueError(f"config key {key}={value!r} must be of type {needed.__name__}, such as {old!r}")
+    return got
