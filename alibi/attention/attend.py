@@ -1,0 +1,141 @@
+"""The one entry to attention with a position bias, whatever computes it."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from alibi.attention.reference import dropout_factors, reference_attention
+from alibi.positions import AlibiBias, Bias
+from alibi.positions.base import rows_and_columns
+
+BACKENDS = ("auto", "reference")
+
+
+def attend(
+    query: Float[Array, "*batch q heads head_dim"],
+    key: Float[Array, "*batch k heads head_dim"],
+    value: Float[Array, "*batch k heads value_dim"],
+    *,
+    slopes: Float[Array, "heads"] | None = None,
+    bias: Bias | None = None,
+    causal: bool = True,
+    query_positions: Int[Array, "*#batch q"] | None = None,
+    key_positions: Int[Array, "*#batch k"] | None = None,
+    segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
+    mask: Bool[Array, "*#batch #heads #q k"] | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: PRNGKeyArray | None = None,
+    broadcast_dropout: bool = True,
+    precision: jax.lax.PrecisionLike = None,
+    weights_einsum: Callable[..., Array] | None = None,
+    values_einsum: Callable[..., Array] | None = None,
+    sow: Callable[[Array], None] | None = None,
+    backend: str = "auto",
+) -> Float[Array, "*batch q heads value_dim"]:
+    """Attention with a position bias, in Flax's layout; differentiable in all its arrays.
+
+    Args:
+      query, key, value: of one dtype, which the result has too; fewer key than query
+        heads are shared by groups of query heads.
+      slopes: ALiBi's m of each head; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
+      bias: what is added to the scaled logits, or None.
+      causal: a query sees no key of a greater position.
+      query_positions, key_positions: integers; by default keys are 0, 1, ... and the
+        last query stands at the last key (bottom-right aligned).
+      segment_ids: integers, of all positions or (of queries, of keys); a query sees only
+        keys of its own segment.
+      mask: True where a query may see a key, besides `causal` and `segment_ids`.
+      dropout_rate, dropout_rng, broadcast_dropout: of the weights, as in Flax; no key, no dropout.
+
+    Raises:
+      ValueError: shapes that don't fit, both slopes and bias, an unknown backend.
+    """
+    _check_shapes(query, key, value)
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown attention backend {backend!r}; use one of {', '.join(BACKENDS)}")
+    if slopes is not None:
+        bias = _bias_of_slopes(slopes, bias, query.shape[-2], symmetric=not causal)
+    key, value = _share_heads(query, key), _share_heads(query, value)
+    if key_positions is None:
+        key_positions = jnp.arange(key.shape[-3])
+    if query_positions is None:
+        query_positions = jnp.arange(query.shape[-3]) + (key.shape[-3] - query.shape[-3])
+    _check_positions(query, key, query_positions, key_positions)
+    visible = _visible(causal, query_positions, key_positions, segment_ids, mask)
+    keep = None
+    if dropout_rng is not None and dropout_rate > 0.0:
+        weights_shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+        keep = dropout_factors(dropout_rng, dropout_rate, weights_shape, broadcast_dropout)
+    return reference_attention(
+        query,
+        key,
+        value,
+        bias=bias,
+        visible=visible,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        keep=keep,
+        precision=precision,
+        weights_einsum=weights_einsum,
+        values_einsum=values_einsum,
+        sow=sow,
+    )
+
+
+def _visible(
+    causal: bool,
+    query_positions: Array,
+    key_positions: Array,
+    segment_ids: Array | tuple[Array, Array] | None,
+    mask: Array | None,
+) -> Bool[Array, "*#batch #heads #q k"] | None:
+    """Where a query sees a key: the conjunction of all that hides keys; None if nothing does."""
+    conditions = [] if mask is None else [mask.astype(bool)]
+    if causal:
+        conditions.append(_pairs(jnp.greater_equal, query_positions, key_positions))
+    if segment_ids is not None:
+        of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        conditions.append(_pairs(jnp.equal, of_queries, of_keys))
+    visible = None
+    for condition in conditions:
+        if visible is None:
+            visible = condition
+        else:
+            rank = max(visible.ndim, condition.ndim)
+            visible = jnp.logical_and(*(x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (visible, condition)))
+    return visible
+
+
+def _pairs(comparison: Callable[[Array, Array], Array], of_queries: Array, of_keys: Array) -> Array:
+    return jnp.expand_dims(comparison(*rows_and_columns(of_queries, of_keys)), -3)
+
+
+def _share_heads(query: Array, x: Array) -> Array:
+    """Repeats key or value heads so that each query head has its own (grouped-query attention)."""
+    return x if x.shape[-2] == query.shape[-2] else jnp.repeat(x, query.shape[-2] // x.shape[-2], axis=-2)
+
+
+def _bias_of_slopes(slopes: Array, bias: Bias | None, num_heads: int, *, symmetric: bool) -> Bias:
+    if bias is not None:
+        raise ValueError("attend got both slopes and bias; give one of them")
+    if jnp.shape(slopes) != (num_heads,):
+        raise ValueError(f"slopes have shape {jnp.shape(slopes)}; the query's {num_heads} heads need ({num_heads},)")
+    return AlibiBias(slopes, symmetric)
+
+
+def _check_shapes(query: Array, key: Array, value: Array) -> None:
+    shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
+    if query.ndim < 3 or not query.ndim == key.ndim == value.ndim:
+        raise ValueError(f"query, key and value must be [*batch, length, heads, head_dim], all of one rank; {shapes}")
+    if query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"batch dimensions of query, key and value, and lengths of key and value, must agree; {shapes}")
+    if query.shape[-1] != key.shape[-1] or query.shape[-2] % key.shape[-2]:
+        raise ValueError(f"query and key need one head_dim, and key heads that divide the query heads; {shapes}")
+
+
+def _check_positions(query: Array, key: Array, query_positions: Array, key_positions: Array) -> None:
+    for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
+        if positions.ndim < 1 or positions.shape[-1] != x.shape[-3]:
+            raise ValueError(f"{name}_positions have shape {positions.shape}; {name} has {x.shape[-3]} positions")

@@ -1,0 +1,89 @@
+"""Dense attention in float32: what every other backend must equal."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from alibi.positions import Bias
+
+# Finite, so that a row without any visible key gives 0 / 0 nowhere, not even in the gradient.
+MASKED = -1e30
+
+
+def reference_attention(
+    query: Float[Array, "*batch q heads head_dim"],
+    key: Float[Array, "*batch k heads head_dim"],
+    value: Float[Array, "*batch k heads value_dim"],
+    *,
+    bias: Bias | None,
+    visible: Bool[Array, "*#batch #heads #q k"] | None,
+    query_positions: Int[Array, "*#batch q"],
+    key_positions: Int[Array, "*#batch k"],
+    keep: Float[Array, "*#batch #heads q k"] | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    weights_einsum: Callable[..., Array] | None = None,
+    values_einsum: Callable[..., Array] | None = None,
+    sow: Callable[[Array], None] | None = None,
+) -> Float[Array, "*batch q heads value_dim"]:
+    """softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper, section 3).
+
+    Logits, bias and softmax are float32 whatever the dtype of the inputs; the result has
+    the dtype of `value`. A row of queries that sees no key gives zeros.
+
+    Args:
+      visible: which keys a query sees; None: all.
+      keep: dropout's factors of the weights, 0 or 1 / (1 - rate).
+      weights_einsum, values_einsum: replacements of einsum (Flax injects quantized ones).
+      sow: is given the weights, before dropout.
+    """
+    weights = attention_weights(query, key, bias, visible, query_positions, key_positions, precision, weights_einsum)
+    if sow is not None:
+        sow(weights)
+    if keep is not None:
+        weights = weights * keep
+    values_einsum = values_einsum or _einsum(precision)
+    return values_einsum("...hqk,...khd->...qhd", weights.astype(value.dtype), value).astype(value.dtype)
+
+
+def attention_weights(
+    query: Float[Array, "*batch q heads head_dim"],
+    key: Float[Array, "*batch k heads head_dim"],
+    bias: Bias | None,
+    visible: Bool[Array, "*#batch #heads #q k"] | None,
+    query_positions: Int[Array, "*#batch q"],
+    key_positions: Int[Array, "*#batch k"],
+    precision: jax.lax.PrecisionLike = None,
+    weights_einsum: Callable[..., Array] | None = None,
+) -> Float[Array, "*batch heads q k"]:
+    """The softmax of the biased logits, float32; zeros in rows without a visible key."""
+    weights_einsum = weights_einsum or _einsum(precision)
+    logits = weights_einsum("...qhd,...khd->...hqk", query, key).astype(jnp.float32) * query.shape[-1] ** -0.5
+    if bias is not None:
+        block = bias(query_positions, key_positions)
+        logits = logits + block.reshape((1,) * (logits.ndim - block.ndim) + block.shape)
+    if visible is None:
+        return jax.nn.softmax(logits, axis=-1)
+    visible = visible.reshape((1,) * (logits.ndim - visible.ndim) + visible.shape)
+    logits = jnp.where(visible, logits, MASKED)
+    largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    exponentials = jnp.where(visible, jnp.exp(logits - largest), 0.0)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    return exponentials / jnp.where(total == 0.0, 1.0, total)
+
+
+def dropout_factors(
+    rng: PRNGKeyArray, rate: float, shape: tuple[int, ...], broadcast: bool
+) -> Float[Array, "*batch heads q k"]:
+    """Factors 0 or 1 / (1 - rate) for weights of `shape`; `broadcast`: the same for each batch entry and head."""
+    if broadcast:
+        shape = (1,) * (len(shape) - 2) + shape[-2:]
+    return jax.random.bernoulli(rng, 1.0 - rate, shape).astype(jnp.float32) / (1.0 - rate)
+
+
+def _einsum(precision: jax.lax.PrecisionLike) -> Callable[..., Array]:
+    def einsum(pattern: str, left: Array, right: Array) -> Array:
+        return jnp.einsum(pattern, left, right, precision=precision, preferred_element_type=jnp.float32)
+
+    return einsum

@@ -1,0 +1,95 @@
+"""What a position method is: everything that the paper compares differs only in this.
+
+A method is a frozen dataclass without arrays. Its fields are its options; what it
+learns, it makes in `init` and gets back as `params` in each of the three places where
+position can enter a transformer. It fills in only those that it uses. Plain functions
+of arrays, so that a method serves Linen, NNX and bare JAX alike.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Protocol
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+Params = dict[str, Any]
+Positions = Int[Array, "*batch length"]
+
+
+def rows_and_columns(
+    of_queries: Int[Array, "*batch q"], of_keys: Int[Array, "*batch k"]
+) -> tuple[Int[Array, "*batch q 1"], Int[Array, "*batch 1 k"]]:
+    """Both as the sides of `[*batch, q, k]` blocks, of one rank; either may lack batch dimensions."""
+    rank = max(of_queries.ndim, of_keys.ndim)
+    rows, columns = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (of_queries, of_keys))
+    return jnp.expand_dims(rows, -1), jnp.expand_dims(columns, -2)
+
+
+class Bias(Protocol):
+    """A pytree that gives the bias of any block of logits from the positions of its rows and columns."""
+
+    def __call__(
+        self, query_positions: Int[Array, "*batch q"], key_positions: Int[Array, "*batch k"]
+    ) -> Float[Array, "*batch heads q k"]:
+        """What is added to the logits after their scaling by 1/sqrt(head_dim), float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionMethod:
+    """A method that adds nothing; subclasses override what they use.
+
+    Attributes:
+      num_heads: attention heads.
+      head_dim: features of a head.
+      width: features of the residual stream.
+      train_length: tokens of a training sequence.
+    """
+
+    num_heads: int
+    head_dim: int
+    width: int
+    train_length: int
+
+    learns: ClassVar[bool] = False  # whether `init` makes parameters
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence, in tokens, that the method is defined for; None: any."""
+        return None
+
+    def check_length(self, length: int) -> None:
+        """Raises ValueError if the method is not defined for `length` tokens."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"position method {type(self).__name__} has {self.max_length} positions and got a sequence of "
+                f"{length} tokens; evaluate at {self.max_length} or less, or train with a longer length"
+            )
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Initial parameters, float32."""
+        del key
+        return {}
+
+    def embed(
+        self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
+    ) -> Float[Array, "*batch length width"]:
+        """Token embeddings `x` with position added."""
+        del params, positions
+        return x
+
+    def rotate(
+        self,
+        params: Params,
+        query: Float[Array, "*batch q heads head_dim"],
+        key: Float[Array, "*batch k heads head_dim"],
+        query_positions: Positions,
+        key_positions: Positions,
+    ) -> tuple[Float[Array, "*batch q heads head_dim"], Float[Array, "*batch k heads head_dim"]]:
+        """Queries and keys with position turned into them."""
+        del params, query_positions, key_positions
+        return query, key
+
+    def bias(self, params: Params) -> Bias | None:
+        """The bias of the logits, or None."""
+        del params
+        return None

@@ -1,0 +1,55 @@
+"""Rotary position embeddings (RoFormer, arXiv 2104.09864)."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from alibi.positions.base import Params, PositionMethod, Positions
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary(PositionMethod):
+    """Turns pairs of query and key features by angles that grow with position.
+
+    Pair k is features k and k + head_dim/2, turned by position * base^(-2k/head_dim);
+    angles, sines and cosines are float32. (RoFormer pairs neighbouring features: the
+    same method, with the features of a head in another order.)
+
+    Attributes:
+      base: of the geometric series of frequencies.
+
+    Raises:
+      ValueError: an odd head_dim.
+    """
+
+    base: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 2:
+            raise ValueError(f"rotary needs an even head_dim and got {self.head_dim}; change num_heads or width")
+
+    def rotate(
+        self,
+        params: Params,
+        query: Float[Array, "*batch q heads head_dim"],
+        key: Float[Array, "*batch k heads head_dim"],
+        query_positions: Positions,
+        key_positions: Positions,
+    ) -> tuple[Float[Array, "*batch q heads head_dim"], Float[Array, "*batch k heads head_dim"]]:
+        del params
+        return self._turn(query, query_positions), self._turn(key, key_positions)
+
+    def _turn(
+        self, x: Float[Array, "*batch length heads head_dim"], positions: Positions
+    ) -> Float[Array, "*batch length heads head_dim"]:
+        half = self.head_dim // 2
+        frequencies = (self.base ** (-np.arange(half) / half)).astype(np.float32)
+        angles = jnp.expand_dims(positions.astype(jnp.float32), (-1, -2))
+        angles = angles * frequencies.reshape((1,) * (angles.ndim - 1) + (-1,))
+        angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return turned.astype(x.dtype)

@@ -1,0 +1,40 @@
+"""Sinusoidal position embeddings, as the paper's baseline computes them."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from alibi.positions.base import Params, PositionMethod, Positions
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinusoidal(PositionMethod):
+    """Sines, then cosines, concatenated and added to the token embeddings (Vaswani et al. 2017).
+
+    Feature i of each half has frequency max_period^(-i / (width/2 - 1)), as in the
+    paper's code. An odd width has a last feature of zero.
+
+    Attributes:
+      first_position: the number that the first token's position gets; 2 in the paper's code.
+      max_period: tokens, over 2 pi, of the slowest wave.
+    """
+
+    first_position: int = 2
+    max_period: float = 10_000.0
+
+    def embed(
+        self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
+    ) -> Float[Array, "*batch length width"]:
+        del params
+        half = self.width // 2
+        frequencies = np.exp(-np.log(self.max_period) * np.arange(half) / max(half - 1, 1)).astype(np.float32)
+        angles = jnp.expand_dims((positions + self.first_position).astype(jnp.float32), -1)
+        angles = angles * frequencies.reshape((1,) * positions.ndim + (-1,))
+        features = [jnp.sin(angles), jnp.cos(angles)]
+        if self.width % 2:
+            features.append(jnp.zeros_like(angles[..., :1]))
+        embedding = jnp.concatenate(features, axis=-1)
+        embedding = embedding.reshape((1,) * (x.ndim - embedding.ndim) + embedding.shape)
+        return x + embedding.astype(x.dtype)

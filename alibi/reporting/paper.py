@@ -1,0 +1,34 @@
+"""The paper's 15 tables as published (arXiv 2108.12409 v2), cell by cell."""
+
+import csv
+import dataclasses
+import pathlib
+
+TABLE_NUMBERS = range(1, 16)
+
+# `alibi/reporting/paper` holds data only, so it is found by path and needs no package of its own.
+_FOLDER = pathlib.Path(__file__).with_name("paper")
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperTable:
+    """One published table; cells are the printed text, "" where the paper leaves one empty."""
+
+    number: int
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def column(self, name: str) -> tuple[str, ...]:
+        """The cells of the column `name`, from top to bottom; raises ValueError for an unknown name."""
+        if name not in self.columns:
+            raise ValueError(f"table {self.number} has no column {name!r}; it has {', '.join(map(repr, self.columns))}")
+        return tuple(row[self.columns.index(name)] for row in self.rows)
+
+
+def load_table(number: int) -> PaperTable:
+    """Reads the paper's table `number`, 1 to 15; raises ValueError for any other number."""
+    if number not in TABLE_NUMBERS:
+        raise ValueError(f"the paper has no table {number!r}; its tables are 1 to {TABLE_NUMBERS[-1]}")
+    with (_FOLDER / f"table{number:02d}.csv").open(newline="", encoding="utf-8") as file:
+        columns, *rows = csv.reader(file)
+    return PaperTable(number, tuple(columns), tuple(tuple(row) for row in rows))

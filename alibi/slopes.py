@@ -1,0 +1,37 @@
+"""Slope schedules: how steeply each head penalizes distance (paper, section 3)."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+CONVENTIONS = ("paper", "closed_form")
+
+
+def alibi_slopes(num_heads: int, convention: str = "paper") -> Float[Array, "heads"]:
+    """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
+
+    `"paper"` is what the authors' code computes: 2^(-8h/n), h = 1..n, when n is a power
+    of two; otherwise the slopes of the power of two below n, then every other slope of
+    the power of two above, in that order. `"closed_form"` is 2^(-8h/n) for every n.
+
+    Raises:
+      ValueError: `num_heads` below 1, or an unknown convention.
+    """
+    if num_heads < 1:
+        raise ValueError(f"num_heads={num_heads} must be at least 1")
+    if convention not in CONVENTIONS:
+        raise ValueError(f"slope convention {convention!r} is unknown; use one of {', '.join(CONVENTIONS)}")
+    slopes = _geometric(num_heads) if convention == "closed_form" else _paper(num_heads)
+    return jnp.asarray(slopes, jnp.float32)
+
+
+def _geometric(num_heads: int) -> np.ndarray:
+    return 2.0 ** (-8.0 * np.arange(1, num_heads + 1) / num_heads)
+
+
+def _paper(num_heads: int) -> np.ndarray:
+    below = 2 ** (num_heads.bit_length() - 1)
+    steep = _geometric(below)
+    # The first, third, fifth... slope of twice as many heads lies between those of `below`.
+    between = _geometric(2 * below)[::2][: num_heads - below]
+    return np.concatenate([steep, between])
