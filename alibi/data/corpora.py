@@ -1,0 +1,84 @@
+"""The corpora by name, and the books that come with the project."""
+
+import functools
+import hashlib
+import json
+import lzma
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import ml_collections
+
+from alibi.data import hosted, textfiles
+from alibi.data.pieces import Corpus, Piece
+
+BOOKS = pathlib.Path(__file__).parent / "books"
+CORPORA = ("books", "text", "hub", "tfds")
+
+
+def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
+    """The corpus that the config section `data` describes; nothing is read yet.
+
+    Raises ValueError for an unknown `data.corpus`.
+    """
+    places = {"train": data.train, "valid": data.valid, "test": data.test}
+    if data.corpus == "books":
+        return Books(places)
+    if data.corpus == "text":
+        return textfiles.TextFiles(places)
+    if data.corpus == "hub":
+        return hosted.Hub(
+            places, data.name, subset=data.subset, revision=data.revision, column=data.column, streaming=data.streaming
+        )
+    if data.corpus == "tfds":
+        return hosted.Tfds(places, data.name, subset=data.subset, version=data.revision, column=data.column)
+    raise ValueError(f"data.corpus={data.corpus!r} is unknown; use one of {', '.join(CORPORA)}")
+
+
+class Books(Corpus):
+    """Whole public-domain books, packed inside the package (see alibi/data/books/README.md)."""
+
+    name = "books"
+
+    def __init__(self, places: dict[str, str]):
+        self._places = places
+
+    def pieces(self, split: str) -> Iterator[Piece]:
+        """Each book as one piece; ValueError when a packed file is damaged."""
+        name = self._name(split)
+        with lzma.open(BOOKS / f"{name}.txt.xz") as stream:
+            for book in _index()[name]:
+                try:
+                    text = stream.read(book["bytes"])
+                except (lzma.LZMAError, EOFError):
+                    text = b""
+                if hashlib.sha256(text).hexdigest() != book["sha256"]:
+                    raise ValueError(
+                        f"{BOOKS / name}.txt.xz is damaged at the book {book['title']!r} (its SHA-256 differs from "
+                        "index.json); restore the file from version control or install the package again"
+                    )
+                yield Piece(text.decode("utf-8"), ends_document=True)
+
+    def description(self, split: str) -> dict[str, Any]:
+        """The hashes of the books."""
+        return {"corpus": self.name, "books": [book["sha256"] for book in _index()[self._name(split)]]}
+
+    def source(self, split: str) -> str:
+        """The titles."""
+        return "books: " + "; ".join(book["title"] for book in _index()[self._name(split)])
+
+    def size(self, split: str) -> int:
+        """UTF-8 bytes of the books together."""
+        return sum(book["bytes"] for book in _index()[self._name(split)])
+
+    def _name(self, split: str) -> str:
+        name = self._places[split]
+        if name not in _index():
+            raise ValueError(f"data.{split}={name!r} is no split of the embedded books; use one of {', '.join(_index())}")
+        return name
+
+
+@functools.cache
+def _index() -> dict[str, list[dict[str, Any]]]:
+    return json.loads((BOOKS / "index.json").read_text(encoding="utf-8"))

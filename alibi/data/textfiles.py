@@ -1,0 +1,146 @@
+"""Text files, plain or packed; each file is a document, read in bounded memory."""
+
+import glob
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import pathlib
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, cast
+
+import zstandard
+
+from alibi.data.pieces import PIECE_BYTES, Corpus, Piece, one_document
+
+# A file above this many bytes is known by its size, its time of change and the hash of its two ends.
+WHOLE_HASH_BYTES = 256 << 20
+_END_BYTES = 1 << 20
+
+
+class TextFiles(Corpus):
+    """Files named by comma-separated paths and globs: plain UTF-8, .gz, .xz or .zst."""
+
+    name = "text"
+
+    def __init__(self, places: dict[str, str] | dict[str, Sequence[str]]):
+        """`places`: for each split a comma-separated string, or a list of paths that are taken as they are."""
+        self._places = places
+
+    def files(self, split: str) -> list[pathlib.Path]:
+        """The files of `split`: in the order written, those of a glob sorted; ValueError when there is none."""
+        place = self._places[split]
+        if not place:
+            raise ValueError(f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}")
+        return _find_files(place)
+
+    def pieces(self, split: str) -> Iterator[Piece]:
+        """Each file as a document; ValueError for one that is empty, damaged or not UTF-8."""
+        for path in self.files(split):
+            yield from one_document(_texts(path))
+
+    def description(self, split: str) -> dict[str, Any]:
+        """The contents of the files, whatever their names."""
+        return {"corpus": self.name, "files": [_identity(path) for path in self.files(split)]}
+
+    def source(self, split: str) -> str:
+        """The paths."""
+        return "text: " + ", ".join(map(str, self.files(split)))
+
+    def size(self, split: str) -> int | None:
+        """Bytes of the files, unless one is packed."""
+        files = self.files(split)
+        return None if any(path.suffix in _OPENERS for path in files) else sum(path.stat().st_size for path in files)
+
+
+def _find_files(place: str | Sequence[str]) -> list[pathlib.Path]:
+    if not isinstance(place, str):
+        parts = [os.fspath(part) for part in place]
+    elif os.path.isfile(place):  # a name may hold a comma
+        parts = [place]
+    else:
+        parts = [part.strip() for part in place.split(",") if part.strip()]
+    files: list[pathlib.Path] = []
+    for part in map(os.path.expanduser, parts):
+        if os.path.isdir(part):
+            raise ValueError(f"{part} is a directory; name its files, for example {os.path.join(part, '*.txt')}")
+        if os.path.exists(part):
+            files.append(pathlib.Path(part))
+        elif glob.has_magic(part):
+            found = sorted(name for name in glob.glob(part, recursive=True) if os.path.isfile(name))
+            if not found:
+                raise ValueError(f"no file matches {part!r} (seen from {os.getcwd()}); correct the pattern")
+            files += map(pathlib.Path, found)
+        else:
+            raise ValueError(f"there is no file {part!r} (seen from {os.getcwd()}); correct the path")
+    return files
+
+
+def _open_zst(path: pathlib.Path) -> IO[bytes]:
+    reader = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
+    return io.BufferedReader(cast(io.RawIOBase, reader))
+
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".zst": _open_zst}
+
+
+def _texts(path: pathlib.Path) -> Iterator[str]:
+    """Successive texts of one file, cut where a tokenizer doesn't notice."""
+    offset, rest = 0, b""
+    for block in _blocks(path):
+        rest += block
+        cut = _safe_cut(rest)
+        yield _decode(path, rest[:cut], offset)
+        offset, rest = offset + cut, rest[cut:]
+    if offset + len(rest) == 0:
+        raise ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
+    yield _decode(path, rest, offset)
+
+
+def _blocks(path: pathlib.Path) -> Iterator[bytes]:
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rb") if path.suffix != ".zst" else _open_zst(path) as stream:
+            while block := stream.read(PIECE_BYTES):
+                yield block
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
+        raise ValueError(f"{path} is not a whole {path.suffix} file ({error}); fetch or pack it again") from error
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _safe_cut(data: bytes) -> int:
+    """How much of `data` may be given out: up to a line end, else a space, else nothing while `data` is short."""
+    cut = data.rfind(b"\n") + 1
+    if cut or len(data) < PIECE_BYTES:
+        return cut
+    cut = data.rfind(b" ") + 1
+    if cut:
+        return cut
+    cut = len(data)
+    while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:  # step back over the bytes that continue a character
+        cut -= 1
+    return cut - 1
+
+
+def _decode(path: pathlib.Path, data: bytes, offset: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start:,} of the text "
+            f"({error.reason}); convert the file, for example with iconv -f latin1 -t utf-8"
+        ) from None
+
+
+def _identity(path: pathlib.Path) -> dict[str, Any]:
+    status = path.stat()
+    identity: dict[str, Any] = {"bytes": status.st_size, "packed": path.suffix if path.suffix in _OPENERS else ""}
+    with path.open("rb") as stream:
+        if status.st_size <= WHOLE_HASH_BYTES:
+            return identity | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+        ends = stream.read(_END_BYTES)
+        stream.seek(-_END_BYTES, os.SEEK_END)
+        ends += stream.read()
+    return identity | {"changed_ns": status.st_mtime_ns, "ends_sha256": hashlib.sha256(ends).hexdigest()}

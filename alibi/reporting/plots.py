@@ -1,0 +1,142 @@
+"""The extrapolation figure: perplexity against evaluation length, one line a method."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from alibi.reporting.series import Panel, Series
+
+# Okabe and Ito's palette (jfly.uni-koeln.de/color), distinct under every common colour blindness; its yellow
+# is left out, which is too pale on white. Marker and dash differ as well, for print without colours.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+
+# These look the same in every figure that shows each method once.
+KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "kerple")
+
+FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lecture room
+DOTS_PER_INCH = 200
+LABEL_HEIGHT = 0.06  # of the axes: what one line of direct labels needs
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """Where a line ends, for its direct label."""
+
+    label: str
+    colour: str
+    length: int
+    value: float
+
+
+def draw_extrapolation(panel: Panel, path: str | os.PathLike) -> None:
+    """Writes the figure of `panel` to the PNG file `path`; a length without a result has no marker."""
+    with matplotlib.rc_context({"font.size": FONT_SIZE}):
+        figure = Figure(figsize=(10, 6), facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        draw_axes(figure.add_subplot(), panel)
+        figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
+
+
+def draw_axes(axes: Axes, panel: Panel) -> None:
+    """Draws `panel` into `axes`: lines, train lengths, ticks and labels."""
+    lines = zip(panel.series, _style_numbers(panel.series), strict=True)
+    ends = [end for series, number in lines if (end := _draw_line(axes, series, number))]
+    _draw_lengths(axes, panel)
+    _draw_perplexities(axes)
+    _draw_labels(axes, ends)
+    axes.grid(True, which="major", color="#dddddd", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _style_numbers(series: Sequence[Series]) -> list[int]:
+    positions = [one.position for one in series]
+    if len(set(positions)) == len(positions) and set(positions) <= set(KNOWN_METHODS):
+        return [KNOWN_METHODS.index(position) for position in positions]
+    return list(range(len(series)))
+
+
+def _draw_line(axes: Axes, series: Series, number: int) -> _End | None:
+    points = [(length, series.mean("perplexity", length)) for length in series.cells]
+    finite = [(length, value) for length, value in points if value is not None and math.isfinite(value)]
+    if not finite:
+        return None
+    lengths, values = zip(*finite, strict=True)
+    colour = COLOURS[number % len(COLOURS)]
+    dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
+    axes.plot(lengths, values, linewidth=2.5, markersize=9, label=series.label, color=colour, ls=dashes, marker=marker)
+    seeds = [series.cells[length].values("perplexity") for length in lengths]
+    if any(len(one) > 1 for one in seeds):
+        axes.fill_between(lengths, [*map(min, seeds)], [*map(max, seeds)], color=colour, alpha=0.2, linewidth=0)
+    return _End(series.label, colour, lengths[-1], values[-1])
+
+
+def _draw_lengths(axes: Axes, panel: Panel) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(panel.lengths, [f"{length:,}" for length in panel.lengths])
+    if len(panel.lengths) > 8:
+        axes.tick_params(axis="x", rotation=60)
+    axes.xaxis.set_minor_locator(NullLocator())
+    windows = "" if panel.stride is None else f", stride {panel.stride:,}"
+    axes.set_xlabel(f"evaluation length in tokens ({panel.corpus}, {panel.split}{windows})")
+    for length in sorted({series.train_length for series in panel.series}):
+        axes.axvline(length, color="#555555", linestyle=":", linewidth=1.5, zorder=0)
+        axes.annotate(
+            f"trained at L = {length:,}", (length, 1.0), (4, 4), xycoords=("data", "axes fraction"),
+            textcoords="offset points", color="#555555", fontsize=FONT_SIZE - 1,
+        )  # fmt: skip
+
+
+def _draw_perplexities(axes: Axes) -> None:
+    axes.set_yscale("log")
+    ticks = perplexity_ticks(*axes.get_ylim())
+    axes.set_yticks(ticks, [f"{tick:,.10g}" for tick in ticks])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel("perplexity (log scale)")
+
+
+def perplexity_ticks(low: float, high: float) -> list[float]:
+    """Round values between `low` and `high`: the coarsest steps that give at least four, however narrow the range."""
+    ticks: list[float] = []
+    for steps in ((1.0,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(i / 10 for i in range(10, 100))):
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) >= 4:
+            break
+    return ticks[:: math.ceil(len(ticks) / 10)] if ticks else []
+
+
+def _draw_labels(axes: Axes, ends: Sequence[_End]) -> None:
+    """Writes each line's name at the right, at its end's height or as near as its neighbours allow."""
+    ends = sorted(ends, key=lambda end: end.value)
+    low, high = (math.log(limit) for limit in axes.get_ylim())
+    right = max((end.length for end in ends), default=0)
+    heights = [(math.log(end.value) - low) / (high - low) for end in ends]
+    for end, height, wanted in zip(ends, spread(heights, LABEL_HEIGHT), heights, strict=True):
+        straight = end.length == right and abs(height - wanted) < LABEL_HEIGHT / 4
+        axes.annotate(
+            end.label, (end.length, end.value), (1.03, height), textcoords="axes fraction", va="center",
+            color=end.colour, fontweight="bold", annotation_clip=False,
+            arrowprops=None if straight else {"arrowstyle": "-", "color": end.colour, "alpha": 0.5},
+        )  # fmt: skip
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Moves ascending `heights` apart to at least `gap`, and down again where that leaves the axes at 1."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    ceiling = max(1.0, gap * len(placed))
+    for index in reversed(range(len(placed))):
+        placed[index] = min(placed[index], ceiling)
+        ceiling = placed[index] - gap
+    return placed
