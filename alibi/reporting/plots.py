@@ -48,13 +48,20 @@ def draw_extrapolation(panel: Panel, path: str | os.PathLike) -> None:
 
 def draw_axes(axes: Axes, panel: Panel) -> None:
     """Draws `panel` into `axes`: lines, train lengths, ticks and labels."""
-    lines = zip(panel.series, _style_numbers(panel.series), strict=True)
-    ends = [end for series, number in lines if (end := _draw_line(axes, series, number))]
+    lines = zip(panel.series, _labels(panel.series), _style_numbers(panel.series), strict=True)
+    ends = [end for series, label, number in lines if (end := _draw_line(axes, series, label, number))]
     _draw_lengths(axes, panel)
     _draw_perplexities(axes)
     _draw_labels(axes, ends)
     axes.grid(True, which="major", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _labels(series: Sequence[Series]) -> list[str]:
+    """The methods' names where they tell the lines apart, else the runs'."""
+    positions = [one.position for one in series]
+    alike = len({one.train_length for one in series}) <= 1 and len(set(positions)) == len(positions)
+    return positions if alike else [one.label for one in series]
 
 
 def _style_numbers(series: Sequence[Series]) -> list[int]:
@@ -64,7 +71,7 @@ def _style_numbers(series: Sequence[Series]) -> list[int]:
     return list(range(len(series)))
 
 
-def _draw_line(axes: Axes, series: Series, number: int) -> _End | None:
+def _draw_line(axes: Axes, series: Series, label: str, number: int) -> _End | None:
     points = [(length, series.mean("perplexity", length)) for length in series.cells]
     finite = [(length, value) for length, value in points if value is not None and math.isfinite(value)]
     if not finite:
@@ -72,11 +79,11 @@ def _draw_line(axes: Axes, series: Series, number: int) -> _End | None:
     lengths, values = zip(*finite, strict=True)
     colour = COLOURS[number % len(COLOURS)]
     dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
-    axes.plot(lengths, values, linewidth=2.5, markersize=9, label=series.label, color=colour, ls=dashes, marker=marker)
+    axes.plot(lengths, values, linewidth=2.5, markersize=9, label=label, color=colour, ls=dashes, marker=marker)
     seeds = [series.cells[length].values("perplexity") for length in lengths]
     if any(len(one) > 1 for one in seeds):
         axes.fill_between(lengths, [*map(min, seeds)], [*map(max, seeds)], color=colour, alpha=0.2, linewidth=0)
-    return _End(series.label, colour, lengths[-1], values[-1])
+    return _End(label, colour, lengths[-1], values[-1])
 
 
 def _draw_lengths(axes: Axes, panel: Panel) -> None:
@@ -122,11 +129,12 @@ def _draw_labels(axes: Axes, ends: Sequence[_End]) -> None:
     right = max((end.length for end in ends), default=0)
     heights = [(math.log(end.value) - low) / (high - low) for end in ends]
     for end, height, wanted in zip(ends, spread(heights, LABEL_HEIGHT), heights, strict=True):
-        straight = end.length == right and abs(height - wanted) < LABEL_HEIGHT / 4
+        whole = end.length == right
+        moved = whole and abs(height - wanted) > LABEL_HEIGHT / 4
         axes.annotate(
-            end.label, (end.length, end.value), (1.03, height), textcoords="axes fraction", va="center",
-            color=end.colour, fontweight="bold", annotation_clip=False,
-            arrowprops=None if straight else {"arrowstyle": "-", "color": end.colour, "alpha": 0.5},
+            end.label if whole else f"{end.label} (to {end.length:,})", (end.length, end.value), (1.03, height),
+            textcoords="axes fraction", va="center", color=end.colour, fontweight="bold", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": end.colour, "alpha": 0.5} if moved else None,
         )  # fmt: skip
 
 

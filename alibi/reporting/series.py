@@ -83,7 +83,10 @@ def panels(rows: Iterable[Row]) -> list[Panel]:
     for row in latest(rows):
         stride = None if row["mode"] == "nonoverlapping" else row["stride"]
         groups.setdefault((row["corpus"], row["split"], row["mode"], stride), []).append(row)
-    return [Panel(*key, tuple(_series(group))) for key, group in groups.items()]
+    return [
+        Panel(corpus, split, mode, stride, tuple(_series(group)))
+        for (corpus, split, mode, stride), group in groups.items()
+    ]
 
 
 def seedless(run: str) -> str:
@@ -95,7 +98,10 @@ def _series(rows: Sequence[Row]) -> list[Series]:
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
         groups.setdefault((seedless(row["run"]), row["position"], row["train_length"]), []).append(row)
-    return [Series(*key, _cells(group)) for key, group in groups.items()]
+    return [
+        Series(label, position, train_length, _cells(group))
+        for (label, position, train_length), group in groups.items()
+    ]
 
 
 def _cells(rows: Sequence[Row]) -> dict[int, Cell]:

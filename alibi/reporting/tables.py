@@ -36,7 +36,7 @@ def format_perplexity(value: float) -> str:
 
 def format_ratio(value: float) -> str:
     """Two decimals, none from a hundred on: ×1.02, ×143."""
-    return f"×{value:.2f}" if value < 99.995 else f"×{value:,.0f}"
+    return "\N{MULTIPLICATION SIGN}" + (f"{value:.2f}" if value < 99.995 else f"{value:,.0f}")
 
 
 PERPLEXITY = Metric("perplexity", "Perplexity", format_perplexity)
@@ -45,12 +45,13 @@ BITS_PER_BYTE = Metric("bits_per_byte", "Bits per byte", "{:.3f}".format)
 
 def build_table(panel: Panel, metric: Metric = PERPLEXITY) -> Table:
     """One line a series, one column a length; each value also as a ratio to the series' value at its train length."""
-    lengths, notes = panel.lengths, []
+    lengths = panel.lengths
+    notes: list[str] = []
     body, best = [], set()
     for line, series in enumerate(panel.series):
         cells = [series.label, f"{series.train_length:,}"]
         for length in lengths:
-            if metric.key and series.mean(metric.key, length) == panel.best(metric.key, length) is not None:
+            if series.mean(metric.key, length) == panel.best(metric.key, length) is not None:
                 best.add((line, len(cells)))
             cells.append(_cell_text(series, length, metric, notes))
         body.append(tuple(cells))
@@ -127,15 +128,12 @@ def _pipe_row(cells: Iterable[str]) -> str:
 
 def to_text(table: Table, width: int = 100) -> str:
     """Plain text with aligned columns; the best of each column has an asterisk."""
-    body = [[text + ("*" if (line, i) in table.best else "") for i, text in enumerate(cells)]
-            for line, cells in enumerate(table.body)]  # fmt: skip
-    widths = [max(len(row[column]) for row in [table.header, *body]) for column in range(len(table.header))]
-    lines = [
-        *textwrap.wrap(table.caption, width),
-        "",
-        _aligned(table.header, widths),
-        _aligned(["-" * w for w in widths], widths),
-    ]
+    body = []
+    for line, cells in enumerate(table.body):
+        body.append([text + ("*" if (line, column) in table.best else "") for column, text in enumerate(cells)])
+    widths = [max(map(len, column)) for column in zip(table.header, *body, strict=True)]
+    rule = ["-" * width for width in widths]
+    lines = [*textwrap.wrap(table.caption, width), "", _aligned(table.header, widths), _aligned(rule, widths)]
     lines += [_aligned(row, widths) for row in body]
     lines += [f"[{number}] {note}" for number, note in enumerate(table.notes, start=1)]
     return "\n".join(lines) + "\n"
