@@ -75,7 +75,9 @@ class Books(Corpus):
     def _name(self, split: str) -> str:
         name = self._places[split]
         if name not in _index():
-            raise ValueError(f"data.{split}={name!r} is no split of the embedded books; use one of {', '.join(_index())}")
+            raise ValueError(
+                f"data.{split}={name!r} is no split of the embedded books; use one of {', '.join(_index())}"
+            )
         return name
 
 

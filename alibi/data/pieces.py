@@ -68,10 +68,11 @@ def split_long(text: str) -> Iterator[Piece]:
 def _cuts(text: str) -> Iterator[str]:
     start = 0
     while start < len(text):
-        stop = min(start + PIECE_BYTES, len(text))
+        stop = start + PIECE_BYTES
         if stop < len(text):
-            stop = max(text.rfind("\n", start, stop), text.rfind(" ", start, stop) if "\n" not in text[start:stop] else -1)
-            stop = stop + 1 if stop >= start else start + PIECE_BYTES
+            cut = text.rfind("\n", start, stop)
+            cut = cut if cut >= 0 else text.rfind(" ", start, stop)
+            stop = cut + 1 if cut >= 0 else stop
         yield text[start:stop]
         start = stop
 

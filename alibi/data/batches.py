@@ -1,0 +1,57 @@
+"""Training batches as a pure function of (seed, step, row): nothing to save, nothing to replay."""
+
+from collections.abc import Sequence
+
+import grain
+import numpy as np
+from jaxtyping import Int32
+
+
+class TrainBatches:
+    """The blocks of a token stream in an order that is shuffled anew each epoch.
+
+    The stream is cut in fixed blocks of `length` tokens that cross document
+    borders, the last short one kept; the cut is the same in each epoch, and an
+    epoch holds each block once (arXiv 2108.12409; fairseq's "none" break mode). Batches
+    may cross epochs.
+    """
+
+    def __init__(self, tokens: np.ndarray, *, length: int, batch_size: int, seed: int, boundary_id: int):
+        """`tokens` [N]: a split; `boundary_id`: what stands before its first token.
+
+        Raises ValueError when the split has fewer than `length` tokens.
+        """
+        if length > len(tokens):
+            raise ValueError(
+                f"train_length={length:,} is a length longer than the corpus, which has {len(tokens):,} tokens; "
+                "use a shorter length or more text"
+            )
+        self._tokens, self._length, self._batch_size, self._boundary_id = tokens, length, batch_size, boundary_id
+        self.num_blocks = -(-len(tokens) // length)
+        # Grain's shuffle is an index permutation, another one for each pass of the repeat: it stores nothing.
+        self._order = grain.MapDataset.range(self.num_blocks).seed(seed).shuffle().repeat()
+
+    def rows(
+        self, step: int, rows: Sequence[int]
+    ) -> tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]:
+        """Inputs and targets of the named rows of update `step` (from 0); targets are -1 past the end of the stream."""
+        inputs = np.full((len(rows), self._length), self._boundary_id, np.int32)
+        targets = np.full((len(rows), self._length), -1, np.int32)
+        for i, row in enumerate(rows):
+            if not 0 <= row < self._batch_size:
+                raise ValueError(f"row {row} is outside the batch of {self._batch_size} rows")
+            self._fill(self.block(step, row), inputs[i], targets[i])
+        return inputs, targets
+
+    def block(self, step: int, row: int) -> int:
+        """Which block stands in `row` of update `step`."""
+        return int(self._order[step * self._batch_size + row])
+
+    def _fill(self, block: int, inputs: np.ndarray, targets: np.ndarray) -> None:
+        start = block * self._length
+        taken = self._tokens[max(start - 1, 0) : start + self._length]
+        scored = taken if start == 0 else taken[1:]
+        targets[: len(scored)] = scored
+        before = taken[:-1]
+        first = 1 if start == 0 else 0
+        inputs[first : first + len(before)] = before
