@@ -26,7 +26,7 @@ class TrainBatches:
                 f"train_length={length:,} is a length longer than the corpus, which has {len(tokens):,} tokens; "
                 "use a shorter length or more text"
             )
-        self._tokens, self._length, self._batch_size, self._boundary_id = tokens, length, batch_size, boundary_id
+        self._tokens, self.length, self.batch_size, self._boundary_id = tokens, length, batch_size, boundary_id
         self.num_blocks = -(-len(tokens) // length)
         # Grain's shuffle is an index permutation, another one for each pass of the repeat: it stores nothing.
         self._order = grain.MapDataset.range(self.num_blocks).seed(seed).shuffle().repeat()
@@ -35,21 +35,21 @@ class TrainBatches:
         self, step: int, rows: Sequence[int]
     ) -> tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]:
         """Inputs and targets of the named rows of update `step` (from 0); targets are -1 past the end of the stream."""
-        inputs = np.full((len(rows), self._length), self._boundary_id, np.int32)
-        targets = np.full((len(rows), self._length), -1, np.int32)
+        inputs = np.full((len(rows), self.length), self._boundary_id, np.int32)
+        targets = np.full((len(rows), self.length), -1, np.int32)
         for i, row in enumerate(rows):
-            if not 0 <= row < self._batch_size:
-                raise ValueError(f"row {row} is outside the batch of {self._batch_size} rows")
+            if not 0 <= row < self.batch_size:
+                raise ValueError(f"row {row} is outside the batch of {self.batch_size} rows")
             self._fill(self.block(step, row), inputs[i], targets[i])
         return inputs, targets
 
     def block(self, step: int, row: int) -> int:
         """Which block stands in `row` of update `step`."""
-        return int(self._order[step * self._batch_size + row])
+        return int(self._order[step * self.batch_size + row])
 
     def _fill(self, block: int, inputs: np.ndarray, targets: np.ndarray) -> None:
-        start = block * self._length
-        taken = self._tokens[max(start - 1, 0) : start + self._length]
+        start = block * self.length
+        taken = self._tokens[max(start - 1, 0) : start + self.length]
         scored = taken if start == 0 else taken[1:]
         targets[: len(scored)] = scored
         before = taken[:-1]

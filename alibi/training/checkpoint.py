@@ -1,0 +1,129 @@
+"""Checkpoints: the latest and the best, through Orbax and nowhere else."""
+
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from alibi.training.state import TrainState
+
+PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    A checkpoint holds the parameters, the optimizer state and, as JSON, the config and
+    provenance of the run. It appears under its final name only when it is complete.
+
+    Args:
+      folder: the run's `checkpoints` directory.
+      keep: latest checkpoints that stay, besides the best by validation NLL.
+    """
+
+    def __init__(self, folder: pathlib.Path, *, keep: int = 1, read_only: bool = False):
+        logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax logs each of its steps
+        self._folder = folder
+        policies = ocp.checkpoint_managers
+        self._manager = ocp.CheckpointManager(
+            folder,
+            options=ocp.CheckpointManagerOptions(
+                create=not read_only,
+                read_only=read_only,
+                save_decision_policy=policies.FixedIntervalPolicy(1),
+                preservation_policy=policies.AnyPreservationPolicy(
+                    [
+                        policies.LatestN(keep),
+                        policies.BestN(
+                            get_metric_fn=lambda metrics: metrics["valid_nll"],
+                            reverse=True,
+                            n=1,
+                            keep_checkpoints_without_metrics=False,
+                        ),
+                    ]
+                ),
+            ),
+            item_handlers={
+                PARAMS: ocp.StandardCheckpointHandler(),
+                OPTIMIZER: ocp.StandardCheckpointHandler(),
+                ABOUT: ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    @property
+    def latest(self) -> int | None:
+        """The last saved step, or None."""
+        return self._manager.latest_step()
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The saved step with the lowest validation NLL, and that NLL; None where none was validated."""
+        scored = [
+            (metrics["valid_nll"], step)
+            for step in self._manager.all_steps()
+            if (metrics := self._manager.metrics(step)) and "valid_nll" in metrics
+        ]
+        return min(scored)[::-1] if scored else None
+
+    def save(self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None) -> None:
+        """Saves in the background; the one before is awaited first, and its errors are raised here."""
+        if step in self._manager.all_steps():
+            return
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                **{
+                    PARAMS: ocp.args.StandardSave(state.params),
+                    OPTIMIZER: ocp.args.StandardSave(state.opt_state),
+                    ABOUT: ocp.args.JsonSave(about),
+                }
+            ),
+            metrics=None if valid_nll is None else {"valid_nll": valid_nll},
+        )
+
+    def restore(self, step: int, abstract: TrainState, mesh: Mesh) -> TrainState:
+        """The state after `step` updates, each leaf with the sharding that `abstract` has.
+
+        Raises:
+          ValueError: no such checkpoint, a damaged one, or one of another model.
+        """
+        restored = self._restore(step, {PARAMS: abstract.params, OPTIMIZER: abstract.opt_state})
+        count = jax.device_put(jax.numpy.asarray(step, abstract.step.dtype), abstract.step.sharding)
+        return TrainState(step=count, params=restored[PARAMS], opt_state=restored[OPTIMIZER])
+
+    def restore_params(self, step: int, abstract_params: PyTree) -> PyTree:
+        """Only the parameters after `step` updates; see `restore`."""
+        return self._restore(step, {PARAMS: abstract_params})[PARAMS]
+
+    def _restore(self, step: int, items: dict[str, PyTree]) -> Any:
+        if step not in self._manager.all_steps():
+            there = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
+            raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {there}")
+        try:
+            return self._manager.restore(
+                step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in items.items()})
+            )
+        except Exception as error:  # Orbax raises many kinds for what is one thing to its user
+            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(
+                f"checkpoint {self._folder / str(step)} is damaged or of another model ({first_line[:300]}); "
+                "delete that directory to use the checkpoint before it, if there is one"
+            ) from error
+
+    def wait(self) -> None:
+        """Returns when all saves are on disk; raises the errors that they met."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, then releases the manager's threads."""
+        self._manager.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,28 @@
+"""Ctrl-C and termination signals, turned into a request that the loop answers with a checkpoint."""
+
+import signal
+import sys
+from types import FrameType
+
+
+class Interrupt:
+    """While entered, SIGINT and SIGTERM set `requested`; a second SIGINT stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "Interrupt":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)", file=sys.stderr)

@@ -1,0 +1,75 @@
+"""The device mesh, and where each array lies on it, by rules outside the model."""
+
+import math
+import re
+
+import jax
+import ml_collections
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
+
+AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+# The first pattern that is found in a parameter's path says how its dimensions are split.
+# Kernels are [in, out], attention's [width, heads, head_dim] and [heads, head_dim, width].
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"embedding$", ("tensor", "fsdp")),
+    (r"attention/(query|key|value)/kernel$", ("fsdp", "tensor", None)),
+    (r"attention/(query|key|value)/bias$", ("tensor", None)),
+    (r"attention/out/kernel$", ("tensor", None, "fsdp")),
+    (r"up/kernel$", ("fsdp", "tensor")),
+    (r"up/bias$", ("tensor",)),
+    (r"down/kernel$", ("tensor", "fsdp")),
+)
+
+
+def make_mesh(mesh: ml_collections.ConfigDict, devices: list[jax.Device] | None = None) -> Mesh:
+    """The mesh `data, fsdp, tensor` of the config's sizes over `devices` (all by default).
+
+    Raises:
+      ValueError: sizes that the devices don't divide into, or more than one -1.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [mesh[axis] for axis in AXES]
+    got = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
+    if sizes.count(-1) > 1 or any(size != -1 and size < 1 for size in sizes):
+        raise ValueError(f"{got}: sizes must be positive, one of them may be -1 (all remaining devices)")
+    known = math.prod(size for size in sizes if size != -1)
+    if -1 in sizes and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if math.prod(sizes) != len(devices):
+        raise ValueError(f"{got} do not fit {len(devices)} devices; make their product {len(devices)}, or one of them -1")
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """How many parts the batch is split into."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
+    """Of arrays whose dimension number `leading` is the batch."""
+    return NamedSharding(mesh, P(*(None,) * leading, BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())
+
+
+def tree_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
+    """The sharding of each leaf of parameters or optimizer state, by `RULES`; other leaves are replicated.
+
+    A dimension that the devices don't divide is not split.
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _leaf_sharding(path, leaf, mesh), tree)
+
+
+def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for pattern, axes in RULES:
+        if re.search(pattern, name) and len(axes) == len(leaf.shape):
+            fits = (axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, leaf.shape, strict=True))
+            return NamedSharding(mesh, P(*fits))
+    return replicated(mesh)

@@ -1,0 +1,44 @@
+"""What training changes: parameters, optimizer state and the count of updates."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, PyTree
+
+from alibi.model import DecoderLM
+from alibi.training.sharding import tree_shardings
+
+
+@flax.struct.dataclass
+class TrainState:
+    """The state after `step` updates.
+
+    Everything random is derived from the seed and `step`, so this is all there is to resume from.
+    """
+
+    step: Int[Array, ""]
+    params: PyTree
+    opt_state: PyTree
+
+
+def abstract_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the state, without allocating it."""
+    shapes = jax.eval_shape(lambda: _initial(model, optimizer, 0))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        tree_shardings(shapes, mesh),
+    )
+
+
+def initial_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+    """The state before the first update; each device makes only its own part."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
+    return jax.jit(lambda seed: _initial(model, optimizer, seed), out_shardings=shardings)(seed)
+
+
+def _initial(model: DecoderLM, optimizer: optax.GradientTransformation, seed: int | Array) -> TrainState:
+    params = model.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))

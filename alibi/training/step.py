@@ -1,0 +1,59 @@
+"""One update of the parameters."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from alibi.model import DecoderLM
+from alibi.training.state import TrainState
+
+Metrics = dict[str, Float[Array, ""]]
+TrainStep = Callable[[TrainState, Int[Array, "micro batch length"], Int[Array, "micro batch length"]],
+                     tuple[TrainState, Metrics]]  # fmt: skip
+
+
+def make_train_step(model: DecoderLM, optimizer: optax.GradientTransformation, seed: int) -> TrainStep:
+    """A jitted function of (state, inputs, targets) `[micro, batch, length]` to (state, metrics); donates the state.
+
+    The update follows the gradient of the mean NLL of all the tokens of all
+    micro-batches. The metrics are sums, not means: nll_nats, tokens; and gradient_norm,
+    before clipping.
+    """
+
+    def loss(params: PyTree, inputs: Array, targets: Array, key: Array) -> Array:
+        nll = model.apply({"params": params}, inputs, targets, method="token_nll", deterministic=False,
+                          rngs={"dropout": key})  # fmt: skip
+        return nll.sum()
+
+    def update(state: TrainState, inputs: Array, targets: Array) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        nll, gradient = _summed(jax.value_and_grad(loss), state.params, inputs, targets, key)
+        tokens = (targets >= 0).sum().astype(jnp.float32)
+        gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"nll_nats": nll, "tokens": tokens, "gradient_norm": optax.global_norm(gradient)}
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+    return jax.jit(update, donate_argnums=0)
+
+
+def _summed(
+    value_and_gradient: Callable[..., tuple[Array, PyTree]], params: PyTree, inputs: Array, targets: Array, key: Array
+) -> tuple[Array, PyTree]:
+    """The sum over micro-batches, one in memory at a time."""
+    micro_batches = inputs.shape[0]
+    if micro_batches == 1:
+        return value_and_gradient(params, inputs[0], targets[0], jax.random.fold_in(key, 0))
+
+    def add(total: PyTree, micro: tuple[Array, Array, Array]) -> tuple[PyTree, None]:
+        index, *batch = micro
+        part = value_and_gradient(params, *batch, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, total, part), None
+
+    zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
+    total, _ = jax.lax.scan(add, zero, (jnp.arange(micro_batches), inputs, targets))
+    return total
