@@ -1,0 +1,47 @@
+"""The ALiBi bias: exact at any length, of the right sign, from explicit positions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi import alibi_bias, alibi_slopes
+
+
+def formula(num_heads: int, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    slopes = np.asarray(alibi_slopes(num_heads), np.float64)
+    return -slopes[:, None, None] * (queries[:, None] - keys[None, :])
+
+
+@pytest.mark.parametrize("num_heads", [1, 8, 12])
+def test_formula(num_heads: int) -> None:
+    queries, keys = np.arange(3, 8), np.arange(11)
+    bias = alibi_bias(num_heads, jnp.asarray(queries), jnp.asarray(keys))
+    assert bias.shape == (num_heads, 5, 11)
+    assert bias.dtype == jnp.float32
+    np.testing.assert_allclose(bias, formula(num_heads, queries, keys), rtol=1e-6)
+
+
+def test_symmetric_is_negative_on_both_sides() -> None:
+    bias = alibi_bias(4, jnp.arange(9), jnp.arange(9), symmetric=True)
+    np.testing.assert_allclose(bias, -np.abs(formula(4, np.arange(9), np.arange(9))), rtol=1e-6)
+    np.testing.assert_array_equal(bias, jnp.swapaxes(bias, 1, 2))
+
+
+@pytest.mark.parametrize("length", [16_384, 65_536])
+def test_nearest_keys_stay_apart_at_long_lengths(length: int) -> None:
+    """Built from positions in bf16 or fp16, neighbouring keys would get equal biases (Falcon, BLOOM, flash-attention)."""
+    bias = alibi_bias(16, jnp.asarray([length - 1]), jnp.arange(length - 64, length))
+    assert (jnp.diff(bias, axis=-1) > 0).all(), "a nearer key must have a strictly greater bias"
+    np.testing.assert_array_equal(bias[..., -1], 0.0)
+
+
+def test_batched_positions_give_a_bias_for_each_entry() -> None:
+    positions = jnp.asarray([[0, 1, 2], [5, 7, 9]])
+    bias = alibi_bias(2, positions, positions)
+    assert bias.shape == (2, 2, 3, 3)
+    np.testing.assert_allclose(bias[1], formula(2, np.array([5, 7, 9]), np.array([5, 7, 9])), rtol=1e-6)
+
+
+def test_floating_point_positions_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be integers"):
+        alibi_bias(8, jnp.arange(4.0), jnp.arange(4))

@@ -1,0 +1,104 @@
+"""The other methods against formulas written out in NumPy, and the registry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.positions import METHODS, PositionMethod, make_position
+from alibi.positions.t5 import causal_buckets
+
+
+def make(name: str, **options: object) -> PositionMethod:
+    return make_position(name, num_heads=4, head_dim=8, width=32, train_length=16, options=options)
+
+
+def test_sinusoidal_is_the_papers_code() -> None:
+    """Sines then cosines, positions from 2, half - 1 in the exponent: each is easy to get wrong."""
+    embedding = make("sinusoidal").embed({}, jnp.zeros((1, 5, 32)), jnp.arange(5))[0]
+    for position in range(5):
+        for i in range(16):
+            angle = (position + 2) * np.exp(-i * np.log(10_000) / 15)
+            np.testing.assert_allclose(embedding[position, i], np.sin(angle), atol=1e-6)
+            np.testing.assert_allclose(embedding[position, 16 + i], np.cos(angle), atol=1e-6)
+
+
+def test_learned_table_ends_at_the_training_length() -> None:
+    method = make("learned")
+    params = method.init(jax.random.key(0))
+    assert params["table"].shape == (16, 32)
+    x = jnp.ones((2, 3, 32))
+    np.testing.assert_allclose(method.embed(params, x, jnp.asarray([4, 5, 6])), x + params["table"][4:7][None], rtol=1e-6)
+    method.check_length(16)
+    with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
+        method.check_length(17)
+
+
+def test_rotary_turns_pairs_by_position() -> None:
+    query = np.random.default_rng(0).normal(size=(1, 6, 4, 8)).astype(np.float32)
+    turned, _ = make("rotary").rotate({}, jnp.asarray(query), jnp.asarray(query), jnp.arange(6), jnp.arange(6))
+    for position in range(6):
+        for k in range(4):
+            angle = position * 10_000 ** (-2 * k / 8)
+            pair = query[0, position, :, k] + 1j * query[0, position, :, k + 4]
+            expected = pair * np.exp(1j * angle)
+            np.testing.assert_allclose(turned[0, position, :, k], expected.real, atol=1e-5)
+            np.testing.assert_allclose(turned[0, position, :, k + 4], expected.imag, atol=1e-5)
+
+
+def test_rotary_logits_depend_on_distance_alone() -> None:
+    rng = np.random.default_rng(1)
+    query, key = (jnp.asarray(rng.normal(size=(1, 1, 4, 8)), jnp.float32) for _ in range(2))
+
+    def logits(i: int, j: int) -> jax.Array:
+        q, k = make("rotary").rotate({}, query, key, jnp.asarray([i]), jnp.asarray([j]))
+        return jnp.einsum("bqhd,bkhd->h", q, k)
+
+    np.testing.assert_allclose(logits(7, 3), logits(1004, 1000), atol=1e-3)
+    assert float(jnp.abs(logits(7, 3) - logits(7, 5)).max()) > 1e-2
+
+
+def test_rotary_refuses_an_odd_head_dim() -> None:
+    with pytest.raises(ValueError, match="even head_dim and got 5"):
+        make_position("rotary", num_heads=2, head_dim=5, width=10, train_length=8)
+
+
+def test_t5_buckets() -> None:
+    """Pinned from the method's definition; float32 logarithms put some edges on the wrong side."""
+    pinned = {0: 0, 1: 1, 15: 15, 16: 16, 18: 16, 19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 64: 26, 100: 30, 113: 31, 128: 31}
+    buckets = causal_buckets(32, 128)
+    assert {distance: int(buckets[distance]) for distance in pinned} == pinned
+
+
+def test_t5_bias_looks_up_the_bucket_of_the_distance() -> None:
+    method = make("t5")
+    params = method.init(jax.random.key(0))
+    assert params["table"].shape == (32, 4)
+    bias = method.bias(params)(jnp.asarray([1000, 3]), jnp.asarray([0, 2, 3, 5]))
+    assert bias.shape == (4, 2, 4)
+    np.testing.assert_array_equal(bias[:, 0, 0], params["table"][31])
+    np.testing.assert_array_equal(bias[:, 1, 0], params["table"][3])
+    np.testing.assert_array_equal(bias[:, 1, 1], params["table"][1])
+    np.testing.assert_array_equal(bias[:, 1, 3], params["table"][0])
+
+
+def test_no_position_changes_nothing() -> None:
+    x = jnp.ones((1, 3, 32))
+    method = make("none")
+    np.testing.assert_array_equal(method.embed({}, x, jnp.arange(3)), x)
+    assert method.bias({}) is None
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown position method 'alibbi'; did you mean 'alibi'"):
+        make("alibbi")
+    with pytest.raises(ValueError, match="no option 'num_bucket'; did you mean 'num_buckets'"):
+        make("t5", num_bucket=3)
+    with pytest.raises(ValueError, match="it has none"):
+        make("none", base=3)
+
+
+def test_methods_say_whether_they_learn() -> None:
+    for name in METHODS:
+        method = make(name)
+        assert bool(method.init(jax.random.key(0))) == method.learns, name

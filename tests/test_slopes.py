@@ -1,0 +1,41 @@
+"""Slopes against the paper's numbers: an exponent off by one or a wrong rule for 12 heads changes every result."""
+
+import numpy as np
+import pytest
+
+from alibi import alibi_slopes
+
+PINNED = {
+    1: [1 / 256],
+    2: [1 / 16, 1 / 256],
+    3: [1 / 16, 1 / 256, 1 / 4],
+    6: [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125],
+    8: [2.0**-h for h in range(1, 9)],
+    12: [*(2.0**-h for h in range(1, 9)), 0.70710678, 0.35355339, 0.17677670, 0.08838835],
+    16: [2.0 ** (-h / 2) for h in range(1, 17)],
+    40: [*(2.0 ** (-h / 4) for h in range(1, 33)), *(2.0 ** (-(2 * h + 1) / 8) for h in range(8))],
+}
+
+
+@pytest.mark.parametrize("num_heads", PINNED)
+def test_paper_slopes(num_heads: int) -> None:
+    slopes = alibi_slopes(num_heads)
+    assert slopes.dtype == np.float32
+    np.testing.assert_allclose(slopes, PINNED[num_heads], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_heads", [1, 3, 12, 16])
+def test_closed_form(num_heads: int) -> None:
+    expected = [2 ** (-8 * h / num_heads) for h in range(1, num_heads + 1)]
+    np.testing.assert_allclose(alibi_slopes(num_heads, "closed_form"), expected, rtol=1e-6)
+
+
+def test_conventions_agree_only_at_powers_of_two() -> None:
+    np.testing.assert_allclose(alibi_slopes(8, "closed_form"), alibi_slopes(8), rtol=1e-6)
+    assert np.abs(alibi_slopes(12, "closed_form") - alibi_slopes(12)).max() > 0.1
+
+
+@pytest.mark.parametrize(("num_heads", "convention", "message"), [(0, "paper", "num_heads=0"), (8, "papr", "'papr'")])
+def test_bad_arguments(num_heads: int, convention: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        alibi_slopes(num_heads, convention)
