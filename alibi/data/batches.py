@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import grain
 import numpy as np
 from jaxtyping import Int32
 
@@ -21,6 +20,8 @@ class TrainBatches:
 
         Raises ValueError when the split has fewer than `length` tokens.
         """
+        import grain  # here, because it imports jax, which the other users of this package don't need
+
         if length > len(tokens):
             raise ValueError(
                 f"train_length={length:,} is a length longer than the corpus, which has {len(tokens):,} tokens; "
@@ -49,9 +50,9 @@ class TrainBatches:
 
     def _fill(self, block: int, inputs: np.ndarray, targets: np.ndarray) -> None:
         start = block * self.length
-        taken = self._tokens[max(start - 1, 0) : start + self.length]
-        scored = taken if start == 0 else taken[1:]
+        scored = self._tokens[start : start + self.length]
         targets[: len(scored)] = scored
-        before = taken[:-1]
-        first = 1 if start == 0 else 0
-        inputs[first : first + len(before)] = before
+        if start:
+            inputs[: len(scored)] = self._tokens[start - 1 : start - 1 + len(scored)]
+        else:  # the first input stays the boundary
+            inputs[1:] = scored[:-1]

@@ -32,7 +32,7 @@ def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
             places, data.name, subset=data.subset, revision=data.revision, column=data.column, streaming=data.streaming
         )
     if data.corpus == "tfds":
-        return hosted.Tfds(places, data.name, subset=data.subset, version=data.revision, column=data.column)
+        return hosted.Tfds(places, data.name, subset=data.subset, revision=data.revision, column=data.column)
     raise ValueError(f"data.corpus={data.corpus!r} is unknown; use one of {', '.join(CORPORA)}")
 
 

@@ -1,11 +1,225 @@
-"""Datasets of others."""
+"""Datasets of the Hugging Face hub and of TFDS; the libraries are imported when a dataset is read."""
 
-from alibi.data.pieces import Corpus
+import contextlib
+import hashlib
+import os
+import pathlib
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from alibi.data.pieces import Corpus, Piece, split_long
+
+# The libraries retry for 23 s (datasets) to minutes (TFDS) before they say that there is no network.
+PROBE_SECONDS = 3.0
+_TFDS_HOST = "https://storage.googleapis.com"
 
 
-class Hub(Corpus):
-    pass
+class _ExplainedError(ValueError):
+    """A message of this file, to be told from those of the libraries."""
 
 
-class Tfds(Corpus):
-    pass
+class _Hosted(Corpus):
+    """A named dataset whose rows are documents: the text of one column."""
+
+    def __init__(self, places: dict[str, str], name: str, *, subset: str, revision: str, column: str):
+        if not name:
+            raise ValueError(f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name")
+        self._places, self._name, self._subset, self._revision, self._column = places, name, subset, revision, column
+        self._local = os.path.isdir(os.path.expanduser(name))
+        if self._local:
+            self._name = os.path.expanduser(name)
+
+    def description(self, split: str) -> dict[str, Any]:
+        """The name, the split and the column; of a local folder also its files. Without a network, and so unpinned."""
+        return {
+            "corpus": self.name,
+            "name": _folder_hash(self._name) if self._local else self._name,
+            "subset": self._subset,
+            "revision": self._revision,
+            "split": self._place(split),
+            "column": self._column,
+        }
+
+    def source(self, split: str) -> str:
+        """The dataset as people name it."""
+        parts = [self._name, self._subset, self._place(split), self._revision and f"revision {self._revision}"]
+        return f"{self.name}: " + ", ".join(filter(None, parts))
+
+    def _place(self, split: str) -> str:
+        place = self._places[split]
+        if not place:
+            raise ValueError(f"data.{split} is empty, but corpus={self.name} needs a split's name; set data.{split}")
+        return place
+
+    def _check_column(self, columns: Iterable[str] | None) -> None:
+        if columns is not None and self._column not in columns:
+            raise _ExplainedError(
+                f"{self._name} has no column {self._column!r}; set data.column to one of {', '.join(columns)}"
+            )
+
+    def _documents(self, values: Iterable[Any], split: str) -> Iterator[Piece]:
+        for row, value in enumerate(values):
+            try:
+                text = value.decode("utf-8") if isinstance(value, bytes) else value
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{self.source(split)}, row {row} is not UTF-8: {error}") from error
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{self.source(split)}, row {row}: column {self._column!r} holds {type(value).__name__}, not text; "
+                    "set data.column to a column of strings"
+                )
+            yield from split_long(text)
+
+    def _failed(self, split: str, error: Exception) -> ValueError:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return ValueError(
+            f"{self.source(split)} can't be loaded: {reason}. Check data.name, data.subset, data.revision and "
+            f"data.{split}"
+        )
+
+
+class Hub(_Hosted):
+    """Any dataset that `datasets.load_dataset` reads: a name on the hub, or a folder of parquet, JSON or text files."""
+
+    name = "hub"
+
+    def __init__(self, places: dict[str, str], name: str, *, streaming: bool, **options: str):
+        super().__init__(places, name, **options)
+        self._streaming = streaming
+
+    def pieces(self, split: str) -> Iterator[Piece]:
+        """Each row as a document; ValueError in under 5 s when the hub and the local cache have no such dataset."""
+        with self._connection():
+            yield from self._documents(self._values(split), split)
+
+    def _values(self, split: str) -> Iterator[Any]:
+        import datasets
+
+        try:
+            rows = datasets.load_dataset(
+                self._name,
+                self._subset or None,
+                split=self._place(split),
+                revision=self._revision or None,
+                streaming=self._streaming,
+            )
+            self._check_column(rows.column_names)
+            for batch in rows.select_columns([self._column]).iter(batch_size=256):
+                yield from batch[self._column]
+        except ConnectionError as error:
+            raise self._unreachable("the connection failed") from error
+        except _ExplainedError:
+            raise
+        except Exception as error:  # the library's errors have no common class
+            raise self._failed(split, error) from error
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        """Sees to it that nothing waits for a network that isn't there."""
+        import huggingface_hub.constants as hub
+
+        if self._local or (not hub.HF_HUB_OFFLINE and reachable([hub.ENDPOINT])):
+            yield
+            return
+        why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} doesn't answer"
+        if self._streaming or not self._is_cached(hub.HF_HOME):
+            raise self._unreachable(why)
+        import datasets
+
+        saved = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+        hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = saved
+
+    def _is_cached(self, home: str) -> bool:
+        cache = os.environ.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")
+        return os.path.isdir(os.path.join(cache, self._name.replace("/", "___")))
+
+    def _unreachable(self, why: str) -> ValueError:
+        return ValueError(
+            f"the hub dataset {self._name!r} can't be reached: {why}, and this machine has no copy of it. Connect, or "
+            "run scripts/prepare_data.py where there is a network and copy the cache directory here, or set data.name "
+            "to a folder that holds the dataset's files, or use corpus=text"
+        )
+
+
+class Tfds(_Hosted):
+    """A dataset of TFDS in array_record files, by name or by the folder of a prepared one; needs no TensorFlow."""
+
+    name = "tfds"
+
+    def pieces(self, split: str) -> Iterator[Piece]:
+        """Each record as a document; ValueError in under 5 s when it isn't prepared and can't be downloaded."""
+        builder = self._builder(split)
+        self._check_column(list(builder.info.features))
+        try:
+            records = builder.as_data_source(split=self._place(split))
+        except (ValueError, NotImplementedError) as error:
+            raise self._failed(split, error) from error
+        yield from self._documents((record[self._column] for record in records), split)
+
+    def _builder(self, split: str) -> Any:
+        import tensorflow_datasets as tfds
+
+        if self._name.startswith("huggingface:"):
+            raise ValueError(f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix")
+        try:
+            if self._local:
+                return tfds.builder_from_directory(self._name)
+            name = "/".join(filter(None, [self._name, self._subset])) + (self._revision and f":{self._revision}")
+            builder = tfds.builder(name, file_format="array_record")
+            if not pathlib.Path(builder.data_dir).exists():
+                self._download(builder)
+        except _ExplainedError:
+            raise
+        except Exception as error:  # the library's errors have no common class
+            raise self._failed(split, error) from error
+        return builder
+
+    def _download(self, builder: Any) -> None:
+        if not reachable([_TFDS_HOST, builder.info.homepage]):
+            raise _ExplainedError(
+                f"the TFDS dataset {self._name!r} can't be reached: it isn't prepared in {builder.data_dir} and there "
+                "is no network. Connect, or copy a prepared dataset (file_format=array_record) there or set "
+                "$TFDS_DATA_DIR or data.name to its folder, or use corpus=text"
+            )
+        builder.download_and_prepare(file_format="array_record")
+
+
+def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
+    """Whether one of `urls` answers, be it with an error page; proxies of the environment are used."""
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    for url in urls:  # in threads, because the time limit of a request doesn't hold for name resolution
+        threading.Thread(target=lambda url=url: answers.put(_answers(url, seconds)), daemon=True).start()
+    deadline = time.monotonic() + seconds + 0.5
+    try:
+        return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in urls)
+    except queue.Empty:
+        return False
+
+
+def _answers(url: str, seconds: float) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=seconds).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _folder_hash(folder: str) -> str:
+    """Changes when a file of the folder does: names, sizes and times of change."""
+    hasher = hashlib.sha256()
+    for path in sorted(pathlib.Path(folder).rglob("*")):
+        if path.is_file():
+            status = path.stat()
+            hasher.update(f"{path.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return hasher.hexdigest()

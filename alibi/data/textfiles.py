@@ -3,12 +3,11 @@
 import glob
 import gzip
 import hashlib
-import io
 import lzma
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, cast
 
 import zstandard
@@ -52,7 +51,7 @@ class TextFiles(Corpus):
     def size(self, split: str) -> int | None:
         """Bytes of the files, unless one is packed."""
         files = self.files(split)
-        return None if any(path.suffix in _OPENERS for path in files) else sum(path.stat().st_size for path in files)
+        return None if any(path.suffix in _PACKED for path in files) else sum(path.stat().st_size for path in files)
 
 
 def _find_files(place: str | Sequence[str]) -> list[pathlib.Path]:
@@ -78,12 +77,11 @@ def _find_files(place: str | Sequence[str]) -> list[pathlib.Path]:
     return files
 
 
-def _open_zst(path: pathlib.Path) -> IO[bytes]:
-    reader = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
-    return io.BufferedReader(cast(io.RawIOBase, reader))
-
-
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".zst": _open_zst}
+_OPENERS: dict[str, Callable[[pathlib.Path], IO[bytes]]] = {
+    ".gz": lambda path: cast(IO[bytes], gzip.open(path, "rb")),
+    ".xz": lambda path: lzma.open(path, "rb"),
+}
+_PACKED = (*_OPENERS, ".zst")
 
 
 def _texts(path: pathlib.Path) -> Iterator[str]:
@@ -101,13 +99,34 @@ def _texts(path: pathlib.Path) -> Iterator[str]:
 
 def _blocks(path: pathlib.Path) -> Iterator[bytes]:
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") if path.suffix != ".zst" else _open_zst(path) as stream:
+        if path.suffix == ".zst":
+            yield from _zst_blocks(path)
+            return
+        with _OPENERS.get(path.suffix, _open_plain)(path) as stream:
             while block := stream.read(PIECE_BYTES):
                 yield block
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
         raise ValueError(f"{path} is not a whole {path.suffix} file ({error}); fetch or pack it again") from error
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _open_plain(path: pathlib.Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
+    # zstandard's own stream reader takes a truncated file for a whole one.
+    with path.open("rb") as stream:
+        unpack = zstandard.ZstdDecompressor().decompressobj()
+        while packed := stream.read(1 << 14):
+            while packed:
+                yield unpack.decompress(packed)
+                packed = unpack.unused_data
+                if packed:  # the next frame
+                    unpack = zstandard.ZstdDecompressor().decompressobj()
+        if not unpack.eof:
+            raise EOFError("it ends inside a frame")
 
 
 def _safe_cut(data: bytes) -> int:
@@ -136,7 +155,7 @@ def _decode(path: pathlib.Path, data: bytes, offset: int) -> str:
 
 def _identity(path: pathlib.Path) -> dict[str, Any]:
     status = path.stat()
-    identity: dict[str, Any] = {"bytes": status.st_size, "packed": path.suffix if path.suffix in _OPENERS else ""}
+    identity: dict[str, Any] = {"bytes": status.st_size, "packed": path.suffix if path.suffix in _PACKED else ""}
     with path.open("rb") as stream:
         if status.st_size <= WHOLE_HASH_BYTES:
             return identity | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}

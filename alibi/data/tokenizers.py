@@ -1,67 +1,47 @@
 """Text to token ids: bytes, words by the paper's dictionary rule, or byte-level BPE."""
 
+import abc
 import hashlib
 import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any
 
 import ml_collections
 import numpy as np
 import tokenizers as hf
 from jaxtyping import Int32
 
+from alibi.data.bpe import END_OF_TEXT, cut_chunks, find_end_of_text, read_bpe, train_bpe
 from alibi.data.dictionary import SPECIALS, count_words, read_dictionary, write_dictionary
 from alibi.data.pieces import Corpus, Piece, limit_bytes, split_long
 
 METHODS = ("bytes", "words", "bpe")
-END_OF_TEXT = "<|endoftext|>"
-# What other tokenizer.json files call the token between two documents.
-END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
-# BPE sees the text in pieces of this many characters: enough for all cores, and bounded.
-_BPE_CHARS = 1 << 14
 _SAVED = "tokenizer_config.json"
 
 Ids = Int32[np.ndarray, " tokens"]
 
 
-class Tokenizer(Protocol):
+class Tokenizer(abc.ABC):
     """A vocabulary and how text becomes ids of it."""
 
     name: str
     vocab_size: int
     boundary_id: int  # stands before the first token of a stream, and between documents (words: after each line)
-    unknown_id: int | None  # of words outside the vocabulary
+    unknown_id: int | None = None  # of words outside the vocabulary
 
+    @abc.abstractmethod
     def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
         """The ids of successive documents; memory stays bounded by the piece."""
-        ...
 
+    @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`."""
-        ...
 
-    def encode(self, text: str) -> Ids:
-        """The ids of one whole document."""
-        ...
-
-    def save(self, directory: str | os.PathLike) -> None:
-        """Writes what `load_tokenizer` needs."""
-        ...
-
+    @abc.abstractmethod
     def fingerprint(self) -> str:
         """SHA-256 of all that decides the ids."""
-        ...
-
-
-class _Encoding:
-    """What the three tokenizers share."""
-
-    name: str
-
-    def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
-        raise AssertionError("each tokenizer has its own")
 
     def encode(self, text: str) -> Ids:
         """The ids of one whole document, with the boundary that closes it where the method has one."""
@@ -74,16 +54,16 @@ class _Encoding:
         (folder / _SAVED).write_text(json.dumps({"name": self.name} | self._write(folder)) + "\n", encoding="utf-8")
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
+        """Writes the vocabulary, where there is one; returns what else must be saved."""
         return {}
 
 
-class ByteTokenizer(_Encoding):
+class ByteTokenizer(Tokenizer):
     """UTF-8 bytes: 256 ids. A newline separates documents, unless the first one ends in a newline already."""
 
     name = "bytes"
     vocab_size = 256
     boundary_id = 10
-    unknown_id = None
 
     def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
         """The bytes of the text; that of one document holds nothing else."""
@@ -103,7 +83,7 @@ class ByteTokenizer(_Encoding):
         return hashlib.sha256(b"bytes").hexdigest()
 
 
-class WordTokenizer(_Encoding):
+class WordTokenizer(Tokenizer):
     """Words between white space by a fixed dictionary, `</s>` after every line (arXiv 2108.12409; fairseq)."""
 
     name = "words"
@@ -139,27 +119,31 @@ class WordTokenizer(_Encoding):
         return {}
 
 
-class BpeTokenizer(_Encoding):
+class BpeTokenizer(Tokenizer):
     """A tokenizer of Hugging Face's `tokenizers`; each document is followed by its end-of-text token."""
 
     name = "bpe"
-    unknown_id = None
 
     def __init__(self, tokenizer: hf.Tokenizer, boundary: str):
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        if boundary not in vocabulary:
+            raise ValueError(
+                f"the tokenizer has no token {boundary!r} to stand between documents; add it or make another"
+            )
         # Text that spells a special token is text: documents must not be able to forge a boundary.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer, self._boundary = tokenizer, boundary
-        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self.boundary_id = tokenizer.token_to_id(boundary)
+        self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
+        self.boundary_id = vocabulary[boundary]
 
     def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
         """The tokens of each document, then the boundary; cut only where byte-level BPE cuts anyway."""
         rest = ""
         for piece in pieces:
             rest += piece.text
-            chunks, rest = _bpe_chunks(rest, piece.ends_document)
+            chunks, rest = cut_chunks(rest, piece.ends_document)
             encodings = self._tokenizer.encode_batch_fast(chunks, add_special_tokens=False)
             yield from (np.array(encoding.ids, np.int32) for encoding in encodings)
             if piece.ends_document:
@@ -178,36 +162,6 @@ class BpeTokenizer(_Encoding):
         return {"boundary": self._boundary}
 
 
-def _bpe_chunks(text: str, ends_document: bool) -> tuple[list[str], str]:
-    """Chunks to encode on their own, and the rest that must wait for more text.
-
-    A chunk ends before a line end that a visible character follows, else before
-    such a space: there GPT-2's pattern has a border whatever surrounds it, so the
-    ids are those of the whole document.
-    """
-    chunks, start = [], 0
-    while len(text) - start > _BPE_CHARS:
-        cut = _border(text, start, start + _BPE_CHARS)
-        if cut is None and len(text) - start <= 8 * _BPE_CHARS and not ends_document:
-            break
-        cut = cut or start + _BPE_CHARS
-        chunks.append(text[start:cut])
-        start = cut
-    if ends_document and start < len(text):
-        return [*chunks, text[start:]], ""
-    return chunks, text[start:]
-
-
-def _border(text: str, start: int, stop: int) -> int | None:
-    for mark in "\n", " ":
-        cut = text.rfind(mark, start + 1, stop)
-        while cut > start:
-            if not text[cut + 1].isspace() and (mark == "\n" or not text[cut - 1].isspace()):
-                return cut
-            cut = text.rfind(mark, start + 1, cut)
-    return None
-
-
 def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenizer:
     """The tokenizer of the config section `data`, made from the corpus's train split unless a file is given.
 
@@ -221,46 +175,12 @@ def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenizer
         return WordTokenizer(*count_words(limit_bytes(corpus.pieces("train"), data.max_train_bytes)))
     if data.tokenizer == "bpe":
         if data.tokenizer_file:
-            return _read_bpe(pathlib.Path(data.tokenizer_file))
+            path = pathlib.Path(data.tokenizer_file)
+            tokenizer = read_bpe(path)
+            return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
         pieces = limit_bytes(corpus.pieces("train"), data.max_train_bytes)
-        return train_bpe((piece.text for piece in pieces), data.bpe_vocab_size)
+        return BpeTokenizer(train_bpe((piece.text for piece in pieces), data.bpe_vocab_size), END_OF_TEXT)
     raise ValueError(f"data.tokenizer={data.tokenizer!r} is unknown; use one of {', '.join(METHODS)}")
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int) -> BpeTokenizer:
-    """Byte-level BPE with GPT-2's pattern, `<|endoftext|>` = 0, then the 256 bytes, then the merges; deterministic.
-
-    Raises ValueError when `vocab_size` has no room for those 257.
-    """
-    if vocab_size < 257:
-        raise ValueError(f"data.bpe_vocab_size={vocab_size} is too small: 256 bytes and {END_OF_TEXT} need 257 or more")
-    tokenizer = hf.Tokenizer(hf.models.BPE())
-    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = hf.decoders.ByteLevel()
-    trainer = hf.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return BpeTokenizer(tokenizer, END_OF_TEXT)
-
-
-def _read_bpe(path: pathlib.Path, boundary: str = "") -> BpeTokenizer:
-    try:
-        tokenizer = hf.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"data.tokenizer_file={path} can't be read: {error.strerror}") from error
-    except Exception as error:  # the library raises plain Exception for a file that isn't a tokenizer
-        raise ValueError(f"{path} is no tokenizer.json of the tokenizers library: {error}") from error
-    names = [boundary] if boundary else END_OF_TEXT_NAMES
-    for name in names:
-        if tokenizer.token_to_id(name) is not None:
-            return BpeTokenizer(tokenizer, name)
-    raise ValueError(
-        f"{path} has no end-of-text token, which must stand between documents; add one of {', '.join(names)} to it"
-    )
 
 
 def load_tokenizer(directory: str | os.PathLike) -> Tokenizer:
@@ -268,12 +188,11 @@ def load_tokenizer(directory: str | os.PathLike) -> Tokenizer:
     folder = pathlib.Path(directory)
     try:
         saved = json.loads((folder / _SAVED).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder} holds no saved tokenizer ({error}); name the directory that save() wrote"
-        ) from error
-    if saved["name"] == "bytes":
+        name, boundary = saved["name"], saved.get("boundary", "")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{folder} holds no saved tokenizer ({error}); give the folder that save() wrote") from error
+    if name == "bytes":
         return ByteTokenizer()
-    if saved["name"] == "words":
+    if name == "words":
         return WordTokenizer(*read_dictionary(folder / "dict.txt"))
-    return cast(Tokenizer, _read_bpe(folder / "tokenizer.json", saved["boundary"]))
+    return BpeTokenizer(read_bpe(folder / "tokenizer.json"), boundary)
