@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Trains four small models on short sequences, tests them on long ones, prints the table: bash scripts/quickstart.sh [WORKDIR]
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+bash "$root/scripts/setup.sh"
+# exec: a Ctrl-C or a kill reaches the sweep, which saves its state.
+exec "$root/.venv/bin/python" "$root/scripts/sweep.py" \
+  --sweep="$root/configs/sweeps/quickstart.py" --workdir="${1:-$root/workdirs/quickstart}"

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Makes .venv from the pinned requirements; does nothing, in under a second, when that is already so.
+#
+#   bash scripts/setup.sh [--test] [--extra=gpu|tpu]
+#
+# --test adds the tools of the tests and checks. The extra may also be given as ALIBI_EXTRA=gpu.
+# PYTHON=/path/to/python chooses the interpreter that .venv is made from.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv="$root/.venv"
+log="$venv/setup.log"
+requirements=requirements.txt
+extra=${ALIBI_EXTRA:-}
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$@" >&2; exit 1; }
+
+for argument in "$@"; do
+  case "$argument" in
+    --test) requirements=requirements-test.txt ;;
+    --extra=*) extra=${argument#--extra=} ;;
+    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu" ;;
+  esac
+done
+case "$extra" in
+  "" | gpu | tpu) ;;
+  *) fail "unknown extra '$extra'; known are gpu and tpu" ;;
+esac
+
+# Prints the version and succeeds if the interpreter $1 is new enough.
+python_version() {
+  "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+find_python() {
+  local candidate version found=""
+  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3 python; do
+    command -v "$candidate" >/dev/null || continue
+    if version=$(python_version "$candidate"); then
+      # Debian ships Python without ensurepip, from which no environment with pip can be made.
+      if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
+        command -v "$candidate"
+        return
+      fi
+      version="$version without venv"
+    fi
+    found="$found${found:+, }$candidate (${version:-does not start})"
+  done
+  fail "Python 3.11 or newer is needed, with its venv module; found ${found:-no python at all}." \
+    "Install it (Debian, Ubuntu: apt install python3.11-venv; macOS: brew install python@3.11)," \
+    "or name one: PYTHON=/path/to/python bash scripts/setup.sh"
+}
+
+make_venv() {
+  if [[ -d "$venv" ]]; then
+    local version
+    if version=$(python_version "$venv/bin/python"); then return; fi
+    [[ -z "$version" ]] || fail "$venv holds Python $version, 3.11 or newer is needed; remove it and start again"
+    say ".venv is not whole; making it again"
+  fi
+  local python
+  python=$(find_python)
+  say "making .venv with $python"
+  "$python" -m venv --clear "$venv" || fail "could not make $venv; is the disk full, or the folder not writable?"
+}
+
+# What is installed, in one line: equal lines need no installation.
+fingerprint() {
+  local version files=(requirements.txt)
+  version=$(sed -n 's/^version *= *//p' "$venv/pyvenv.cfg")
+  [[ "$requirements" == requirements.txt ]] || files+=("$requirements")
+  printf '%s %s %s %s\n' "$requirements" "$(cd "$root" && cat "${files[@]}" | cksum)" "$version" "$extra"
+}
+
+# A stamp with the test tools serves for the runtime too, so that quickstart after test installs nothing.
+is_installed() {
+  local stamp
+  for stamp in "$venv/.installed-$requirements" "$venv/.installed-requirements-test.txt"; do
+    [[ -f "$stamp" ]] || continue
+    # A prefix: without an extra asked for, any extra will do.
+    [[ "$(cat "$stamp")" != "$(requirements=${stamp##*/.installed-} fingerprint)"* ]] || return 0
+  done
+  return 1
+}
+
+# Runs pip with $@; shows one line that counts the packages, and keeps the rest in the log.
+pip_install() {
+  # --no-compile halves the time; what is used is compiled when it is first imported.
+  "$venv/bin/python" -m pip install --no-compile --disable-pip-version-check "$@" 2>&1 | tee -a "$log" | awk -v tty="$([[ -t 1 ]] && echo 1)" '
+    /^(Collecting|Processing) / { count++; if (tty) { printf "\rsetup: %d packages fetched", count; fflush() } }
+    /^Installing collected/ { if (tty) printf "\n"; print "setup: installing " count + 0 " packages"; fflush() }
+    /^ERROR|No matching distribution/ { print; fflush() }'
+}
+
+make_venv
+if ! is_installed; then
+  rm -f "$venv"/.installed-*
+  : >"$log"
+  say "installing $requirements (about 400 MB to download, a few minutes; details in $log)"
+  start=$SECONDS
+  ok=1
+  pip_install -r "$root/$requirements" || ok=0
+  if [[ $ok == 1 && -n "$extra" ]]; then
+    version=$(sed -n 's/^jax==//p' "$root/requirements.txt")
+    case "$extra" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; esac
+    pip_install -c "$root/requirements.txt" "$package==$version" || ok=0
+  fi
+  if [[ $ok == 0 ]]; then
+    fail "the installation failed; the last lines of $log:" "$(tail -n 3 "$log")" \
+      "A connection to a Python package index is needed once (PIP_INDEX_URL names a mirror), and 2 GB of disk." \
+      "Start again when that is so: what was downloaded is kept."
+  fi
+  fingerprint >"$venv/.installed-$requirements"
+  say "installed in $((SECONDS - start)) s"
+fi
+
+# The packages alibi and configs import from anywhere, without building anything.
+site=$(echo "$venv"/lib/python3.*/site-packages)
+[[ -f "$site/alibi-jax.pth" && "$(cat "$site/alibi-jax.pth")" == "$root" ]] || printf '%s\n' "$root" >"$site/alibi-jax.pth"
