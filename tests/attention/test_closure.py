@@ -1,0 +1,235 @@
+"""The closure inside unchanged Flax layers, against the paper's formula in float64 NumPy."""
+
+import flax.linen as nn
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi import alibi_attention_fn, alibi_slopes, attend
+
+HEADS, DIM = 4, 8
+
+
+def numpy_attention(query, key, value, *, causal=True, mask=None) -> np.ndarray:
+    """softmax(q k^T / sqrt(d) - m (i - j)) v, bottom-right aligned, from `[batch, length, heads, dim]`."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    q_length, k_length = query.shape[1], key.shape[1]
+    distance = (np.arange(q_length) + k_length - q_length)[:, None] - np.arange(k_length)[None, :]
+    penalty = distance if causal else np.abs(distance)
+    logits = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
+    logits -= np.asarray(alibi_slopes(query.shape[2]), np.float64)[:, None, None] * penalty
+    visible = np.broadcast_to(distance >= 0 if causal else True, logits.shape)
+    if mask is not None:
+        visible = visible & np.asarray(mask)
+    weights = np.exp(logits - logits.max(-1, keepdims=True)) * visible
+    return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
+
+
+def random_qkv(q_length: int, k_length: int, heads: int = HEADS, batch: int = 2) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(q_length * 100 + k_length), 3)
+    lengths = (q_length, k_length, k_length)
+    return [jax.random.normal(key, (batch, length, heads, DIM)) for key, length in zip(keys, lengths, strict=True)]
+
+
+@pytest.mark.parametrize(("q_length", "k_length"), [(1, 1), (7, 7), (3, 7), (1, 9)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_formula(q_length: int, k_length: int, causal: bool) -> None:
+    query, key, value = random_qkv(q_length, k_length)
+    result = alibi_attention_fn(HEADS, causal=causal)(query, key, value)
+    np.testing.assert_allclose(result, numpy_attention(query, key, value, causal=causal), atol=2e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 6, 12])
+def test_head_counts_that_are_no_power_of_two(heads: int) -> None:
+    query, key, value = random_qkv(6, 6, heads)
+    np.testing.assert_allclose(alibi_attention_fn(heads)(query, key, value), numpy_attention(query, key, value), atol=2e-6)
+
+
+def test_nearer_keys_get_more_weight() -> None:
+    """With q = k = 0 only the bias is left: an inverted sign or a bias under 1/sqrt(d) shows here."""
+    zeros, value = jnp.zeros((1, 5, HEADS, DIM)), jnp.broadcast_to(jnp.eye(5, DIM)[None, :, None, :], (1, 5, HEADS, DIM))
+    weights = attend(zeros, zeros, value, slopes=alibi_slopes(HEADS))[0, 4, :, :5]
+    expected = np.exp(-np.asarray(alibi_slopes(HEADS))[:, None] * (4 - np.arange(5)))
+    np.testing.assert_allclose(weights, expected / expected.sum(-1, keepdims=True), rtol=1e-5)
+
+
+def test_the_causal_shortcut_is_equal_only_under_a_causal_mask() -> None:
+    """+m j differs from -m (i - j) by a constant of the row, from -m |i - j| by more."""
+    query, key, value = random_qkv(6, 6)
+    slopes = alibi_slopes(HEADS)
+
+    def shortcut(query_positions: jax.Array, key_positions: jax.Array) -> jax.Array:
+        row = slopes[:, None, None] * key_positions[None, None, :]
+        return jnp.broadcast_to(row, (HEADS, 6, 6))
+
+    exact = attend(query, key, value, slopes=slopes)
+    np.testing.assert_allclose(attend(query, key, value, bias=shortcut), exact, atol=2e-6)
+    symmetric = attend(query, key, value, slopes=slopes, causal=False)
+    assert float(jnp.abs(attend(query, key, value, bias=shortcut, causal=False) - symmetric).max()) > 0.1
+
+
+def linen_layer(**options: object) -> nn.MultiHeadDotProductAttention:
+    return nn.MultiHeadDotProductAttention(num_heads=HEADS, attention_fn=alibi_attention_fn(HEADS), **options)
+
+
+def linen_formula(params: dict, x: jax.Array) -> np.ndarray:
+    params = jax.tree.map(np.asarray, params)
+    query, key, value = (
+        np.einsum("blw,whd->blhd", x, params[name]["kernel"]) + params[name]["bias"] for name in ("query", "key", "value")
+    )
+    return np.einsum("blhd,hdw->blw", numpy_attention(query, key, value), params["out"]["kernel"]) + params["out"]["bias"]
+
+
+def test_linen_layer_computes_the_papers_attention() -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 9, 32))
+    layer = linen_layer()
+    variables = layer.init(jax.random.key(1), x)
+    result = layer.apply(variables, x)
+    np.testing.assert_allclose(result, linen_formula(variables["params"], x), atol=1e-5)
+    np.testing.assert_allclose(layer.apply(variables, x[0]), result[0], atol=1e-6, err_msg="without a batch dimension")
+
+
+def test_linen_decoding_equals_the_whole_sequence() -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 9, 32))
+    layer, decoder = linen_layer(), linen_layer(decode=True)
+    params = layer.init(jax.random.key(1), x)["params"]
+    cache = decoder.init(jax.random.key(1), jnp.zeros((2, 16, 32)))["cache"]
+    for i in range(9):
+        result, updated = decoder.apply({"params": params, "cache": cache}, x[:, i : i + 1], mutable=["cache"])
+        cache = updated["cache"]
+        np.testing.assert_allclose(result[:, 0], layer.apply({"params": params}, x)[:, i], atol=1e-5)
+
+
+def test_decoding_is_exact_far_from_the_caches_end() -> None:
+    """The bias is relative to the last key seen, so an early token in a long cache loses no precision."""
+    query, key, value = random_qkv(1, 10)
+    padded = [jnp.pad(x, ((0, 0), (0, 65_526), (0, 0), (0, 0))) for x in (key, value)]
+    mask = (jnp.arange(65_536) < 10)[None, None, None, :]
+    result = alibi_attention_fn(HEADS)(query, *padded, mask=mask)
+    np.testing.assert_allclose(result, numpy_attention(query, key, value), atol=2e-6)
+
+
+def test_nnx_layer_and_its_decoding() -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 9, 32))
+    layer = nnx.MultiHeadAttention(HEADS, 32, decode=False, rngs=nnx.Rngs(0), attention_fn=alibi_attention_fn(HEADS))
+    params = {
+        name: {"kernel": getattr(layer, name).kernel[...], "bias": getattr(layer, name).bias[...]}
+        for name in ("query", "key", "value", "out")
+    }
+    whole = layer(x)
+    np.testing.assert_allclose(whole, linen_formula(params, x), atol=1e-5)
+    np.testing.assert_allclose(layer(x[0]), whole[0], atol=1e-6)
+    layer.init_cache((2, 16, 32))
+    for i in range(9):
+        np.testing.assert_allclose(layer(x[:, i : i + 1], decode=True)[:, 0], whole[:, i], atol=1e-5)
+
+
+def test_attention_dropout_acts() -> None:
+    """A closure with **kwargs would get no dropout from Flax, silently."""
+    x = jax.random.normal(jax.random.key(0), (2, 9, 32))
+    layer = linen_layer(dropout_rate=0.5)
+    variables = layer.init(jax.random.key(1), x, deterministic=True)
+    still = layer.apply(variables, x, deterministic=True)
+    first, second, again = (
+        layer.apply(variables, x, deterministic=False, rngs={"dropout": jax.random.key(seed)}) for seed in (2, 3, 2)
+    )
+    assert float(jnp.abs(first - still).max()) > 1e-2
+    assert float(jnp.abs(first - second).max()) > 1e-2
+    np.testing.assert_array_equal(first, again)
+
+
+def test_dropout_keeps_the_rate_and_the_expectation() -> None:
+    query, key, value = random_qkv(64, 64, batch=4)
+    ones = jnp.ones_like(value)
+    dropped = attend(
+        query, key, ones, slopes=alibi_slopes(HEADS), dropout_rate=0.25, dropout_rng=jax.random.key(0), broadcast_dropout=False
+    )
+    assert abs(float(dropped.mean()) - 1.0) < 0.02, "weights that stay are divided by 1 - rate"
+    assert float(dropped.std()) > 0.1
+
+
+def test_nnx_dropout_acts() -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 9, 32))
+    layer = nnx.MultiHeadAttention(
+        HEADS, 32, decode=False, dropout_rate=0.5, rngs=nnx.Rngs(0), attention_fn=alibi_attention_fn(HEADS)
+    )
+    assert float(jnp.abs(layer(x, deterministic=False) - layer(x, deterministic=True)).max()) > 1e-2
+
+
+def test_mask_acts_and_fully_masked_rows_are_zero_with_finite_gradients() -> None:
+    query, key, value = random_qkv(6, 6)
+    mask = jnp.ones((2, 1, 6, 6), bool).at[0, :, :, 1].set(False).at[1, :, 4].set(False)
+    attention = alibi_attention_fn(HEADS)
+    result = attention(query, key, value, mask=mask)
+    expected = numpy_attention(query[:1], key[:1], value[:1], mask=mask[:1])
+    np.testing.assert_allclose(result[:1], expected, atol=2e-6)
+    np.testing.assert_array_equal(result[1, 4], 0.0)
+    gradients = jax.grad(lambda *qkv: attention(*qkv, mask=mask).sum(), argnums=(0, 1, 2))(query, key, value)
+    assert all(bool(jnp.isfinite(gradient).all()) for gradient in gradients)
+
+
+def test_bf16_stays_bf16_and_close_to_float32_at_16k() -> None:
+    """A bias built in bf16 would put whole blocks of keys at one distance: errors of 0.9 in L1 at 1k tokens."""
+    query, key, value = random_qkv(4, 16_384, batch=1)
+    exact = alibi_attention_fn(HEADS)(query, key, value)
+    half = alibi_attention_fn(HEADS)(*(x.astype(jnp.bfloat16) for x in (query, key, value)))
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half.astype(jnp.float32), exact, atol=0.03)
+
+
+def test_dtype_of_the_layer_is_kept() -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 9, 32))
+    layer = linen_layer(dtype=jnp.bfloat16)
+    variables = layer.init(jax.random.key(1), x)
+    assert layer.apply(variables, x).dtype == jnp.bfloat16
+    assert variables["params"]["query"]["kernel"].dtype == jnp.float32
+
+
+def test_sown_weights_are_a_causal_distribution() -> None:
+    x = jax.random.normal(jax.random.key(0), (2, 5, 32))
+    layer = linen_layer()
+    variables = layer.init(jax.random.key(1), x)
+    _, state = layer.apply(variables, x, sow_weights=True, mutable=["intermediates"])
+    weights = state["intermediates"]["attention_weights"][0]
+    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(jnp.triu(weights, 1), 0.0)
+
+
+def test_segments_do_not_see_each_other() -> None:
+    query, key, value = random_qkv(6, 6)
+    segments = jnp.asarray([[0, 0, 0, 1, 1, 1]] * 2)
+    packed = attend(query, key, value, slopes=alibi_slopes(HEADS), segment_ids=segments)
+    alone = attend(query[:, 3:], key[:, 3:], value[:, 3:], slopes=alibi_slopes(HEADS))
+    np.testing.assert_allclose(packed[:, 3:], alone, atol=2e-6)
+
+
+def test_slopes_get_their_gradient() -> None:
+    query, key, value = random_qkv(6, 6)
+
+    def loss(slopes: jax.Array) -> jax.Array:
+        return (attend(query, key, value, slopes=slopes) ** 2).sum()
+
+    slopes = alibi_slopes(HEADS)
+    gradient = jax.grad(loss)(slopes)
+    for head in range(HEADS):
+        step = jnp.zeros(HEADS).at[head].set(1e-2)
+        difference = (loss(slopes + step) - loss(slopes - step)) / 2e-2
+        np.testing.assert_allclose(gradient[head], difference, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda q, k, v: alibi_attention_fn(8)(q, k, v), "for 8 heads and the layer has 4"),
+        (lambda q, k, v: attend(q, k, v, slopes=jnp.ones(3)), r"4 heads need \(4,\)"),
+        (lambda q, k, v: attend(q, k, v, backend="fast"), "unknown attention backend 'fast'"),
+        (lambda q, k, v: attend(q[0], k, v), "all of one rank"),
+        (lambda q, k, v: attend(q, k, v[:, :2]), "lengths of key and value"),
+        (lambda q, k, v: attend(q, k, v, query_positions=jnp.arange(3)), r"\(3,\); query has 6 positions"),
+    ],
+)
+def test_bad_arguments(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(*random_qkv(6, 6))
