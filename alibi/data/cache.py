@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
 def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:

@@ -15,7 +15,7 @@ from typing import Any
 from alibi.data.pieces import Corpus, Piece, split_long
 
 # The libraries retry for 23 s (datasets) to minutes (TFDS) before they say that there is no network.
-PROBE_SECONDS = 3.0
+PROBE_SECONDS = 2.5
 _TFDS_HOST = "https://storage.googleapis.com"
 
 
@@ -198,7 +198,7 @@ def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for url in urls:  # in threads, because the time limit of a request doesn't hold for name resolution
         threading.Thread(target=lambda url=url: answers.put(_answers(url, seconds)), daemon=True).start()
-    deadline = time.monotonic() + seconds + 0.5
+    deadline = time.monotonic() + seconds + 0.25
     try:
         return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in urls)
     except queue.Empty:

@@ -8,7 +8,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, cast
+from typing import Any
 
 import zstandard
 
@@ -77,10 +77,7 @@ def _find_files(place: str | Sequence[str]) -> list[pathlib.Path]:
     return files
 
 
-_OPENERS: dict[str, Callable[[pathlib.Path], IO[bytes]]] = {
-    ".gz": lambda path: cast(IO[bytes], gzip.open(path, "rb")),
-    ".xz": lambda path: lzma.open(path, "rb"),
-}
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _PACKED = (*_OPENERS, ".zst")
 
 
@@ -102,17 +99,13 @@ def _blocks(path: pathlib.Path) -> Iterator[bytes]:
         if path.suffix == ".zst":
             yield from _zst_blocks(path)
             return
-        with _OPENERS.get(path.suffix, _open_plain)(path) as stream:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
             while block := stream.read(PIECE_BYTES):
                 yield block
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
         raise ValueError(f"{path} is not a whole {path.suffix} file ({error}); fetch or pack it again") from error
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror or error}") from error
-
-
-def _open_plain(path: pathlib.Path) -> IO[bytes]:
-    return path.open("rb")
 
 
 def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:

@@ -202,7 +202,9 @@ def _write_tokens(
     total = total if max_bytes < 0 else min(max_bytes, total or max_bytes)
     counts: dict[str, Any] = {"tokens": 0, "words": 0, "bytes": 0, "documents": 0, "unknown_words": 0}
     hasher = hashlib.sha256()
-    bar = tqdm.tqdm(total=total, desc=f"{corpus.name} {split}", unit="B", unit_scale=True, disable=not progress)
+    bar = tqdm.tqdm(
+        total=total, desc=f"{corpus.name} {split}", unit="B", unit_scale=True, delay=0.5, leave=False, disable=not progress
+    )
     with bar, path.open("wb") as stream:
         pieces = _count(limit_bytes(corpus.pieces(split), max_bytes), counts, bar)
         for ids in tokenizer.encode_stream(pieces):

@@ -1,0 +1,63 @@
+"""Makes the token files of a config: python scripts/prepare_data.py --config=configs/NAME.py[:KEY=VALUE,...]
+
+Training and evaluation make what is missing by themselves; this does it before,
+for example on a machine with a network. Reads and writes in bounded memory; a
+second run finds what the first one made. Any key can be overridden:
+--config.data.cache_dir=DIR.
+"""
+
+import logging
+import pathlib
+import sys
+import time
+
+from absl import app, flags
+from ml_collections import config_flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "FILE.py[:KEY=VALUE,...] with get_config()")
+_SPLITS = flags.DEFINE_list(
+    "splits", ["train", "valid", "test"], "splits to prepare; those the config leaves empty are not"
+)
+_PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
+
+
+def main(argv: list[str]) -> int:
+    if argv[1:]:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    logging.getLogger().setLevel(logging.ERROR)
+    # Only now, so that a wrong flag is reported at once.
+    from alibi.data.pieces import SPLITS
+    from alibi.data.tokens import prepare
+
+    data = _CONFIG.value.data
+    try:
+        for split in _SPLITS.value:
+            if split in SPLITS and not data[split]:
+                continue
+            start = time.perf_counter()
+            made = prepare(data, split, progress=_PROGRESS.value)
+            print(_summary(made), f"in {time.perf_counter() - start:.1f} s", flush=True)
+            print(f"  {made.directory}", flush=True)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: nothing of the unfinished split was kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _summary(made) -> str:
+    manifest = made.manifest
+    unknown = f", {manifest.unknown_words:,} unknown" if manifest.tokenizer == "words" else ""
+    return (
+        f"{manifest.split}: {manifest.tokens:,} tokens ({manifest.tokenizer}, vocabulary {manifest.vocab_size:,}), "
+        f"{manifest.words:,} words{unknown}, {manifest.bytes:,} bytes, {manifest.documents:,} documents"
+    )
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("config")
+    app.run(main)
