@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+from collections.abc import Mapping
 
 from alibi.reporting import plots, tables
 from alibi.reporting.rows import read_rows
@@ -13,11 +14,14 @@ REPORT_FILE = "report.md"
 FIGURE_FILE = "extrapolation.png"
 
 
-def write_report(directory: str | os.PathLike, title: str = "Extrapolation") -> str:
+def write_report(
+    directory: str | os.PathLike, title: str = "Extrapolation", failures: Mapping[str, str] | None = None
+) -> str:
     """Writes report.md and one figure a panel beside the results.jsonl in `directory`; returns the text tables.
 
     The first panel's figure is extrapolation.png; those of further panels (other
-    splits, strides, corpora) have a suffix. Without rows nothing is written.
+    splits, strides, corpora) have a suffix. `failures`, reasons by run, are listed
+    at the end. Without rows nothing is written.
     """
     directory = pathlib.Path(directory)
     found = panels(read_rows(directory / ROWS_FILE))
@@ -34,6 +38,9 @@ def write_report(directory: str | os.PathLike, title: str = "Extrapolation") -> 
             text.append(tables.to_text(table))
         markdown += [tables.explanation(panel) + "\n", f"![perplexity by evaluation length]({figure})\n"]
         text.append(f"figure: {directory / figure}\n")
+    if failures:
+        lines = [f"- {name}: {' '.join(reason.split())}" for name, reason in failures.items()]
+        markdown.append("\n".join(["Runs that failed:", "", *lines, ""]))
     _write_atomically(directory / REPORT_FILE, "\n".join(markdown))
     return "\n".join([*text, f"report: {directory / REPORT_FILE}\n"])
 

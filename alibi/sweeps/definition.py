@@ -1,0 +1,202 @@
+"""What a sweep is: a short Python file whose get_sweep() lists runs and evaluation lengths.
+
+    def get_sweep():
+        return {
+            "config": "configs/quickstart.py",  # what all runs share; may end in :KEY=VALUE,...
+            "product": {"position": ["sinusoidal", "alibi"], "train_length": [64, 128], "seed": [0, 1]},
+            "multiples": [1, 2, 4],  # of the train length; or "lengths" in tokens
+        }
+
+`product` makes one run of each combination of config keys; `runs` lists further ones
+as dictionaries of config keys, which may also hold a `name` and the evaluation keys.
+Evaluation keys, for the sweep or for one run: `multiples` or `lengths`, `stride` (a
+number or several; default: the length), `split` (default: valid) and `evaluations`, a
+list of dictionaries of these. Values given with `product` or `runs` win over `config`.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+
+from configs import base
+
+EVALUATION_KEYS = ("multiples", "lengths", "stride", "split")
+SWEEP_KEYS = ("config", "product", "runs", "evaluations", "title", *EVALUATION_KEYS)
+PROJECT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One call of the evaluation: lengths in tokens, the stride (None: each length's own) and the split."""
+
+    lengths: tuple[int, ...]
+    stride: int | None
+    split: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run: its name (also its directory's), config file, the keys that differ from it, and its evaluations."""
+
+    name: str
+    config_file: str
+    overrides: Mapping[str, Any]
+    config: ml_collections.ConfigDict
+    evaluations: tuple[Evaluation, ...]
+
+    def config_flags(self) -> list[str]:
+        """The --config flags that give this run's config to train.py."""
+        file, _, argument = self.config_file.partition(":")
+        # A comma would end a value inside the argument; such values have a flag of their own.
+        inside = [f"{key}={value}" for key, value in self.overrides.items() if "," not in str(value)]
+        flags = [f"--config.{key}={value}" for key, value in self.overrides.items() if "," in str(value)]
+        argument = ",".join(filter(None, [argument, *inside]))
+        return [f"--config={resolve(file)}" + (f":{argument}" if argument else ""), *flags]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Runs that are trained, evaluated and reported together."""
+
+    title: str
+    runs: tuple[Run, ...]
+
+
+def load_sweep(path: str | os.PathLike[str]) -> Sweep:
+    """Reads a sweep file and checks all of its runs, before the first one starts.
+
+    Raises:
+      ValueError: a file that does not load or has no get_sweep(), an unknown key (the
+        nearest is suggested), a run that its config or the model refuses, equal names.
+    """
+    module = _load_module(path)
+    if not hasattr(module, "get_sweep"):
+        raise ValueError(f"{path} has no get_sweep(); a sweep file defines one, as configs/sweeps/quickstart.py does")
+    definition = module.get_sweep()
+    if not isinstance(definition, Mapping):
+        raise ValueError(f"get_sweep() of {path} must return a dictionary, not {type(definition).__name__}")
+    return make_sweep(definition, title=pathlib.Path(path).stem)
+
+
+def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
+    """The sweep that `definition` describes (see this module's head); raises ValueError as `load_sweep` does."""
+    _check_keys(definition, SWEEP_KEYS, "the sweep")
+    if "config" not in definition:
+        raise ValueError("the sweep names no config; add for example 'config': 'configs/quickstart.py'")
+    listed = [dict(run) for run in definition.get("runs", ())]
+    combinations = _combinations(definition["product"]) if "product" in definition else []
+    if not combinations + listed:
+        raise ValueError("the sweep has no runs; give 'product': {'position': [...]} or 'runs': [{...}, ...]")
+    runs = tuple(_make_run(run, definition) for run in combinations + listed)
+    names = [run.name for run in runs]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise ValueError(f"runs of equal name: {', '.join(double)}; a run needs keys of its own, or a 'name'")
+    return Sweep(definition.get("title", title), runs)
+
+
+def run_name(config: ml_collections.ConfigDict, overrides: Mapping[str, Any]) -> str:
+    """A readable name: method, train length and seed, then whatever else the run sets."""
+    standard = {"position", "train_length", "length", "seed"}
+    others = [f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items() if key not in standard]
+    name = "-".join([config.position, f"L{config.train_length}", *others, f"seed{config.seed}"])
+    return re.sub(r"[^\w.=+-]+", "_", name)
+
+
+def resolve(file: str) -> pathlib.Path:
+    """A config file's path: as given if it exists from here, else inside the project."""
+    path = pathlib.Path(file)
+    return path.absolute() if path.exists() else PROJECT / path
+
+
+def _combinations(product: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    for key, values in product.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ValueError(f"product key {key!r} needs a list of values, such as [0, 1]; got {values!r}")
+    return [dict(zip(product, values, strict=True)) for values in itertools.product(*product.values())]
+
+
+def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
+    config_file = given.get("config", sweep["config"])
+    evaluation_keys = {"evaluations", *EVALUATION_KEYS}
+    own = {"name", "config", *evaluation_keys}
+    overrides = {key: value for key, value in given.items() if key not in own}
+    try:
+        config = _load_config(config_file, overrides)
+        _check_model(config)
+        name = given.get("name") or run_name(config, overrides)
+        evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
+    except ValueError as error:
+        shown = ", ".join(f"{key}={value}" for key, value in given.items()) or "without keys"
+        raise ValueError(f"run ({shown}): {error}") from None
+    if not re.fullmatch(r"[\w=+-][\w.=+-]*", name):
+        raise ValueError(f"run name {name!r} must do as a directory's name: letters, digits and . = + - _")
+    return Run(name, config_file, overrides, config, evaluations)
+
+
+def _load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    file, _, argument = config_file.partition(":")
+    module = _load_module(resolve(file))
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{file} has no get_config(); a config file defines one, as configs/quickstart.py does")
+    config = module.get_config(argument)
+    for key, value in overrides.items():
+        base.set_key(config, base.SHORT_NAMES.get(key, key), value)
+    return config
+
+
+def _check_model(config: ml_collections.ConfigDict) -> None:
+    # Only here: it loads JAX, which takes seconds. Nothing is computed, so no device is claimed.
+    from alibi.model import build_model
+
+    build_model(config, vocab_size=1)
+
+
+def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluation, ...]:
+    parts = list(given.get("evaluations", ()))
+    own = {key: given[key] for key in EVALUATION_KEYS if key in given}
+    evaluations = []
+    for part in [own, *parts] if own else parts:
+        _check_keys(part, EVALUATION_KEYS, "an evaluation")
+        if ("multiples" in part) == ("lengths" in part):
+            raise ValueError(f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}")
+        lengths = part["lengths"] if "lengths" in part else [train_length * times for times in part["multiples"]]
+        wrong = [length for length in lengths if not isinstance(length, int) or length < 1]
+        if wrong or not lengths:
+            raise ValueError(f"evaluation lengths must be whole numbers of tokens, at least 1; got {list(lengths)}")
+        stride = part.get("stride")
+        for one in stride if isinstance(stride, Sequence) else [stride]:
+            evaluations.append(Evaluation(tuple(lengths), one, part.get("split", "valid")))
+    if not evaluations:
+        raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
+    return tuple(evaluations)
+
+
+def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    for key in given:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise ValueError(f"unknown key {key!r} in {what}; did you mean {nearest!r}? There are: {', '.join(known)}")
+
+
+def _load_module(path: str | os.PathLike[str]) -> Any:
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist or is no file; give a Python file such as configs/quickstart.py")
+    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is no Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} does not load: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,219 @@
+"""Runs a sweep: trains what is missing, evaluates, reports; each step in a process of its own."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from alibi.reporting.report import write_report
+from alibi.reporting.rows import read_rows
+from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
+from alibi.sweeps.plan import RunState, Speed, format_duration, run_directory, state_of, survey
+
+# Ranks as the launchers of clusters tell them. Asking JAX would claim this host's devices, which the runs need.
+RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+
+
+class Stopped(Exception):  # noqa: N818 - no error: the user's wish
+    """A signal asked the sweep to stop; what was done is saved."""
+
+
+class Sweeper:
+    """Executes `sweep` in `workdir`; `flags` go to every process (those of several hosts)."""
+
+    def __init__(self, sweep: Sweep, workdir: pathlib.Path, *, flags: Sequence[str] = (), primary: bool = True):
+        self.sweep, self.workdir = sweep, workdir.absolute()
+        self.flags, self.primary = list(flags), primary
+        self.children = Children()
+
+    def execute(self) -> dict[str, str]:
+        """Does all that is left to do.
+
+        Returns:
+          Why each failed run failed, by its name.
+
+        Raises:
+          ValueError: a work directory that can't be written.
+          Stopped: SIGINT or SIGTERM arrived.
+        """
+        with self._lock(), self.children:
+            failures: dict[str, str] = {}
+            for number, run in enumerate(self.sweep.runs, start=1):
+                reason = self._bring_to_end(run, f"[{number}/{len(self.sweep.runs)}] {run.name}")
+                if reason:
+                    failures[run.name] = reason
+                    say(f"{run.name} failed: {reason}")
+            if self.primary:
+                print("\n" + write_report(self.workdir, self.sweep.title, failures), flush=True)
+            return failures
+
+    def _bring_to_end(self, run: Run, heading: str) -> str:
+        """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
+        state = self._state(run)
+        if state.state == "conflict":
+            return f"{state.reason}; use another --workdir, or remove that directory"
+        if state.is_trained and not state.missing:
+            say(f"{heading}: done")
+            return ""
+        if not state.is_trained:
+            at = f" from update {state.step:,}" if state.step else ""
+            say(f"{heading}: training{at}; {self._time_left()}")
+            reason = self._train(run)
+            if reason:
+                return reason
+        for evaluation in self._state(run).missing:
+            say(f"{heading}: evaluating at {_listed(evaluation)}; {self._time_left()}")
+            reason = self._evaluate(run, evaluation)
+            if reason:
+                return reason
+        left = self._state(run).missing if self.primary else ()
+        return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
+
+    def _state(self, run: Run) -> RunState:
+        return state_of(run, self.workdir, read_rows(self.workdir / "results.jsonl"))
+
+    def _time_left(self) -> str:
+        states = survey(self.sweep, self.workdir)
+        left = Speed.of(states).seconds_left(states)
+        known = f"about {format_duration(left)} left in all"
+        return "the time left in all shows when one run is trained" if left is None else known
+
+    def _train(self, run: Run) -> str:
+        directory = run_directory(self.workdir, run)
+        before = directory.status().get("updated")
+        flags = [*run.config_flags(), f"--workdir={directory.path}", *self.flags]
+        code = self.children.run([sys.executable, str(PROJECT / "train.py"), *flags])
+        if code == 0:
+            return ""
+        status = directory.status()
+        recorded = status["state"] == "failed" and status.get("updated") != before
+        return status["reason"] if recorded else f"training {describe_exit(code)}"
+
+    def _evaluate(self, run: Run, evaluation: Evaluation) -> str:
+        command = [sys.executable, str(PROJECT / "eval_extrapolation.py"), *self.flags]
+        command.append(f"--workdirs={run_directory(self.workdir, run).path}")
+        command.append(f"--lengths={','.join(map(str, evaluation.lengths))}")
+        command += [f"--split={evaluation.split}", f"--output_dir={self.workdir}"]
+        if evaluation.stride is not None:
+            command.append(f"--stride={evaluation.stride}")
+        code = self.children.run(command)
+        return "" if code == 0 else f"evaluation {describe_exit(code)}"
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Holds the work directory; waits while another sweep, or a run that a killed one left, is at work in it."""
+        try:
+            self.workdir.mkdir(parents=True, exist_ok=True)
+            if not self.primary:
+                yield
+                return
+            file = (self.workdir / ".lock").open("a")
+        except OSError as error:
+            raise ValueError(f"work directory {self.workdir} can't be written ({error}); choose another") from None
+        with file:
+            if not _try_lock(file.fileno()):
+                say(f"another process is at work in {self.workdir}; waiting until it ends (Ctrl-C to leave)")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Children inherit it: the lock lasts until the last of them has ended, whatever becomes of this process.
+            self.children.lock = file.fileno()
+            yield
+
+
+class Children:
+    """Runs one process at a time and passes on the signals that ask this one to stop, each exactly once."""
+
+    def __init__(self) -> None:
+        self.lock: int | None = None
+        self.stopped = False
+        self._child: subprocess.Popen | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "Children":
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def run(self, command: list[str]) -> int:
+        """Runs `command` to its end and returns its exit code, negative for a signal; raises Stopped."""
+        # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
+        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            pass_fds=[] if self.lock is None else [self.lock],
+            process_group=0,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+        try:
+            code = self._child.wait()
+        finally:
+            self._child = None
+        if self.stopped:
+            raise Stopped
+        return code
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.stopped = True
+        if self._child is None:
+            raise Stopped
+        # A terminal that hangs up would leave the run without anybody to read it: it saves and ends.
+        self._child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+
+def is_primary(process_id: int | None, environment: dict[str, str] | os._Environ) -> bool:
+    """Whether this is the process that writes reports: the first one, or the only one."""
+    if process_id is not None:
+        return process_id == 0
+    ranks = [environment[name] for name in RANK_VARIABLES if environment.get(name, "").isdigit()]
+    return not ranks or int(ranks[0]) == 0
+
+
+def is_in_progress(workdir: pathlib.Path) -> bool:
+    """Whether a sweep, or a run that one started, is at work in `workdir`."""
+    file = workdir / ".lock"
+    if not file.exists():
+        return False
+    with file.open() as opened:
+        return not _try_lock(opened.fileno())
+
+
+def describe_exit(code: int) -> str:
+    """What a process's exit code says, with the usual reason."""
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL; most often that means no memory was left"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}; its message stands above"
+
+
+def _listed(evaluation: Evaluation) -> str:
+    return ", ".join(f"{length:,}" for length in evaluation.lengths)
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the parent is killed, so that no run goes on unseen (prctl PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -1,0 +1,192 @@
+"""Where a sweep stands: each run's state, which results exist, and how long the rest will take."""
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from alibi.reporting.rows import Row, is_measured, read_rows
+from alibi.runs import MAY_DIFFER, RunDirectory, flatten
+from alibi.sweeps.definition import Evaluation, Run, Sweep
+
+# Of one process, training or evaluation: imports and compilation, before the first token.
+START_SECONDS = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunState:
+    """One run of a sweep as its work directory and the result rows show it."""
+
+    run: Run
+    state: str  # missing, running, interrupted, failed, finished, or conflict: a work directory of another config
+    step: int
+    reason: str
+    tokens_per_second: float | None
+    directory: RunDirectory
+    results: int  # cells that exist
+    missing: tuple[Evaluation, ...]  # what is still to be evaluated
+    seconds: float | None  # that the existing results took to measure
+
+    @property
+    def is_trained(self) -> bool:
+        return self.state == "finished"
+
+    @property
+    def tokens_left(self) -> int:
+        train = self.run.config.train
+        return 0 if self.is_trained else max(0, train.steps - self.step) * train.batch_tokens
+
+    def describe(self) -> str:
+        """The state in words: done, at step 200 of 600, missing, or failed and why."""
+        cells = f"{self.results} of {sum(len(one.lengths) for one in self.run.evaluations)} results"
+        match self.state:
+            case "finished":
+                return f"trained, {cells}" if self.missing else "done"
+            case "missing":
+                return "missing"
+            case "failed" | "conflict":
+                return f"failed: {' '.join(self.reason.split())}"
+            case _:
+                verb = "running, " if self.state == "running" else ""
+                return f"{verb}at step {self.step:,} of {self.run.config.train.steps:,}"
+
+
+def run_directory(workdir: pathlib.Path, run: Run) -> RunDirectory:
+    return RunDirectory(workdir / "runs" / run.name)
+
+
+def survey(sweep: Sweep, workdir: pathlib.Path, *, in_progress: bool = False) -> list[RunState]:
+    """The state of every run; `in_progress`: another process is at work, so "running" is to be believed."""
+    rows = read_rows(workdir / "results.jsonl")
+    return [state_of(run, workdir, rows, in_progress=in_progress) for run in sweep.runs]
+
+
+def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progress: bool = False) -> RunState:
+    """The state of one run; `rows` are those of results.jsonl."""
+    directory = run_directory(workdir, run)
+    try:
+        status: dict[str, Any] = directory.status()
+        differing = _differing_keys(directory, run) if status["state"] != "missing" else []
+    except ValueError as error:
+        status = {"state": "failed", "step": 0, "reason": str(error), "tokens_per_second": None}
+        differing = []
+    state, reason = status["state"], status["reason"]
+    if differing:
+        state, reason = "conflict", f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
+    elif state == "running" and not in_progress:
+        state = "interrupted"
+    found = [row for row in rows if row["run"] == run.name and row["step"] == status["step"]]
+    missing = tuple(left for one in run.evaluations if (left := _still_missing(run, one, found)))
+    seconds = [row["seconds"] for row in found if row["seconds"] is not None]
+    return RunState(
+        run=run,
+        state=state,
+        step=status["step"],
+        reason=reason,
+        tokens_per_second=status["tokens_per_second"],
+        directory=directory,
+        results=sum(len(one.lengths) for one in run.evaluations) - sum(len(one.lengths) for one in missing),
+        missing=missing,
+        seconds=sum(seconds) if seconds else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """What the finished runs of a sweep took; None where none has shown it."""
+
+    tokens_per_second: float | None
+    evaluation_seconds: float | None  # of all of a run's results
+
+    @classmethod
+    def of(cls, states: Sequence[RunState]) -> "Speed":
+        rates = [state.tokens_per_second for state in states if state.tokens_per_second]
+        evaluations = [state.seconds for state in states if state.seconds and not state.missing]
+        return cls(*(statistics.median(values) if values else None for values in (rates, evaluations)))
+
+    def seconds_left(self, states: Sequence[RunState]) -> float | None:
+        """An estimate for what is left of `states`; None where the speed is not known."""
+        training = [state.tokens_left for state in states if not state.is_trained]
+        if training and self.tokens_per_second is None:
+            return None
+        seconds = sum(START_SECONDS + tokens / (self.tokens_per_second or 1.0) for tokens in training)
+        evaluating = sum(bool(state.missing) for state in states)
+        return seconds + evaluating * (START_SECONDS + (self.evaluation_seconds or 0.0))
+
+
+def format_duration(seconds: float | None) -> str:
+    """45 s, 12 min, 3.5 h; "unknown" for None."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def plan_table(states: Sequence[RunState]) -> str:
+    """What --dry_run prints: each run's parameters, tokens to train on, estimated time left and state."""
+    speed = Speed.of(states)
+    lines = [["run", "parameters", "tokens", "time left", "state"]]
+    for state in states:
+        train = state.run.config.train
+        count = _parameters(state.directory, state.run)
+        parameters = f"{count:,}" if count else "not known yet"
+        time = format_duration(speed.seconds_left([state]))
+        lines.append([state.run.name, parameters, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    text = "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 4)), line[4]])
+        for line in lines
+    )
+    left = speed.seconds_left(states)
+    total = "unknown until one run has shown the speed" if left is None else f"about {format_duration(left)}"
+    return f"{text}\n\ntime left in all: {total}\n"
+
+
+def _differing_keys(directory: RunDirectory, run: Run) -> list[str]:
+    there, here = flatten(directory.config()), flatten(run.config)
+    keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+    return [
+        f"{key} ({there.get(key)!r} there, {here.get(key)!r} in the sweep)"
+        for key in keys
+        if not key.startswith(MAY_DIFFER)
+    ]
+
+
+def _still_missing(run: Run, evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
+    """The part of `evaluation` that `rows`, all of this run at its step, do not have."""
+    limit = _longest_sequence(run)
+    known = {
+        (row["eval_length"], row["stride"], row["split"])
+        for row in rows
+        # An error beyond the method's limit is final; any other may be gone when it is tried again.
+        if is_measured(row) or (limit is not None and row["eval_length"] > limit)
+    }
+    lengths = tuple(
+        length for length in evaluation.lengths if (length, evaluation.stride or length, evaluation.split) not in known
+    )
+    return dataclasses.replace(evaluation, lengths=lengths) if lengths else None
+
+
+def _longest_sequence(run: Run) -> int | None:
+    from alibi.model import build_model
+
+    return build_model(run.config, vocab_size=1).position.max_length
+
+
+def _parameters(directory: RunDirectory, run: Run) -> int | None:
+    """As the run recorded them, else counted without allocating; None while the vocabulary is not known."""
+    try:
+        return directory.provenance()["parameters"]
+    except (ValueError, KeyError):
+        data = run.config.data
+    if data.tokenizer == "bytes":
+        vocab_size = 256
+    elif data.tokenizer == "bpe" and not data.tokenizer_file:
+        vocab_size = data.bpe_vocab_size
+    else:
+        return None
+    from alibi.model import build_model, count_parameters
+
+    return count_parameters(build_model(run.config, vocab_size))

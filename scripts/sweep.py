@@ -1,0 +1,68 @@
+"""Trains, evaluates and reports every run of a sweep file, and goes on where it was stopped.
+
+    python scripts/sweep.py --sweep=configs/sweeps/quickstart.py --workdir=workdirs/quickstart [--dry_run]
+
+Writes results.jsonl, report.md and extrapolation.png to --workdir, and each run to
+runs/NAME in it. --dry_run shows each run's state, size and estimated time instead. On
+several hosts start it on each, with a shared --workdir and train.py's flags for that.
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import app, flags, logging
+
+# A clone works without being installed: python scripts/sweep.py has only scripts/ on its path.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+_SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
+_WORKDIR = flags.DEFINE_string("workdir", None, "directory of the runs, results and report")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
+_MULTIHOST = flags.DEFINE_bool("multihost", False, "given on to train.py and eval_extrapolation.py")
+_COORDINATOR = flags.DEFINE_string("coordinator_address", None, "given on, HOST:PORT of the first process")
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "given on, processes in all")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "given on, this process, from 0")
+
+
+def main(argv: list[str]) -> int:
+    if argv[1:]:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    logging.set_verbosity(logging.WARNING)
+    import jax
+
+    # This process computes nothing: accelerators belong to the runs that it starts.
+    jax.config.update("jax_platforms", "cpu")
+    from alibi.sweeps.definition import load_sweep
+    from alibi.sweeps.execute import Stopped, Sweeper, is_in_progress, is_primary
+    from alibi.sweeps.plan import plan_table, survey
+
+    workdir = pathlib.Path(_WORKDIR.value).expanduser()
+    try:
+        sweep = load_sweep(_SWEEP.value)
+        if _DRY_RUN.value:
+            print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
+            return 0
+        primary = is_primary(_PROCESS_ID.value, os.environ)
+        failures = Sweeper(sweep, workdir, flags=_host_flags(), primary=primary).execute()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (Stopped, KeyboardInterrupt):
+        print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
+        return 130
+    for name, reason in failures.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if failures:
+        print("the same command tries the failed runs again", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _host_flags() -> list[str]:
+    given = (_MULTIHOST, _COORDINATOR, _NUM_PROCESSES, _PROCESS_ID)
+    return [f"--{flag.name}={flag.value}" for flag in given if flag.value not in (None, False)]
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["sweep", "workdir"])
+    app.run(main)
