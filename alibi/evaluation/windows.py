@@ -32,22 +32,22 @@ class Windows:
 
     @property
     def mode(self) -> str:
-        """"nonoverlapping" or "sliding", as in a result row."""
+        """Of a result row: "nonoverlapping" or "sliding"."""
         return "nonoverlapping" if self.stride == self.length else "sliding"
 
-    def first_scored(self, windows: Int[np.ndarray, "rows"]) -> Int[np.ndarray, "rows"]:
+    def first_scored(self, windows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
         """Index in the stream of the first token that each window scores."""
         return np.minimum(np.asarray(windows, np.int64) * self.stride, self.num_tokens)
 
-    def num_scored(self, windows: Int[np.ndarray, "rows"]) -> Int[np.ndarray, "rows"]:
+    def num_scored(self, windows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
         """Tokens that each window scores; 0 for numbers beyond the last window."""
         return np.minimum(self.num_tokens - self.first_scored(windows), self.stride)
 
-    def first_input(self, windows: Int[np.ndarray, "rows"]) -> Int[np.ndarray, "rows"]:
+    def first_input(self, windows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
         """Index in u of the first input of each window; u[0] is the boundary."""
         return np.maximum(self.first_scored(windows) - (self.length - self.stride), 0)
 
-    def num_inputs(self, windows: Int[np.ndarray, "rows"]) -> Int[np.ndarray, "rows"]:
+    def num_inputs(self, windows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
         """Inputs of each window, at most `length`."""
         return self.first_scored(windows) + self.num_scored(windows) - self.first_input(windows)
 
@@ -64,7 +64,7 @@ class Batch:
 
     inputs: Int[np.ndarray, "rows length"]
     targets: Int[np.ndarray, "rows stride"]
-    scored_from: Int[np.ndarray, "rows"]
+    scored_from: Int[np.ndarray, " rows"]
 
 
 def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
@@ -92,7 +92,7 @@ def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
 
 
 def gather(
-    tokens: Int[np.ndarray, "tokens"], windows: Windows, numbers: Int[np.ndarray, "rows"], boundary_id: int
+    tokens: Int[np.ndarray, " tokens"], windows: Windows, numbers: Int[np.ndarray, " rows"], boundary_id: int
 ) -> Batch:
     """The rows of the windows `numbers`; a number beyond the last window gives a row that scores nothing.
 
@@ -119,7 +119,7 @@ def gather(
     return Batch(inputs, targets, (num_inputs - num_scored).astype(np.int32))
 
 
-def batches(windows: Windows, batch_size: int) -> Iterator[Int[np.ndarray, "rows"]]:
+def batches(windows: Windows, batch_size: int) -> Iterator[Int[np.ndarray, " rows"]]:
     """Window numbers in stream order, `batch_size` at a time; those of the last batch run on beyond the last window."""
     for start in range(0, len(windows), batch_size):
         yield np.arange(start, start + batch_size)

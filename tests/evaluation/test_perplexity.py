@@ -1,0 +1,177 @@
+"""The same NLL whatever the batch and the devices, against literal loops."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from alibi.evaluation.perplexity import Scorer, metrics, model_nll
+from alibi.model import build_model
+from configs import base
+
+VOCAB, BOUNDARY = 11, 10
+SHAPES = [(37, 8, 8), (37, 8, 3), (37, 7, 1), (5, 8, 8), (5, 8, 3), (1, 4, 2), (64, 16, 5)]
+
+
+def bigram_nll(params, inputs, targets, scored_from=None):
+    """A model whose exact NLL is a table, plus a term that counts the inputs up to the token: its context."""
+    columns = jnp.arange(targets.shape[1])[None, :] + (0 if scored_from is None else scored_from[:, None])
+    previous = jnp.take_along_axis(inputs, columns, axis=1)
+    return jnp.where(targets < 0, 0.0, params[previous, targets] + columns + 1)
+
+
+def stream(num_tokens, vocabulary=VOCAB):
+    return np.random.default_rng(num_tokens).integers(0, vocabulary, num_tokens).astype(np.uint16)
+
+
+def scorer(function=bigram_nll, **arguments):
+    return Scorer(function, boundary_id=BOUNDARY, **({"batch_tokens": 64} | arguments))
+
+
+@pytest.fixture(scope="module")
+def table():
+    return np.random.default_rng(0).random((VOCAB, VOCAB), np.float32)
+
+
+@pytest.mark.parametrize(("num_tokens", "length", "stride"), SHAPES)
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_exact_on_a_bigram_table(table, num_tokens, length, stride, batch_size):
+    tokens = stream(num_tokens)
+    score = scorer(batch_size=batch_size).score(table, tokens, length, stride)
+    previous = np.concatenate([[BOUNDARY], tokens[:-1]])
+    start = np.arange(num_tokens) // stride * stride  # first token of the window that scores this one
+    context = np.arange(num_tokens) - np.maximum(start - (length - stride), 0) + 1
+    np.testing.assert_allclose(score.nll_nats, table[previous, tokens] + context, rtol=1e-6)
+    assert score.tokens == num_tokens
+    assert score.total_nats == pytest.approx(float((table[previous, tokens] + context).sum()), rel=1e-6)
+    assert score.seconds > 0
+
+
+def tiny_model(position):
+    config = base.get_config(f"position={position},length=8,model.num_layers=1,model.width=16,model.num_heads=2")
+    config.model.feed_forward = 32
+    model = build_model(config, VOCAB)
+    return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+def literal_nll(model, params, tokens, length, stride):
+    """Each window alone, without padding, from the full logits: the definition."""
+    inputs, found = [BOUNDARY, *tokens.tolist()], []
+    logits = jax.jit(lambda window: model.apply({"params": params}, window))  # eager Flax takes a second a window
+    for start in range(0, len(tokens), stride):
+        end = min(start + stride, len(tokens))
+        window = np.asarray(inputs[max(0, start - (length - stride)) : end], np.int32)
+        log_probabilities = np.asarray(jax.nn.log_softmax(logits(window[None])[0]))
+        found.append(-log_probabilities[-(end - start) :][np.arange(end - start), tokens[start:end]])
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(
+    ("position", "length", "stride", "batch_sizes"),
+    [
+        ("alibi", 16, 16, (1, 3, 8)),
+        ("alibi", 9, 4, (1, 3, 8)),
+        ("sinusoidal", 9, 4, (3,)),
+        ("rotary", 9, 4, (3,)),
+        ("t5", 9, 4, (3,)),
+    ],
+)
+def test_the_decoder_equals_a_loop_over_single_windows(position, length, stride, batch_sizes):
+    model, params = tiny_model(position)
+    tokens = stream(53)
+    expected = literal_nll(model, params, tokens, length, stride)
+    for batch_size in batch_sizes:
+        score = scorer(model_nll(model), batch_size=batch_size).score(params, tokens, length, stride)
+        np.testing.assert_allclose(score.nll_nats, expected, rtol=2e-5, atol=2e-5)
+        assert score.tokens == 53
+
+
+def test_sliding_by_one_gives_each_token_the_whole_context():
+    """NLL of token i at stride 1 is that of one sequence of the last `length` inputs; the first block has no other."""
+    model, params = tiny_model("alibi")
+    tokens = stream(20)
+    by_one = scorer(model_nll(model)).score(params, tokens, 8, 1).nll_nats
+    blocks = scorer(model_nll(model)).score(params, tokens, 8).nll_nats
+    np.testing.assert_allclose(by_one, literal_nll(model, params, tokens, 8, 1), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(by_one[:8], blocks[:8], rtol=2e-5, atol=2e-5)
+    assert np.abs(by_one[8:] - blocks[8:]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("axes", "sizes"), [((("data", "fsdp"),), (4, 2)), (("data",), (4, 2)), ((), (4, 2))])
+def test_eight_devices_equal_one(axes, sizes):
+    model, params = tiny_model("alibi")
+    tokens = stream(101)
+    one = scorer(model_nll(model), batch_size=3).score(params, tokens, 8, 3)
+    mesh = jax.make_mesh(sizes, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    params = jax.device_put(params, NamedSharding(mesh, P()))
+    many = scorer(model_nll(model), batch_size=3, sharding=NamedSharding(mesh, P(*axes)))
+    np.testing.assert_allclose(many.score(params, tokens, 8, 3).nll_nats, one.nll_nats, rtol=1e-5, atol=1e-5)
+
+
+def test_one_compilation_a_shape_and_a_batch_of_at_most_batch_tokens(table):
+    shapes = []
+
+    def nll(params, inputs, targets, scored_from=None):
+        shapes.append(inputs.shape)  # runs only while tracing
+        return bigram_nll(params, inputs, targets, scored_from)
+
+    one = scorer(nll, batch_tokens=64)
+    for num_tokens in (200, 333, 200):  # a last batch that is not full, a last block that is short
+        for length in (8, 16, 32, 64, 128):
+            one.score(table, stream(num_tokens), length)
+    assert shapes == [(8, 8), (4, 16), (2, 32), (1, 64), (1, 128)]
+    assert one.compilations == 5
+
+
+def test_no_rows_are_computed_that_no_window_needs(table):
+    shapes = []
+
+    def nll(params, inputs, targets, scored_from=None):
+        shapes.append(inputs.shape)
+        return bigram_nll(params, inputs, targets, scored_from)
+
+    scorer(nll, batch_tokens=1 << 20).score(table, stream(17), 8)
+    assert shapes == [(3, 8)]
+
+
+def test_progress_counts_every_token(table):
+    seen = []
+    scorer(batch_size=2).score(table, stream(37), 8, 3, progress=seen.append)
+    assert sum(seen) == 37
+    assert seen == [6] * 6 + [1]
+
+
+def test_sums_are_taken_in_float64():
+    """2^24 + 1 is no float32: a running float32 sum would stop growing."""
+
+    def constant(params, inputs, targets, scored_from=None):
+        return jnp.where(targets < 0, 0.0, 4096.1)
+
+    score = scorer(constant, batch_tokens=4096).score({}, stream(50_000), 512)
+    assert score.total_nats == pytest.approx(50_000 * float(np.float32(4096.1)), rel=1e-12)
+
+
+def test_metrics():
+    found = metrics(nll_nats=math.log(2) * 800, tokens=100, words=50, bytes=400)
+    assert found.perplexity == pytest.approx(2**8)
+    assert found.word_perplexity == pytest.approx(2**16)
+    assert found.bits_per_byte == pytest.approx(2.0)
+    assert metrics(1e6, 10, 0, 0).word_perplexity is None
+    assert metrics(1e6, 10, 0, 0).bits_per_byte is None
+    assert metrics(1e6, 10, 0, 0).perplexity == math.inf
+    assert math.isnan(metrics(math.nan, 10, 1, 1).perplexity)
+
+
+def test_a_length_beyond_the_learned_table_is_the_methods_error():
+    model, params = tiny_model("learned")
+    with pytest.raises(ValueError, match="8 positions and got a sequence of 16"):
+        scorer(model_nll(model)).score(params, stream(40), 16)
+
+
+def test_a_batch_budget_below_one_is_refused():
+    with pytest.raises(ValueError, match=r"eval\.batch_tokens=0 must be at least 1"):
+        scorer(batch_tokens=0)
