@@ -183,7 +183,7 @@ class DecoderLM(nn.Module):
         inputs: Int[Array, "batch length"],
         targets: Int[Array, "batch scored"],
         *,
-        scored_from: Int[Array, "batch"] | None = None,
+        scored_from: Int[Array, " batch"] | None = None,
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,

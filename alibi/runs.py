@@ -21,7 +21,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "data
 
 
 class RunDirectory:
-    """One run's files: config.json, provenance.json, status.json, tokenizer/, checkpoints/, metrics.jsonl, tensorboard/.
+    """One run's files: config, provenance and status as JSON, metrics.jsonl, tokenizer/, checkpoints/, tensorboard/.
 
     Reading raises ValueError, with what to do, where the directory or a file is missing or damaged.
     """
@@ -54,7 +54,7 @@ class RunDirectory:
         return load_tokenizer(self.path / "tokenizer")
 
     def status(self) -> dict[str, Any]:
-        """state (missing, running, interrupted, failed or finished), step, steps, reason, tokens_per_second, updated."""
+        """Where the run stands: state (missing, running, interrupted, failed, finished), step, steps, reason..."""
         if not (self.path / "status.json").exists():
             return {"state": "missing", "step": 0, "steps": 0, "reason": "", "tokens_per_second": None}
         return self._read("status.json")
@@ -72,7 +72,9 @@ class RunDirectory:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise ValueError(f"work directory {self.path} can't be written ({error}); choose another --workdir") from None
+            raise ValueError(
+                f"work directory {self.path} can't be written ({error}); choose another --workdir"
+            ) from None
         if (self.path / "config.json").exists():
             self._check_same(config)
         self.write("config.json", config.to_dict())
@@ -97,7 +99,9 @@ class RunDirectory:
     def write_status(self, state: str, *, step: int, steps: int, reason: str = "", **more: Any) -> None:
         """Records where the run stands; `more` are further figures, such as tokens_per_second."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self.write("status.json", {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now, **more})
+        self.write(
+            "status.json", {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now, **more}
+        )
 
     def _read(self, name: str) -> dict[str, Any]:
         file = self.path / name

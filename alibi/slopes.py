@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 CONVENTIONS = ("paper", "closed_form")
 
 
-def alibi_slopes(num_heads: int, convention: str = "paper") -> Float[Array, "heads"]:
+def alibi_slopes(num_heads: int, convention: str = "paper") -> Float[Array, " heads"]:
     """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
 
     `"paper"` is what the authors' code computes: 2^(-8h/n), h = 1..n, when n is a power

@@ -18,7 +18,7 @@ def attend(
     key: Float[Array, "*batch k heads head_dim"],
     value: Float[Array, "*batch k heads value_dim"],
     *,
-    slopes: Float[Array, "heads"] | None = None,
+    slopes: Float[Array, " heads"] | None = None,
     bias: Bias | None = None,
     causal: bool = True,
     query_positions: Int[Array, "*#batch q"] | None = None,
@@ -130,7 +130,9 @@ def _check_shapes(query: Array, key: Array, value: Array) -> None:
     if query.ndim < 3 or not query.ndim == key.ndim == value.ndim:
         raise ValueError(f"query, key and value must be [*batch, length, heads, head_dim], all of one rank; {shapes}")
     if query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1]:
-        raise ValueError(f"batch dimensions of query, key and value, and lengths of key and value, must agree; {shapes}")
+        raise ValueError(
+            f"batch dimensions of query, key and value, and lengths of key and value, must agree; {shapes}"
+        )
     if query.shape[-1] != key.shape[-1] or query.shape[-2] % key.shape[-2]:
         raise ValueError(f"query and key need one head_dim, and key heads that divide the query heads; {shapes}")
 

@@ -21,7 +21,7 @@ def alibi_attention_fn(
     *,
     causal: bool = True,
     convention: str = "paper",
-    slopes: Float[Array, "heads"] | None = None,
+    slopes: Float[Array, " heads"] | None = None,
     backend: str = "auto",
 ) -> AttentionFn:
     """ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or `flax.nnx.MultiHeadAttention`.

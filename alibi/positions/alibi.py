@@ -40,7 +40,7 @@ class AlibiBias:
       symmetric: use |i - j| in place of i - j.
     """
 
-    slopes: Float[Array, "heads"]
+    slopes: Float[Array, " heads"]
     symmetric: bool = flax.struct.field(pytree_node=False, default=False)
 
     def __call__(

@@ -30,10 +30,8 @@ class Feed:
 
     def get(self, step: int, *, last: bool = False) -> Batch:
         """The batch of update number `step` (from 0); starts to read the next one unless this is the last."""
-        if self._ahead is not None and self._ahead[0] == step:
-            local = self._ahead[1].result()
-        else:
-            local = self._read(step)
+        ahead = self._ahead
+        local = ahead[1].result() if ahead is not None and ahead[0] == step else self._read(step)
         self._ahead = None if last else (step + 1, self._pool.submit(self._read, step + 1))
         inputs, targets = (jax.make_array_from_process_local_data(self._sharding, rows, self._shape) for rows in local)
         return inputs, targets
@@ -51,4 +49,4 @@ class Feed:
 def _local_rows(sharding: jax.sharding.NamedSharding, shape: tuple[int, int, int]) -> np.ndarray:
     """The rows of the batch dimension that this host's devices hold, ascending."""
     indices = sharding.addressable_devices_indices_map(shape).values()
-    return np.unique(np.concatenate([np.arange(shape[1])[index[1]] for index in indices]))
+    return np.unique(np.concatenate([np.arange(shape[1])[index[1]] for index in indices if index is not None]))

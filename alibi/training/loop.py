@@ -4,26 +4,32 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from alibi.data.batches import TrainBatches
 from alibi.data.tokens import TokenFile, prepare, prepare_with
-from alibi.model import build_model, count_parameters
+from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.model import DecoderLM, build_model, count_parameters
 from alibi.runs import RunDirectory, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.metrics import MetricsWriter, Progress
 from alibi.training.optimizer import make_optimizer, make_schedule
-from alibi.training.sharding import batch_shards, make_mesh
+from alibi.training.sharding import batch_sharding, batch_shards, make_mesh
 from alibi.training.state import abstract_state, initial_state
 from alibi.training.step import Metrics, make_train_step
+
+# Parameters to the mean NLL of a text in nats per token.
+Validator = Callable[[PyTree], float]
 
 
 class NonFiniteLossError(RuntimeError):
@@ -89,7 +95,11 @@ def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
         micro-batches and the devices don't divide.
     """
     tokens, length, micro_batches = config.train.batch_tokens, config.train_length, config.train.accumulation
-    for key, value in (("train_length", length), ("train.accumulation", micro_batches), ("train.steps", config.train.steps)):
+    for key, value in (
+        ("train_length", length),
+        ("train.accumulation", micro_batches),
+        ("train.steps", config.train.steps),
+    ):
         if value < 1:
             raise ValueError(f"{key}={value} must be at least 1")
     unit = length * micro_batches * shards
@@ -123,7 +133,7 @@ class Trainer:
         self,
         config: ml_collections.ConfigDict,
         run: RunDirectory,
-        mesh: jax.sharding.Mesh,
+        mesh: Mesh,
         files: dict[str, TokenFile],
         batches: TrainBatches,
     ):
@@ -145,7 +155,7 @@ class Trainer:
         else:
             self.state = initial_state(self.model, optimizer, mesh, config.seed)
         self.best = self.checkpoints.best
-        self.valid = _validator(config, self.model, mesh, files)
+        self.valid = _validator(config, self.model, mesh, files.get("valid"))
         tensorboard = run.path / "tensorboard" if config.log.tensorboard else None
         self.feed = Feed(batches, mesh, micro_batches=config.train.accumulation)
         self.writer = MetricsWriter(run.metrics_file, tensorboard, self.step) if self.primary else None
@@ -168,7 +178,9 @@ class Trainer:
                 if stop and self.step < self.steps:
                     self.checkpoints.wait()
                     self.write_status("interrupted", reason="stopped by a signal")
-                    raise Interrupted(f"stopped at update {self.step} of {self.steps}; the same command goes on from there")
+                    raise Interrupted(
+                        f"stopped at update {self.step} of {self.steps}; the same command goes on from there"
+                    )
         self.checkpoints.wait()
         self.write_status("finished")
         return self.run.status()
@@ -228,7 +240,7 @@ class Trainer:
         self._arrive()
         nll = self._validate() if validate and self.valid else None
         improved = nll is not None and (self.best is None or nll < self.best[1])
-        if improved:
+        if nll is not None and improved:
             self.best = (self.step, nll)
         if save or improved:
             self.checkpoints.save(self.state, self.step, self.about, nll)
@@ -257,7 +269,9 @@ class Trainer:
         if self.primary:
             best = None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]}
             rate = self.progress.tokens_per_second
-            self.run.write_status(state, step=self.step, steps=self.steps, reason=reason, tokens_per_second=rate, best=best)
+            self.run.write_status(
+                state, step=self.step, steps=self.steps, reason=reason, tokens_per_second=rate, best=best
+            )
 
     def close(self) -> None:
         self.feed.close()
@@ -271,5 +285,23 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _validator(config, model, mesh, files):
-    return None
+def _validator(
+    config: ml_collections.ConfigDict, model: DecoderLM, mesh: Mesh, file: TokenFile | None
+) -> Validator | None:
+    """A function of parameters to the mean NLL of the validation text at the training length; None without a text."""
+    if file is None:
+        return None
+    limit = config.eval.max_tokens
+    tokens = file.tokens if limit < 0 else file.tokens[:limit]
+    scorer = Scorer(
+        model_nll(model),
+        boundary_id=file.manifest.boundary_id,
+        batch_tokens=config.eval.batch_tokens,
+        sharding=batch_sharding(mesh),
+    )
+
+    def validate(params: PyTree) -> float:
+        score = scorer.score(params, tokens, config.train_length)
+        return score.total_nats / score.tokens
+
+    return validate

@@ -40,7 +40,9 @@ def make_mesh(mesh: ml_collections.ConfigDict, devices: list[jax.Device] | None 
     if -1 in sizes and len(devices) % known == 0:
         sizes[sizes.index(-1)] = len(devices) // known
     if math.prod(sizes) != len(devices):
-        raise ValueError(f"{got} do not fit {len(devices)} devices; make their product {len(devices)}, or one of them -1")
+        raise ValueError(
+            f"{got} do not fit {len(devices)} devices; make their product {len(devices)}, or one of them -1"
+        )
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
@@ -70,6 +72,8 @@ def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> Named
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     for pattern, axes in RULES:
         if re.search(pattern, name) and len(axes) == len(leaf.shape):
-            fits = (axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, leaf.shape, strict=True))
-            return NamedSharding(mesh, P(*fits))
+            sizes = zip(axes, leaf.shape, strict=True)
+            return NamedSharding(
+                mesh, P(*(axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes))
+            )
     return replicated(mesh)

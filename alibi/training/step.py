@@ -24,9 +24,9 @@ def make_train_step(model: DecoderLM, optimizer: optax.GradientTransformation, s
     """
 
     def loss(params: PyTree, inputs: Array, targets: Array, key: Array) -> Array:
-        nll = model.apply({"params": params}, inputs, targets, method="token_nll", deterministic=False,
-                          rngs={"dropout": key})  # fmt: skip
-        return nll.sum()
+        variables, rngs = {"params": params}, {"dropout": key}
+        nll = model.apply(variables, inputs, targets, deterministic=False, rngs=rngs, method="token_nll")
+        return jnp.sum(nll)  # type: ignore[arg-type]  # apply's type allows for mutable collections
 
     def update(state: TrainState, inputs: Array, targets: Array) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)

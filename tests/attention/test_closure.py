@@ -44,12 +44,17 @@ def test_formula(q_length: int, k_length: int, causal: bool) -> None:
 @pytest.mark.parametrize("heads", [1, 3, 6, 12])
 def test_head_counts_that_are_no_power_of_two(heads: int) -> None:
     query, key, value = random_qkv(6, 6, heads)
-    np.testing.assert_allclose(alibi_attention_fn(heads)(query, key, value), numpy_attention(query, key, value), atol=2e-6)
+    np.testing.assert_allclose(
+        alibi_attention_fn(heads)(query, key, value), numpy_attention(query, key, value), atol=2e-6
+    )
 
 
 def test_nearer_keys_get_more_weight() -> None:
     """With q = k = 0 only the bias is left: an inverted sign or a bias under 1/sqrt(d) shows here."""
-    zeros, value = jnp.zeros((1, 5, HEADS, DIM)), jnp.broadcast_to(jnp.eye(5, DIM)[None, :, None, :], (1, 5, HEADS, DIM))
+    zeros, value = (
+        jnp.zeros((1, 5, HEADS, DIM)),
+        jnp.broadcast_to(jnp.eye(5, DIM)[None, :, None, :], (1, 5, HEADS, DIM)),
+    )
     weights = attend(zeros, zeros, value, slopes=alibi_slopes(HEADS))[0, 4, :, :5]
     expected = np.exp(-np.asarray(alibi_slopes(HEADS))[:, None] * (4 - np.arange(5)))
     np.testing.assert_allclose(weights, expected / expected.sum(-1, keepdims=True), rtol=1e-5)
@@ -77,9 +82,12 @@ def linen_layer(**options: object) -> nn.MultiHeadDotProductAttention:
 def linen_formula(params: dict, x: jax.Array) -> np.ndarray:
     params = jax.tree.map(np.asarray, params)
     query, key, value = (
-        np.einsum("blw,whd->blhd", x, params[name]["kernel"]) + params[name]["bias"] for name in ("query", "key", "value")
+        np.einsum("blw,whd->blhd", x, params[name]["kernel"]) + params[name]["bias"]
+        for name in ("query", "key", "value")
     )
-    return np.einsum("blhd,hdw->blw", numpy_attention(query, key, value), params["out"]["kernel"]) + params["out"]["bias"]
+    return (
+        np.einsum("blhd,hdw->blw", numpy_attention(query, key, value), params["out"]["kernel"]) + params["out"]["bias"]
+    )
 
 
 def test_linen_layer_computes_the_papers_attention() -> None:
@@ -144,7 +152,13 @@ def test_dropout_keeps_the_rate_and_the_expectation() -> None:
     query, key, value = random_qkv(64, 64, batch=4)
     ones = jnp.ones_like(value)
     dropped = attend(
-        query, key, ones, slopes=alibi_slopes(HEADS), dropout_rate=0.25, dropout_rng=jax.random.key(0), broadcast_dropout=False
+        query,
+        key,
+        ones,
+        slopes=alibi_slopes(HEADS),
+        dropout_rate=0.25,
+        dropout_rng=jax.random.key(0),
+        broadcast_dropout=False,
     )
     assert abs(float(dropped.mean()) - 1.0) < 0.02, "weights that stay are divided by 1 - rate"
     assert float(dropped.std()) > 0.1

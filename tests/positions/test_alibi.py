@@ -29,7 +29,7 @@ def test_symmetric_is_negative_on_both_sides() -> None:
 
 @pytest.mark.parametrize("length", [16_384, 65_536])
 def test_nearest_keys_stay_apart_at_long_lengths(length: int) -> None:
-    """Built from positions in bf16 or fp16, neighbouring keys would get equal biases (Falcon, BLOOM, flash-attention)."""
+    """Built from positions in bf16 or fp16, neighbouring keys would be equal (Falcon, BLOOM, flash-attention)."""
     bias = alibi_bias(16, jnp.asarray([length - 1]), jnp.arange(length - 64, length))
     assert (jnp.diff(bias, axis=-1) > 0).all(), "a nearer key must have a strictly greater bias"
     np.testing.assert_array_equal(bias[..., -1], 0.0)

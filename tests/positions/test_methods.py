@@ -28,7 +28,9 @@ def test_learned_table_ends_at_the_training_length() -> None:
     params = method.init(jax.random.key(0))
     assert params["table"].shape == (16, 32)
     x = jnp.ones((2, 3, 32))
-    np.testing.assert_allclose(method.embed(params, x, jnp.asarray([4, 5, 6])), x + params["table"][4:7][None], rtol=1e-6)
+    np.testing.assert_allclose(
+        method.embed(params, x, jnp.asarray([4, 5, 6])), x + params["table"][4:7][None], rtol=1e-6
+    )
     method.check_length(16)
     with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
         method.check_length(17)
@@ -65,7 +67,22 @@ def test_rotary_refuses_an_odd_head_dim() -> None:
 
 def test_t5_buckets() -> None:
     """Pinned from the method's definition; float32 logarithms put some edges on the wrong side."""
-    pinned = {0: 0, 1: 1, 15: 15, 16: 16, 18: 16, 19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 64: 26, 100: 30, 113: 31, 128: 31}
+    pinned = {
+        0: 0,
+        1: 1,
+        15: 15,
+        16: 16,
+        18: 16,
+        19: 17,
+        21: 18,
+        24: 19,
+        27: 20,
+        31: 21,
+        64: 26,
+        100: 30,
+        113: 31,
+        128: 31,
+    }
     buckets = causal_buckets(32, 128)
     assert {distance: int(buckets[distance]) for distance in pinned} == pinned
 
