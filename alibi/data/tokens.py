@@ -23,6 +23,7 @@ from alibi.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 FORMAT_VERSION = 1
 # Below this many bytes a token file is hashed when a process first opens it; above, only its size is checked.
 VERIFY_BYTES = 256 << 20
+PROGRESS_DELAY = 0.5  # seconds before a bar appears: what is quick, or fails at once, shows none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +204,13 @@ def _write_tokens(
     counts: dict[str, Any] = {"tokens": 0, "words": 0, "bytes": 0, "documents": 0, "unknown_words": 0}
     hasher = hashlib.sha256()
     bar = tqdm.tqdm(
-        total=total, desc=f"{corpus.name} {split}", unit="B", unit_scale=True, delay=0.5, leave=False, disable=not progress
+        total=total,
+        desc=f"{corpus.name} {split}",
+        unit="B",
+        unit_scale=True,
+        delay=PROGRESS_DELAY,
+        leave=False,
+        disable=not progress,
     )
     with bar, path.open("wb") as stream:
         pieces = _count(limit_bytes(corpus.pieces(split), max_bytes), counts, bar)

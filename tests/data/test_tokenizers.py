@@ -1,0 +1,237 @@
+"""Ids against rules written down elsewhere: UTF-8, fairseq's dictionary, GPT-2's pattern."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alibi.data import bpe, pieces
+from alibi.data.corpora import BOOKS, make_corpus
+from alibi.data.dictionary import count_words, read_dictionary
+from alibi.data.pieces import Piece
+from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, load_tokenizer, make_tokenizer
+from configs import base
+
+TEXT = "The cat sat.\n\nIt's  the\tcat's 12 naïve 漢字 <|endoftext|> mats!\n"
+
+
+def words_of(*documents):
+    return WordTokenizer(*count_words(Piece(text, True) for text in documents))
+
+
+def stream(tokenizer, *parts):
+    return np.concatenate(list(tokenizer.encode_stream(parts))).tolist()
+
+
+@pytest.fixture(scope="module")
+def trained_bpe():
+    text = next(make_corpus(base.get_config().data).documents("valid"))
+    return BpeTokenizer(bpe.train_bpe([text[:100_000]], 400), "<|endoftext|>")
+
+
+# Bytes.
+
+
+def test_bytes_of_one_document_are_its_utf8():
+    tokenizer = ByteTokenizer()
+    assert (tokenizer.vocab_size, tokenizer.boundary_id) == (256, ord("\n"))
+    assert tokenizer.encode(TEXT).tolist() == list(TEXT.encode())
+    assert tokenizer.encode(TEXT).dtype == np.int32
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.encode("").tolist() == []
+
+
+def test_bytes_put_one_line_end_between_documents():
+    parts = Piece("a", True), Piece("b\n", True), Piece("", True), Piece("c", False), Piece("d", True)
+    assert bytes(stream(ByteTokenizer(), *parts)) == b"a\nb\n\ncd"
+
+
+# Words.
+
+
+def test_the_dictionary_follows_fairseqs_rule():
+    tokenizer = words_of("b a\nc a <unk> b </s>\n", "é\n")
+    # Specials; falling count; ties by symbol; 4 + 4 symbols are a multiple of 8 already.
+    assert tokenizer.symbols == ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "é"]
+    assert words_of("x y\n").symbols[4:] == ["x", "y", "madeupword0000", "madeupword0001"]
+
+
+def test_every_line_ends_with_its_boundary_blank_ones_too():
+    tokenizer = words_of("a b c\n")
+    a, b = tokenizer.encode("a b\n")[:2]
+    assert tokenizer.encode("a b\n\n  \nb").tolist() == [a, b, 2, 2, 2, b, 2]
+    assert tokenizer.encode("a <unk> nope\r\n").tolist() == [a, 3, 3, 2]
+    # An empty document is a blank line: that is how the hub stores WikiText's.
+    assert stream(tokenizer, Piece("a\n", True), Piece("", True), Piece("b", True)) == [a, 2, 2, b, 2]
+    assert tokenizer.decode([a, b, 2, 2, 3, 2]) == "a b\n\n<unk>\n"
+
+
+def test_words_are_the_same_in_pieces():
+    tokenizer = words_of("a b c\n")
+    whole = stream(tokenizer, Piece("a b\nc a b\n", True))
+    assert stream(tokenizer, Piece("a ", False), Piece("b", False), Piece("\nc a b\n", True)) == whole
+
+
+def test_wikitext2_counts_are_those_of_the_paper(shared_dir):
+    data = base.get_config().data
+    data.corpus, data.tokenizer = "text", "words"
+    for split in ("train", "valid", "test"):
+        data[split] = str(shared_dir / f"data/wikitext-2/{split}.txt")
+    corpus = make_corpus(data)
+    tokenizer = make_tokenizer(data, corpus)
+    assert tokenizer.vocab_size == 33_280
+    counts = {
+        split: sum(len(ids) for ids in tokenizer.encode_stream(corpus.pieces(split)))
+        for split in ("train", "valid", "test")
+    }
+    assert counts == {"train": 2_088_628, "valid": 217_646, "test": 245_569}
+
+
+def test_a_dict_txt_may_hold_the_padding_or_not(tmp_path):
+    (tmp_path / "bare.txt").write_bytes("a 3\nb\u2028c 2\n".encode())
+    (tmp_path / "padded.txt").write_bytes("a 3\nb\u2028c 2\nmadeupword0000 0\nmadeupword0001 0\n".encode())
+    bare, padded = (read_dictionary(tmp_path / name) for name in ("bare.txt", "padded.txt"))
+    assert bare == padded
+    assert bare[0] == ["<s>", "<pad>", "</s>", "<unk>", "a", "b\u2028c", "madeupword0000", "madeupword0001"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a 3\nb\n", r"line 2: 'b' is not \"symbol count\""),
+        (b"", r"line 1: '' is not"),
+        (b"a 3\na 2\n", "holds 'a' twice"),
+        (b"<unk> 3\n", "holds '<unk>' twice, or it is one of <s>"),
+        (b"caf\xe9 1\n", "not UTF-8: .* at offset 3"),
+    ],
+)
+def test_a_bad_dict_txt_is_explained(tmp_path, content, message):
+    (tmp_path / "dict.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_dictionary(tmp_path / "dict.txt")
+
+
+def test_a_text_without_words_has_no_dictionary():
+    with pytest.raises(ValueError, match="no word"):
+        words_of(" \n")
+
+
+# BPE.
+
+
+def test_bpe_closes_documents_and_round_trips(trained_bpe):
+    ids = trained_bpe.encode(TEXT).tolist()
+    assert (trained_bpe.vocab_size, trained_bpe.boundary_id) == (400, 0)
+    # Text that spells the boundary is only text: the one id 0 closes the document.
+    assert ids.count(0) == 1
+    assert ids[-1] == 0
+    assert trained_bpe.decode(ids) == TEXT + "<|endoftext|>"
+    assert trained_bpe.encode("").tolist() == [0]
+
+
+def test_bpe_training_is_deterministic_across_processes(trained_bpe):
+    code = (
+        "import lzma; from alibi.data import bpe; from alibi.data.tokenizers import BpeTokenizer\n"
+        f"text = lzma.open({str(BOOKS / 'valid.txt.xz')!r}, 'rt', encoding='utf-8', newline='').read()\n"
+        "print(BpeTokenizer(bpe.train_bpe([text[:100_000]], 400), '<|endoftext|>').fingerprint())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=BOOKS.parents[2]
+    )
+    assert done.stdout.strip() == trained_bpe.fingerprint()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["\n", "\n\n", " ", "  ", "\t", "a", "it's", "12", "!?", "é", "\u3000", " \n"]), max_size=40
+    ),
+    st.integers(0, 40),
+)
+def test_bpe_of_chunks_is_bpe_of_the_whole(trained_bpe, parts, cut):
+    text = "".join(parts)
+    whole = trained_bpe._tokenizer.encode(text, add_special_tokens=False).ids
+    before, bpe.CHUNK_CHARS = bpe.CHUNK_CHARS, 12
+    try:
+        chunked = stream(trained_bpe, Piece(text[:cut], False), Piece(text[cut:], True))[:-1]
+    finally:
+        bpe.CHUNK_CHARS = before
+    # Text without a border in 12 characters is cut anywhere; a test of borders leaves that out.
+    if any(len(chunk) == 12 for chunk in _chunks_of_12(text)):
+        return
+    assert chunked == whole
+
+
+def _chunks_of_12(text):
+    before, bpe.CHUNK_CHARS = bpe.CHUNK_CHARS, 12
+    try:
+        return bpe.cut_chunks(text, True)[0][:-1]
+    finally:
+        bpe.CHUNK_CHARS = before
+
+
+def test_bpe_of_a_real_book_is_the_same_in_pieces(trained_bpe, monkeypatch):
+    text = next(make_corpus(base.get_config().data).documents("valid"))
+    whole = [*trained_bpe._tokenizer.encode(text, add_special_tokens=False).ids, 0]
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 50_000)
+    parts = list(pieces.split_long(text))
+    assert len(parts) > 5
+    assert stream(trained_bpe, *parts) == whole
+
+
+def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
+    data = base.get_config().data
+    data.tokenizer, data.tokenizer_file = "bpe", str(tmp_path / "tokenizer.json")
+    tokenizer = hf.Tokenizer(hf.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.Whitespace()
+    tokenizer.save(data.tokenizer_file)
+    with pytest.raises(ValueError, match=r"tokenizer.json has no end-of-text token.*add one of <\|endoftext\|>, </s>"):
+        make_tokenizer(data, None)
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.post_processor = hf.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer.enable_truncation(2)
+    tokenizer.save(data.tokenizer_file)
+    made = make_tokenizer(data, None)
+    assert (made.boundary_id, made.vocab_size) == (2, 3)
+    # Neither the template nor the truncation that the file asks for: a document is whole and closed once.
+    assert made.encode("a b a a").tolist() == [0, 1, 0, 0, 2]
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"is no tokenizer\.json of the tokenizers library"):
+        make_tokenizer(data, None)
+    data.tokenizer_file = str(tmp_path / "missing.json")
+    with pytest.raises(ValueError, match=r"missing\.json can't be read"):
+        make_tokenizer(data, None)
+
+
+def test_a_vocabulary_too_small_for_bytes_and_an_unknown_method():
+    data = base.get_config().data
+    data.tokenizer, data.bpe_vocab_size = "bpe", 256
+    with pytest.raises(ValueError, match=r"bpe_vocab_size=256 is too small: .* 257 or more"):
+        make_tokenizer(data, make_corpus(data))
+    data.tokenizer = "byte"
+    with pytest.raises(ValueError, match=r"data\.tokenizer='byte' is unknown; use one of bytes, words, bpe"):
+        make_tokenizer(data, make_corpus(data))
+
+
+# All.
+
+
+def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
+    for tokenizer in (ByteTokenizer(), words_of(TEXT), trained_bpe):
+        folder = tmp_path / tokenizer.name
+        tokenizer.save(folder)
+        loaded = load_tokenizer(folder)
+        assert type(loaded) is type(tokenizer)
+        assert loaded.fingerprint() == tokenizer.fingerprint()
+        assert (loaded.vocab_size, loaded.boundary_id) == (tokenizer.vocab_size, tokenizer.boundary_id)
+        np.testing.assert_array_equal(loaded.encode(TEXT), tokenizer.encode(TEXT))
+    assert len({load_tokenizer(tmp_path / name).fingerprint() for name in ("bytes", "words", "bpe")}) == 3
+    with pytest.raises(ValueError, match="holds no saved tokenizer"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "bpe" / "tokenizer_config.json").write_text('{"name": "bpe"}')
+    with pytest.raises(ValueError, match="has no token '' to stand between documents"):
+        load_tokenizer(tmp_path / "bpe")

@@ -1,0 +1,240 @@
+"""Token files: right counts, found again by content, never half-written, and never silently wrong."""
+
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from alibi.data import cache, tokens
+from alibi.data.tokenizers import ByteTokenizer
+from configs import base
+
+TRAIN, VALID = "one two\nthree\n\n", "one zwei two\n"
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A small text corpus and an empty cache."""
+    for name, text in {"train": TRAIN, "valid": VALID}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    config = base.get_config().data
+    config.corpus, config.cache_dir = "text", str(tmp_path / "cache")
+    config.train, config.valid = str(tmp_path / "train.txt"), str(tmp_path / "valid.txt")
+    return config
+
+
+def directories(data, kind="tokens"):
+    return sorted(path for path in (pathlib.Path(data.cache_dir) / kind).iterdir() if not path.name.endswith(".lock"))
+
+
+def test_bytes_and_their_manifest(data):
+    made = tokens.prepare(data, "train", progress=False)
+    assert bytes(made.tokens.tolist()) == TRAIN.encode()
+    assert made.tokens.dtype == np.uint16
+    manifest = made.manifest
+    assert (manifest.tokens, manifest.words, manifest.bytes, manifest.documents) == (15, 3, 15, 1)
+    assert (manifest.corpus, manifest.split, manifest.tokenizer) == ("text", "train", "bytes")
+    assert (manifest.vocab_size, manifest.boundary_id, manifest.unknown_words) == (256, 10, 0)
+    assert manifest.tokenizer_fingerprint == made.tokenizer().fingerprint()
+    assert data.train in manifest.source
+
+
+def test_words_of_valid_by_the_dictionary_of_train(data):
+    data.tokenizer = "words"
+    made = tokens.prepare(data, "valid", progress=False)
+    assert made.tokenizer().symbols[4:7] == ["one", "three", "two"]
+    assert made.tokens.tolist() == [4, 3, 6, 2]
+    assert made.manifest.unknown_words == 1
+    assert (made.manifest.words, made.manifest.bytes) == (3, len(VALID))
+
+
+def test_large_vocabularies_take_four_bytes(data, tmp_path):
+    (tmp_path / "dict.txt").write_text("".join(f"w{i} 1\n" for i in range(70_000)))
+    (tmp_path / "valid.txt").write_text("w69999\n")
+    data.tokenizer, data.tokenizer_file = "words", str(tmp_path / "dict.txt")
+    made = tokens.prepare(data, "valid", progress=False)
+    assert made.tokens.dtype == np.uint32
+    assert made.tokens.tolist() == [70_003, 2]
+
+
+def test_found_again_by_content(data, tmp_path, monkeypatch):
+    data.tokenizer, data.bpe_vocab_size = "bpe", 260
+    first = tokens.prepare(data, "train", progress=False)
+    (tmp_path / "moved.txt").write_text(TRAIN)
+    data.train = str(tmp_path / "moved.txt")
+    monkeypatch.setattr(tokens, "_write_tokens", None)  # would fail if it were needed
+    monkeypatch.setattr(tokens, "make_tokenizer", None)
+    assert tokens.prepare(data, "train", progress=False).directory == first.directory
+
+
+def test_what_changes_the_tokens_changes_the_directory(data, tmp_path):
+    made = {tokens.prepare(data, split, progress=False).directory for split in ("train", "valid")}
+    data.max_train_bytes = 5
+    cut = tokens.prepare(data, "train", progress=False)
+    assert bytes(cut.tokens.tolist()) == b"one t"
+    assert (cut.manifest.bytes, cut.manifest.max_bytes) == (5, 5)
+    data.max_valid_bytes = 3
+    assert bytes(tokens.prepare(data, "valid", progress=False).tokens.tolist()) == b"one"
+    (tmp_path / "train.txt").write_text("One t")
+    made |= {cut.directory, tokens.prepare(data, "train", progress=False).directory}
+    data.tokenizer = "words"
+    made |= {tokens.prepare(data, "train", progress=False).directory}
+    assert len(made) == 5
+
+
+def test_an_existing_tokenizer_is_kept(data):
+    data.tokenizer = "words"
+    trained = tokens.prepare(data, "train", progress=False)
+    data.train = data.valid  # another text: its own dictionary would be another
+    made = tokens.prepare_with(data, "valid", trained.tokenizer(), progress=False)
+    assert made.manifest.tokenizer_fingerprint == trained.manifest.tokenizer_fingerprint
+    assert made.tokens.tolist() == [4, 3, 6, 2]
+
+
+def test_a_users_own_text(data, tmp_path):
+    cache_dir = tmp_path / "own"
+    made = tokens.prepare_text(data.train, ByteTokenizer(), cache_dir, progress=False)
+    assert bytes(made.tokens.tolist()) == TRAIN.encode()
+    both = tokens.prepare_text(
+        [tmp_path / "valid.txt", tmp_path / "train.txt"], ByteTokenizer(), cache_dir, progress=False
+    )
+    assert bytes(both.tokens.tolist()) == (VALID + TRAIN).encode()
+    assert both.manifest.documents == 2
+    with pytest.raises(ValueError, match="no text file is named"):
+        tokens.prepare_text("", ByteTokenizer(), cache_dir)
+    with pytest.raises(ValueError, match="there is no file"):
+        tokens.prepare_text(tmp_path / "nope.txt", ByteTokenizer(), cache_dir)
+
+
+def test_the_cache_is_the_configs_or_the_environments(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALIBI_CACHE", str(tmp_path))
+    assert cache.cache_root("x") == pathlib.Path("x")
+    assert cache.cache_root("") == tmp_path
+    monkeypatch.delenv("ALIBI_CACHE")
+    assert cache.cache_root("") == pathlib.Path.home() / ".cache/alibi"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "manifest", "remove"])
+def test_a_damaged_token_file_says_which_directory_to_delete(data, damage):
+    made = tokens.prepare(data, "train", progress=False)
+    path = made.directory / "tokens.bin"
+    if damage == "truncate":
+        os.truncate(path, 9)
+        message = "has 9 bytes, but its manifest says 30: it was truncated or altered; delete that directory"
+    elif damage == "alter":
+        content = bytearray(path.read_bytes())
+        content[3] ^= 1
+        path.write_bytes(content)
+        message = "tokens.bin was altered: its SHA-256 is not its manifest's; delete that directory"
+    elif damage == "manifest":
+        (made.directory / "manifest.json").write_text("{")
+        message = f"{made.directory} is damaged .*; delete that directory and run again"
+    else:
+        path.unlink()
+        message = f"{made.directory} is damaged .*; delete that directory and run again"
+    with pytest.raises(ValueError, match=message):
+        tokens.prepare(data, "train", progress=False)
+
+
+def test_bad_requests(data, tmp_path):
+    with pytest.raises(ValueError, match=r"split 'dev' is unknown; use one of train, valid, test"):
+        tokens.prepare(data, "dev")
+    with pytest.raises(ValueError, match=r"data\.test is empty; set it"):
+        tokens.prepare(data, "test")
+    data.max_train_bytes = 0
+    with pytest.raises(ValueError, match=r"train\.txt is empty: it has no text"):
+        tokens.prepare(data, "train", progress=False)
+    assert directories(data) == []
+
+
+def test_no_space_left_is_explained_and_leaves_nothing(data, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        ValueError, match=r"no space left to write .*; free some, or set data\.cache_dir or \$ALIBI_CACHE"
+    ):
+        tokens.prepare(data, "train", progress=False)
+    assert directories(data) == []
+    monkeypatch.undo()
+    assert tokens.prepare(data, "train", progress=False).manifest.tokens == 15
+
+
+def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    data.cache_dir = str(tmp_path / "file")
+    with pytest.raises(ValueError, match=r"the cache .*file.* can't be written .*; set data\.cache_dir"):
+        tokens.prepare(data, "train", progress=False)
+
+
+_PREPARE = """
+import json, sys, time
+from configs import base
+from alibi.data import cache, tokens
+data = base.get_config().data
+data.corpus, data.tokenizer, data.bpe_vocab_size = "text", "bpe", 260
+data.train, data.cache_dir = sys.argv[1:3]
+write, publish = tokens._write_tokens, cache._write_and_rename
+
+def slow(path, *rest):
+    time.sleep(0.7)  # both processes are here at once, if nothing keeps them apart
+    open(f"{data.cache_dir}.log", "a").write("wrote\\n")
+    return write(path, *rest)
+
+tokens._write_tokens = slow
+if sys.argv[3] == "no locks":
+    def refuse(*_):
+        raise OSError(38, "Function not implemented")
+    cache.fcntl.flock = refuse
+print("ready", flush=True)
+sys.stdin.readline()
+made = tokens.prepare(data, "train", progress=False)
+print(json.dumps([str(made.directory), made.tokens.tolist()]))
+"""
+
+
+@pytest.mark.parametrize(("locks", "writes"), [("locks", 1), ("no locks", 2)])
+def test_two_processes_at_once(data, locks, writes):
+    command = [sys.executable, "-c", _PREPARE, data.train, data.cache_dir, locks]
+    root = pathlib.Path(__file__).resolve().parents[2]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": root}
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as two:
+        for process in (one, two):
+            assert process.stdout.readline() == "ready\n"
+        for process in (one, two):
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        results = [json.loads(process.communicate(timeout=60)[0]) for process in (one, two)]
+    assert results[0] == results[1]
+    assert pathlib.Path(f"{data.cache_dir}.log").read_text() == "wrote\n" * writes
+    assert directories(data) == [pathlib.Path(results[0][0])]
+    assert len(directories(data, "tokenizers")) == 1
+
+
+def test_what_a_killed_process_left_is_removed(data, tmp_path):
+    target = tmp_path / "cache" / "key"
+    stale = target.with_name(f".{target.name}.0123")
+    stale.mkdir(parents=True)
+    (stale / "half").write_text("half")
+    cache.find_or_make(target, lambda folder: (folder / "whole").write_text("whole"))
+    assert not stale.exists()
+    assert [path.name for path in target.iterdir()] == ["whole"]
+    with target.with_name(f".{target.name}.lock").open("w") as lock:  # and the lock is free again
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_progress_goes_to_stderr_and_only_when_wanted(data, capsys, monkeypatch):
+    monkeypatch.setattr(tokens, "PROGRESS_DELAY", 0.0)
+    tokens.prepare(data, "train", progress=False)
+    assert capsys.readouterr() == ("", "")
+    tokens.prepare(data, "valid", progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "text valid" in captured.err
