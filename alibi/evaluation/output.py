@@ -1,0 +1,62 @@
+"""An output directory: rows, NLL dumps, and the report that is made of the rows."""
+
+import os
+import pathlib
+from collections.abc import Callable
+
+import jax
+
+from alibi.evaluation.dumps import Dump, write_dump
+from alibi.reporting.report import ROWS_FILE, write_report
+from alibi.reporting.rows import Row, append_rows, read_rows, row_key
+
+# Besides the keys of every row: the hash of the token file that was scored.
+TEXT_KEY = "tokens_sha256"
+
+
+class OutputError(RuntimeError):
+    """The output directory can't be written."""
+
+
+class Output:
+    """An output directory; of several processes only the first writes.
+
+    Raises:
+      OutputError: it can't be made or written; when it is made, and at each writing.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        self.directory = directory
+        self._guard(self._claim)
+        self.rows = read_rows(directory / ROWS_FILE)
+
+    def find(self, row: Row) -> list[Row]:
+        """The rows that exist of the measurement that `row` is about: same cell, step and text."""
+        return [found for found in self.rows if row_key(found) == row_key(row) and found.get(TEXT_KEY) == row[TEXT_KEY]]
+
+    def append(self, row: Row) -> None:
+        self._guard(lambda: append_rows(self.directory / ROWS_FILE, [row]))
+        self.rows.append(row)
+
+    def dump(self, path: pathlib.Path, dump: Dump) -> None:
+        self._guard(lambda: write_dump(path, dump))
+
+    def report(self) -> None:
+        self._guard(lambda: print(write_report(self.directory)))
+
+    def _claim(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        probe = self.directory / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+
+    def _guard(self, write: Callable[[], object]) -> None:
+        if jax.process_index() != 0:
+            return
+        try:
+            write()
+        except OSError as error:
+            raise OutputError(
+                f"output directory {self.directory} can't be written ({error.strerror or error}); "
+                "make space or choose another --output_dir; rows written so far are kept"
+            ) from error

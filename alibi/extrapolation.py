@@ -1,0 +1,242 @@
+"""Trained runs at many lengths: work directories -> rows of results.jsonl, NLL dumps, table and figure."""
+
+import dataclasses
+import math
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import tqdm
+from jax.experimental import multihost_utils
+from jaxtyping import PyTree
+
+from alibi.data.tokens import TokenFile, prepare_text, prepare_with
+from alibi.evaluation.dumps import Dump, dump_path, is_dump_of
+from alibi.evaluation.output import TEXT_KEY, Output, OutputError
+from alibi.evaluation.perplexity import Score, metrics
+from alibi.evaluation.windows import Windows, plan
+from alibi.reporting.rows import ROW_KEYS, Row, is_measured
+from alibi.runs import git_commit
+from alibi.trained import TrainedRun
+
+__all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs", "parse_numbers"]
+
+MULTIPLES = (1, 2, 4, 8, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to evaluate of each run.
+
+    Attributes:
+      output_dir: where results.jsonl, nll/, report.md and extrapolation.png go.
+      lengths: in tokens; empty: `multiples` of each run's train_length.
+      multiples: used where `lengths` is empty.
+      stride: tokens that a window scores; None: the length (windows don't overlap).
+      split: "train", "valid" or "test", of the run's own corpus.
+      text_file: files to score in place of the split, tokenized as the run's text was.
+      checkpoint: "latest", "best" or a step.
+      dump_nll: also write each token's NLL.
+      batch_tokens: inputs a device holds at one time; None: the run's eval.batch_tokens.
+      report: write the table and the figure at the end.
+    """
+
+    output_dir: pathlib.Path
+    lengths: tuple[int, ...] = ()
+    multiples: tuple[int, ...] = MULTIPLES
+    stride: int | None = None
+    split: str = "valid"
+    text_file: str = ""
+    checkpoint: str = "latest"
+    dump_nll: bool = False
+    batch_tokens: int | None = None
+    report: bool = True
+
+    def __post_init__(self) -> None:
+        if self.checkpoint not in ("latest", "best") and not self.checkpoint.isdecimal():
+            raise ValueError(f"--checkpoint={self.checkpoint} must be latest, best or a step, such as 600")
+        for length in self.lengths:  # those of multiples are known only with the run
+            plan(1, length, self.stride)
+
+    def lengths_of(self, train_length: int) -> list[int]:
+        """The lengths for a run, ascending, each once."""
+        return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
+
+
+def parse_numbers(flag: str, words: Sequence[str]) -> tuple[int, ...]:
+    """The positive integers that the comma-separated flag named `flag` lists; ValueError for anything else."""
+    if not words or any(not word.strip().isdecimal() or int(word) < 1 for word in words):
+        raise ValueError(
+            f"--{flag}={','.join(words)} must be positive whole numbers, separated by commas, such as 1,2,4"
+        )
+    return tuple(int(word) for word in words)
+
+
+def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
+    """Evaluates each work directory, writes rows as they are found, then the report; returns what failed.
+
+    A length that a position method isn't defined for, or that memory doesn't suffice
+    for, becomes a row with `error` and is no failure. A work directory that can't be
+    evaluated is one; the others go on.
+
+    Raises:
+      ValueError: two work directories of one name, whose rows could not be told apart.
+      OutputError: the output directory can't be written.
+    """
+    paths = list(dict.fromkeys(pathlib.Path(workdir).expanduser().absolute() for workdir in workdirs))
+    _check_names(paths)
+    output = Output(options.output_dir)
+    failures = []
+    for path in paths:
+        try:
+            RunEvaluation(path, options, output).run()
+        except (ValueError, OSError, jax.errors.JaxRuntimeError) as error:
+            failures.append(f"{path}: {error}" if str(path) not in str(error) else str(error))
+            _say(f"error: {failures[-1]}")
+    if options.report:
+        output.report()
+    return failures
+
+
+class RunEvaluation:
+    """One run at all its lengths; the parameters are loaded only if there is something to compute."""
+
+    def __init__(self, workdir: pathlib.Path, options: Options, output: Output):
+        self.options, self.output = options, output
+        self.trained = TrainedRun(workdir, options.checkpoint, batch_tokens=options.batch_tokens)
+        self.text = self._prepare_text()
+        self.lengths = options.lengths_of(self.trained.config.train_length)
+        self.windows = {length: plan(self.text.tokens.size, length, options.stride) for length in self.lengths}
+
+    def run(self) -> None:
+        """Evaluates what is missing, shortest first."""
+        for length, windows in self.windows.items():
+            row = self._unmeasured(windows)
+            dump = dump_path(self.output.directory, self.trained.name, length, windows.stride)
+            if _agreed(self._is_done(row, dump)):
+                _say(f"{self._title(windows)}: done before")
+                continue
+            params = self.trained.params  # a damaged checkpoint is no limit of this length
+            try:
+                score = self._score(params, windows)
+            except (ValueError, MemoryError, jax.errors.JaxRuntimeError) as error:
+                self._record_error(row, self._limit(error, windows))
+            else:
+                self._record(row, score, dump)
+
+    def _prepare_text(self) -> TokenFile:
+        data, tokenizer, progress = self.trained.config.data, self.trained.tokenizer, _is_primary()
+        if self.options.text_file:
+            text = prepare_text(self.options.text_file, tokenizer, data.cache_dir, progress=progress)
+        else:
+            text = prepare_with(data, self.options.split, tokenizer, progress=progress)
+        if text.manifest.unknown_words:
+            _say(
+                f"{text.manifest.source}: {text.manifest.unknown_words:,} of {text.manifest.tokens:,} tokens are "
+                "words outside the run's dictionary"
+            )
+        return text
+
+    def _is_done(self, row: Row, dump: pathlib.Path) -> bool:
+        measured = any(is_measured(found) for found in self.output.find(row))
+        return measured and (not self.options.dump_nll or is_dump_of(dump, row["step"], row[TEXT_KEY]))
+
+    def _score(self, params: PyTree, windows: Windows) -> Score:
+        hidden = None if _is_primary() else True  # None: only where stderr is no terminal
+        with tqdm.tqdm(
+            total=windows.num_tokens,
+            desc=self._title(windows),
+            unit="token",
+            unit_scale=True,
+            leave=False,
+            disable=hidden,
+        ) as bar:
+            return self.trained.scorer.score(
+                params, self.text.tokens, windows.length, windows.stride, progress=bar.update
+            )
+
+    def _record(self, row: Row, score: Score, dump: pathlib.Path) -> None:
+        """Writes the dump, then the row: a row without its dump would be taken for done."""
+        total, manifest = score.total_nats, self.text.manifest
+        if not math.isfinite(total):
+            self._record_error(row, f"the NLL is {total}; the parameters or the method overflow at this length")
+            return
+        if self.options.dump_nll:
+            targets = np.asarray(self.text.tokens, np.int32)
+            self.output.dump(dump, Dump(score.nll_nats, targets, row["step"], row[TEXT_KEY]))
+        found = metrics(total, score.tokens, manifest.words, manifest.bytes)
+        _say(f"{self._title(score.windows)}: perplexity {found.perplexity:.3f} ({score.seconds:.1f} s)")
+        row |= dataclasses.asdict(found) | {"nll_nats": total, "seconds": score.seconds}
+        row |= {"tokens": score.tokens, "words": manifest.words, "bytes": manifest.bytes}
+        row["tokens_per_second"] = score.tokens_per_second
+        if not any(is_measured(old) for old in self.output.find(row)):  # else only its dump was missing
+            self.output.append(row)
+
+    def _record_error(self, row: Row, error: str) -> None:
+        _say(f"{row['run']} at {row['eval_length']:,}: {error}")
+        if not any(old.get("error") == error for old in self.output.find(row)):
+            self.output.append(row | {"error": error})
+
+    def _limit(self, error: Exception, windows: Windows) -> str:
+        """What an error row says of a method's limit, or of memory; raises any other error again."""
+        text = str(error)
+        if isinstance(error, ValueError):
+            return text
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
+            return f"out of memory at {windows.length} tokens; try a lower --batch_tokens or more devices"
+        raise error
+
+    def _unmeasured(self, windows: Windows) -> Row:
+        """The row without its results."""
+        config, manifest = self.trained.config, self.text.manifest
+        # A user's text is known by its name, so that the rows of several stand side by side.
+        names = ",".join(pathlib.Path(name).name for name in self.options.text_file.split(","))
+        return dict.fromkeys(ROW_KEYS) | {
+            "run": self.trained.name,
+            "position": config.position,
+            "train_length": config.train_length,
+            "eval_length": windows.length,
+            "mode": windows.mode,
+            "stride": windows.stride,
+            "corpus": names or manifest.corpus,
+            "split": manifest.split,
+            "seed": config.seed,
+            "step": self.trained.step,
+            "parameters": self.trained.num_parameters,
+            "device": f"{jax.devices()[0].device_kind} x{jax.device_count()}",
+            "commit": git_commit(),
+            TEXT_KEY: manifest.sha256,
+        }
+
+    def _title(self, windows: Windows) -> str:
+        sliding = f", stride {windows.stride:,}" if windows.mode == "sliding" else ""
+        return f"{self.trained.name} at {windows.length:,}{sliding}"
+
+
+def _check_names(paths: Sequence[pathlib.Path]) -> None:
+    for path in paths:
+        for other in paths:
+            if other.name == path.name and other != path:
+                raise ValueError(
+                    f"{path} and {other} have the same name, and rows are known by it; "
+                    "rename one, or evaluate them into two --output_dir"
+                )
+
+
+def _is_primary() -> bool:
+    return jax.process_index() == 0
+
+
+def _agreed(decision: bool) -> bool:
+    """The first process's decision, on every process."""
+    if jax.process_count() == 1:
+        return decision
+    return bool(multihost_utils.broadcast_one_to_all(np.array(decision)))
+
+
+def _say(message: str) -> None:
+    if _is_primary():
+        tqdm.tqdm.write(message, file=sys.stderr)

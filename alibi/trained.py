@@ -1,0 +1,112 @@
+"""A trained run, ready to be evaluated: its model and parameters from a work directory, on the devices here."""
+
+import functools
+import logging
+import os
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from alibi.data.tokenizers import Tokenizer
+from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.model import DecoderLM, build_model, count_parameters
+from alibi.runs import RunDirectory
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.sharding import batch_sharding, batch_shards, make_mesh, tree_shardings
+
+_log = logging.getLogger(__name__)
+
+
+class TrainedRun:
+    """One checkpoint of a run. What is costly, such as the parameters, is loaded when it is first used.
+
+    Args:
+      workdir: the run's work directory.
+      checkpoint: "latest", "best" (by validation NLL) or a step.
+      batch_tokens: inputs a device holds at one time; None: the run's eval.batch_tokens.
+
+    Raises:
+      ValueError: no work directory, or no such checkpoint in it; later, when the
+        parameters are used, a damaged one.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], checkpoint: str = "latest", *, batch_tokens: int | None = None):
+        self.directory = RunDirectory(workdir)
+        self.config = self.directory.config()
+        self._batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
+        self.step = _find_step(self.directory, checkpoint)
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return self.directory.tokenizer()
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        return fitting_mesh(self.config.mesh)
+
+    @functools.cached_property
+    def model(self) -> DecoderLM:
+        return build_model(self.config, self.tokenizer.vocab_size, batch_shards=batch_shards(self.mesh))
+
+    @functools.cached_property
+    def num_parameters(self) -> int:
+        return count_parameters(self.model)
+
+    @functools.cached_property
+    def params(self) -> PyTree:
+        """The parameters, split over the mesh as in training."""
+        shapes = jax.eval_shape(self.model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+        abstract = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            tree_shardings(shapes, self.mesh),
+        )
+        with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
+            return checkpoints.restore_params(self.step, abstract)
+
+    @functools.cached_property
+    def scorer(self) -> Scorer:
+        """Scores streams of this run's tokens; call `scorer.score(run.params, ...)`."""
+        return Scorer(
+            model_nll(self.model),
+            boundary_id=self.tokenizer.boundary_id,
+            batch_tokens=self._batch_tokens,
+            sharding=batch_sharding(self.mesh),
+        )
+
+
+def fitting_mesh(mesh: ml_collections.ConfigDict) -> Mesh:
+    """The mesh that the run was trained on, or all devices along `data` where there are more or fewer of them."""
+    try:
+        return make_mesh(mesh)
+    except ValueError as error:
+        _log.warning("%s; evaluating with mesh.data=-1 on the %d devices here", error, jax.device_count())
+        return make_mesh(ml_collections.ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
+
+
+def _find_step(directory: RunDirectory, checkpoint: str) -> int:
+    """The step that "latest", "best" or a number names."""
+    status = directory.status()
+    known = ": ".join(filter(None, (status["state"], status["reason"])))
+    missing = f"{directory.path} has no checkpoint (its training: {known}); train it first with the same --workdir"
+    if not directory.checkpoints.is_dir():
+        raise ValueError(missing)
+    with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
+        if checkpoints.latest is None:
+            raise ValueError(missing)
+        if checkpoint == "latest":
+            return checkpoints.latest
+        if checkpoint == "best":
+            if checkpoints.best is None:
+                raise ValueError(
+                    f"{directory.path} has no best checkpoint: none was validated; use --checkpoint=latest"
+                )
+            return checkpoints.best[0]
+        return int(checkpoint)

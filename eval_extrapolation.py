@@ -1,0 +1,97 @@
+"""Perplexity of trained runs at many lengths.
+
+    python eval_extrapolation.py --workdirs=A,B --multiples=1,2,4,8,16 --output_dir=OUT
+
+Appends a row to OUT/results.jsonl for each run and length, and writes OUT/report.md and
+OUT/extrapolation.png. Rows that exist are not computed again, so a stopped command, given
+again, goes on. On several hosts give the same command on each, as for train.py.
+"""
+
+import pathlib
+import signal
+import sys
+
+from absl import app, flags, logging
+
+_WORKDIRS = flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
+_MULTIPLES = flags.DEFINE_list("multiples", None, "evaluation lengths as multiples of each run's own (1,2,4,8,16)")
+_LENGTHS = flags.DEFINE_list("lengths", None, "evaluation lengths in tokens, in place of --multiples")
+_STRIDE = flags.DEFINE_integer("stride", None, "tokens that each window scores; default: the length, without overlap")
+_SPLIT = flags.DEFINE_string("split", "valid", "train, valid or test, of each run's own corpus")
+_TEXT_FILE = flags.DEFINE_string(
+    "text_file", "", "score this text (paths or globs; .gz, .xz, .zst) in place of a split"
+)
+_CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
+_DUMP_NLL = flags.DEFINE_bool("dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where the results go; default: the work directory if it is one")
+_BATCH_TOKENS = flags.DEFINE_integer(
+    "batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens"
+)
+_REPORT = flags.DEFINE_bool("report", True, "write and print the table, and draw the figure")
+_MULTIHOST = flags.DEFINE_bool("multihost", False, "this process is one of several; the cluster says which")
+_COORDINATOR = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, on every process")
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "processes in all")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "this process, from 0")
+
+
+def main(argv: list[str]) -> int:
+    if argv[1:]:
+        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    logging.set_verbosity(logging.WARNING)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _evaluate()
+    except KeyboardInterrupt:
+        print("\nstopped; finished rows are kept, and the same command goes on from there", file=sys.stderr)
+        return 130
+
+
+def _evaluate() -> int:
+    # Only now, so that a wrong flag is reported at once.
+    import jax
+
+    from alibi.extrapolation import OutputError, evaluate_runs
+
+    try:
+        options = _options()
+        if _MULTIHOST.value or _COORDINATOR.value:
+            jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        failures = evaluate_runs(_WORKDIRS.value, options)
+    except (ValueError, OutputError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if failures:
+        print(f"error: {len(failures)} of {len(_WORKDIRS.value)} work directories failed, see above", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _options():
+    """The flags as the library takes them; ValueError where they contradict each other."""
+    from alibi.extrapolation import MULTIPLES, Options, parse_numbers
+    from alibi.runs import RunDirectory
+
+    if not _WORKDIRS.value:
+        raise ValueError("--workdirs names no work directory; give those of train.py, separated by commas")
+    if _LENGTHS.value is not None and _MULTIPLES.value is not None:
+        raise ValueError("--lengths and --multiples are two ways to say the same; give one of them")
+    if _OUTPUT_DIR.value is None and len(_WORKDIRS.value) > 1:
+        raise ValueError("several --workdirs need an --output_dir for their common results")
+    if _OUTPUT_DIR.value is None:
+        RunDirectory(_WORKDIRS.value[0]).config()  # a mistyped name must not become a directory of results
+    return Options(
+        output_dir=pathlib.Path(_OUTPUT_DIR.value or _WORKDIRS.value[0]).expanduser().absolute(),
+        lengths=() if _LENGTHS.value is None else parse_numbers("lengths", _LENGTHS.value),
+        multiples=MULTIPLES if _MULTIPLES.value is None else parse_numbers("multiples", _MULTIPLES.value),
+        stride=_STRIDE.value,
+        split=_SPLIT.value,
+        text_file=_TEXT_FILE.value,
+        checkpoint=_CHECKPOINT.value,
+        dump_nll=_DUMP_NLL.value,
+        batch_tokens=_BATCH_TOKENS.value,
+        report=_REPORT.value,
+    )
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("workdirs")
+    app.run(main)
