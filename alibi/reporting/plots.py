@@ -113,13 +113,17 @@ def _draw_perplexities(axes: Axes) -> None:
 def perplexity_ticks(low: float, high: float) -> list[float]:
     """Round values between `low` and `high`: the coarsest steps that give at least four, however narrow the range."""
     ticks: list[float] = []
-    for steps in ((1.0,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(i / 10 for i in range(10, 100))):
+    for steps in ((1.0,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), _steps(10), _steps(50)):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) >= 4:
             break
     return ticks[:: math.ceil(len(ticks) / 10)] if ticks else []
+
+
+def _steps(each: int) -> tuple[float, ...]:
+    return tuple(1 + i / each for i in range(9 * each))
 
 
 def _draw_labels(axes: Axes, ends: Sequence[_End]) -> None:

@@ -131,7 +131,7 @@ def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
     overrides = {key: value for key, value in given.items() if key not in own}
     try:
         config = _load_config(config_file, overrides)
-        _check_model(config)
+        _check_run(config)
         name = given.get("name") or run_name(config, overrides)
         evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
     except ValueError as error:
@@ -153,11 +153,15 @@ def _load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collectio
     return config
 
 
-def _check_model(config: ml_collections.ConfigDict) -> None:
-    # Only here: it loads JAX, which takes seconds. Nothing is computed, so no device is claimed.
+def _check_run(config: ml_collections.ConfigDict) -> None:
+    # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.model import build_model
+    from alibi.training.loop import sequences_per_update
+    from alibi.training.optimizer import make_optimizer
 
     build_model(config, vocab_size=1)
+    sequences_per_update(config, 1)
+    make_optimizer(config.optimizer, config.train.steps)
 
 
 def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluation, ...]:

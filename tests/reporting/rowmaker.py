@@ -1,0 +1,34 @@
+"""Result rows for the tests of the reporting room, made from a perplexity."""
+
+import math
+from typing import Any
+
+
+def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float | None = 8.0, **changed: Any) -> dict:
+    """A row of a run at L = 128 over 1,000 one-byte tokens, in which the keys `changed` have other values."""
+    known = perplexity is not None
+    row = {
+        "run": f"{position}-L128-seed{changed.get('seed', 0)}",
+        "position": position,
+        "train_length": 128,
+        "eval_length": eval_length,
+        "mode": "nonoverlapping",
+        "stride": eval_length,
+        "corpus": "books",
+        "split": "valid",
+        "seed": 0,
+        "step": 600,
+        "parameters": 826112,
+        "nll_nats": 1000 * math.log(perplexity) if known else None,
+        "tokens": 1000 if known else None,
+        "words": 180 if known else None,
+        "bytes": 1000 if known else None,
+        "perplexity": perplexity,
+        "word_perplexity": None,
+        "bits_per_byte": math.log2(perplexity) if known else None,
+        "tokens_per_second": 5000.0 if known else None,
+        "seconds": 0.2 if known else None,
+        "device": "cpu",
+        "commit": "0123456789abcdef",
+    }
+    return row | changed

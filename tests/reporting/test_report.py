@@ -1,0 +1,97 @@
+"""The report's files and the figure: what is drawn, and that it can be read."""
+
+import itertools
+import struct
+
+import pytest
+from matplotlib.figure import Figure
+
+from alibi.reporting.plots import DOTS_PER_INCH, FONT_SIZE, draw_axes, perplexity_ticks, spread
+from alibi.reporting.report import write_report
+from alibi.reporting.rows import append_rows
+from alibi.reporting.series import panels
+from tests.reporting.rowmaker import make_row
+
+CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
+ROWS = [
+    make_row(position, 128 * 2**i, value, **({} if value else {"error": "too long"}))
+    for position, values in CURVES.items()
+    for i, value in enumerate(values)
+]
+
+
+@pytest.fixture
+def axes():
+    axes = Figure().add_subplot()
+    draw_axes(axes, panels(ROWS)[0])
+    return axes
+
+
+def test_one_line_a_method_with_colour_and_marker_of_its_own(axes):
+    lines = [line for line in axes.get_lines() if line.get_label() in CURVES]
+    assert {line.get_label(): list(line.get_ydata()) for line in lines} == {
+        "sinusoidal": [8.0, 80.0, 800.0],
+        "alibi": [8.1, 7.9, 7.8],
+        "learned": [8.2],
+    }
+    for style in ("get_color", "get_marker"):
+        assert len({getattr(line, style)() for line in lines}) == 3, style
+
+
+def test_both_axes_are_logarithmic_with_the_lengths_as_ticks_and_l_marked(axes):
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["128", "256", "512"]
+    texts = [text.get_text() for text in axes.texts]
+    assert "trained at L = 128" in texts
+    assert any(list(line.get_xdata()) == [128, 128] for line in axes.get_lines())
+    assert {"sinusoidal", "alibi", "learned (to 128)"} <= set(texts)
+
+
+def test_a_method_looks_the_same_in_every_figure():
+    def colour(rows):
+        axes = Figure().add_subplot()
+        draw_axes(axes, panels(rows)[0])
+        return next(line.get_color() for line in axes.get_lines() if line.get_label() == "alibi")
+
+    assert colour(ROWS) == colour(ROWS[3:6])
+
+
+def test_fonts_are_legible_on_a_projector():
+    # The figure is 10 inches wide; the smallest text is one point below FONT_SIZE.
+    assert FONT_SIZE - 1 >= 14
+
+
+@pytest.mark.parametrize(("low", "high"), [(7.7, 8.4), (5, 900), (18.2, 20.1), (1, 1e9), (2.5, 12)])
+def test_there_are_enough_round_ticks_in_any_range(low, high):
+    ticks = perplexity_ticks(low, high)
+    assert 4 <= len(ticks) <= 12
+    assert all(low <= tick <= high for tick in ticks)
+    assert ticks == sorted(ticks)
+
+
+def test_labels_keep_their_order_and_distance_and_stay_inside():
+    placed = spread([0.1, 0.1, 0.12, 0.99, 1.0], 0.06)
+    assert all(b - a >= 0.06 - 1e-9 for a, b in itertools.pairwise(placed))
+    assert placed[-1] <= 1.0
+    assert placed[0] == 0.1
+
+
+def test_report_with_tables_figure_and_failures(tmp_path):
+    append_rows(tmp_path / "results.jsonl", [*ROWS, make_row(split="test"), make_row("t5", split="test")])
+    text = write_report(tmp_path, "A title", {"t5-L128": "no memory\nleft"})
+    report = (tmp_path / "report.md").read_text()
+    assert report.startswith("# A title\n\n**Perplexity by evaluation length: books, split valid")
+    assert "- t5-L128: no memory left" in report
+    assert "**Bits per byte" in report
+    for name in ("extrapolation.png", "extrapolation-books-test.png"):
+        assert f"({name})" in report
+        assert str(tmp_path / name) in text
+        header = (tmp_path / name).read_bytes()[:24]
+        assert header.startswith(b"\x89PNG")
+        assert struct.unpack(">II", header[16:]) == (10 * DOTS_PER_INCH, 6 * DOTS_PER_INCH)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_without_rows_there_is_no_report(tmp_path):
+    assert "no results" in write_report(tmp_path)
+    assert not list(tmp_path.iterdir())

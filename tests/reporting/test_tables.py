@@ -1,0 +1,133 @@
+"""Tables print exactly what the rows hold: values, ratios, the best, errors and what the numbers are."""
+# ruff: noqa: RUF001 - the multiplication sign is what the tables print
+
+import pytest
+
+from alibi.reporting.series import panels, seedless
+from alibi.reporting.tables import BITS_PER_BYTE, build_table, explanation, format_perplexity, to_markdown, to_text
+from tests.reporting.rowmaker import make_row
+
+ROWS = [
+    make_row("sinusoidal", 128, 8.0),
+    make_row("sinusoidal", 256, 1234.0),
+    make_row("alibi", 128, 9.0),
+    make_row("alibi", 256, 8.1),
+    make_row("learned", 128, 10.0),
+    make_row("learned", 256, None, error="learned has 128 positions"),
+]
+
+MARKDOWN = """\
+**Perplexity by evaluation length: books, split valid, non-overlapping windows (stride = length); \
+1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu.**
+
+| run | trained at L | 128 | 256 |
+| --- | ---: | ---: | ---: |
+| sinusoidal-L128 | 128 | **8.00** (×1.00) | 1,234 (×154) |
+| alibi-L128 | 128 | 9.00 (×1.00) | **8.10** (×0.90) |
+| learned-L128 | 128 | 10.00 (×1.00) | no result [1] |
+
+[1] learned has 128 positions\x20\x20
+"""
+
+TEXT = """\
+Perplexity by evaluation length: books, split valid, non-overlapping windows (stride = length);
+1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu.
+
+run              trained at L            128            256
+---------------  ------------  -------------  -------------
+sinusoidal-L128           128  8.00 (×1.00)*   1,234 (×154)
+alibi-L128                128   9.00 (×1.00)  8.10 (×0.90)*
+learned-L128              128  10.00 (×1.00)  no result [1]
+[1] learned has 128 positions
+"""
+
+
+def test_markdown():
+    (panel,) = panels(ROWS)
+    assert to_markdown(build_table(panel)) == MARKDOWN
+
+
+def test_text_for_the_terminal():
+    (panel,) = panels(ROWS)
+    assert to_text(build_table(panel)) == TEXT
+
+
+def test_bits_per_byte_and_a_cell_that_was_not_evaluated():
+    (panel,) = panels([make_row(eval_length=128, perplexity=8.0), make_row("t5", 256, 4.0)])
+    table = build_table(panel, BITS_PER_BYTE)
+    # log2(8) = 3; without a value at its own L there is no ratio; a best needs two to compare.
+    assert table.body == (("alibi-L128", "128", "3.000 (×1.00)", ""), ("t5-L128", "128", "", "2.000"))
+    assert table.best == frozenset()
+    assert table.caption.startswith("Bits per byte by evaluation length: books")
+
+
+def test_runs_that_differ_only_in_their_seed_become_mean_and_standard_deviation():
+    (panel,) = panels([make_row(perplexity=8.0), make_row(perplexity=9.0, seed=1), make_row(perplexity=10.0, seed=2)])
+    table = build_table(panel)
+    assert table.body == (("alibi-L128", "128", "9.00 ± 1.00 (×1.00)"),)
+    assert "seed 0, 1, 2;" in table.caption
+    assert "standard deviation over seeds" in explanation(panel)
+
+
+def test_one_failed_seed_does_not_hide_the_others():
+    (panel,) = panels([make_row(perplexity=8.0), make_row(perplexity=None, seed=1, error="no memory left")])
+    assert build_table(panel).body == (("alibi-L128", "128", "8.00 (×1.00)"),)
+
+
+def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
+    sliding = {"mode": "sliding", "stride": 1}
+    rows = [
+        make_row(),
+        make_row(split="test"),
+        make_row(corpus="other"),
+        make_row(**sliding),
+        make_row("t5", 256, **sliding),
+    ]
+    found = panels(rows)
+    assert [(panel.corpus, panel.split, panel.stride) for panel in found] == [
+        ("books", "valid", None),
+        ("books", "test", None),
+        ("other", "valid", None),
+        ("books", "valid", 1),
+    ]
+    assert found[3].lengths == [128, 256]
+    assert "sliding windows, stride 1;" in build_table(found[3]).caption
+
+
+def test_a_later_step_of_the_same_run_replaces_the_earlier_one():
+    (panel,) = panels([make_row(perplexity=9.0), make_row(perplexity=7.0, step=900)])
+    assert build_table(panel).body == (("alibi-L128", "128", "7.00 (×1.00)"),)
+    assert "step 900;" in build_table(panel).caption
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (8.0, "8.00"),
+        (999.99, "999.99"),
+        (999.999, "1,000"),
+        (15512.4, "15,512"),
+        (999999.9, "1.0e+06"),
+        (3e9, "3.0e+09"),
+    ],
+)
+def test_perplexities_are_printed_with_as_many_digits_as_mean_something(value, text):
+    assert format_perplexity(value) == text
+
+
+@pytest.mark.parametrize(
+    ("run", "label"),
+    [
+        ("alibi-L128-seed0", "alibi-L128"),
+        ("seed12-alibi", "alibi"),
+        ("alibi-L128-steps=9-seed1", "alibi-L128-steps=9"),
+        ("seed3", "seed3"),
+    ],
+)
+def test_the_label_of_a_run_is_its_name_without_the_seed(run, label):
+    assert seedless(run) == label
+
+
+def test_a_pipe_or_newline_in_an_error_does_not_break_the_markdown():
+    (panel,) = panels([make_row(run="a|b", perplexity=None, error="x")])
+    assert "| a\\|b | 128 | no result [1] |" in to_markdown(build_table(panel))

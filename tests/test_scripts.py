@@ -1,0 +1,127 @@
+"""The set-up script's messages and the sweep script's command line, as a newcomer meets them."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+PROJECT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """The set-up script and requirements in a folder of their own, with a space in its name."""
+    folder = tmp_path / "a clone"
+    (folder / "scripts").mkdir(parents=True)
+    shutil.copy(PROJECT / "scripts" / "setup.sh", folder / "scripts")
+    for name in ("requirements.txt", "requirements-test.txt"):
+        (folder / name).write_text("")
+    return folder
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A PATH with what the script needs, but no Python."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("bash", "dirname", "sed", "cat", "cksum", "awk", "tee", "tail", "rm", "uname"):
+        (folder / name).symlink_to(shutil.which(name))
+    return folder
+
+
+def setup(clone, path, *arguments, **environment):
+    return subprocess.run(
+        ["bash", str(clone / "scripts" / "setup.sh"), *arguments],
+        cwd="/",
+        env={"PATH": str(path), "HOME": str(clone), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_any_python_it_says_what_is_needed(clone, tools):
+    result = setup(clone, tools)
+    assert result.returncode == 1
+    assert "Python 3.11 or newer is needed, with its venv module; found no python at all." in result.stderr
+    assert "PYTHON=/path/to/python" in result.stderr
+
+
+def test_an_old_python_is_named_with_its_version(clone, tools):
+    old = tools / "python3"
+    old.write_text("#!/bin/bash\necho 3.9.2\nexit 1\n")
+    old.chmod(0o755)
+    result = setup(clone, tools)
+    assert result.returncode == 1
+    assert "found python3 (3.9.2)." in result.stderr
+
+
+def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone, tools):
+    first = setup(clone, tools, PYTHON=sys.executable)
+    assert first.returncode == 0, first.stderr
+    assert "making .venv" in first.stdout
+    second = setup(clone, tools)
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    (clone / "alibi.py").write_text("")
+    python = clone / ".venv" / "bin" / "python"
+    subprocess.run([python, "-c", "import alibi"], cwd="/", check=True)
+    # Other requirements, or the tools of the tests, are something to do.
+    (clone / "requirements.txt").write_text("# changed\n")
+    assert "installing requirements.txt" in setup(clone, tools).stdout
+    assert "installing requirements-test.txt" in setup(clone, tools, "--test").stdout
+    assert setup(clone, tools).stdout == ""
+
+
+def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
+    (clone / "requirements.txt").write_text("no-such-package-of-this-project==1.0\n")
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    for _ in range(2):
+        result = setup(clone, tools, PYTHON=sys.executable, **offline)
+        assert result.returncode == 1
+        assert "the installation failed" in result.stderr
+        assert "A connection to a Python package index is needed once" in result.stderr
+
+
+@pytest.mark.parametrize("argument", ["--tests", "--extra=rocm"])
+def test_unknown_arguments(clone, tools, argument):
+    result = setup(clone, tools, argument)
+    assert result.returncode == 1
+    assert "known are" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-test.txt"])
+def test_every_requirement_is_pinned_and_no_other_framework_is_among_them(name):
+    lines = (PROJECT / name).read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith(("#", "-r"))]
+    assert all("==" in pin for pin in pins)
+    names = {pin.partition("==")[0] for pin in pins}
+    assert not {name for name in names if name in ("torch", "tensorflow") or name.startswith("nvidia")}
+
+
+def test_scripts_are_valid_bash():
+    for script in [*PROJECT.glob("scripts/*.sh"), PROJECT / ".ci" / "run"]:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def sweep(*arguments):
+    command = [sys.executable, str(PROJECT / "scripts" / "sweep.py"), *arguments]
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+
+
+def test_dry_run_lists_the_quickstart_and_writes_nothing(tmp_path):
+    workdir = tmp_path / "work"
+    result = sweep(f"--sweep={PROJECT / 'configs/sweeps/quickstart.py'}", f"--workdir={workdir}", "--dry_run")
+    assert result.returncode == 0, result.stderr
+    names = [line.split()[0] for line in result.stdout.splitlines()[1:5]]
+    assert names == ["sinusoidal-L128-seed0", "rotary-L128-seed0", "t5-L128-seed0", "alibi-L128-seed0"]
+    assert result.stdout.count("missing") == 4
+    assert not workdir.exists()
+
+
+def test_a_bad_sweep_file_is_one_line_and_a_non_zero_exit(tmp_path):
+    result = sweep(f"--sweep={tmp_path / 'absent.py'}", f"--workdir={tmp_path}")
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines()[-1].startswith(f"error: {tmp_path / 'absent.py'} does not exist")

@@ -1,0 +1,284 @@
+"""Sweeps: what a file means, where a sweep stands, and that kills, crashes and restarts cost nothing finished."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from alibi.reporting.rows import append_rows
+from alibi.runs import RunDirectory
+from alibi.sweeps.definition import load_sweep, make_sweep
+from alibi.sweeps.execute import Children, Stopped, describe_exit, is_in_progress, is_primary
+from alibi.sweeps.plan import Speed, format_duration, plan_table, survey
+from tests.reporting.rowmaker import make_row
+
+PROJECT = pathlib.Path(__file__).resolve().parent.parent
+QUICKSTART = PROJECT / "configs" / "sweeps" / "quickstart.py"
+
+
+def sweep_of(**changed):
+    definition = {"config": "configs/quickstart.py", "product": {"position": ["alibi", "t5"]}, "multiples": [1, 2]}
+    return make_sweep(definition | changed, title="test")
+
+
+def finish(sweep, workdir, name, **status):
+    """Leaves the work directory of a finished run."""
+    run = next(run for run in sweep.runs if run.name == name)
+    directory = RunDirectory(workdir / "runs" / name)
+    directory.start(run.config)
+    steps = run.config.train.steps
+    directory.write_status(
+        **({"state": "finished", "step": steps, "steps": steps, "tokens_per_second": 2048.0} | status)
+    )
+
+
+def test_the_quickstart_is_four_methods_at_128_up_to_16_times_that():
+    sweep = load_sweep(QUICKSTART)
+    assert [run.name for run in sweep.runs] == [
+        "sinusoidal-L128-seed0",
+        "rotary-L128-seed0",
+        "t5-L128-seed0",
+        "alibi-L128-seed0",
+    ]
+    for run in sweep.runs:
+        (evaluation,) = run.evaluations
+        assert (evaluation.lengths, evaluation.stride, evaluation.split) == ((128, 256, 512, 1024, 2048), None, "valid")
+
+
+def test_products_explicit_runs_and_evaluations_of_their_own():
+    sweep = sweep_of(
+        product={"position": ["alibi"], "train_length": [64, 128], "seed": [0, 1]},
+        runs=[
+            {"position": "none", "model.dropout": 0.1, "lengths": [300], "stride": [1, 100], "split": "test"},
+            {
+                "position": "alibi",
+                "name": "mine",
+                "evaluations": [{"multiples": [1]}, {"lengths": [512], "stride": 64}],
+            },
+        ],
+    )
+    assert [run.name for run in sweep.runs] == [
+        "alibi-L64-seed0",
+        "alibi-L64-seed1",
+        "alibi-L128-seed0",
+        "alibi-L128-seed1",
+        "none-L128-dropout=0.1-seed0",
+        "mine",
+    ]
+    assert sweep.runs[1].config.train_length == 64
+    assert sweep.runs[1].config.seed == 1
+    assert sweep.runs[0].evaluations[0].lengths == (64, 128)
+    assert [(e.lengths, e.stride, e.split) for e in sweep.runs[4].evaluations] == [
+        ((300,), 1, "test"),
+        ((300,), 100, "test"),
+    ]
+    assert [(e.lengths, e.stride) for e in sweep.runs[5].evaluations] == [((128,), None), ((512,), 64)]
+
+
+def test_the_flags_give_train_py_the_same_config():
+    run = sweep_of(runs=[{"data.train": "a.txt,b.txt", "seed": 3, "name": "x"}], product={"seed": [0]}).runs[1]
+    assert run.config_flags() == [
+        f"--config={PROJECT / 'configs/quickstart.py'}:seed=3",
+        "--config.data.train=a.txt,b.txt",
+    ]
+    code = (
+        "from absl import app\nfrom ml_collections import config_flags\n"
+        "flag = config_flags.DEFINE_config_file('config')\n"
+        "app.run(lambda argv: print(flag.value.data.train, flag.value.seed))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, *run.config_flags()], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "a.txt,b.txt 3\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"product": {"position": ["alibi", "sinusodial"]}},
+            r"run \(position=sinusodial\): .*did you mean 'sinusoidal'",
+        ),
+        ({"product": {"model.widht": [64]}}, "unknown config key 'model.widht'; did you mean 'model.width'"),
+        ({"product": {"position": "alibi"}}, "product key 'position' needs a list of values"),
+        ({"product": {"model.num_heads": [3]}}, "num_heads=3 does not divide model.width=128"),
+        ({"product": {"train_length": [100]}}, "batch_tokens=2048 must be a multiple of 100"),
+        ({"multiple": [1]}, "unknown key 'multiple' in the sweep; did you mean 'multiples'"),
+        ({"lengths": [128]}, "either 'multiples' or 'lengths'"),
+        ({"multiples": [0.5]}, "whole numbers of tokens"),
+        ({"product": {"seed": [0]}, "runs": [{"seed": 0}]}, "runs of equal name: alibi-L128-seed0"),
+        ({"runs": [{"name": "../x"}]}, "must do as a directory's name"),
+        ({"config": "configs/absent.py"}, "configs/absent.py does not exist"),
+    ],
+)
+def test_a_bad_sweep_is_refused_before_the_first_run(changed, message):
+    with pytest.raises(ValueError, match=message):
+        sweep_of(**changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", r"has no get_sweep\(\)"),
+        ("def get_sweep(:", "does not load: SyntaxError"),
+        ("def get_sweep():\n    return 3", "must return a dictionary, not int"),
+        ("def get_sweep():\n    return {'config': 'configs/quickstart.py'}", "the sweep has no runs"),
+        ("def get_sweep():\n    return {'runs': [{}]}", "the sweep names no config"),
+    ],
+)
+def test_a_bad_sweep_file(tmp_path, text, message):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_sweep(tmp_path / "bad.py")
+
+
+def test_states_of_runs(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi", "t5", "none", "rotary", "sinusoidal"]})
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    finish(sweep, tmp_path, "t5-L128-seed0")
+    finish(sweep, tmp_path, "none-L128-seed0", state="running", step=200)
+    finish(sweep, tmp_path, "rotary-L128-seed0", state="failed", step=30, reason="update 31:\nloss nan")
+    rows = [
+        make_row("alibi", 128),
+        make_row("alibi", 256),
+        make_row("t5", 128),
+        make_row("t5", 256, None, error="memory"),
+    ]
+    append_rows(tmp_path / "results.jsonl", rows)
+    states = survey(sweep, tmp_path)
+    assert [state.describe() for state in states] == [
+        "done",
+        "trained, 1 of 2 results",
+        "at step 200 of 600",
+        "failed: update 31: loss nan",
+        "missing",
+    ]
+    # Only a process that is at work now makes "running" true.
+    assert survey(sweep, tmp_path, in_progress=True)[2].describe() == "running, at step 200 of 600"
+    assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]
+
+
+def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi"]}, stride=64)
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    rows = [
+        make_row(eval_length=128),
+        make_row(eval_length=256, stride=64, step=300),
+        make_row(eval_length=128, stride=64),
+    ]
+    append_rows(tmp_path / "results.jsonl", rows)
+    (state,) = survey(sweep, tmp_path)
+    assert [e.lengths for e in state.missing] == [(256,)]
+
+
+def test_what_a_method_cannot_do_is_not_tried_again(tmp_path):
+    sweep = sweep_of(product={"position": ["learned"]})
+    finish(sweep, tmp_path, "learned-L128-seed0")
+    append_rows(
+        tmp_path / "results.jsonl", [make_row("learned", 128), make_row("learned", 256, None, error="table ends")]
+    )
+    assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
+
+
+def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
+    finish(sweep_of(), tmp_path, "alibi-L128-seed0")
+    changed = sweep_of(
+        product={"position": ["alibi"]}, config="configs/quickstart.py:train.steps=700,log.every_steps=3"
+    )
+    (state,) = survey(changed, tmp_path)
+    assert state.state == "conflict"
+    assert "differing: train.steps (600 there, 700 in the sweep)" in state.reason
+
+
+def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path):
+    sweep = sweep_of()
+    assert Speed.of(survey(sweep, tmp_path)).seconds_left(survey(sweep, tmp_path)) is None
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    append_rows(tmp_path / "results.jsonl", [make_row("alibi", 128, seconds=2.0), make_row("alibi", 256, seconds=3.0)])
+    states = survey(sweep, tmp_path)
+    # 600 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of the two.
+    assert Speed.of(states).seconds_left(states) == pytest.approx(600 + 5 + 2 * 15)
+    assert [format_duration(s) for s in (None, 45, 634, 7200)] == ["unknown", "45 s", "11 min", "2.0 h"]
+    assert plan_table(states) == (
+        "run               parameters     tokens  time left  state\n"
+        "alibi-L128-seed0     826,112  1,228,800        0 s  done\n"
+        "t5-L128-seed0        826,240  1,228,800     11 min  missing\n"
+        "\n"
+        "time left in all: about 11 min\n"
+    )
+
+
+def test_a_signal_is_passed_on_once_and_the_sweep_ends_when_the_run_has():
+    code = (
+        "import signal, sys, time, os\n"
+        "def stop(*_): time.sleep(0.3); sys.exit(130)\n"
+        "signal.signal(signal.SIGINT, stop); os.kill(os.getppid(), signal.SIGINT); time.sleep(30)"
+    )
+    start = time.monotonic()
+    with pytest.raises(Stopped), Children() as children:
+        children.run([sys.executable, "-c", code])
+    assert 0.3 < time.monotonic() - start < 20
+
+
+def test_a_crash_ends_only_its_own_process():
+    with Children() as children:
+        assert children.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == -signal.SIGKILL
+        assert children.run([sys.executable, "-c", ""]) == 0
+    assert "no memory was left" in describe_exit(-9)
+    assert describe_exit(1) == "ended with exit code 1; its message stands above"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
+def test_a_run_does_not_outlive_a_killed_sweep(tmp_path):
+    parent = (
+        "import sys\nfrom alibi.sweeps.execute import Children\n"
+        "with Children() as children:\n"
+        "    children.run([sys.executable, '-c', 'import os, sys, time; "
+        'open(sys.argv[1], "w").write(str(os.getpid())); time.sleep(60)\', sys.argv[1]])'
+    )
+    file = tmp_path / "pid"
+    sweep = subprocess.Popen([sys.executable, "-c", parent, str(file)], cwd=PROJECT)
+    _wait_until(lambda: file.exists() and file.read_text())
+    sweep.kill()
+    sweep.wait()
+    _wait_until(lambda: not pathlib.Path(f"/proc/{file.read_text()}/cmdline").exists() or _is_zombie(file.read_text()))
+
+
+def test_the_lock_shows_a_sweep_at_work(tmp_path):
+    import fcntl
+
+    assert not is_in_progress(tmp_path)
+    with (tmp_path / ".lock").open("a") as file:
+        assert not is_in_progress(tmp_path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_in_progress(tmp_path)
+    assert not is_in_progress(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("process_id", "environment", "primary"),
+    [
+        (None, {}, True),
+        (0, {"SLURM_PROCID": "3"}, True),
+        (1, {}, False),
+        (None, {"TPU_WORKER_ID": "0"}, True),
+        (None, {"SLURM_PROCID": "2"}, False),
+    ],
+)
+def test_one_process_of_many_writes_the_report(process_id, environment, primary):
+    assert is_primary(process_id, environment) is primary
+
+
+def _wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _is_zombie(pid: str) -> bool:
+    return os.path.exists(f"/proc/{pid}") and ") Z" in pathlib.Path(f"/proc/{pid}/stat").read_text()
