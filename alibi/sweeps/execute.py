@@ -50,8 +50,9 @@ class Sweeper:
                 if reason:
                     failures[run.name] = reason
                     say(f"{run.name} failed: {reason}")
-            if self.primary:
-                print("\n" + write_report(self.workdir, self.sweep.title, failures), flush=True)
+                # After each run, so that there is something to look at from the first one on.
+                report = write_report(self.workdir, self.sweep.title, failures) if self.primary else ""
+            print(f"\n{report}", flush=True)
             return failures
 
     def _bring_to_end(self, run: Run, heading: str) -> str:
@@ -100,7 +101,7 @@ class Sweeper:
         command = [sys.executable, str(PROJECT / "eval_extrapolation.py"), *self.flags]
         command.append(f"--workdirs={run_directory(self.workdir, run).path}")
         command.append(f"--lengths={','.join(map(str, evaluation.lengths))}")
-        command += [f"--split={evaluation.split}", f"--output_dir={self.workdir}"]
+        command += [f"--split={evaluation.split}", f"--output_dir={self.workdir}", "--noreport"]
         if evaluation.stride is not None:
             command.append(f"--stride={evaluation.stride}")
         code = self.children.run(command)
