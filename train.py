@@ -8,8 +8,10 @@ or with --coordinator_address, --num_processes and --process_id.
 
 import sys
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
+
+from alibi import command_line
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "FILE.py[:KEY=VALUE,...] with get_config()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run's checkpoints, metrics and config")
@@ -19,28 +21,21 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "processes in all")
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "this process, from 0")
 
 
-def main(argv: list[str]) -> int:
-    if argv[1:]:
-        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
-    logging.set_verbosity(logging.WARNING)
+def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     import jax
 
-    from alibi.training.loop import Interrupted, NonFiniteLossError, train
+    from alibi.training.loop import Interrupted, train
 
+    if _MULTIHOST.value or _COORDINATOR.value:
+        jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     try:
-        if _MULTIHOST.value or _COORDINATOR.value:
-            jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
         train(_CONFIG.value, _WORKDIR.value)
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 130
-    except (ValueError, OSError, NonFiniteLossError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     return 0
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main)
+    command_line.run(main, required=("config", "workdir"))

@@ -1,14 +1,22 @@
-"""Settings that hold for every test: strict dtypes and ranks, and the optional folder of real corpora."""
+"""Settings that hold for every test, a run that is small enough to train in seconds, and the optional real corpora."""
 
-import os
 import pathlib
+import random
+import tempfile
+from collections.abc import Callable
 
 import jax
+import ml_collections
 import pytest
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from configs import base
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Many tests compile the same tiny programs; each is compiled once.
+jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp(prefix="alibi-test-compilations-"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +26,42 @@ def shared_dir() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"needs the optional folder {folder} with corpora and recorded results")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    """A training text of 6,000 bytes and a validation text of 700, of words that repeat enough to be learned."""
+    folder = tmp_path_factory.mktemp("text")
+    words = "the a cat dog sat ran on under mat tree and then saw it".split()
+    files = {}
+    for number, (split, size) in enumerate({"train": 6000, "valid": 700}.items()):
+        rng = random.Random(number)
+        text = ""
+        while len(text) < size:
+            text += " ".join(rng.choices(words, k=8)) + ".\n"
+        files[split] = folder / f"{split}.txt"
+        files[split].write_text(text[:size])
+    return files
+
+
+@pytest.fixture
+def tiny_config(
+    tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., ml_collections.ConfigDict]:
+    """A function of overrides ("section.key", with the dot as two underscores) to the config of a tiny run on one device."""
+    cache = tmp_path_factory.getbasetemp() / "token-cache"
+
+    def make(**overrides: object) -> ml_collections.ConfigDict:
+        config = base.get_config("length=16,train.steps=6,train.batch_tokens=128,optimizer.warmup_steps=2")
+        config.model.update(num_layers=2, width=16, num_heads=2, feed_forward=32)
+        config.data.update(
+            corpus="text", train=str(tiny_text["train"]), valid=str(tiny_text["valid"]), cache_dir=str(cache)
+        )
+        config.eval.update(every_steps=3, batch_tokens=64)
+        config.checkpoint.every_steps = 2
+        config.log.update(every_steps=1, tensorboard=False)
+        for key, value in overrides.items():
+            base.set_key(config, key.replace("__", "."), value)
+        return config
+
+    return make

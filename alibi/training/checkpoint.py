@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from alibi.training.state import TrainState
@@ -35,14 +34,13 @@ class Checkpoints:
                 create=not read_only,
                 read_only=read_only,
                 save_decision_policy=policies.FixedIntervalPolicy(1),
+                best_fn=_valid_nll,  # without it Orbax writes no metrics
+                best_mode="min",
                 preservation_policy=policies.AnyPreservationPolicy(
                     [
                         policies.LatestN(keep),
                         policies.BestN(
-                            get_metric_fn=lambda metrics: metrics["valid_nll"],
-                            reverse=True,
-                            n=1,
-                            keep_checkpoints_without_metrics=False,
+                            get_metric_fn=_valid_nll, reverse=True, n=1, keep_checkpoints_without_metrics=False
                         ),
                     ]
                 ),
@@ -85,7 +83,7 @@ class Checkpoints:
             metrics=None if valid_nll is None else {"valid_nll": valid_nll},
         )
 
-    def restore(self, step: int, abstract: TrainState, mesh: Mesh) -> TrainState:
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state after `step` updates, each leaf with the sharding that `abstract` has.
 
         Raises:
@@ -127,3 +125,7 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _valid_nll(metrics: dict[str, float]) -> float:
+    return metrics["valid_nll"]

@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from alibi.command_line import UserError
 from alibi.data.batches import TrainBatches
 from alibi.data.tokens import TokenFile, prepare, prepare_with
 from alibi.evaluation.perplexity import Scorer, model_nll
@@ -32,7 +33,7 @@ from alibi.training.step import Metrics, make_train_step
 Validator = Callable[[PyTree], float]
 
 
-class NonFiniteLossError(RuntimeError):
+class NonFiniteLossError(UserError):
     """The loss or its gradient stopped being a number; the last good checkpoint stays."""
 
 
@@ -151,7 +152,7 @@ class Trainer:
         self.checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
         self.step = self.checkpoints.latest or 0
         if self.step:
-            self.state = self.checkpoints.restore(self.step, abstract_state(self.model, optimizer, mesh), mesh)
+            self.state = self.checkpoints.restore(self.step, abstract_state(self.model, optimizer, mesh))
         else:
             self.state = initial_state(self.model, optimizer, mesh, config.seed)
         self.best = self.checkpoints.best

@@ -35,7 +35,7 @@ def make_train_step(model: DecoderLM, optimizer: optax.GradientTransformation, s
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"nll_nats": nll, "tokens": tokens, "gradient_norm": optax.global_norm(gradient)}
+        metrics = {"nll_nats": nll, "tokens": tokens, "gradient_norm": optax.tree.norm(gradient)}
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     return jax.jit(update, donate_argnums=0)

@@ -1,0 +1,54 @@
+"""What the entry points share: flags read, and whatever the user can mend said in one line instead of a traceback."""
+
+import re
+import sys
+from collections.abc import Callable
+
+from absl import app, flags, logging
+
+
+def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> None:
+    """Parses the flags, calls `main` and exits: 0 or what it returns, 1 after an error of use, 130 after Ctrl-C.
+
+    Errors of use are ValueError, OSError and RuntimeErrors that a library of this
+    project defines for its users; any other exception is a bug and keeps its traceback.
+    """
+    flags.mark_flags_as_required(list(required))
+    logging.set_verbosity(logging.WARNING)
+    app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+
+
+class UserError(RuntimeError):
+    """Something that the user can mend, said in the message."""
+
+
+def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:
+    try:
+        if argv[1:]:
+            raise ValueError(f"unknown arguments: {' '.join(argv[1:])}; flags start with --")
+        return main() or 0
+    except (ValueError, OSError, UserError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _parse(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        unknown_key = "unknown config key: " if isinstance(error, AttributeError | KeyError) else ""
+        print(f"error: {unknown_key}{_last_cause(str(error))}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _last_cause(message: str) -> str:
+    """The user's part of a message: ml_collections puts a traceback around what a config file raised."""
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    if "Traceback" in message:
+        raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        lines = lines[raised[-1] :] if raised else lines[-1:]
+        lines[0] = re.sub(r"^[\w.]*(Error|Exception): ", "", lines[0])
+    return " ".join(lines).replace("\\n", ". ").replace("\\'", "'").strip("'")

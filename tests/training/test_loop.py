@@ -1,0 +1,179 @@
+"""The loop on a tiny corpus: it learns, resumes bitwise, and stops where it must without losing what was saved."""
+
+import json
+import os
+import pathlib
+import signal
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from alibi.model import build_model
+from alibi.runs import RunDirectory
+from alibi.training import loop
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.optimizer import make_optimizer
+from alibi.training.sharding import make_mesh
+from alibi.training.state import TrainState, abstract_state
+
+
+def final_state(config: ml_collections.ConfigDict, workdir: pathlib.Path, step: int | None = None) -> TrainState:
+    mesh = make_mesh(config.mesh)
+    run = RunDirectory(workdir)
+    model = build_model(config, run.provenance()["vocab_size"])
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        abstract = abstract_state(model, make_optimizer(config.optimizer, config.train.steps), mesh)
+        return checkpoints.restore(step or checkpoints.latest, abstract)
+
+
+def assert_same(left: TrainState, right: TrainState) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), left, right)
+
+
+def rows(workdir: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
+    """Calls `act` when update `step` begins."""
+    update = loop.Trainer._update
+
+    def acting(trainer: loop.Trainer) -> None:
+        if trainer.step == step:
+            act(trainer)
+        update(trainer)
+
+    monkeypatch.setattr(loop.Trainer, "_update", acting)
+
+
+def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> None:
+    config = tiny_config(train__steps=40, optimizer__learning_rate=0.01, log__every_steps=10, eval__every_steps=20)
+    status = loop.train(config, str(tmp_path / "run"))
+    assert (status["state"], status["step"], status["steps"]) == ("finished", 40, 40)
+    written = rows(tmp_path / "run")
+    trained = {row["step"]: row["train_nll"] for row in written if "train_nll" in row}
+    assert list(trained) == [10, 20, 30, 40]
+    assert trained[10] < 6.0, "a mean NLL per token in nats, near ln 256 = 5.5 at the start"
+    assert trained[40] < trained[10] - 1.0
+    assert [row["step"] for row in written if "valid_nll" in row] == [20, 40]
+    provenance = RunDirectory(tmp_path / "run").provenance()
+    assert provenance["corpus"]["train"]["bytes"] == 6000
+    assert provenance["parameters"] == sum(x.size for x in jax.tree.leaves(final_state(config, tmp_path / "run").params))
+
+
+def test_a_finished_run_is_not_trained_again(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+    config = tiny_config()
+    loop.train(config, str(tmp_path / "run"))
+    before = rows(tmp_path / "run")
+    monkeypatch.setattr(loop.Trainer, "_update", lambda trainer: pytest.fail("trained again"))
+    assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
+    assert rows(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch, dropout: float) -> None:
+    """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
+    config = tiny_config(model__dropout=dropout, model__attention_dropout=dropout)
+    loop.train(config, str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, lambda trainer: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(loop.Interrupted, match="stopped at update 4 of 6"):
+            loop.train(config, str(tmp_path / "parts"))
+    assert RunDirectory(tmp_path / "parts").status()["state"] == "interrupted"
+    loop.train(config, str(tmp_path / "parts"))
+    assert_same(final_state(config, tmp_path / "parts"), final_state(config, tmp_path / "whole"))
+    whole, parts = ([row | {"tokens_per_second": 0} for row in rows(tmp_path / name)] for name in ("whole", "parts"))
+    assert parts == whole
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+    config = tiny_config()
+    loop.train(config, str(tmp_path / "whole"))
+
+    def crash(trainer: loop.Trainer) -> None:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, crash)
+        with pytest.raises(MemoryError):
+            loop.train(config, str(tmp_path / "parts"))
+    status = RunDirectory(tmp_path / "parts").status()
+    assert (status["state"], status["reason"]) == ("failed", "MemoryError: no memory")
+    loop.train(config, str(tmp_path / "parts"))
+    assert_same(final_state(config, tmp_path / "parts"), final_state(config, tmp_path / "whole"))
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    config = tiny_config()
+
+    def poison(trainer: loop.Trainer) -> None:
+        params = jax.tree.map(lambda x: x * np.nan, trainer.state.params)
+        trainer.state = trainer.state.replace(params=params)
+
+    stop_at(monkeypatch, 4, poison)
+    with pytest.raises(loop.NonFiniteLossError, match=r"update 5: loss nan.*last good checkpoint is that of update 4"):
+        loop.train(config, str(tmp_path / "run"))
+    state = final_state(config, tmp_path / "run")
+    assert int(state.step) == 4
+    assert all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(state.params))
+    assert "update 5" in RunDirectory(tmp_path / "run").status()["reason"]
+
+
+def test_latest_and_best_checkpoints_stay(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+    config = tiny_config()
+    losses = iter([1.0, 2.0])  # the first validation, at update 3, stays the best
+    monkeypatch.setattr(loop, "_validator", lambda *_: lambda params: next(losses))
+    loop.train(config, str(tmp_path / "run"))
+    with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.latest == 6
+        assert checkpoints.best == (3, 1.0)
+    assert sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name.isdigit()) == [3, 6]
+
+
+def test_another_config_is_refused_with_its_differing_keys(tiny_config, tmp_path: pathlib.Path) -> None:
+    loop.train(tiny_config(), str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"another config:\n  model.width: 16 there, 32 now\n  seed: 0 there, 1 now\n"):
+        loop.train(tiny_config(model__width=32, seed=1, log__every_steps=3), str(tmp_path / "run"))
+
+
+def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> None:
+    loop.train(tiny_config(), str(tmp_path / "run"))
+    for file in (tmp_path / "run" / "checkpoints" / "6" / "params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"checkpoints/6 is damaged or of another model.*delete that directory"):
+        loop.train(tiny_config(), str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train__batch_tokens": 100}, r"batch_tokens=100 must be a multiple of 128 \(train_length=16 .* 8 devices"),
+        ({"train__accumulation": 3}, r"use 384"),
+        ({"mesh__data": 3}, "do not fit 8 devices"),
+        ({"mesh__data": -1, "mesh__fsdp": -1}, "one of them may be -1"),
+        ({"optimizer__warmup_steps": 6}, "warmup_steps=6 must be at least 0 and below train.steps=6"),
+        ({"optimizer__name": "sgdd"}, "optimizer.name='sgdd' is unknown"),
+        ({"position": "alibbi"}, "did you mean 'alibi'"),
+        ({"model__num_heads": 3}, "does not divide model.width=16; use 1, 2, 4"),
+        ({"model__activation": "tanh"}, "model.activation='tanh' is unknown; use one of relu, gelu, silu"),
+        ({"train_length": 8192, "train__batch_tokens": 65536}, "longer than the corpus, which has 6,000 tokens"),
+        ({"data__train": "missing.txt"}, "missing.txt"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(
+    tiny_config, tmp_path: pathlib.Path, overrides: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        loop.train(tiny_config(**overrides), str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="can't be written"):
+        loop.train(tiny_config(), str(tmp_path / "file" / "run"))

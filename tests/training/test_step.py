@@ -1,0 +1,97 @@
+"""One update: the gradient of the mean token NLL, however it is split over devices and micro-batches."""
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+from alibi.model import build_model
+from alibi.training.sharding import batch_sharding, make_mesh, tree_shardings
+from alibi.training.state import TrainState, initial_state
+from alibi.training.step import make_train_step
+
+VOCABULARY = 48
+
+
+def updated(config: ml_collections.ConfigDict, devices: int, micro_batches: int) -> tuple[TrainState, dict]:
+    """The state after an SGD update on 16 sequences, of which the last is short."""
+    mesh = make_mesh(config.mesh, jax.devices()[:devices])
+    model = build_model(config, VOCABULARY)
+    # SGD, since Adam turns the rounding errors of gradients that are zero into whole steps.
+    optimizer = optax.sgd(0.5)
+    state = initial_state(model, optimizer, mesh, seed=0)
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (16, config.train_length + 1), dtype=np.int32)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
+    targets[-1, 5:] = -1
+    shape = (micro_batches, 16 // micro_batches, config.train_length)
+    batch = [jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in (inputs, targets)]
+    return make_train_step(model, optimizer, seed=0)(state, *batch)
+
+
+@pytest.mark.parametrize("position", ["alibi", "t5", "learned"])
+def test_one_device_against_eight(tiny_config, position: str) -> None:
+    """A lost head offset or a gradient averaged over devices instead of tokens would show here."""
+    alone, metrics = updated(tiny_config(position=position, mesh__data=1), devices=1, micro_batches=1)
+    for data, fsdp, tensor in [(8, 1, 1), (2, 2, 2)]:
+        config = tiny_config(position=position, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
+        split, split_metrics = updated(config, devices=8, micro_batches=1)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), split.params, alone.params)
+        for name, value in metrics.items():
+            np.testing.assert_allclose(split_metrics[name], value, rtol=1e-5)
+
+
+def test_micro_batches_add_up_to_the_same_update(tiny_config) -> None:
+    """Also with a short last sequence: the mean is over all tokens, not over micro-batch means."""
+    config = tiny_config(mesh__data=1)
+    whole, metrics = updated(config, devices=1, micro_batches=1)
+    parts, parts_metrics = updated(config, devices=1, micro_batches=4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), parts.params, whole.params)
+    assert float(metrics["tokens"]) == float(parts_metrics["tokens"]) == 15 * 16 + 5
+    np.testing.assert_allclose(parts_metrics["nll_nats"], metrics["nll_nats"], rtol=1e-6)
+
+
+def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
+    config = tiny_config(mesh__data=1, mesh__fsdp=1)
+    state, metrics = updated(config, devices=1, micro_batches=1)
+    model = build_model(config, VOCABULARY)
+    params = initial_state(model, optax.sgd(0.5), make_mesh(config.mesh, jax.devices()[:1]), seed=0).params
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (16, 17), dtype=np.int32)
+
+    def mean_nll(params: dict) -> jax.Array:
+        log_probs = jax.nn.log_softmax(model.apply({"params": params}, tokens[:, :-1]))
+        nll = -jnp.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1)[..., 0]
+        scored = jnp.ones_like(nll).at[-1, 5:].set(0.0)
+        return (nll * scored).sum() / scored.sum()
+
+    value, gradient = jax.jit(jax.value_and_grad(mean_nll))(params)
+    np.testing.assert_allclose(metrics["nll_nats"] / metrics["tokens"], value, rtol=1e-5)
+    np.testing.assert_allclose(metrics["gradient_norm"], optax.tree.norm(gradient), rtol=1e-4)
+    expected = jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
+
+
+@pytest.mark.parametrize("position", ["t5", "learned"])
+def test_learned_positions_learn(tiny_config, position: str) -> None:
+    """A bias that is no parameter, or that starts at zero times zero, never moves (NeMo's KERPLE)."""
+    config = tiny_config(position=position, mesh__data=1)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    before = initial_state(build_model(config, VOCABULARY), optax.sgd(0.5), mesh, seed=0).params["position"]["table"]
+    before = np.asarray(before)
+    after = updated(config, devices=1, micro_batches=1)[0].params["position"]["table"]
+    assert np.abs(np.asarray(after) - before).max() > 1e-5
+
+
+def test_parameters_are_split_by_the_rules(tiny_config) -> None:
+    config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
+    mesh = make_mesh(config.mesh)
+    model = build_model(config, VOCABULARY)
+    params = initial_state(model, optax.sgd(0.5), mesh, seed=0).params
+    layer = params["layers_0"]
+    assert layer["attention"]["query"]["kernel"].sharding.spec == jax.P("fsdp", "tensor", None)
+    assert layer["attention"]["out"]["kernel"].addressable_shards[0].data.shape == (1, 8, 8)
+    assert layer["down"]["kernel"].addressable_shards[0].data.shape == (16, 8)
+    assert params["embedding"].addressable_shards[0].data.shape == (24, 8)
+    odd = jax.eval_shape(lambda: {"embedding": jnp.zeros((47, 16))})
+    assert tree_shardings(odd, mesh)["embedding"].spec == jax.P(None, "fsdp"), "47 rows can't be split in two"
