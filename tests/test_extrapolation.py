@@ -1,0 +1,283 @@
+"""Work directories to rows: each text scored once, what exists kept, what fails told without losing the rest."""
+
+import errno
+import json
+import math
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from alibi import extrapolation
+from alibi.data.tokenizers import make_tokenizer
+from alibi.evaluation import output
+from alibi.evaluation.dumps import is_dump_of, read_dump
+from alibi.evaluation.perplexity import Scorer
+from alibi.extrapolation import Options, OutputError, evaluate_runs, parse_numbers
+from alibi.model import build_model, count_parameters
+from alibi.reporting.rows import ROW_KEYS, read_rows
+from alibi.runs import RunDirectory
+from alibi.trained import TrainedRun, fitting_mesh
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.sharding import make_mesh
+from alibi.training.state import initial_state
+from configs import base
+
+TEXT = "the quick brown fox jumps over the lazy dog.\n" * 3 + "a last line, cut sho"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+def make_run(folder, position, name, seed=0, steps=(3, 5)):
+    """A work directory as training leaves it: two checkpoints, the first one the better."""
+    config = base.get_config(f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2")
+    config.update({"seed": seed, "model": {"feed_forward": 16}, "eval": {"batch_tokens": 32}})
+    config.data.update({"corpus": "text", "cache_dir": str(folder / "cache")})
+    config.data.train = config.data.valid = str(folder / "text.txt")
+    run = RunDirectory(folder / name)
+    run.start(config)
+    tokenizer = make_tokenizer(config.data, None)
+    tokenizer.save(run.path / "tokenizer")
+    model = build_model(config, tokenizer.vocab_size)
+    state = initial_state(model, optax.sgd(0.1), make_mesh(config.mesh), seed)
+    with Checkpoints(run.checkpoints) as checkpoints:
+        for step in steps:
+            checkpoints.save(state, step, {}, valid_nll=float(step))
+    run.write_status("finished", step=steps[-1], steps=steps[-1])
+    return run.path
+
+
+@pytest.fixture(scope="module")
+def alibi_run(folder):
+    return make_run(folder, "alibi", "alibi-run")
+
+
+@pytest.fixture(scope="module")
+def learned_run(folder):
+    return make_run(folder, "learned", "learned-run")
+
+
+@pytest.fixture(scope="module")
+def evaluated(folder, alibi_run, learned_run):
+    """An output directory with both runs at 16 and 32; the tests that change it work on a copy."""
+    options = Options(output_dir=folder / "out", multiples=(1, 2), dump_nll=True)
+    assert evaluate_runs([alibi_run, learned_run], options) == []
+    return folder / "out"
+
+
+@pytest.fixture
+def copied(evaluated, tmp_path):
+    return pathlib.Path(shutil.copytree(evaluated, tmp_path / "out"))
+
+
+def rows_by_cell(directory):
+    return {(row["run"], row["eval_length"]): row for row in read_rows(directory / "results.jsonl")}
+
+
+def test_rows_say_what_was_measured(evaluated, alibi_run):
+    row = rows_by_cell(evaluated)["alibi-run", 32]
+    config = RunDirectory(alibi_run).config()
+    assert set(ROW_KEYS) <= set(row)
+    assert "error" not in row
+    assert (row["position"], row["train_length"], row["stride"], row["mode"]) == ("alibi", 16, 32, "nonoverlapping")
+    assert (row["corpus"], row["split"], row["seed"], row["step"]) == ("text", "valid", 0, 5)
+    assert row["parameters"] == count_parameters(build_model(config, 256))
+    assert row["bytes"] == len(TEXT.encode())
+    assert row["words"] == len(TEXT.split())
+    assert row["device"] == "cpu x8"
+    assert row["perplexity"] == pytest.approx(math.exp(row["nll_nats"] / row["tokens"]))
+    assert row["word_perplexity"] == pytest.approx(math.exp(row["nll_nats"] / row["words"]))
+    assert row["bits_per_byte"] == pytest.approx(row["nll_nats"] / math.log(2) / row["bytes"])
+    assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+
+
+def test_dumps_hold_every_token_in_stream_order(evaluated, alibi_run):
+    row = rows_by_cell(evaluated)["alibi-run", 16]
+    with np.load(evaluated / "nll" / "alibi-run-length=16-stride=16.npz") as dump:
+        assert dump["nll_nats"].dtype == np.float32
+        assert dump["nll_nats"].sum(dtype=np.float64) == row["nll_nats"]
+        assert dump["targets"].size == row["tokens"]
+        assert RunDirectory(alibi_run).tokenizer().decode(dump["targets"]).startswith(TEXT)
+
+
+def test_a_length_beyond_the_learned_table_is_a_row_and_no_failure(evaluated):
+    row = rows_by_cell(evaluated)["learned-run", 32]
+    assert "16 positions and got a sequence of 32 tokens" in row["error"]
+    assert row["nll_nats"] is row["perplexity"] is row["tokens"] is None
+    assert rows_by_cell(evaluated)["learned-run", 16]["nll_nats"] > 0
+    assert not (evaluated / "nll" / "learned-run-length=32-stride=32.npz").exists()
+
+
+def test_the_report_is_written(evaluated):
+    assert "alibi-run" in (evaluated / "report.md").read_text()
+    assert (evaluated / "extrapolation.png").stat().st_size > 10_000
+    assert not list(evaluated.glob(".*"))
+
+
+def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, monkeypatch):
+    before = (copied / "results.jsonl").read_text()
+    monkeypatch.setattr(TrainedRun, "params", property(lambda self: pytest.fail("the parameters were loaded")))
+    assert evaluate_runs([alibi_run], Options(output_dir=copied, multiples=(1, 2), dump_nll=True, report=False)) == []
+    monkeypatch.undo()
+    # The learned run's limit is found again, and not written again.
+    assert evaluate_runs([learned_run], Options(output_dir=copied, lengths=(32,), report=False)) == []
+    assert (copied / "results.jsonl").read_text() == before
+
+
+def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
+    options = {"output_dir": copied, "lengths": (16,), "report": False}
+    assert evaluate_runs([alibi_run], Options(**options, checkpoint="3")) == []
+    (folder / "mine.txt").write_text("another text\n")
+    assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "mine.txt"))) == []
+    steps_and_texts = [(row["step"], row["corpus"], row["split"]) for row in read_rows(copied / "results.jsonl")[4:]]
+    assert steps_and_texts == [(3, "text", "valid"), (5, "mine.txt", "file")]
+
+
+def test_a_checkpoint_is_latest_best_or_a_step(alibi_run):
+    assert [TrainedRun(alibi_run, name).step for name in ("latest", "best", "3")] == [5, 3, 3]
+
+
+def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
+    dump = copied / "nll" / "alibi-run-length=16-stride=16.npz"
+    expected = read_dump(dump)
+    dump.write_bytes(dump.read_bytes()[:100])
+    before = (copied / "results.jsonl").read_text()
+    evaluate_runs([alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False))
+    assert (copied / "results.jsonl").read_text() == before
+    np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
+    assert is_dump_of(dump, 5, expected.tokens_sha256)
+    assert not is_dump_of(dump, 3, expected.tokens_sha256)
+
+
+def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated):
+    evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,), stride=5, report=False))
+    (row,) = read_rows(tmp_path / "results.jsonl")
+    assert (row["mode"], row["stride"]) == ("sliding", 5)
+    assert row["tokens"] == rows_by_cell(evaluated)["alibi-run", 16]["tokens"]
+
+
+def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi_run):
+    damaged = shutil.copytree(alibi_run, tmp_path / "damaged")
+    for file in (damaged / "checkpoints" / "5").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    untrained = shutil.copytree(alibi_run, tmp_path / "untrained", ignore=shutil.ignore_patterns("checkpoints"))
+    failures = evaluate_runs(
+        [folder / "nowhere", damaged, untrained, alibi_run],
+        Options(output_dir=tmp_path / "out", lengths=(16,), report=False),
+    )
+    assert [row["run"] for row in read_rows(tmp_path / "out" / "results.jsonl")] == ["alibi-run"]
+    for failure, words in zip(failures, ["no work directory", "is damaged", "has no checkpoint"], strict=True):
+        assert words in failure
+    assert not (folder / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": "4"}, "no checkpoint of step 4; there are: 3, 5"),
+        ({"split": "test"}, "data.test is empty"),
+        ({"text_file": "none.txt"}, "none.txt"),
+        ({"multiples": (1,), "lengths": (), "stride": 17}, "stride=17 must be between 1 and the length 16"),
+    ],
+)
+def test_what_a_run_cannot_give(tmp_path, alibi_run, options, message):
+    (failure,) = evaluate_runs(
+        [alibi_run], Options(**{"output_dir": tmp_path, "lengths": (16,), "report": False} | options)
+    )
+    assert message in failure
+    assert read_rows(tmp_path / "results.jsonl") == []
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"caf\xe9 au lait", "UTF-8")])
+def test_a_text_file_that_is_no_text(tmp_path, alibi_run, content, message):
+    (tmp_path / "bad.txt").write_bytes(content)
+    options = Options(output_dir=tmp_path, lengths=(16,), text_file=str(tmp_path / "bad.txt"), report=False)
+    (failure,) = evaluate_runs([alibi_run], options)
+    assert message in failure
+    assert "bad.txt" in failure
+
+
+def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monkeypatch):
+    def no_memory(*arguments, **keywords):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes")
+
+    options = Options(output_dir=tmp_path, lengths=(16,), report=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "score", no_memory)
+        assert evaluate_runs([alibi_run], options) == []
+    assert evaluate_runs([alibi_run], options) == []
+    failed, measured = read_rows(tmp_path / "results.jsonl")
+    assert failed["error"].startswith("out of memory at 16 tokens")
+    assert measured["nll_nats"] > 0
+
+
+def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="can't be written"):
+        evaluate_runs([alibi_run], Options(output_dir=tmp_path / "file" / "out"))
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output, "append_rows", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,)))
+
+
+def test_options_are_checked_before_any_work(tmp_path):
+    assert parse_numbers("lengths", ["64", " 512"]) == (64, 512)
+    for words in ([], ["0"], ["1", "x"], ["1.5"], [""], ["-2"]):
+        with pytest.raises(ValueError, match=r"--lengths=.* must be positive whole numbers"):
+            parse_numbers("lengths", words)
+    assert Options(tmp_path, multiples=(4, 1, 4)).lengths_of(128) == [128, 512]
+    assert Options(tmp_path, lengths=(100,)).lengths_of(128) == [100]
+    with pytest.raises(ValueError, match="stride=65 must be between 1 and the length 64"):
+        Options(tmp_path, lengths=(512, 64), stride=65)
+    with pytest.raises(ValueError, match="must be latest, best or a step"):
+        Options(tmp_path, checkpoint="newest")
+    with pytest.raises(ValueError, match="have the same name"):
+        evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], Options(tmp_path))
+
+
+def test_a_mesh_of_another_machine_becomes_the_devices_here():
+    mesh = base.get_config("mesh.data=64,mesh.fsdp=4").mesh
+    assert dict(fitting_mesh(mesh).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    mesh = base.get_config("mesh.fsdp=4").mesh
+    assert dict(fitting_mesh(mesh).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
+
+
+def command(*arguments):
+    program = pathlib.Path(extrapolation.__file__).parent.parent / "eval_extrapolation.py"
+    return subprocess.run([sys.executable, program, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_line(tmp_path, alibi_run, folder):
+    text = tmp_path / "t.txt"
+    text.write_text("one, two\n")
+    done = command(
+        f"--workdirs={folder / 'nowhere'},{alibi_run}", "--lengths=16", "--stride=1", f"--text_file={text}",
+        "--dump_nll", f"--output_dir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "error: 1 of 2 work directories failed" in done.stderr
+    assert "alibi-run" in done.stdout
+    assert json.loads((tmp_path / "results.jsonl").read_text())["device"] == "cpu x1"
+    assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
+
+
+def test_contradicting_flags(alibi_run):
+    done = command(f"--workdirs={alibi_run}", "--lengths=16", "--multiples=2")
+    assert done.returncode == 1
+    assert done.stderr.strip() == "error: --lengths and --multiples are two ways to say the same; give one of them"
