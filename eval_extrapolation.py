@@ -38,7 +38,8 @@ def main(argv: list[str]) -> int:
     if argv[1:]:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
     logging.set_verbosity(logging.WARNING)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a background shell starts its jobs with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         return _evaluate()
     except KeyboardInterrupt:
