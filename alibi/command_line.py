@@ -4,7 +4,10 @@ import re
 import sys
 from collections.abc import Callable
 
+import jax
 from absl import app, flags, logging
+
+from alibi.data.cache import cache_root
 
 
 def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> None:
@@ -15,11 +18,19 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
     """
     flags.mark_flags_as_required(list(required))
     logging.set_verbosity(logging.WARNING)
+    _keep_compilations()
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
 class UserError(RuntimeError):
     """Something that the user can mend, said in the message."""
+
+
+def _keep_compilations() -> None:
+    """Compiled programs are found again by a later process: a resumed run, another seed, an evaluation."""
+    if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR says otherwise
+        jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compilations"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:

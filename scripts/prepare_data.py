@@ -6,15 +6,17 @@ second run finds what the first one made. Any key can be overridden:
 --config.data.cache_dir=DIR.
 """
 
-import logging
 import pathlib
 import sys
 import time
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
 
+# A clone works without being installed: python scripts/prepare_data.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from alibi import command_line
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "FILE.py[:KEY=VALUE,...] with get_config()")
 _SPLITS = flags.DEFINE_list(
@@ -23,10 +25,7 @@ _SPLITS = flags.DEFINE_list(
 _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 
 
-def main(argv: list[str]) -> int:
-    if argv[1:]:
-        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
-    logging.getLogger().setLevel(logging.ERROR)
+def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.data.pieces import SPLITS
     from alibi.data.tokens import prepare
@@ -40,9 +39,6 @@ def main(argv: list[str]) -> int:
             made = prepare(data, split, progress=_PROGRESS.value)
             print(_summary(made), f"in {time.perf_counter() - start:.1f} s", flush=True)
             print(f"  {made.directory}", flush=True)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("interrupted: nothing of the unfinished split was kept", file=sys.stderr)
         return 130
@@ -59,5 +55,4 @@ def _summary(made) -> str:
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("config")
-    app.run(main)
+    command_line.run(main, required=("config",))

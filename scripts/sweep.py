@@ -11,10 +11,12 @@ import os
 import pathlib
 import sys
 
-from absl import app, flags, logging
+from absl import flags
 
 # A clone works without being installed: python scripts/sweep.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from alibi import command_line
 
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the runs, results and report")
@@ -25,10 +27,7 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "given on, processe
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "given on, this process, from 0")
 
 
-def main(argv: list[str]) -> int:
-    if argv[1:]:
-        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
-    logging.set_verbosity(logging.WARNING)
+def main() -> int:
     import jax
 
     # This process computes nothing: accelerators belong to the runs that it starts.
@@ -45,9 +44,6 @@ def main(argv: list[str]) -> int:
             return 0
         primary = is_primary(_PROCESS_ID.value, os.environ)
         failures = Sweeper(sweep, workdir, flags=_host_flags(), primary=primary).execute()
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except (Stopped, KeyboardInterrupt):
         print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
         return 130
@@ -64,5 +60,4 @@ def _host_flags() -> list[str]:
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["sweep", "workdir"])
-    app.run(main)
+    command_line.run(main, required=("sweep", "workdir"))

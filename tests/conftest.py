@@ -32,7 +32,7 @@ def shared_dir() -> pathlib.Path:
 def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
     """A training text of 6,000 bytes and a validation text of 700, of words that repeat enough to be learned."""
     folder = tmp_path_factory.mktemp("text")
-    words = "the a cat dog sat ran on under mat tree and then saw it".split()
+    words = ["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "then", "saw", "it"]
     files = {}
     for number, (split, size) in enumerate({"train": 6000, "valid": 700}.items()):
         rng = random.Random(number)
@@ -48,7 +48,7 @@ def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Pat
 def tiny_config(
     tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., ml_collections.ConfigDict]:
-    """A function of overrides ("section.key", with the dot as two underscores) to the config of a tiny run on one device."""
+    """A function of overrides (a key, with two underscores for each dot) to the config of a tiny run."""
     cache = tmp_path_factory.getbasetemp() / "token-cache"
 
     def make(**overrides: object) -> ml_collections.ConfigDict:
@@ -61,7 +61,7 @@ def tiny_config(
         config.checkpoint.every_steps = 2
         config.log.update(every_steps=1, tensorboard=False)
         for key, value in overrides.items():
-            base.set_key(config, key.replace("__", "."), value)
+            base.set_key(config, base.SHORT_NAMES.get(key, key.replace("__", ".")), value)
         return config
 
     return make

@@ -60,7 +60,8 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
     assert [row["step"] for row in written if "valid_nll" in row] == [20, 40]
     provenance = RunDirectory(tmp_path / "run").provenance()
     assert provenance["corpus"]["train"]["bytes"] == 6000
-    assert provenance["parameters"] == sum(x.size for x in jax.tree.leaves(final_state(config, tmp_path / "run").params))
+    params = final_state(config, tmp_path / "run").params
+    assert provenance["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def test_a_finished_run_is_not_trained_again(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
@@ -131,7 +132,7 @@ def test_latest_and_best_checkpoints_stay(tiny_config, tmp_path: pathlib.Path, m
     with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.latest == 6
         assert checkpoints.best == (3, 1.0)
-    assert sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name.isdigit()) == [3, 6]
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()} == {"3", "6"}
 
 
 def test_another_config_is_refused_with_its_differing_keys(tiny_config, tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,49 @@
+"""The chunked loss equals the whole one, in value and gradient, and in a fraction of its memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.cross_entropy import chunked_token_nll, token_nll
+from alibi.model import build_model
+from alibi.training.optimizer import make_optimizer
+from alibi.training.sharding import make_mesh
+from alibi.training.state import abstract_state
+from alibi.training.step import make_train_step
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 6, 16, 1000])
+def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    features, embedding = jax.random.normal(keys[0], (2, 11, 8)), jax.random.normal(keys[1], (20, 8))
+    targets = jax.random.randint(keys[2], (2, 11), 0, 20).at[1, 9:].set(-1)
+
+    def chunked(features: jax.Array, embedding: jax.Array) -> jax.Array:
+        return chunked_token_nll(lambda x: x @ embedding.T, features, targets, chunk_tokens)
+
+    def whole(features: jax.Array, embedding: jax.Array) -> jax.Array:
+        picked = jnp.take_along_axis(jax.nn.log_softmax(features @ embedding.T), targets[..., None], -1)[..., 0]
+        return jnp.where(targets < 0, 0.0, -picked)
+
+    np.testing.assert_allclose(chunked(features, embedding), whole(features, embedding), atol=1e-5)
+    gradients = (jax.grad(lambda *x, f=f: f(*x).sum(), argnums=(0, 1))(features, embedding) for f in (chunked, whole))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *gradients)
+
+
+def test_huge_logits_stay_finite() -> None:
+    nll = token_nll(jnp.asarray([[[1e4, -1e4, 0.0]]]), jnp.asarray([[1]]))
+    np.testing.assert_allclose(nll, 2e4)
+
+
+def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_4_gib(tiny_config) -> None:
+    """All logits of 16,384 tokens at 33,280 words would alone be 2 GiB, and their gradient as much again."""
+    config = tiny_config(length=128, train__batch_tokens=16_384, model__width=128, model__num_heads=8, mesh__data=1)
+    model = build_model(config, vocab_size=33_280)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    state = abstract_state(model, optimizer, mesh)
+    batch = jax.ShapeDtypeStruct((1, 128, 128), jnp.int32)
+    memory = make_train_step(model, optimizer, 0).lower(state, batch, batch).compile().memory_analysis()
+    assert memory.temp_size_in_bytes + memory.argument_size_in_bytes < 4 * 2**30
+    assert memory.temp_size_in_bytes < 2**31, "the logits of a chunk of 4,096 tokens are 0.5 GiB"

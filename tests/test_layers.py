@@ -1,0 +1,84 @@
+"""Imports run one way, so that a reader can take the rooms in order and a room can be used alone."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# Each room with the rooms that it may import, besides itself.
+LIBRARY = {"alibi.slopes", "alibi.positions", "alibi.attention"}
+MODEL = LIBRARY | {"alibi.cross_entropy", "alibi.products", "alibi.model"}
+ALLOWED = {
+    "alibi.slopes": set(),
+    "alibi.positions": {"alibi.slopes"},
+    "alibi.products": set(),
+    "alibi.attention": {"alibi.slopes", "alibi.positions"},
+    "alibi.cross_entropy": set(),
+    "alibi.model": MODEL,
+    "alibi.data": set(),
+    "alibi.reporting": set(),
+    "alibi.command_line": {"alibi.data"},
+    "alibi.runs": {"alibi.data"},
+    "alibi.evaluation": MODEL,
+    "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.command_line"},
+    "alibi.extrapolation": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training", "alibi.reporting", "alibi.command_line"},
+    "alibi.sweeps": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.training", "alibi.reporting", "alibi.command_line", "configs.base"},
+    "alibi": LIBRARY,
+    "configs": {"configs.base"},
+}
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] in ("alibi", "configs") and len(parts) > 1 else parts[0]
+
+
+def imported(file: pathlib.Path) -> set[str]:
+    """The project's modules that a file imports, at its top or inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            package = ROOT / pathlib.Path(*(node.module or "").split("."))
+            found |= {
+                f"{node.module}.{alias.name}" if (package / f"{alias.name}.py").exists() else str(node.module)
+                for alias in node.names
+            }
+    return {name for name in found if name.split(".")[0] in ("alibi", "configs", "tests", "scripts")}
+
+
+def files() -> list[pathlib.Path]:
+    return sorted([*ROOT.glob("alibi/**/*.py"), *ROOT.glob("configs/**/*.py")])
+
+
+@pytest.mark.parametrize("file", files(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_run_one_way(file: pathlib.Path) -> None:
+    module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    room = "configs" if module.startswith("configs") else room_of(module)
+    assert room in ALLOWED, f"{room} is a new room: say here what it may import"
+    for name in imported(file):
+        other = room_of(name)
+        assert other == room or other in ALLOWED[room], f"{module} must not import {name}"
+
+
+@pytest.mark.parametrize("room", ["alibi/data", "alibi/reporting"])
+def test_data_and_reporting_need_no_jax(room: str) -> None:
+    for file in (ROOT / room).glob("**/*.py"):
+        names = {
+            name
+            for node in ast.walk(ast.parse(file.read_text()))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        assert not {name.split(".")[0] for name in names} & {"jax", "flax", "optax"}, file

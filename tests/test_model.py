@@ -1,0 +1,160 @@
+"""The decoder with each position method: causal, decodable, indifferent to padding, and precise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.model import DecoderLM, build_model, count_parameters
+from alibi.positions import METHODS
+
+VOCABULARY = 40
+
+
+def make(tiny_config, position: str, **overrides: object) -> tuple[DecoderLM, dict]:
+    """A model of 2 layers for sequences of up to 16 tokens, and its variables."""
+    model = build_model(tiny_config(position=position, **overrides), VOCABULARY)
+    return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))
+
+
+def tokens(length: int, batch: int = 2) -> jax.Array:
+    return jax.random.randint(jax.random.key(length), (batch, length), 0, VOCABULARY)
+
+
+@pytest.mark.parametrize("position", METHODS)
+def test_no_logit_depends_on_a_later_token(tiny_config, position: str) -> None:
+    """By gradient, so that a dependence too small to change a rounded output still shows."""
+    model, variables = make(tiny_config, position)
+    inputs = tokens(12, batch=1)
+    embedding = variables["params"]["embedding"]
+
+    def logit_sums(rows: jax.Array) -> jax.Array:
+        # Each token gets an embedding row of its own, so that the gradient tells them apart.
+        params = variables["params"] | {"embedding": jnp.concatenate([embedding, rows])}
+        wide = model.clone(vocab_size=VOCABULARY + 12)
+        return wide.apply({"params": params}, VOCABULARY + jnp.arange(12)[None])[0, :, :VOCABULARY].sum(-1)
+
+    jacobian = jnp.abs(jax.jit(jax.jacrev(logit_sums))(embedding[inputs[0]])).sum(-1)
+    np.testing.assert_array_equal(jnp.triu(jacobian, 1), 0.0)
+    assert (jnp.diagonal(jacobian) > 0).all()
+    assert float(jacobian[-1, 0]) > 0, "the last token must see the first"
+
+
+@pytest.mark.parametrize("position", METHODS)
+def test_token_by_token_decoding_equals_the_whole_sequence(tiny_config, position: str) -> None:
+    """Several implementations lost their bias in incremental decoding, silently."""
+    model, variables = make(tiny_config, position)
+    inputs = tokens(12)
+    whole = jax.jit(model.apply)(variables, inputs)
+    cache = model.init(jax.random.key(0), jnp.zeros((2, 16), jnp.int32), decode=True)["cache"]
+
+    @jax.jit
+    def decode(cache: dict, token: jax.Array) -> tuple[jax.Array, dict]:
+        return model.apply({"params": variables["params"], "cache": cache}, token, decode=True, mutable=["cache"])
+
+    for i in range(12):
+        logits, updated = decode(cache, inputs[:, i : i + 1])
+        cache = updated["cache"]
+        np.testing.assert_allclose(logits[:, 0], whole[:, i], atol=2e-5)
+
+
+@pytest.mark.parametrize("position", METHODS)
+def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
+    model, variables = make(tiny_config, position)
+    inputs = tokens(8)
+    apply = jax.jit(model.apply)
+    alone = apply(variables, inputs)
+    padding = jnp.zeros((2, 4), jnp.int32)
+    real, pad = jnp.ones((2, 8), jnp.int32), jnp.zeros((2, 4), jnp.int32)
+    right = apply(variables, jnp.concatenate([inputs, padding], 1), segment_ids=jnp.concatenate([real, pad], 1))
+    left = apply(
+        variables,
+        jnp.concatenate([padding, inputs], 1),
+        positions=jnp.maximum(jnp.arange(12) - 4, 0),
+        segment_ids=jnp.concatenate([pad, real], 1),
+    )
+    np.testing.assert_allclose(right[:, :8], alone, atol=2e-5)
+    np.testing.assert_allclose(left[:, 4:], alone, atol=2e-5)
+
+
+def test_each_method_computes_something_of_its_own(tiny_config) -> None:
+    """A position option that is ignored (llm-foundry #1289) gives two methods the same logits."""
+    inputs = tokens(12)
+    logits = {}
+    for position in METHODS:
+        model, variables = make(tiny_config, position)
+        params = variables["params"]
+        if position != "none":
+            params = params | {name: logits["none"][1][name] for name in logits["none"][1] if name != "position"}
+        logits[position] = (jax.jit(model.apply)({"params": params}, inputs), params)
+        if position == "none":
+            continue
+        for other, (value, _) in logits.items():
+            if other != position:
+                assert float(jnp.abs(logits[position][0] - value).max()) > 1e-3, (position, other)
+
+
+def test_one_model_at_many_lengths(tiny_config) -> None:
+    """A bias that was cached at one length and used at another gave wrong values for all but the first."""
+    model, variables = make(tiny_config, "alibi", model__num_layers=1)
+    inputs = tokens(1030, batch=1)
+    apply = jax.jit(model.apply)
+    longest = apply(variables, inputs)
+    for length in (511, 512, 513):
+        np.testing.assert_allclose(apply(variables, inputs[:, :length]), longest[:, :length], atol=2e-5)
+
+
+def test_bf16_logits_stay_near_float32_far_out(tiny_config) -> None:
+    model, variables = make(tiny_config, "alibi", model__num_layers=1)
+    half = build_model(tiny_config(position="alibi", model__num_layers=1, model__dtype="bfloat16"), VOCABULARY)
+    inputs = tokens(2048, batch=1)
+    exact, rounded = (jax.jit(m.apply)(variables, inputs) for m in (model, half))
+    assert rounded.dtype == jnp.float32
+    assert float(jnp.abs(rounded - exact).max()) < 0.08
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(half.init(jax.random.key(0), inputs[:, :4])))
+
+
+def test_learned_positions_end_with_an_error(tiny_config) -> None:
+    model, variables = make(tiny_config, "learned")
+    with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
+        model.apply(variables, tokens(17))
+
+
+def test_remat_changes_nothing(tiny_config) -> None:
+    model, variables = make(tiny_config, "rotary")
+    inputs = tokens(12)
+
+    def loss(model: DecoderLM, params: dict) -> jax.Array:
+        return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+
+    gradient = jax.jit(jax.grad(lambda params, model: loss(model, params)), static_argnums=1)
+    plain, remat = (gradient(variables["params"], m) for m in (model, model.clone(remat=True)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_acts(tiny_config, rate: str) -> None:
+    model, variables = make(tiny_config, "alibi", **{f"model__{rate}": 0.5})
+    inputs = tokens(12)
+    still = model.apply(variables, inputs)
+    dropped = model.apply(variables, inputs, deterministic=False, rngs={"dropout": jax.random.key(1)})
+    assert float(jnp.abs(dropped - still).max()) > 1e-3
+
+
+def test_parameter_count(tiny_config) -> None:
+    """V w + layers (4 w^2 + 4 w + 2 w f + f + w + 4 w) + 2 w, counted by hand: tied embeddings, biases, norms."""
+    config = tiny_config(model__width=32, model__num_layers=3, model__feed_forward=64)
+    layer = 4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    assert count_parameters(build_model(config, VOCABULARY)) == VOCABULARY * 32 + 3 * layer + 64
+
+
+def test_scored_positions_are_the_ones_asked_for(tiny_config) -> None:
+    model, variables = make(tiny_config, "alibi")
+    inputs, targets = tokens(12), tokens(12) % 7
+    every = model.apply(variables, inputs, targets, method="token_nll")
+    log_probs = jax.nn.log_softmax(model.apply(variables, inputs))
+    np.testing.assert_allclose(every, -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0], atol=1e-5)
+    starts = jnp.asarray([3, 8])
+    scored = jnp.stack([targets[0, 3:7], targets[1, 8:12]])
+    part = model.apply(variables, inputs, scored, scored_from=starts, method="token_nll")
+    np.testing.assert_allclose(part, jnp.stack([every[0, 3:7], every[1, 8:12]]), atol=1e-5)

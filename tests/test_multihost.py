@@ -1,0 +1,75 @@
+"""Two processes on this machine as two hosts: each reads its own rows, and together they train the same run."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+
+from alibi.model import build_model
+from alibi.runs import RunDirectory
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.optimizer import make_optimizer
+from alibi.training.sharding import make_mesh
+from alibi.training.state import abstract_state
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def command(workdir: pathlib.Path, text: pathlib.Path, cache: pathlib.Path, *more: str) -> list[str]:
+    overrides = {
+        "data.corpus": "text", "data.train": text, "data.valid": text, "data.cache_dir": cache, "train.steps": 4,
+        "train.batch_tokens": 128, "train_length": 16, "optimizer.warmup_steps": 1, "model.num_layers": 1,
+        "model.width": 16, "model.num_heads": 2, "model.feed_forward": 32, "log.every_steps": 1, "eval.every_steps": 2,
+        "log.tensorboard": False, "checkpoint.every_steps": 2, "eval.batch_tokens": 64,
+    }  # fmt: skip
+    flags = [f"--config.{key}={value}" for key, value in overrides.items()]
+    return [sys.executable, "train.py", "--config=configs/base.py", f"--workdir={workdir}", *flags, *more]
+
+
+def start(words: list[str], devices: int) -> subprocess.Popen:
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def params_of(workdir: pathlib.Path) -> dict:
+    run = RunDirectory(workdir)
+    config = run.config()
+    config.mesh.update(data=-1, fsdp=1)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    model = build_model(config, run.provenance()["vocab_size"])
+    abstract = abstract_state(model, make_optimizer(config.optimizer, config.train.steps), mesh)
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        return checkpoints.restore_params(4, abstract.params)
+
+
+def test_two_hosts_train_the_run_of_one(tiny_text, tmp_path: pathlib.Path) -> None:
+    text = tiny_text["train"]
+    one, two, cache = (tmp_path / name for name in ("one", "two", "cache"))
+    alone = start(command(one, text, cache), devices=4)
+    output = alone.communicate(timeout=240)[0]
+    assert alone.returncode == 0, output
+    port = free_port()
+    shared = command(two, text, cache, "--config.mesh.fsdp=2", f"--coordinator_address=localhost:{port}")
+    hosts = [start([*shared, "--num_processes=2", f"--process_id={host}"], devices=2) for host in range(2)]
+    outputs = [host.communicate(timeout=240)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], "\n".join(outputs)
+    run = RunDirectory(two)
+    assert run.status()["state"] == "finished"
+    assert (run.provenance()["process_count"], run.provenance()["device_count"]) == (2, 4)
+    trained = [params_of(workdir) for workdir in (one, two)]
+    # Adam turns the rounding of a key bias, whose gradient is zero, into a step; the logits don't see it.
+    for params in trained:
+        del params["layers_0"]["attention"]["key"]["bias"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *trained)
