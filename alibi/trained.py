@@ -98,15 +98,25 @@ def _find_step(directory: RunDirectory, checkpoint: str) -> int:
     missing = f"{directory.path} has no checkpoint (its training: {known}); train it first with the same --workdir"
     if not directory.checkpoints.is_dir():
         raise ValueError(missing)
-    with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
-        if checkpoints.latest is None:
-            raise ValueError(missing)
-        if checkpoint == "latest":
-            return checkpoints.latest
-        if checkpoint == "best":
-            if checkpoints.best is None:
-                raise ValueError(
-                    f"{directory.path} has no best checkpoint: none was validated; use --checkpoint=latest"
-                )
-            return checkpoints.best[0]
-        return int(checkpoint)
+    latest, best = _saved_steps(directory)
+    if latest is None:
+        raise ValueError(missing)
+    if checkpoint == "latest":
+        return latest
+    if checkpoint == "best":
+        if best is None:
+            raise ValueError(f"{directory.path} has no best checkpoint: none was validated; use --checkpoint=latest")
+        return best
+    return int(checkpoint)
+
+
+def _saved_steps(directory: RunDirectory) -> tuple[int | None, int | None]:
+    """The latest and the best saved step."""
+    try:
+        with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
+            return checkpoints.latest, checkpoints.best and checkpoints.best[0]
+    except Exception as error:  # Orbax reads each checkpoint's metadata here and raises many kinds for a damaged one
+        raise ValueError(
+            f"a checkpoint in {directory.checkpoints} is damaged ({type(error).__name__}: {error}); "
+            "delete the directory of the damaged one to use another, if there is one"
+        ) from error
