@@ -11,7 +11,9 @@ import pathlib
 import signal
 import sys
 
-from absl import app, flags, logging
+from absl import flags
+
+from alibi import command_line
 
 _WORKDIRS = flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
 _MULTIPLES = flags.DEFINE_list("multiples", None, "evaluation lengths as multiples of each run's own (1,2,4,8,16)")
@@ -28,16 +30,10 @@ _BATCH_TOKENS = flags.DEFINE_integer(
     "batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens"
 )
 _REPORT = flags.DEFINE_bool("report", True, "write and print the table, and draw the figure")
-_MULTIHOST = flags.DEFINE_bool("multihost", False, "this process is one of several; the cluster says which")
-_COORDINATOR = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, on every process")
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "processes in all")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "this process, from 0")
+command_line.define_host_flags()
 
 
-def main(argv: list[str]) -> int:
-    if argv[1:]:
-        raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
-    logging.set_verbosity(logging.WARNING)
+def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # a background shell starts its jobs with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
@@ -49,18 +45,11 @@ def main(argv: list[str]) -> int:
 
 def _evaluate() -> int:
     # Only now, so that a wrong flag is reported at once.
-    import jax
+    from alibi.extrapolation import evaluate_runs
 
-    from alibi.extrapolation import OutputError, evaluate_runs
-
-    try:
-        options = _options()
-        if _MULTIHOST.value or _COORDINATOR.value:
-            jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-        failures = evaluate_runs(_WORKDIRS.value, options)
-    except (ValueError, OutputError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    options = _options()
+    command_line.join_hosts()
+    failures = evaluate_runs(_WORKDIRS.value, options)
     if failures:
         print(f"error: {len(failures)} of {len(_WORKDIRS.value)} work directories failed, see above", file=sys.stderr)
     return 1 if failures else 0
@@ -94,5 +83,4 @@ def _options():
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("workdirs")
-    app.run(main)
+    command_line.run(main, required=("workdirs",))

@@ -15,20 +15,14 @@ from alibi import command_line
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "FILE.py[:KEY=VALUE,...] with get_config()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run's checkpoints, metrics and config")
-_MULTIHOST = flags.DEFINE_bool("multihost", False, "this process is one of several; the cluster says which")
-_COORDINATOR = flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, on every process")
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "processes in all")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "this process, from 0")
+command_line.define_host_flags()
 
 
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
-    import jax
-
     from alibi.training.loop import Interrupted, train
 
-    if _MULTIHOST.value or _COORDINATOR.value:
-        jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    command_line.join_hosts()
     try:
         train(_CONFIG.value, _WORKDIR.value)
     except Interrupted as stop:

@@ -1,5 +1,6 @@
 """What the entry points share: flags read, and whatever the user can mend said in one line instead of a traceback."""
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -8,13 +9,14 @@ import jax
 from absl import app, flags, logging
 
 from alibi.data.cache import cache_root
+from alibi.errors import UserError
 
 
 def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> None:
     """Parses the flags, calls `main` and exits: 0 or what it returns, 1 after an error of use, 130 after Ctrl-C.
 
-    Errors of use are ValueError, OSError and RuntimeErrors that a library of this
-    project defines for its users; any other exception is a bug and keeps its traceback.
+    Errors of use are ValueError, OSError and UserError; any other exception is a bug and
+    keeps its traceback.
     """
     flags.mark_flags_as_required(list(required))
     logging.set_verbosity(logging.WARNING)
@@ -22,13 +24,24 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
-class UserError(RuntimeError):
-    """Something that the user can mend, said in the message."""
+def define_host_flags() -> None:
+    """The flags by which an entry point runs on several hosts."""
+    flags.DEFINE_bool("multihost", False, "this process is one of several; the cluster says which")
+    flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, the same on every process")
+    flags.DEFINE_integer("num_processes", None, "processes in all")
+    flags.DEFINE_integer("process_id", None, "this process, from 0")
+
+
+def join_hosts() -> None:
+    """Connects to the other processes if the flags say that there are any; before any device is used."""
+    given = flags.FLAGS
+    if given.multihost or given.coordinator_address:
+        jax.distributed.initialize(given.coordinator_address, given.num_processes, given.process_id)
 
 
 def _keep_compilations() -> None:
     """Compiled programs are found again by a later process: a resumed run, another seed, an evaluation."""
-    if jax.config.jax_compilation_cache_dir is None:  # JAX_COMPILATION_CACHE_DIR says otherwise
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compilations"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 

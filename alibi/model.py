@@ -126,7 +126,7 @@ class DecoderLM(nn.Module):
     dtype: Any = jnp.float32
     remat: bool = False
     attention: str = "auto"
-    logits_chunk: int = 4096
+    logits_chunk: int = 2048
 
     def setup(self) -> None:
         width = self.position.width

@@ -98,7 +98,8 @@ def _find_step(directory: RunDirectory, checkpoint: str) -> int:
     missing = f"{directory.path} has no checkpoint (its training: {known}); train it first with the same --workdir"
     if not directory.checkpoints.is_dir():
         raise ValueError(missing)
-    latest, best = _saved_steps(directory)
+    with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
+        latest, best = checkpoints.latest, checkpoints.best
     if latest is None:
         raise ValueError(missing)
     if checkpoint == "latest":
@@ -106,17 +107,5 @@ def _find_step(directory: RunDirectory, checkpoint: str) -> int:
     if checkpoint == "best":
         if best is None:
             raise ValueError(f"{directory.path} has no best checkpoint: none was validated; use --checkpoint=latest")
-        return best
+        return best[0]
     return int(checkpoint)
-
-
-def _saved_steps(directory: RunDirectory) -> tuple[int | None, int | None]:
-    """The latest and the best saved step."""
-    try:
-        with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
-            return checkpoints.latest, checkpoints.best and checkpoints.best[0]
-    except Exception as error:  # Orbax reads each checkpoint's metadata here and raises many kinds for a damaged one
-        raise ValueError(
-            f"a checkpoint in {directory.checkpoints} is damaged ({type(error).__name__}: {error}); "
-            "delete the directory of the damaged one to use another, if there is one"
-        ) from error

@@ -21,10 +21,7 @@ from alibi import command_line
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the runs, results and report")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
-_MULTIHOST = flags.DEFINE_bool("multihost", False, "given on to train.py and eval_extrapolation.py")
-_COORDINATOR = flags.DEFINE_string("coordinator_address", None, "given on, HOST:PORT of the first process")
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "given on, processes in all")
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "given on, this process, from 0")
+command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
 def main() -> int:
@@ -42,7 +39,7 @@ def main() -> int:
         if _DRY_RUN.value:
             print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
             return 0
-        primary = is_primary(_PROCESS_ID.value, os.environ)
+        primary = is_primary(flags.FLAGS.process_id, os.environ)
         failures = Sweeper(sweep, workdir, flags=_host_flags(), primary=primary).execute()
     except (Stopped, KeyboardInterrupt):
         print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
@@ -55,8 +52,8 @@ def main() -> int:
 
 
 def _host_flags() -> list[str]:
-    given = (_MULTIHOST, _COORDINATOR, _NUM_PROCESSES, _PROCESS_ID)
-    return [f"--{flag.name}={flag.value}" for flag in given if flag.value not in (None, False)]
+    names = ("multihost", "coordinator_address", "num_processes", "process_id")
+    return [f"--{name}={flags.FLAGS[name].value}" for name in names if flags.FLAGS[name].value not in (None, False)]
 
 
 if __name__ == "__main__":

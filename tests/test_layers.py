@@ -19,14 +19,14 @@ ALLOWED = {
     "alibi.model": MODEL,
     "alibi.data": set(),
     "alibi.reporting": set(),
-    "alibi.command_line": {"alibi.data"},
+    "alibi.errors": set(),
+    "alibi.command_line": {"alibi.data", "alibi.errors"},
     "alibi.runs": {"alibi.data"},
-    "alibi.evaluation": MODEL,
-    "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.command_line"},
-    "alibi.extrapolation": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training", "alibi.reporting", "alibi.command_line"},
-    "alibi.sweeps": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.training", "alibi.reporting", "alibi.command_line", "configs.base"},
+    "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors"},
+    "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors"},
+    "alibi.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
+    "alibi.extrapolation": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained"},
+    "alibi.sweeps": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.reporting", "configs.base"},
     "alibi": LIBRARY,
     "configs": {"configs.base"},
 }

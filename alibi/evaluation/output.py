@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 
+from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, write_dump
 from alibi.reporting.report import ROWS_FILE, write_report
 from alibi.reporting.rows import Row, append_rows, read_rows, row_key
@@ -14,7 +15,7 @@ from alibi.reporting.rows import Row, append_rows, read_rows, row_key
 TEXT_KEY = "tokens_sha256"
 
 
-class OutputError(RuntimeError):
+class OutputError(UserError):
     """The output directory can't be written."""
 
 

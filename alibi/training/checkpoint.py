@@ -1,7 +1,9 @@
 """Checkpoints: the latest and the best, through Orbax and nowhere else."""
 
+import contextlib
 import logging
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -25,32 +27,18 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int = 1, read_only: bool = False):
-        logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax logs each of its steps
+        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs each of its steps
         self._folder = folder
-        policies = ocp.checkpoint_managers
-        self._manager = ocp.CheckpointManager(
-            folder,
-            options=ocp.CheckpointManagerOptions(
-                create=not read_only,
-                read_only=read_only,
-                save_decision_policy=policies.FixedIntervalPolicy(1),
-                best_fn=_valid_nll,  # without it Orbax writes no metrics
-                best_mode="min",
-                preservation_policy=policies.AnyPreservationPolicy(
-                    [
-                        policies.LatestN(keep),
-                        policies.BestN(
-                            get_metric_fn=_valid_nll, reverse=True, n=1, keep_checkpoints_without_metrics=False
-                        ),
-                    ]
-                ),
-            ),
-            item_handlers={
-                PARAMS: ocp.StandardCheckpointHandler(),
-                OPTIMIZER: ocp.StandardCheckpointHandler(),
-                ABOUT: ocp.JsonCheckpointHandler(),
-            },
-        )
+        with _damage_named(folder):
+            self._manager = ocp.CheckpointManager(
+                folder,
+                options=_options(keep, read_only),
+                item_handlers={
+                    PARAMS: ocp.StandardCheckpointHandler(),
+                    OPTIMIZER: ocp.StandardCheckpointHandler(),
+                    ABOUT: ocp.JsonCheckpointHandler(),
+                },
+            )
 
     @property
     def latest(self) -> int | None:
@@ -60,11 +48,9 @@ class Checkpoints:
     @property
     def best(self) -> tuple[int, float] | None:
         """The saved step with the lowest validation NLL, and that NLL; None where none was validated."""
-        scored = [
-            (metrics["valid_nll"], step)
-            for step in self._manager.all_steps()
-            if (metrics := self._manager.metrics(step)) and "valid_nll" in metrics
-        ]
+        with _damage_named(self._folder):
+            metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
+        scored = [(_valid_nll(values), step) for step, values in metrics.items() if values]
         return min(scored)[::-1] if scored else None
 
     def save(self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None) -> None:
@@ -97,20 +83,13 @@ class Checkpoints:
         """Only the parameters after `step` updates; see `restore`."""
         return self._restore(step, {PARAMS: abstract_params})[PARAMS]
 
-    def _restore(self, step: int, items: dict[str, PyTree]) -> Any:
+    def _restore(self, step: int, trees: dict[str, PyTree]) -> Any:
         if step not in self._manager.all_steps():
             there = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
             raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {there}")
-        try:
-            return self._manager.restore(
-                step, args=ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in items.items()})
-            )
-        except Exception as error:  # Orbax raises many kinds for what is one thing to its user
-            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(
-                f"checkpoint {self._folder / str(step)} is damaged or of another model ({first_line[:300]}); "
-                "delete that directory to use the checkpoint before it, if there is one"
-            ) from error
+        items = {name: ocp.args.StandardRestore(item) for name, item in trees.items()}
+        with _damage_named(self._folder / str(step)):
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
 
     def wait(self) -> None:
         """Returns when all saves are on disk; raises the errors that they met."""
@@ -125,6 +104,32 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _options(keep: int, read_only: bool) -> ocp.CheckpointManagerOptions:
+    policies = ocp.checkpoint_managers
+    best = policies.BestN(get_metric_fn=_valid_nll, reverse=True, n=1, keep_checkpoints_without_metrics=False)
+    return ocp.CheckpointManagerOptions(
+        create=not read_only,
+        read_only=read_only,
+        save_decision_policy=policies.FixedIntervalPolicy(1),
+        best_fn=_valid_nll,  # without it Orbax writes no metrics
+        best_mode="min",
+        preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+    )
+
+
+@contextlib.contextmanager
+def _damage_named(place: pathlib.Path) -> Iterator[None]:
+    """Orbax raises many kinds of error for what is one thing to its user."""
+    try:
+        yield
+    except Exception as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"checkpoint {place} is damaged or of another model ({first_line[:300]}); "
+            "delete the directory of the damaged one to use the one before it, if there is one"
+        ) from error
 
 
 def _valid_nll(metrics: dict[str, float]) -> float:

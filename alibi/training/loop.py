@@ -14,9 +14,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from alibi.command_line import UserError
 from alibi.data.batches import TrainBatches
 from alibi.data.tokens import TokenFile, prepare, prepare_with
+from alibi.errors import UserError
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model import DecoderLM, build_model, count_parameters
 from alibi.runs import RunDirectory, make_provenance

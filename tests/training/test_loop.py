@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> N
     for file in (tmp_path / "run" / "checkpoints" / "6" / "params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"checkpoints/6 is damaged or of another model.*delete that directory"):
+    with pytest.raises(ValueError, match=r"checkpoints/6 is damaged or of another model.*delete the directory"):
         loop.train(tiny_config(), str(tmp_path / "run"))
 
 
