@@ -1,0 +1,120 @@
+"""The command lines as a user gives them, on a corpus that trains in seconds."""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+CONFIG = """
+from configs import base
+
+
+def get_config(arg=""):
+    config = base.get_config("length=16,train.steps=6,train.batch_tokens=128,optimizer.warmup_steps=2")
+    config.model.update(num_layers=1, width=16, num_heads=2, feed_forward=32)
+    config.data.update(corpus="text", train={train!r}, valid={valid!r})
+    config.eval.update(every_steps=3, batch_tokens=256)
+    config.log.every_steps = 2
+    return base.apply(config, arg)
+"""
+SWEEP = """
+def get_sweep():
+    return {{
+        "title": "tiny",
+        "config": {config!r},
+        "product": {{"position": ["alibi", "learned"], "train_length": [16], "seed": [0]}},
+        "multiples": [1, 2],
+    }}
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, tiny_text: dict[str, pathlib.Path]) -> dict[str, pathlib.Path]:
+    folder = tmp_path_factory.mktemp("end-to-end")
+    config, sweep = folder / "tiny.py", folder / "sweep.py"
+    config.write_text(CONFIG.format(train=str(tiny_text["train"]), valid=str(tiny_text["valid"])))
+    sweep.write_text(SWEEP.format(config=str(config)))
+    return {"folder": folder, "config": config, "sweep": sweep, "valid": tiny_text["valid"]}
+
+
+def run(files: dict[str, pathlib.Path], *words: object) -> subprocess.CompletedProcess:
+    environment = os.environ | {"ALIBI_CACHE": str(files["folder"] / "cache"), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def rows(folder: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def test_sweep_trains_evaluates_and_reports_then_has_nothing_to_do(files: dict[str, pathlib.Path]) -> None:
+    workdir = files["folder"] / "sweep"
+    command = ("scripts/sweep.py", f"--sweep={files['sweep']}", f"--workdir={workdir}")
+    done = run(files, *command)
+    assert done.returncode == 0, done.stderr
+    by_cell = {(row["position"], row["eval_length"]): row for row in rows(workdir)}
+    assert set(by_cell) == {(position, length) for position in ("alibi", "learned") for length in (16, 32)}
+    size = files["valid"].stat().st_size
+    for cell, row in by_cell.items():
+        if cell == ("learned", 32):
+            assert "16 positions" in row["error"], "beyond its table learned is an error in the report, not a crash"
+            assert row["perplexity"] is None
+            continue
+        assert row["tokens"] == row["bytes"] == size, "every token of the split is scored exactly once"
+        assert row["perplexity"] == pytest.approx(math.exp(row["nll_nats"] / size))
+        assert row["bits_per_byte"] == pytest.approx(row["nll_nats"] / math.log(2) / size)
+        assert (row["step"], row["train_length"], row["mode"], row["seed"]) == (6, 16, "nonoverlapping", 0)
+    assert (workdir / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
+    assert "alibi" in (workdir / "report.md").read_text()
+    before = {path: path.stat().st_mtime_ns for path in workdir.glob("runs/*/metrics.jsonl")}
+    again = run(files, *command)
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "a finished run was touched"
+    assert len(rows(workdir)) == 4
+
+
+def test_train_then_evaluate_with_a_stride_and_a_dump(files: dict[str, pathlib.Path]) -> None:
+    workdir, output = files["folder"] / "alone", files["folder"] / "output"
+    trained = run(files, "train.py", f"--config={files['config']}:position=rotary", f"--workdir={workdir}")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads((workdir / "status.json").read_text())["state"] == "finished"
+    assert list((workdir / "tensorboard").iterdir())
+    scored = run(
+        files, "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=24", "--stride=5", "--dump_nll",
+        f"--output_dir={output}", f"--text_file={files['valid']}",
+    )  # fmt: skip
+    assert scored.returncode == 0, scored.stderr
+    (row,) = rows(output)
+    assert (row["mode"], row["stride"], row["eval_length"]) == ("sliding", 5, 24)
+    with np.load(output / "nll" / "alone-length=24-stride=5.npz") as dump:
+        np.testing.assert_array_equal(dump["targets"], np.frombuffer(files["valid"].read_bytes(), np.uint8))
+        assert dump["nll_nats"].sum(dtype=np.float64) == pytest.approx(row["nll_nats"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--config=configs/nope.py", "--workdir={out}"], "configs/nope.py"),
+        (["--config={config}:lenght=3", "--workdir={out}"], "unknown config key 'lenght'; did you mean 'length'?"),
+        (["--config={config}", "--config.train.stepz=3", "--workdir={out}"], 'Did you mean "steps"'),
+        (["--config={config}:position=alibbi", "--workdir={out}"], "did you mean 'alibi'"),
+        (["--config={config}"], "--workdir"),
+        (["--config={config}", "--workdir={out}", "--wrokdir=x"], "Unknown command line flag 'wrokdir'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_failure(files: dict[str, pathlib.Path], words: list[str], message: str) -> None:
+    out = files["folder"] / "nothing"
+    done = run(files, "train.py", *(word.format(config=files["config"], out=out) for word in words))
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert not out.exists()
