@@ -7,11 +7,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from alibi.attention import attention_fn
 from alibi.cross_entropy import chunked_token_nll
 from alibi.positions import Bias, PositionMethod, make_position
+from alibi.positions.base import KnownPositions
 
 ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -38,8 +40,8 @@ class Block(nn.Module):
         x: Float[Array, "batch length width"],
         position_params: Any,
         bias: Bias | None,
-        query_positions: Int[Array, "*batch length"],
-        key_positions: Int[Array, "*batch k"],
+        query_positions: KnownPositions,
+        key_positions: KnownPositions,
         segment_ids: Int[Array, "batch length"] | None,
         deterministic: bool,
         decode: bool,
@@ -211,19 +213,20 @@ class DecoderLM(nn.Module):
     ) -> Float[Array, "batch length width"]:
         """What the softmax layer gets for each token, float32; arguments as in `__call__`."""
         self.position.check_length(tokens.shape[-1])
+        of_queries: KnownPositions
+        of_keys: KnownPositions
         if decode:
             if segment_ids is not None:
                 raise ValueError("decode=True takes no segment_ids: decode each document with a cache of its own")
-            positions, key_positions = self.position_cache(tokens, positions)
+            of_queries, of_keys = self.position_cache(tokens, positions)
         else:
-            positions = jnp.arange(tokens.shape[-1]) if positions is None else positions
-            key_positions = positions
+            of_queries = of_keys = np.arange(tokens.shape[-1]) if positions is None else positions
         x = self.embedding[tokens] * jnp.sqrt(self.position.width).astype(jnp.float32)
-        x = self.position.embed(self.position_params, x, positions)
+        x = self.position.embed(self.position_params, x, jnp.asarray(of_queries))
         x = self.embedding_dropout(x, deterministic)
         bias = self.position.bias(self.position_params)
         for layer in self.layers:
-            x = layer(x, self.position_params, bias, positions, key_positions, segment_ids, deterministic, decode)
+            x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode)
         return self.final_norm(x)
 
     def head(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length vocabulary"]:

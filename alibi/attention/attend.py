@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from alibi.attention.reference import dropout_factors, reference_attention
 from alibi.positions import AlibiBias, Bias
-from alibi.positions.base import rows_and_columns
+from alibi.positions.base import KnownPositions, rows_and_columns
 
 BACKENDS = ("auto", "reference")
 
@@ -21,8 +22,8 @@ def attend(
     slopes: Float[Array, " heads"] | None = None,
     bias: Bias | None = None,
     causal: bool = True,
-    query_positions: Int[Array, "*#batch q"] | None = None,
-    key_positions: Int[Array, "*#batch k"] | None = None,
+    query_positions: KnownPositions | None = None,
+    key_positions: KnownPositions | None = None,
     segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
     mask: Bool[Array, "*#batch #heads #q k"] | None = None,
     dropout_rate: float = 0.0,
@@ -59,11 +60,12 @@ def attend(
         bias = _bias_of_slopes(slopes, bias, query.shape[-2], symmetric=not causal)
     key, value = _share_heads(query, key), _share_heads(query, value)
     if key_positions is None:
-        key_positions = jnp.arange(key.shape[-3])
+        key_positions = np.arange(key.shape[-3])
     if query_positions is None:
-        query_positions = jnp.arange(query.shape[-3]) + (key.shape[-3] - query.shape[-3])
+        query_positions = np.arange(query.shape[-3]) + (key.shape[-3] - query.shape[-3])
     _check_positions(query, key, query_positions, key_positions)
-    visible = _visible(causal, query_positions, key_positions, segment_ids, mask)
+    of_queries, of_keys = jnp.asarray(query_positions), jnp.asarray(key_positions)
+    visible = _visible(causal, of_queries, of_keys, segment_ids, mask)
     keep = None
     if dropout_rng is not None and dropout_rate > 0.0:
         weights_shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
@@ -74,8 +76,8 @@ def attend(
         value,
         bias=bias,
         visible=visible,
-        query_positions=query_positions,
-        key_positions=key_positions,
+        query_positions=of_queries,
+        key_positions=of_keys,
         keep=keep,
         precision=precision,
         weights_einsum=weights_einsum,
@@ -137,7 +139,7 @@ def _check_shapes(query: Array, key: Array, value: Array) -> None:
         raise ValueError(f"query and key need one head_dim, and key heads that divide the query heads; {shapes}")
 
 
-def _check_positions(query: Array, key: Array, query_positions: Array, key_positions: Array) -> None:
+def _check_positions(query: Array, key: Array, query_positions: KnownPositions, key_positions: KnownPositions) -> None:
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
         if positions.ndim < 1 or positions.shape[-1] != x.shape[-3]:
             raise ValueError(f"{name}_positions have shape {positions.shape}; {name} has {x.shape[-3]} positions")

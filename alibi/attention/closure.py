@@ -7,10 +7,12 @@ import flax.linen as nn
 import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from alibi.attention.attend import attend
 from alibi.positions import AlibiBias, Bias
+from alibi.positions.base import KnownPositions
 from alibi.slopes import alibi_slopes
 
 AttentionFn = Callable[..., Array]
@@ -57,8 +59,8 @@ def attention_fn(
     *,
     num_heads: int,
     causal: bool = True,
-    query_positions: Int[Array, "*batch q"] | None = None,
-    key_positions: Int[Array, "*batch k"] | None = None,
+    query_positions: KnownPositions | None = None,
+    key_positions: KnownPositions | None = None,
     segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
     rotate: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None,
     backend: str = "auto",
@@ -91,7 +93,7 @@ def attention_fn(
         query, key, value = nn.dtypes.promote_dtype(query, key, value, dtype=dtype)
         of_queries, of_keys = _positions(query, key, query_positions, key_positions, mask)
         if rotate is not None:
-            query, key = rotate(query, key, of_queries, of_keys)
+            query, key = rotate(query, key, jnp.asarray(of_queries), jnp.asarray(of_keys))
         return attend(
             query,
             key,
@@ -116,11 +118,15 @@ def attention_fn(
 
 
 def _positions(
-    query: Array, key: Array, query_positions: Array | None, key_positions: Array | None, mask: Array | None
-) -> tuple[Array, Array]:
+    query: Array,
+    key: Array,
+    query_positions: KnownPositions | None,
+    key_positions: KnownPositions | None,
+    mask: Array | None,
+) -> tuple[KnownPositions, KnownPositions]:
     q_length, k_length = query.shape[-3], key.shape[-3]
     if key_positions is None:
-        key_positions = jnp.arange(k_length)
+        key_positions = np.arange(k_length)
     if query_positions is not None:
         return query_positions, key_positions
     if q_length == 1 and mask is not None:
@@ -128,7 +134,7 @@ def _positions(
         # shift of softmax would make any position right; this one is also precise.
         seen = mask.any(axis=(-3, -2)) if mask.ndim >= 3 else mask.any(axis=-2)
         return jnp.where(seen, key_positions, -1).max(axis=-1, keepdims=True), key_positions
-    return jnp.arange(q_length) + (k_length - q_length), key_positions
+    return np.arange(q_length) + (k_length - q_length), key_positions
 
 
 def _sow(module: Any, weights: Array) -> None:

@@ -10,10 +10,13 @@ import dataclasses
 from typing import Any, ClassVar, Protocol
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 Params = dict[str, Any]
 Positions = Int[Array, "*batch length"]
+# What attention takes: NumPy's are known when it is traced, so that it can skip what they hide.
+KnownPositions = Int[Array | np.ndarray, "*batch length"]
 
 
 def rows_and_columns(
