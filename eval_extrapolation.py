@@ -57,7 +57,7 @@ def _evaluate() -> int:
 
 def _options():
     """The flags as the library takes them; ValueError where they contradict each other."""
-    from alibi.extrapolation import MULTIPLES, Options, parse_numbers
+    from alibi.extrapolation import MULTIPLES, Options
     from alibi.runs import RunDirectory
 
     if not _WORKDIRS.value:
@@ -70,8 +70,8 @@ def _options():
         RunDirectory(_WORKDIRS.value[0]).config()  # a mistyped name must not become a directory of results
     return Options(
         output_dir=pathlib.Path(_OUTPUT_DIR.value or _WORKDIRS.value[0]).expanduser().absolute(),
-        lengths=() if _LENGTHS.value is None else parse_numbers("lengths", _LENGTHS.value),
-        multiples=MULTIPLES if _MULTIPLES.value is None else parse_numbers("multiples", _MULTIPLES.value),
+        lengths=() if _LENGTHS.value is None else _parse_numbers("lengths", _LENGTHS.value),
+        multiples=MULTIPLES if _MULTIPLES.value is None else _parse_numbers("multiples", _MULTIPLES.value),
         stride=_STRIDE.value,
         split=_SPLIT.value,
         text_file=_TEXT_FILE.value,
@@ -80,6 +80,15 @@ def _options():
         batch_tokens=_BATCH_TOKENS.value,
         report=_REPORT.value,
     )
+
+
+def _parse_numbers(flag: str, words: list[str]) -> tuple[int, ...]:
+    """The positive integers of a comma-separated flag; ValueError for anything else."""
+    if not words or any(not word.strip().isdecimal() or int(word) < 1 for word in words):
+        raise ValueError(
+            f"--{flag}={','.join(words)} must be positive whole numbers, separated by commas, such as 1,2,4"
+        )
+    return tuple(int(word) for word in words)
 
 
 if __name__ == "__main__":

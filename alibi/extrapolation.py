@@ -1,28 +1,32 @@
 """Trained runs at many lengths: work directories -> rows of results.jsonl, NLL dumps, table and figure."""
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 import tqdm
-from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
+from alibi.data.cache import content_key
 from alibi.data.tokens import TokenFile, prepare_text, prepare_with
-from alibi.evaluation.dumps import Dump, dump_path, is_dump_of
-from alibi.evaluation.output import TEXT_KEY, Output, OutputError
+from alibi.errors import UserError
+from alibi.evaluation.dumps import Dump, find_path, is_dump_of
+from alibi.evaluation.output import TEXT_KEY, TOKENS_KEY, Output, OutputError
 from alibi.evaluation.perplexity import Score, metrics
+from alibi.evaluation.processes import agreed, is_primary, together
 from alibi.evaluation.windows import Windows, plan
-from alibi.reporting.rows import ROW_KEYS, Row, is_measured
-from alibi.runs import git_commit
+from alibi.reporting.rows import CONFIG_KEY, LIMIT_KEY, ROW_KEYS, Row, is_measured
+from alibi.runs import config_hash, git_commit
 from alibi.trained import TrainedRun
 
-__all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs", "parse_numbers"]
+__all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs"]
 
 MULTIPLES = (1, 2, 4, 8, 16)
 
@@ -57,7 +61,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.checkpoint not in ("latest", "best") and not self.checkpoint.isdecimal():
-            raise ValueError(f"--checkpoint={self.checkpoint} must be latest, best or a step, such as 600")
+            raise ValueError(f"checkpoint={self.checkpoint} must be latest, best or a step, such as 600")
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1")
         for length in self.lengths:  # those of multiples are known only with the run
             plan(1, length, self.stride)
 
@@ -66,21 +72,12 @@ class Options:
         return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
 
 
-def parse_numbers(flag: str, words: Sequence[str]) -> tuple[int, ...]:
-    """The positive integers that the comma-separated flag named `flag` lists; ValueError for anything else."""
-    if not words or any(not word.strip().isdecimal() or int(word) < 1 for word in words):
-        raise ValueError(
-            f"--{flag}={','.join(words)} must be positive whole numbers, separated by commas, such as 1,2,4"
-        )
-    return tuple(int(word) for word in words)
-
-
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
     """Evaluates each work directory, writes rows as they are found, then the report; returns what failed.
 
-    A length that a position method isn't defined for, or that memory doesn't suffice
-    for, becomes a row with `error` and is no failure. A work directory that can't be
-    evaluated is one; the others go on.
+    A length that a position method isn't defined for, that the text doesn't have or that
+    memory doesn't suffice for, becomes a row with `error` and is no failure. A work
+    directory that can't be evaluated is one, whatever the reason; the others go on.
 
     Raises:
       ValueError: two work directories of one name, whose rows could not be told apart.
@@ -92,9 +89,14 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
     failures = []
     for path in paths:
         try:
-            RunEvaluation(path, options, output).run()
-        except (ValueError, OSError, jax.errors.JaxRuntimeError) as error:
-            failures.append(f"{path}: {error}" if str(path) not in str(error) else str(error))
+            together(functools.partial(RunEvaluation, path, options, output)).run()
+        except OutputError:
+            raise
+        except Exception as error:
+            if not isinstance(error, ValueError | OSError | UserError):
+                _say(traceback.format_exc().rstrip())
+            known = str(error) or type(error).__name__
+            failures.append(known if str(path) in known else f"{path}: {known}")
             _say(f"error: {failures[-1]}")
     if options.report:
         output.report()
@@ -113,22 +115,41 @@ class RunEvaluation:
 
     def run(self) -> None:
         """Evaluates what is missing, shortest first."""
-        for length, windows in self.windows.items():
-            row = self._unmeasured(windows)
-            dump = dump_path(self.output.directory, self.trained.name, length, windows.stride)
-            if _agreed(self._is_done(row, dump)):
-                _say(f"{self._title(windows)}: done before")
-                continue
-            params = self.trained.params  # a damaged checkpoint is no limit of this length
-            try:
-                score = self._score(params, windows)
-            except (ValueError, MemoryError, jax.errors.JaxRuntimeError) as error:
-                self._record_error(row, self._limit(error, windows))
-            else:
-                self._record(row, score, dump)
+        for windows in self.windows.values():
+            together(functools.partial(self._evaluate, windows))
+
+    def _evaluate(self, windows: Windows) -> None:
+        row = self._unmeasured(windows)
+        limit = self._limit(windows)
+        if limit:
+            self._record_error(row | {LIMIT_KEY: True}, limit)
+            return
+        if agreed(self._is_done(row)):
+            _say(f"{self._title(windows)}: done before")
+            return
+        params = self.trained.params  # outside: its errors are no limit of this length
+        try:
+            score = self._score(params, windows)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            message = f"out of memory at {windows.length} tokens; try fewer batch_tokens or more devices"
+            self._record_error(row, message)
+        else:
+            self._record(row, score)
+
+    def _limit(self, windows: Windows) -> str:
+        """Why there can be no result at this length: the method has not so many positions, or the text no tokens."""
+        try:
+            self.trained.model.position.check_length(windows.length)
+        except ValueError as error:
+            return str(error)
+        if windows.length > windows.num_tokens:  # no token would have a longer context than in the whole text
+            return f"the text has {windows.num_tokens:,} tokens, fewer than the length {windows.length:,}"
+        return ""
 
     def _prepare_text(self) -> TokenFile:
-        data, tokenizer, progress = self.trained.config.data, self.trained.tokenizer, _is_primary()
+        data, tokenizer, progress = self.trained.config.data, self.trained.tokenizer, is_primary()
         if self.options.text_file:
             text = prepare_text(self.options.text_file, tokenizer, data.cache_dir, progress=progress)
         else:
@@ -140,12 +161,15 @@ class RunEvaluation:
             )
         return text
 
-    def _is_done(self, row: Row, dump: pathlib.Path) -> bool:
+    def _is_done(self, row: Row) -> bool:
         measured = any(is_measured(found) for found in self.output.find(row))
-        return measured and (not self.options.dump_nll or is_dump_of(dump, row["step"], row[TEXT_KEY]))
+        return measured and (not self.options.dump_nll or is_dump_of(self._dump_path(row), *_dumped(row)))
+
+    def _dump_path(self, row: Row) -> pathlib.Path:
+        return find_path(self.output.directory, row["run"], row["eval_length"], row["stride"], *_dumped(row))
 
     def _score(self, params: PyTree, windows: Windows) -> Score:
-        hidden = None if _is_primary() else True  # None: only where stderr is no terminal
+        hidden = None if is_primary() else True  # None: only where stderr is no terminal
         with tqdm.tqdm(
             total=windows.num_tokens,
             desc=self._title(windows),
@@ -158,7 +182,7 @@ class RunEvaluation:
                 params, self.text.tokens, windows.length, windows.stride, progress=bar.update
             )
 
-    def _record(self, row: Row, score: Score, dump: pathlib.Path) -> None:
+    def _record(self, row: Row, score: Score) -> None:
         """Writes the dump, then the row: a row without its dump would be taken for done."""
         total, manifest = score.total_nats, self.text.manifest
         if not math.isfinite(total):
@@ -166,9 +190,10 @@ class RunEvaluation:
             return
         if self.options.dump_nll:
             targets = np.asarray(self.text.tokens, np.int32)
-            self.output.dump(dump, Dump(score.nll_nats, targets, row["step"], row[TEXT_KEY]))
+            self.output.dump(self._dump_path(row), Dump(score.nll_nats, targets, *_dumped(row)))
         found = metrics(total, score.tokens, manifest.words, manifest.bytes)
-        _say(f"{self._title(score.windows)}: perplexity {found.perplexity:.3f} ({score.seconds:.1f} s)")
+        shown = "too large to write" if found.perplexity is None else f"{found.perplexity:.3f}"
+        _say(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
         row |= dataclasses.asdict(found) | {"nll_nats": total, "seconds": score.seconds}
         row |= {"tokens": score.tokens, "words": manifest.words, "bytes": manifest.bytes}
         row["tokens_per_second"] = score.tokens_per_second
@@ -180,20 +205,12 @@ class RunEvaluation:
         if not any(old.get("error") == error for old in self.output.find(row)):
             self.output.append(row | {"error": error})
 
-    def _limit(self, error: Exception, windows: Windows) -> str:
-        """What an error row says of a method's limit, or of memory; raises any other error again."""
-        text = str(error)
-        if isinstance(error, ValueError):
-            return text
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
-            return f"out of memory at {windows.length} tokens; try a lower --batch_tokens or more devices"
-        raise error
-
     def _unmeasured(self, windows: Windows) -> Row:
         """The row without its results."""
         config, manifest = self.trained.config, self.text.manifest
         # A user's text is known by its name, so that the rows of several stand side by side.
         names = ",".join(pathlib.Path(name).name for name in self.options.text_file.split(","))
+        text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
         return dict.fromkeys(ROW_KEYS) | {
             "run": self.trained.name,
             "position": config.position,
@@ -201,14 +218,16 @@ class RunEvaluation:
             "eval_length": windows.length,
             "mode": windows.mode,
             "stride": windows.stride,
-            "corpus": names or manifest.corpus,
+            "corpus": self.output.name_text(names or manifest.corpus, manifest.split, text),
             "split": manifest.split,
             "seed": config.seed,
             "step": self.trained.step,
             "parameters": self.trained.num_parameters,
             "device": f"{jax.devices()[0].device_kind} x{jax.device_count()}",
             "commit": git_commit(),
-            TEXT_KEY: manifest.sha256,
+            CONFIG_KEY: config_hash(config),
+            TOKENS_KEY: manifest.sha256,
+            TEXT_KEY: text,
         }
 
     def _title(self, windows: Windows) -> str:
@@ -222,21 +241,15 @@ def _check_names(paths: Sequence[pathlib.Path]) -> None:
             if other.name == path.name and other != path:
                 raise ValueError(
                     f"{path} and {other} have the same name, and rows are known by it; "
-                    "rename one, or evaluate them into two --output_dir"
+                    "rename one, or evaluate them into two output directories"
                 )
 
 
-def _is_primary() -> bool:
-    return jax.process_index() == 0
-
-
-def _agreed(decision: bool) -> bool:
-    """The first process's decision, on every process."""
-    if jax.process_count() == 1:
-        return decision
-    return bool(multihost_utils.broadcast_one_to_all(np.array(decision)))
+def _dumped(row: Row) -> tuple[int, str, str]:
+    """What identifies a dump of `row`."""
+    return row["step"], row[TOKENS_KEY], row[CONFIG_KEY]
 
 
 def _say(message: str) -> None:
-    if _is_primary():
+    if is_primary():
         tqdm.tqdm.write(message, file=sys.stderr)

@@ -18,9 +18,9 @@ from alibi.data.tokenizers import make_tokenizer
 from alibi.evaluation import output
 from alibi.evaluation.dumps import is_dump_of, read_dump
 from alibi.evaluation.perplexity import Scorer
-from alibi.extrapolation import Options, OutputError, evaluate_runs, parse_numbers
+from alibi.extrapolation import Options, OutputError, evaluate_runs
 from alibi.model import build_model, count_parameters
-from alibi.reporting.rows import ROW_KEYS, read_rows
+from alibi.reporting.rows import ROW_KEYS, latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.trained import TrainedRun, fitting_mesh
 from alibi.training.checkpoint import Checkpoints
@@ -38,22 +38,23 @@ def folder(tmp_path_factory):
     return folder
 
 
-def make_run(folder, position, name, seed=0, steps=(3, 5)):
+def make_run(folder, position, name, seed=0, steps=(3, 5), text=None):
     """A work directory as training leaves it: two checkpoints, the first one the better."""
     config = base.get_config(f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2")
     config.update({"seed": seed, "model": {"feed_forward": 16}, "eval": {"batch_tokens": 32}})
     config.data.update({"corpus": "text", "cache_dir": str(folder / "cache")})
-    config.data.train = config.data.valid = str(folder / "text.txt")
+    config.data.train = config.data.valid = str(text or folder / "text.txt")
     run = RunDirectory(folder / name)
-    run.start(config)
     tokenizer = make_tokenizer(config.data, None)
-    tokenizer.save(run.path / "tokenizer")
+    run.check(config)
+    run.claim(config, tokenizer)
     model = build_model(config, tokenizer.vocab_size)
     state = initial_state(model, optax.sgd(0.1), make_mesh(config.mesh), seed)
     with Checkpoints(run.checkpoints) as checkpoints:
         for step in steps:
             checkpoints.save(state, step, {}, valid_nll=float(step))
     run.write_status("finished", step=steps[-1], steps=steps[-1])
+    run.release()
     return run.path
 
 
@@ -137,10 +138,15 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
 def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
     options = {"output_dir": copied, "lengths": (16,), "report": False}
     assert evaluate_runs([alibi_run], Options(**options, checkpoint="3")) == []
-    (folder / "mine.txt").write_text("another text\n")
+    (folder / "mine.txt").write_text("another text, of one line\n")
     assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "mine.txt"))) == []
+    (folder / "copies").mkdir()
+    (folder / "copies" / "mine.txt").write_text("a text of its own, of the same name\n")
+    assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "copies" / "mine.txt"))) == []
     steps_and_texts = [(row["step"], row["corpus"], row["split"]) for row in read_rows(copied / "results.jsonl")[4:]]
-    assert steps_and_texts == [(3, "text", "valid"), (5, "mine.txt", "file")]
+    named = steps_and_texts[-1][1]
+    assert steps_and_texts == [(3, "text", "valid"), (5, "mine.txt", "file"), (5, named, "file")]
+    assert named.startswith("mine.txt#")
 
 
 def test_a_checkpoint_is_latest_best_or_a_step(alibi_run):
@@ -155,8 +161,34 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     evaluate_runs([alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False))
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
-    assert is_dump_of(dump, 5, expected.tokens_sha256)
-    assert not is_dump_of(dump, 3, expected.tokens_sha256)
+    assert is_dump_of(dump, 5, expected.tokens_sha256, expected.config_hash)
+    assert not is_dump_of(dump, 3, expected.tokens_sha256, expected.config_hash)
+
+
+def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alibi_run):
+    dump = copied / "nll" / "alibi-run-length=16-stride=16.npz"
+    before = dump.read_bytes()
+    for _ in range(2):
+        options = Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False, checkpoint="3")
+        assert evaluate_runs([alibi_run], options) == []
+    assert dump.read_bytes() == before
+    (other,) = copied.glob("nll/alibi-run-length=16-stride=16-step=3-*.npz")
+    assert read_dump(other).step == 3
+
+
+def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, alibi_run, tmp_path):
+    anew = make_run(tmp_path, "none", "alibi-run", text=alibi_run.parent / "text.txt")
+    assert evaluate_runs([anew], Options(output_dir=copied, lengths=(16,), report=False)) == []
+    found = [row for row in latest(read_rows(copied / "results.jsonl")) if row["run"] == "alibi-run"]
+    assert [(row["position"], row["eval_length"]) for row in found] == [("none", 16)]
+
+
+def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run):
+    for _ in range(2):
+        assert evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(512,), report=False)) == []
+    (row,) = read_rows(tmp_path / "results.jsonl")
+    assert row["error"] == f"the text has {len(TEXT)} tokens, fewer than the length 512"
+    assert row["perplexity"] is None
 
 
 def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated):
@@ -171,13 +203,17 @@ def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi
     for file in (damaged / "checkpoints" / "5").rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
+    empty = shutil.copytree(alibi_run, tmp_path / "empty")
+    (empty / "config.json").write_text("{}")
     untrained = shutil.copytree(alibi_run, tmp_path / "untrained", ignore=shutil.ignore_patterns("checkpoints"))
     failures = evaluate_runs(
-        [folder / "nowhere", damaged, untrained, alibi_run],
+        [folder / "nowhere", damaged, empty, untrained, alibi_run],
         Options(output_dir=tmp_path / "out", lengths=(16,), report=False),
     )
     assert [row["run"] for row in read_rows(tmp_path / "out" / "results.jsonl")] == ["alibi-run"]
-    for failure, words in zip(failures, ["no work directory", "is damaged", "has no checkpoint"], strict=True):
+    for failure, words in zip(
+        failures, ["no work directory", "is damaged", str(empty), "has no checkpoint"], strict=True
+    ):
         assert words in failure
     assert not (folder / "nowhere").exists()
 
@@ -236,16 +272,14 @@ def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeyp
 
 
 def test_options_are_checked_before_any_work(tmp_path):
-    assert parse_numbers("lengths", ["64", " 512"]) == (64, 512)
-    for words in ([], ["0"], ["1", "x"], ["1.5"], [""], ["-2"]):
-        with pytest.raises(ValueError, match=r"--lengths=.* must be positive whole numbers"):
-            parse_numbers("lengths", words)
     assert Options(tmp_path, multiples=(4, 1, 4)).lengths_of(128) == [128, 512]
     assert Options(tmp_path, lengths=(100,)).lengths_of(128) == [100]
     with pytest.raises(ValueError, match="stride=65 must be between 1 and the length 64"):
         Options(tmp_path, lengths=(512, 64), stride=65)
     with pytest.raises(ValueError, match="must be latest, best or a step"):
         Options(tmp_path, checkpoint="newest")
+    with pytest.raises(ValueError, match="batch_tokens=0 must be at least 1"):
+        Options(tmp_path, batch_tokens=0)
     with pytest.raises(ValueError, match="have the same name"):
         evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], Options(tmp_path))
 
@@ -264,7 +298,7 @@ def command(*arguments):
 
 def test_the_command_line(tmp_path, alibi_run, folder):
     text = tmp_path / "t.txt"
-    text.write_text("one, two\n")
+    text.write_text("one, two, three, four\n")
     done = command(
         f"--workdirs={folder / 'nowhere'},{alibi_run}", "--lengths=16", "--stride=1", f"--text_file={text}",
         "--dump_nll", f"--output_dir={tmp_path}",
@@ -277,7 +311,14 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
 
 
-def test_contradicting_flags(alibi_run):
-    done = command(f"--workdirs={alibi_run}", "--lengths=16", "--multiples=2")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lengths=16", "--multiples=2"], "--lengths and --multiples are two ways to say the same; give one of them"),
+        (["--lengths=16,x"], "--lengths=16,x must be positive whole numbers, separated by commas, such as 1,2,4"),
+    ],
+)
+def test_flags_that_cannot_be(alibi_run, flags, message):
+    done = command(f"--workdirs={alibi_run}", *flags)
     assert done.returncode == 1
-    assert done.stderr.strip() == "error: --lengths and --multiples are two ways to say the same; give one of them"
+    assert done.stderr.strip() == f"error: {message}"

@@ -1,13 +1,17 @@
 """NLL dumps: what each token of a text cost, on disk, for analyses by position and by context."""
 
 import dataclasses
+import hashlib
 import io
 import os
 import pathlib
 import zipfile
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float, Int
+
+_NO_DUMP = (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,17 +23,30 @@ class Dump:
       targets: int32.
       step: updates of the checkpoint that scored them.
       tokens_sha256: of the token file, so that a dump of another text isn't taken for this one.
+      config_hash: of the run, so that a dump of another run of its name isn't either.
     """
 
     nll_nats: Float[np.ndarray, " tokens"]
     targets: Int[np.ndarray, " tokens"]
     step: int
     tokens_sha256: str
+    config_hash: str
 
 
-def dump_path(directory: str | os.PathLike, run: str, length: int, stride: int) -> pathlib.Path:
-    """Where the dump of a run at one length and stride lies in an output directory."""
-    return pathlib.Path(directory) / "nll" / f"{run}-length={length}-stride={stride}.npz"
+def find_path(
+    directory: str | os.PathLike, run: str, length: int, stride: int, step: int, tokens_sha256: str, config_hash: str
+) -> pathlib.Path:
+    """Where the dump of a run at one length and stride lies, or is to be written, in an output directory.
+
+    That is nll/RUN-length=l-stride=s.npz, unless a dump of another step, text or
+    config has that name: then this one's name says its step and the hash of the rest.
+    """
+    folder, name = pathlib.Path(directory) / "nll", f"{run}-length={length}-stride={stride}"
+    path = folder / f"{name}.npz"
+    if _identity(path) in (None, (step, tokens_sha256, config_hash)):
+        return path
+    key = hashlib.sha256(f"{tokens_sha256} {config_hash}".encode()).hexdigest()[:8]
+    return folder / f"{name}-step={step}-{key}.npz"
 
 
 def write_dump(path: pathlib.Path, dump: Dump) -> None:
@@ -49,15 +66,24 @@ def read_dump(path: pathlib.Path) -> Dump:
     """The dump in `path`; ValueError where there is none or it is damaged."""
     try:
         with np.load(path) as arrays:
-            return Dump(arrays["nll_nats"], arrays["targets"], int(arrays["step"]), str(arrays["tokens_sha256"]))
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            return Dump(arrays["nll_nats"], arrays["targets"], *_identity_in(arrays))
+    except _NO_DUMP as error:
         raise ValueError(f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll") from error
 
 
-def is_dump_of(path: pathlib.Path, step: int, tokens_sha256: str) -> bool:
-    """Whether `path` holds a whole dump of that checkpoint and text."""
+def is_dump_of(path: pathlib.Path, step: int, tokens_sha256: str, config_hash: str) -> bool:
+    """Whether `path` holds a whole dump of that checkpoint, text and config."""
+    return _identity(path) == (step, tokens_sha256, config_hash)
+
+
+def _identity(path: pathlib.Path) -> tuple[int, str, str] | None:
+    """What the dump is of, without its arrays; None where there is none or it was cut: the table of a .npz ends it."""
     try:
-        found = read_dump(path)
-    except ValueError:
-        return False
-    return (found.step, found.tokens_sha256) == (step, tokens_sha256)
+        with np.load(path) as arrays:
+            return _identity_in(arrays)
+    except _NO_DUMP:
+        return None
+
+
+def _identity_in(arrays: Mapping[str, np.ndarray]) -> tuple[int, str, str]:
+    return int(arrays["step"]), str(arrays["tokens_sha256"]), str(arrays["config_hash"])

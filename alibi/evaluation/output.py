@@ -9,10 +9,11 @@ import jax
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, write_dump
 from alibi.reporting.report import ROWS_FILE, write_report
-from alibi.reporting.rows import Row, append_rows, read_rows, row_key
+from alibi.reporting.rows import Row, append_rows, latest, read_rows, row_key
 
-# Besides the keys of every row: the hash of the token file that was scored.
-TEXT_KEY = "tokens_sha256"
+# Besides the keys of every row: the hash of the token file that was scored, and that of its text.
+TOKENS_KEY = "tokens_sha256"
+TEXT_KEY = "text_hash"
 
 
 class OutputError(UserError):
@@ -32,8 +33,16 @@ class Output:
         self.rows = read_rows(directory / ROWS_FILE)
 
     def find(self, row: Row) -> list[Row]:
-        """The rows that exist of the measurement that `row` is about: same cell, step and text."""
-        return [found for found in self.rows if row_key(found) == row_key(row) and found.get(TEXT_KEY) == row[TEXT_KEY]]
+        """The rows that exist of the measurement that `row` is about: same cell, step, config and text."""
+        return [
+            found for found in self.rows if row_key(found) == row_key(row) and found.get(TOKENS_KEY) == row[TOKENS_KEY]
+        ]
+
+    def name_text(self, name: str, split: str, text_hash: str) -> str:
+        """`name`, or a longer one where rows of another text of the same split have it already."""
+        others = (found for found in latest(self.rows) if (found["corpus"], found["split"]) == (name, split))
+        taken = any(found.get(TEXT_KEY, text_hash) != text_hash for found in others)
+        return f"{name}#{text_hash[:6]}" if taken else name
 
     def append(self, row: Row) -> None:
         self._guard(lambda: append_rows(self.directory / ROWS_FILE, [row]))

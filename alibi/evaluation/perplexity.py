@@ -61,7 +61,6 @@ class Scorer:
         smaller batches; at least one window.
       sharding: how the batch dimension lies on the devices; by default all on the first.
         On several hosts each reads only the rows of its own devices, and all get the result.
-      batch_size: windows a device holds at one time, in place of batch_tokens.
     """
 
     def __init__(
@@ -71,12 +70,11 @@ class Scorer:
         boundary_id: int,
         batch_tokens: int,
         sharding: Sharding | None = None,
-        batch_size: int | None = None,
     ):
         if batch_tokens < 1:
             raise ValueError(f"eval.batch_tokens={batch_tokens} must be at least 1")
         self._sharding = SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
-        self._boundary_id, self._batch_tokens, self._batch_size = boundary_id, batch_tokens, batch_size
+        self._boundary_id, self._batch_tokens = boundary_id, batch_tokens
         self._jitted = jax.jit(nll_function, out_shardings=_replicated(self._sharding))
         self._compiled: dict[tuple[int, int, int], Any] = {}
 
@@ -113,16 +111,11 @@ class Scorer:
         progress(_fetch(nll, windows, *running.popleft()))
         return Score(windows, nll, time.perf_counter() - start)
 
-    @property
-    def compilations(self) -> int:
-        """How many batch shapes were compiled so far."""
-        return len(self._compiled)
-
     def _rows(self, windows: Windows) -> int:
         """Windows of a batch: what the token budget allows on each device, and no more than there are."""
         devices = len(self._sharding.device_set)
         shards = devices // self._sharding.shard_shape((devices,))[0]
-        each = self._batch_size or max(1, self._batch_tokens // windows.length)
+        each = max(1, self._batch_tokens // windows.length)
         return shards * min(each, -(-len(windows) // shards))
 
     def _compile(self, params: PyTree, windows: Windows, rows: int) -> Any:
@@ -162,9 +155,12 @@ def model_nll(model: nn.Module) -> NllFunction:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Of a text: perplexity by token and by word, and bits per byte; None where the text has no words or bytes."""
+    """Of a text: perplexity by token and by word, and bits per byte.
 
-    perplexity: float
+    None where the text has no words or bytes, and for a perplexity that is no float64.
+    """
+
+    perplexity: float | None
     word_perplexity: float | None
     bits_per_byte: float | None
 
@@ -178,8 +174,8 @@ def metrics(nll_nats: float, tokens: int, words: int, bytes: int) -> Metrics:
     )
 
 
-def _exp(nats: float) -> float:
-    return math.exp(nats) if nats < 709 else math.inf if nats > 0 else math.nan
+def _exp(nats: float) -> float | None:
+    return math.exp(nats) if nats < 709 else None
 
 
 def _shapes(windows: Windows, rows: int) -> dict[str, tuple[int, ...]]:

@@ -39,6 +39,11 @@ ROW_KEYS = (
 # What a row measures; its other fields are what was found. A run has one value a cell: that of the last row.
 CELL_KEYS = ("run", "eval_length", "mode", "stride", "corpus", "split")
 
+# Of the config that defines a run (alibi.runs.config_hash): a name may be used again for another run.
+CONFIG_KEY = "config_hash"
+# Set where an error is final: the method or the text has no such length, however often it is tried.
+LIMIT_KEY = "limit"
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,15 +53,15 @@ def cell_key(row: Mapping[str, Any]) -> tuple:
 
 
 def row_key(row: Mapping[str, Any]) -> tuple:
-    """The cell and the step: two rows with equal keys are the same measurement."""
-    return (*cell_key(row), row["step"])
+    """The cell, the step and the run's config: two rows with equal keys are the same measurement."""
+    return (*cell_key(row), row["step"], row.get(CONFIG_KEY))
 
 
 def append_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
     """Appends `rows` to the JSONL file `path` in one durable write, so a kill loses all of them or none.
 
-    A number that is not finite becomes null, and the row's `error` says so: JSON
-    has no such number. Raises ValueError for a row without one of `ROW_KEYS`.
+    A number that is not finite becomes null, because JSON has none such; where it is
+    `nll_nats`, the row's `error` says so. Raises ValueError for a row without one of `ROW_KEYS`.
     """
     text = "".join(json.dumps(_checked(row), allow_nan=False) + "\n" for row in rows)
     if not text:
@@ -97,9 +102,16 @@ def read_rows(path: str | os.PathLike) -> list[Row]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """One row a cell, in order of first appearance: the last measured one, or the last error where none succeeded."""
+    """One row a cell, in order of first appearance: the last measured one, or the last error where none succeeded.
+
+    Of runs of one name with different configs only the last one's rows count, so that they never mix.
+    """
+    rows = list(rows)
+    configs = {row["run"]: row.get(CONFIG_KEY) for row in rows}
     cells: dict[tuple, Row] = {}
     for row in rows:
+        if row.get(CONFIG_KEY) != configs[row["run"]]:
+            continue
         key = cell_key(row)
         if key not in cells or is_measured(row) or not is_measured(cells[key]):
             cells[key] = row
@@ -117,8 +129,8 @@ def _checked(row: Mapping[str, Any]) -> Row:
         raise ValueError(f"a result row lacks {', '.join(missing)}; a row holds {', '.join(ROW_KEYS)}")
     infinite = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     checked = {key: None if key in infinite else value for key, value in row.items()}
-    if infinite and not checked.get("error"):
-        checked["error"] = f"{infinite[0]} is {row[infinite[0]]}"
+    if "nll_nats" in infinite and not checked.get("error"):
+        checked["error"] = f"nll_nats is {row['nll_nats']}"
     return checked
 
 

@@ -30,5 +30,6 @@ def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float 
         "seconds": 0.2 if known else None,
         "device": "cpu",
         "commit": "0123456789abcdef",
+        "config_hash": "0123456789ab",
     }
     return row | changed

@@ -55,10 +55,12 @@ def test_two_processes_that_append_at_once_lose_nothing(tmp_path):
 
 def test_a_number_that_is_not_finite_becomes_null_with_the_reason_and_the_file_stays_strict_json(tmp_path):
     file = tmp_path / "results.jsonl"
-    append_rows(file, [make_row() | {"perplexity": float("inf")}])
-    (row,) = read_rows(file)
-    assert row["perplexity"] is None
-    assert row["error"] == "perplexity is inf"
+    append_rows(file, [make_row() | {"nll_nats": float("inf")}, make_row() | {"word_perplexity": float("inf")}])
+    failed, measured = read_rows(file)
+    assert failed["nll_nats"] is None
+    assert failed["error"] == "nll_nats is inf"
+    assert measured["word_perplexity"] is None
+    assert is_measured(measured), "a perplexity too large to write leaves the NLL what it is"
     assert "Infinity" not in file.read_text()
 
 
@@ -79,6 +81,13 @@ def test_the_last_measurement_of_a_cell_counts_and_an_error_never_hides_one():
     assert latest([failed, failed | {"error": "again"}]) == [failed | {"error": "again"}]
     assert [is_measured(row) for row in (good, failed)] == [True, False]
     assert row_key(good) != row_key(newer)
+
+
+def test_rows_of_a_run_that_was_trained_anew_replace_those_of_its_name_in_every_cell():
+    old = [make_row(eval_length=length) for length in (128, 256)]
+    new, other = make_row(eval_length=128, config_hash="new"), make_row("t5")
+    assert latest([*old, other, new]) == [other, new]
+    assert row_key(old[0]) != row_key(new)
 
 
 def test_an_empty_list_of_rows_makes_no_file(tmp_path):
