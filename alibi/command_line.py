@@ -35,6 +35,8 @@ def define_host_flags() -> None:
 def join_hosts() -> None:
     """Connects to the other processes if the flags say that there are any; before any device is used."""
     given = flags.FLAGS
+    if (given.num_processes or given.process_id) is not None and not given.coordinator_address:
+        raise ValueError("--num_processes and --process_id need --coordinator_address=HOST:PORT of the first process")
     if given.multihost or given.coordinator_address:
         jax.distributed.initialize(given.coordinator_address, given.num_processes, given.process_id)
 

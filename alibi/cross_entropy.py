@@ -25,6 +25,11 @@ def chunked_token_nll(
       head: features to logits.
     """
     batch, length = targets.shape
+    # A batch larger than a chunk is folded, neighbouring rows into one: rows stay on their devices.
+    folds = next(n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= max(chunk_tokens, 1))
+    if folds > 1:
+        features, folded = (x.reshape(batch // folds, folds * length, *x.shape[2:]) for x in (features, targets))
+        return chunked_token_nll(head, features, folded, chunk_tokens).reshape(batch, length)
     chunk = max(1, chunk_tokens // batch)
     if chunk >= length:
         return token_nll(head(features), targets)

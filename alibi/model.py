@@ -1,6 +1,6 @@
 """A decoder language model on Flax's own attention layer, for any position method."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import flax.linen as nn
@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.attention import attention_fn
+from alibi.attention.attend import BACKENDS
 from alibi.cross_entropy import chunked_token_nll
 from alibi.positions import Bias, PositionMethod, make_position
 from alibi.positions.base import KnownPositions
@@ -115,6 +117,8 @@ class DecoderLM(nn.Module):
       remat: recompute each block in the backward pass.
       attention: backend, see `alibi.attention.attend`.
       logits_chunk: tokens whose logits `token_nll` holds at one time.
+      activations: how the batch dimension of activations lies on the devices; None: as
+        the compiler chooses, which may gather the batch where parameters are split too.
     """
 
     vocab_size: int
@@ -129,6 +133,7 @@ class DecoderLM(nn.Module):
     remat: bool = False
     attention: str = "auto"
     logits_chunk: int = 2048
+    activations: NamedSharding | None = None
 
     def setup(self) -> None:
         width = self.position.width
@@ -223,7 +228,7 @@ class DecoderLM(nn.Module):
             of_queries = of_keys = np.arange(tokens.shape[-1]) if positions is None else positions
         x = self.embedding[tokens] * jnp.sqrt(self.position.width).astype(jnp.float32)
         x = self.position.embed(self.position_params, x, jnp.asarray(of_queries))
-        x = self.embedding_dropout(x, deterministic)
+        x = self.embedding_dropout(self._split_batch(x), deterministic)
         bias = self.position.bias(self.position_params)
         for layer in self.layers:
             x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode)
@@ -231,15 +236,29 @@ class DecoderLM(nn.Module):
 
     def head(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length vocabulary"]:
         """Logits of features, by the tied embedding, float32."""
-        features, embedding = features.astype(self.dtype), self.embedding.astype(self.dtype)
-        return jnp.einsum("bld,vd->blv", features, embedding, preferred_element_type=jnp.float32)
+        features, embedding = self._split_batch(features).astype(self.dtype), self.embedding.astype(self.dtype)
+        return self._split_batch(jnp.einsum("bld,vd->blv", features, embedding, preferred_element_type=jnp.float32))
+
+    def _split_batch(self, x: Float[Array, "batch length features"]) -> Float[Array, "batch length features"]:
+        """Keeps the batch split over the devices; without this, split parameters win and each device does all."""
+        if self.activations is None or x.shape[0] % batch_parts(self.activations):
+            return x
+        return jax.lax.with_sharding_constraint(x, self.activations)
 
 
-def build_model(config: ml_collections.ConfigDict, vocab_size: int, *, batch_shards: int = 1) -> DecoderLM:
+def batch_parts(sharding: NamedSharding) -> int:
+    """Into how many parts a sharding splits the first dimension."""
+    size = sharding.mesh.size
+    return size // sharding.shard_shape((size,))[0]
+
+
+def build_model(
+    config: ml_collections.ConfigDict, vocab_size: int, *, activations: NamedSharding | None = None
+) -> DecoderLM:
     """The model that `config` describes.
 
     Args:
-      batch_shards: devices that the batch is split over; each may hold the logits of
+      activations: see `DecoderLM`; each part of the batch may hold the logits of
         `config.model.logits_chunk` tokens.
 
     Raises:
@@ -256,6 +275,13 @@ def build_model(config: ml_collections.ConfigDict, vocab_size: int, *, batch_sha
         )
     _check_choice("model.activation", model.activation, ACTIVATIONS)
     _check_choice("model.dtype", model.dtype, DTYPES)
+    _check_choice("model.attention", model.attention, BACKENDS)
+    for key in ("num_layers", "feed_forward", "logits_chunk"):
+        if model[key] < 1:
+            raise ValueError(f"model.{key}={model[key]} must be at least 1")
+    for key in ("dropout", "attention_dropout", "activation_dropout"):
+        if not 0 <= model[key] < 1:
+            raise ValueError(f"model.{key}={model[key]} must be a rate from 0 to below 1")
     position = make_position(
         config.position,
         num_heads=model.num_heads,
@@ -276,7 +302,8 @@ def build_model(config: ml_collections.ConfigDict, vocab_size: int, *, batch_sha
         dtype=DTYPES[model.dtype],
         remat=model.remat,
         attention=model.attention,
-        logits_chunk=model.logits_chunk * batch_shards,
+        logits_chunk=model.logits_chunk * (1 if activations is None else batch_parts(activations)),
+        activations=activations,
     )
 
 
@@ -287,6 +314,6 @@ def count_parameters(model: DecoderLM) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
 
 
-def _check_choice(key: str, value: str, choices: dict[str, Callable | Any]) -> None:
+def _check_choice(key: str, value: str, choices: Iterable[str]) -> None:
     if value not in choices:
         raise ValueError(f"{key}={value!r} is unknown; use one of {', '.join(choices)}")

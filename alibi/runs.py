@@ -1,7 +1,9 @@
 """A work directory: what a training run leaves behind, and all that an evaluation needs to know of it."""
 
 import datetime
+import fcntl
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -14,7 +16,7 @@ import ml_collections
 
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 
-# Keys that say how a run is computed and watched, not what it computes: a run may go on with others.
+# Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.logits_chunk")  # fmt: skip
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
@@ -59,13 +61,8 @@ class RunDirectory:
             return {"state": "missing", "step": 0, "steps": 0, "reason": "", "tokens_per_second": None}
         return self._read("status.json")
 
-    def start(self, config: ml_collections.ConfigDict) -> None:
-        """Claims the directory for `config`: makes it, or checks that it holds the same run.
-
-        Raises:
-          ValueError: the directory can't be written, or holds a run of another config;
-            the differing keys are listed.
-        """
+    def check(self, config: ml_collections.ConfigDict) -> None:
+        """Makes the directory if need be; raises ValueError if it can't be written or holds a run of another config."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".writable-{os.getpid()}"
@@ -75,20 +72,55 @@ class RunDirectory:
             raise ValueError(
                 f"work directory {self.path} can't be written ({error}); choose another --workdir"
             ) from None
-        if (self.path / "config.json").exists():
-            self._check_same(config)
-        self.write("config.json", config.to_dict())
-
-    def _check_same(self, config: ml_collections.ConfigDict) -> None:
-        old, new = flatten(self.config()), flatten(config)
-        differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-        refused = [key for key in differing if not key.startswith(MAY_DIFFER)]
-        if refused:
-            lines = "\n".join(f"  {key}: {old.get(key)!r} there, {new.get(key)!r} now" for key in refused)
+        differing = self.differing(config)
+        if differing:
             raise ValueError(
-                f"work directory {self.path} holds a run of another config:\n{lines}\n"
-                "use another --workdir, or the config that it was started with"
+                f"work directory {self.path} holds a run of another config:\n"
+                + "".join(f"  {key}: {old!r} there, {new!r} now\n" for key, (old, new) in differing.items())
+                + "use another --workdir, or the config that it was started with"
             )
+
+    def differing(self, config: ml_collections.ConfigDict) -> dict[str, tuple[Any, Any]]:
+        """Keys that define a run and that `config` sets otherwise than the run that is here, to (there, now)."""
+        if not (self.path / "config.json").exists():
+            return {}
+        old, new = flatten(self.config()), flatten(config)
+        keys = sorted(key for key in old.keys() | new.keys() if not may_differ(key))
+        return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+    def check_corpus(self, manifests: dict[str, dict[str, Any]]) -> None:
+        """Raises ValueError if the run that is here was trained on other tokens than those of `manifests` by split."""
+        if not (self.path / "provenance.json").exists():
+            return
+        before = self.provenance()["corpus"]
+        for split in sorted(before.keys() & manifests.keys()):
+            for key in ("sha256", "tokenizer_fingerprint"):
+                if before[split][key] != manifests[split][key]:
+                    raise ValueError(
+                        f"the {split} text of the run in {self.path} has changed: its {key} was {before[split][key]} "
+                        f"and is {manifests[split][key]}; restore the text, or use another --workdir"
+                    )
+
+    def claim(self, config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> None:
+        """Locks the directory for this process and writes the config and, once, the tokenizer.
+
+        Raises:
+          ValueError: another process is training here.
+        """
+        self._lock = (self.path / ".lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is training in {self.path}; wait for it, or stop it") from None
+        except OSError:
+            pass  # a file system without locks
+        self.write("config.json", config.to_dict())
+        if not (self.path / "tokenizer").exists():
+            tokenizer.save(self.path / "tokenizer")
+
+    def release(self) -> None:
+        """Gives the lock of `claim` back."""
+        self._lock.close()
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Writes one JSON file; a reader sees the old content or the new, never a part."""
@@ -111,6 +143,17 @@ class RunDirectory:
             return json.loads(file.read_text())
         except ValueError as error:
             raise ValueError(f"{file} is damaged ({error}); restore it, or train the run again elsewhere") from None
+
+
+def may_differ(key: str) -> bool:
+    """Whether a run may go on with another value of this config key: it says how the run is computed, not what."""
+    return any(key == known or (known.endswith(".") and key.startswith(known)) for known in MAY_DIFFER)
+
+
+def config_hash(config: ml_collections.ConfigDict) -> str:
+    """Twelve hex digits that are the same for configs of the same run: those that differ only where they may."""
+    what = {key: value for key, value in flatten(config).items() if not may_differ(key)}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def flatten(config: ml_collections.ConfigDict) -> dict[str, Any]:

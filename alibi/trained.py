@@ -15,7 +15,7 @@ from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model import DecoderLM, build_model, count_parameters
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
-from alibi.training.sharding import batch_sharding, batch_shards, make_mesh, tree_shardings
+from alibi.training.sharding import batch_sharding, make_mesh, tree_shardings
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
-        return build_model(self.config, self.tokenizer.vocab_size, batch_shards=batch_shards(self.mesh))
+        return build_model(self.config, self.tokenizer.vocab_size, activations=batch_sharding(self.mesh))
 
     @functools.cached_property
     def num_parameters(self) -> int:

@@ -1,9 +1,14 @@
 """Settings that hold for every test, a run that is small enough to train in seconds, and the optional real corpora."""
 
+import os
 import pathlib
 import random
 import tempfile
 from collections.abc import Callable
+
+# Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's own cache.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["ALIBI_CACHE"] = tempfile.mkdtemp(prefix="alibi-test-cache-")
 
 import jax
 import ml_collections
@@ -14,7 +19,7 @@ from configs import base
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Many tests compile the same tiny programs; each is compiled once.
-jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp(prefix="alibi-test-compilations-"))
+jax.config.update("jax_compilation_cache_dir", os.environ["ALIBI_CACHE"] + "/compilations")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

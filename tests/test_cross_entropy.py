@@ -13,7 +13,7 @@ from alibi.training.state import abstract_state
 from alibi.training.step import make_train_step
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 6, 16, 1000])
+@pytest.mark.parametrize("chunk_tokens", [0, 1, 6, 16, 1000])
 def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     features, embedding = jax.random.normal(keys[0], (2, 11, 8)), jax.random.normal(keys[1], (20, 8))

@@ -44,10 +44,17 @@ def make_position(
         raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")
     method = METHODS[name]
     own = [field.name for field in dataclasses.fields(method)][len(dataclasses.fields(PositionMethod)) :]
-    for option in options or {}:
+    options = options or {}
+    for option in options:
         if option not in own:
             raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, own)}")
-    return method(num_heads=num_heads, head_dim=head_dim, width=width, train_length=train_length, **(options or {}))
+        default = getattr(method, option)
+        if type(options[option]) not in (type(default), *([int] if isinstance(default, float) else [])):
+            raise ValueError(
+                f"option {option}={options[option]!r} of position method {name!r} must be of type "
+                f"{type(default).__name__}, such as {default!r}"
+            )
+    return method(num_heads=num_heads, head_dim=head_dim, width=width, train_length=train_length, **options)
 
 
 def _suggestion(word: str, known: Mapping[str, Any] | list[str]) -> str:

@@ -73,6 +73,9 @@ class Alibi(PositionMethod):
 
     slopes: str = "paper"
 
+    def __post_init__(self) -> None:
+        alibi_slopes(self.num_heads, self.slopes)  # raises for an unknown convention
+
     def bias(self, params: Params) -> AlibiBias:
         del params
         return AlibiBias(alibi_slopes(self.num_heads, self.slopes))

@@ -24,7 +24,11 @@ def rows_and_columns(
 ) -> tuple[Int[Array, "*batch q 1"], Int[Array, "*batch 1 k"]]:
     """Both as the sides of `[*batch, q, k]` blocks, of one rank; either may lack batch dimensions."""
     rank = max(of_queries.ndim, of_keys.ndim)
-    rows, columns = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (of_queries, of_keys))
+    # Signed, since differences of unsigned positions wrap around.
+    rows, columns = (
+        jnp.asarray(x, jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else x.dtype) for x in (of_queries, of_keys)
+    )
+    rows, columns = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (rows, columns))
     return jnp.expand_dims(rows, -1), jnp.expand_dims(columns, -2)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.positions.base import Params, PositionMethod, Positions
@@ -21,6 +22,13 @@ class Learned(PositionMethod):
     num_positions: int = 0
     learns: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if self.num_positions and self.num_positions < self.train_length:
+            raise ValueError(
+                f"learned needs num_positions of at least the training length {self.train_length}, or 0 for just that; "
+                f"got {self.num_positions}"
+            )
+
     @property
     def max_length(self) -> int:
         return self.num_positions or self.train_length
@@ -32,5 +40,7 @@ class Learned(PositionMethod):
     def embed(
         self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
     ) -> Float[Array, "*batch length width"]:
-        embedding = params["table"][positions]
+        # A position outside the table, which only explicit positions can name, gives NaN and not its last row.
+        inside = jnp.where(positions < 0, self.max_length, positions)
+        embedding = params["table"].at[inside].get(mode="fill", fill_value=jnp.nan)
         return x + embedding.reshape((1,) * (x.ndim - embedding.ndim) + embedding.shape).astype(x.dtype)

@@ -124,7 +124,11 @@ def _damage_named(place: pathlib.Path) -> Iterator[None]:
     """Orbax raises many kinds of error for what is one thing to its user."""
     try:
         yield
+    except (MemoryError, PermissionError):
+        raise
     except Exception as error:
+        if "no space left" in str(error).lower() or "RESOURCE_EXHAUSTED" in str(error):
+            raise
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"checkpoint {place} is damaged or of another model ({first_line[:300]}); "

@@ -20,7 +20,7 @@ class Feed:
     of an update depends neither on the devices nor on the hosts.
     """
 
-    def __init__(self, batches: TrainBatches, mesh: Mesh, *, micro_batches: int):
+    def __init__(self, batches: TrainBatches, mesh: Mesh, micro_batches: int):
         self._batches = batches
         self._sharding = batch_sharding(mesh, leading=1)
         self._shape = (micro_batches, batches.batch_size // micro_batches, batches.length)

@@ -1,7 +1,7 @@
 """Ctrl-C and termination signals, turned into a request that the loop answers with a checkpoint."""
 
+import os
 import signal
-import sys
 from types import FrameType
 
 
@@ -25,4 +25,5 @@ class Interrupt:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        print("\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)", file=sys.stderr)
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n")

@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,29 +13,26 @@ import ml_collections
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 
 from alibi.data.batches import TrainBatches
-from alibi.data.tokens import TokenFile, prepare, prepare_with
-from alibi.errors import UserError
-from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model import DecoderLM, build_model, count_parameters
+from alibi.data.tokens import TokenFile
+from alibi.errors import UserError, disk_errors_named
+from alibi.model import build_model, count_parameters
 from alibi.runs import RunDirectory, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.metrics import MetricsWriter, Progress
 from alibi.training.optimizer import make_optimizer, make_schedule
+from alibi.training.setup import check_config, on_first_host, prepare_files, sequences_per_update
 from alibi.training.sharding import batch_sharding, batch_shards, make_mesh
 from alibi.training.state import abstract_state, initial_state
 from alibi.training.step import Metrics, make_train_step
-
-# Parameters to the mean NLL of a text in nats per token.
-Validator = Callable[[PyTree], float]
+from alibi.training.validation import make_validator
 
 
 class NonFiniteLossError(UserError):
-    """The loss or its gradient stopped being a number; the last good checkpoint stays."""
+    """The loss, its gradient or the update stopped being a number; the last good checkpoint stays."""
 
 
 class Interrupted(RuntimeError):  # noqa: N818 - no error: the user's wish
@@ -45,86 +43,53 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     """Trains the run that `config` describes in `workdir`, from its latest checkpoint if it has one.
 
     Returns:
-      The run's final status (see `RunDirectory.status`).
+      The run's final status (see `RunDirectory.status`). A finished run is left as it is.
 
     Raises:
       ValueError: a config, corpus or work directory that can't be used; before any work.
       NonFiniteLossError: see there.
+      UserError: no space left.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
     run = RunDirectory(workdir)
     mesh = make_mesh(config.mesh)
-    batch_size = sequences_per_update(config, batch_shards(mesh))
-    make_optimizer(config.optimizer, config.train.steps)
-    build_model(config, vocab_size=1)
-    files = _prepare(config)
+    check_config(config, mesh)
+    on_first_host(lambda: run.check(config))
+    files = prepare_files(config.data)
     batches = TrainBatches(
         files["train"].tokens,
         length=config.train_length,
-        batch_size=batch_size,
+        batch_size=sequences_per_update(config, batch_shards(mesh)),
         seed=config.seed,
         boundary_id=files["train"].manifest.boundary_id,
     )
-    primary = jax.process_index() == 0
-    if primary:
-        run.start(config)
-        files["train"].tokenizer().save(run.path / "tokenizer")
-    with _failure_recorded(run if primary else None, config.train.steps):
-        trainer = Trainer(config, run, mesh, files, batches)
-        with contextlib.closing(trainer):
-            return trainer.run_to_end()
+    manifests = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
+    on_first_host(lambda: run.check_corpus(manifests))
+    if run.status()["state"] == "finished":
+        return run.status()
+    on_first_host(lambda: run.claim(config, files["train"].tokenizer()))
+    with contextlib.ExitStack() as stack:
+        if jax.process_index() == 0:
+            stack.callback(run.release)
+            stack.enter_context(_failure_recorded(run, config.train.steps))
+        stack.enter_context(disk_errors_named(run.path))
+        return Trainer(config, run, mesh, files, batches, stack).run_to_end()
 
 
 @contextlib.contextmanager
-def _failure_recorded(run: RunDirectory | None, steps: int) -> Iterator[None]:
+def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
+    """Writes why a run ended to its status, with the traceback beside it, as far as the disk allows."""
     try:
         yield
     except Interrupted:
         raise
     except BaseException as error:
-        if run is not None:
-            reason = f"{type(error).__name__}: {error}"
-            run.write_status("failed", step=run.status()["step"], steps=steps, reason=reason)
+        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        reason = "stopped by a signal" if state == "interrupted" else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError, ValueError):
+            run.write_status(state, step=run.status()["step"], steps=steps, reason=reason)
+            (run.path / "error.txt").write_text(traceback.format_exc())
         raise
-
-
-def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
-    """train.batch_tokens in sequences of train_length.
-
-    Raises:
-      ValueError: batch_tokens that is no multiple of the length, or a batch that the
-        micro-batches and the devices don't divide.
-    """
-    tokens, length, micro_batches = config.train.batch_tokens, config.train_length, config.train.accumulation
-    for key, value in (
-        ("train_length", length),
-        ("train.accumulation", micro_batches),
-        ("train.steps", config.train.steps),
-    ):
-        if value < 1:
-            raise ValueError(f"{key}={value} must be at least 1")
-    unit = length * micro_batches * shards
-    if tokens < 1 or tokens % unit:
-        below, above = tokens // unit * unit, (tokens // unit + 1) * unit
-        raise ValueError(
-            f"train.batch_tokens={tokens} must be a multiple of {unit} (train_length={length} x "
-            f"train.accumulation={micro_batches} x {shards} devices that split the batch); "
-            f"use {f'{below} or ' if below else ''}{above}"
-        )
-    return tokens // length
-
-
-def _prepare(config: ml_collections.ConfigDict) -> dict[str, TokenFile]:
-    """The token files of train and, if there is one, valid. On many hosts the first one goes ahead."""
-    show = jax.process_index() == 0
-    if not show:
-        multihost_utils.sync_global_devices("token files are ready")
-    files = {"train": prepare(config.data, "train", progress=show)}
-    if config.data.valid:
-        files["valid"] = prepare_with(config.data, "valid", files["train"].tokenizer(), progress=show)
-    if show and jax.process_count() > 1:
-        multihost_utils.sync_global_devices("token files are ready")
-    return files
 
 
 class Trainer:
@@ -137,30 +102,48 @@ class Trainer:
         mesh: Mesh,
         files: dict[str, TokenFile],
         batches: TrainBatches,
+        stack: contextlib.ExitStack,
     ):
-        self.config, self.run = config, run
+        self.config, self.run, self.steps = config, run, config.train.steps
         self.primary = jax.process_index() == 0
-        vocab_size = files["train"].manifest.vocab_size
-        self.model = build_model(config, vocab_size, batch_shards=batch_shards(mesh))
-        self.steps = config.train.steps
-        self.schedule = make_schedule(config.optimizer, self.steps)
+        model = build_model(config, files["train"].manifest.vocab_size, activations=batch_sharding(mesh))
         optimizer = make_optimizer(config.optimizer, self.steps)
-        self.train_step = make_train_step(self.model, optimizer, config.seed)
-        self.about = {"config": config.to_dict(), **self._provenance(files)}
+        abstract = abstract_state(model, optimizer, mesh)
+        self.train_step = make_train_step(
+            model,
+            optimizer,
+            config.seed,
+            schedule=make_schedule(config.optimizer, self.steps),
+            state_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract),
+        )
+        self.about = {
+            "config": config.to_dict(),
+            **make_provenance(
+                devices=sorted({device.device_kind for device in jax.devices()}),
+                device_count=jax.device_count(),
+                process_count=jax.process_count(),
+                parameters=count_parameters(model),
+                vocab_size=model.vocab_size,
+                corpus={split: dataclasses.asdict(file.manifest) for split, file in files.items()},
+            ),
+        }
         if self.primary:
             run.write("provenance.json", self.about)
-        self.checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
-        self.step = self.checkpoints.latest or 0
+        self.checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
+        self.step, self.best = self.checkpoints.latest or 0, self.checkpoints.best
         if self.step:
-            self.state = self.checkpoints.restore(self.step, abstract_state(self.model, optimizer, mesh))
+            self.state = self.checkpoints.restore(self.step, abstract)
         else:
-            self.state = initial_state(self.model, optimizer, mesh, config.seed)
-        self.best = self.checkpoints.best
-        self.valid = _validator(config, self.model, mesh, files.get("valid"))
-        tensorboard = run.path / "tensorboard" if config.log.tensorboard else None
-        self.feed = Feed(batches, mesh, micro_batches=config.train.accumulation)
-        self.writer = MetricsWriter(run.metrics_file, tensorboard, self.step) if self.primary else None
-        self.progress = Progress(run.name, self.step, self.steps, config.train.batch_tokens, show=self.primary)
+            self.state = initial_state(model, optimizer, mesh, config.seed)
+        self.valid = make_validator(config, model, mesh, files.get("valid"))
+        self.feed = stack.enter_context(contextlib.closing(Feed(batches, mesh, config.train.accumulation)))
+        self.writer = None
+        if self.primary:
+            tensorboard = run.path / "tensorboard" if config.log.tensorboard else None
+            writer = MetricsWriter(run.metrics_file, tensorboard, self.step)
+            self.writer = stack.enter_context(contextlib.closing(writer))
+        progress = Progress(run.name, self.step, self.steps, config.train.batch_tokens, show=self.primary)
+        self.progress = stack.enter_context(contextlib.closing(progress))
         self.saved_at = time.monotonic()
         self.window = np.zeros(2)  # NLL and tokens since the last row
         self.pending: tuple[int, Metrics] | None = None
@@ -178,12 +161,10 @@ class Trainer:
                     self._pause(validate, save or stop)
                 if stop and self.step < self.steps:
                     self.checkpoints.wait()
-                    self.write_status("interrupted", reason="stopped by a signal")
-                    raise Interrupted(
-                        f"stopped at update {self.step} of {self.steps}; the same command goes on from there"
-                    )
+                    self._write_status("interrupted", reason="stopped by a signal")
+                    raise Interrupted(f"stopped at update {self.step} of {self.steps}; the same command goes on there")
         self.checkpoints.wait()
-        self.write_status("finished")
+        self._write_status("finished")
         return self.run.status()
 
     def _update(self) -> None:
@@ -200,35 +181,37 @@ class Trainer:
         (step, metrics), self.pending = self.pending, None
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         nll = values["nll_nats"] / max(values["tokens"], 1.0)
-        if not (math.isfinite(nll) and math.isfinite(values["gradient_norm"])):
-            good = self.checkpoints.latest
-            raise NonFiniteLossError(
-                f"update {step}: loss {nll}, gradient norm {values['gradient_norm']}; "
-                + (f"the last good checkpoint is that of update {good}" if good else "no checkpoint was saved before")
-                + "; try a lower optimizer.learning_rate, a longer warm-up or optimizer.clip_norm"
-            )
+        if not all(math.isfinite(value) for value in values.values()):
+            self._refuse(f"update {step}: loss {nll}, gradient norm {values['gradient_norm']}")
         self.window += (values["nll_nats"], values["tokens"])
         self.progress.update(step, nll)
-        if step % self.config.log.every_steps == 0 or step == self.steps:
+        if _due(step, self.config.log.every_steps) or step == self.steps:
             self._log(step, values)
+
+    def _refuse(self, what: str) -> None:
+        good = self.checkpoints.latest
+        saved = f"the last good checkpoint is that of update {good}" if good else "no checkpoint was saved before"
+        raise NonFiniteLossError(
+            f"{what}; {saved}; try a lower optimizer.learning_rate, a longer warm-up or a smaller optimizer.clip_norm"
+        )
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         nll, tokens = self.window
         self.window[:] = 0.0
-        row = {"train_nll": nll / max(tokens, 1.0), "gradient_norm": values["gradient_norm"]}
-        row["learning_rate"] = float(self.schedule(step - 1))
+        row = {"train_nll": float(nll / max(tokens, 1.0)), "train_tokens": float(tokens)}
+        row |= {name: values[name] for name in ("gradient_norm", "update_norm", "learning_rate")}
         if self.progress.tokens_per_second:
             row["tokens_per_second"] = self.progress.tokens_per_second
         if self.writer:
             self.writer.write(step, row)
-        self.write_status("running")
+        self._write_status("running")
 
     def _decide(self, interrupted: bool) -> tuple[bool, bool]:
         """Whether to stop and whether to save now; all hosts decide alike."""
         checkpoint = self.config.checkpoint
         late = bool(checkpoint.every_minutes) and time.monotonic() - self.saved_at > 60 * checkpoint.every_minutes
         if jax.process_count() > 1:
-            if self.step % self.config.log.every_steps:
+            if not _due(self.step, self.config.log.every_steps):
                 interrupted = late = False
             else:  # one signal stops all; the first host's clock counts
                 flags = multihost_utils.process_allgather(np.array([interrupted, late and self.primary]))
@@ -251,22 +234,14 @@ class Trainer:
     def _validate(self) -> float:
         assert self.valid is not None
         nll = self.valid(self.state.params)
+        if not math.isfinite(nll):
+            self._refuse(f"update {self.step}: validation loss {nll}")
         self.progress.say(f"update {self.step}: validation {nll:.4f} nats, perplexity {math.exp(min(nll, 700)):.3f}")
         if self.writer:
             self.writer.write(self.step, {"valid_nll": nll})
         return nll
 
-    def _provenance(self, files: dict[str, TokenFile]) -> dict[str, Any]:
-        return make_provenance(
-            devices=sorted({device.device_kind for device in jax.devices()}),
-            device_count=jax.device_count(),
-            process_count=jax.process_count(),
-            parameters=count_parameters(self.model),
-            vocab_size=self.model.vocab_size,
-            corpus={split: dataclasses.asdict(file.manifest) for split, file in files.items()},
-        )
-
-    def write_status(self, state: str, reason: str = "") -> None:
+    def _write_status(self, state: str, reason: str = "") -> None:
         if self.primary:
             best = None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]}
             rate = self.progress.tokens_per_second
@@ -274,35 +249,6 @@ class Trainer:
                 state, step=self.step, steps=self.steps, reason=reason, tokens_per_second=rate, best=best
             )
 
-    def close(self) -> None:
-        self.feed.close()
-        self.progress.close()
-        self.checkpoints.close()
-        if self.writer:
-            self.writer.close()
-
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _validator(
-    config: ml_collections.ConfigDict, model: DecoderLM, mesh: Mesh, file: TokenFile | None
-) -> Validator | None:
-    """A function of parameters to the mean NLL of the validation text at the training length; None without a text."""
-    if file is None:
-        return None
-    limit = config.eval.max_tokens
-    tokens = file.tokens if limit < 0 else file.tokens[:limit]
-    scorer = Scorer(
-        model_nll(model),
-        boundary_id=file.manifest.boundary_id,
-        batch_tokens=config.eval.batch_tokens,
-        sharding=batch_sharding(mesh),
-    )
-
-    def validate(params: PyTree) -> float:
-        score = scorer.score(params, tokens, config.train_length)
-        return score.total_nats / score.tokens
-
-    return validate

@@ -15,12 +15,23 @@ TrainStep = Callable[[TrainState, Int[Array, "micro batch length"], Int[Array, "
                      tuple[TrainState, Metrics]]  # fmt: skip
 
 
-def make_train_step(model: DecoderLM, optimizer: optax.GradientTransformation, seed: int) -> TrainStep:
+def make_train_step(
+    model: DecoderLM,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    *,
+    schedule: optax.Schedule = lambda step: jnp.nan,
+    state_shardings: TrainState | None = None,
+) -> TrainStep:
     """A jitted function of (state, inputs, targets) `[micro, batch, length]` to (state, metrics); donates the state.
 
     The update follows the gradient of the mean NLL of all the tokens of all
-    micro-batches. The metrics are sums, not means: nll_nats, tokens; and gradient_norm,
-    before clipping.
+    micro-batches. The metrics are nll_nats and tokens, which are sums, gradient_norm
+    (before clipping), update_norm and learning_rate.
+
+    Args:
+      schedule: the learning rate of update number k, from 0; for the metrics only.
+      state_shardings: of the state that comes out; None: as the compiler chooses.
     """
 
     def loss(params: PyTree, inputs: Array, targets: Array, key: Array) -> Array:
@@ -35,10 +46,18 @@ def make_train_step(model: DecoderLM, optimizer: optax.GradientTransformation, s
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"nll_nats": nll, "tokens": tokens, "gradient_norm": optax.tree.norm(gradient)}
+        metrics = {
+            "nll_nats": nll,
+            "tokens": tokens,
+            "gradient_norm": optax.tree.norm(gradient),
+            "update_norm": optax.tree.norm(updates),
+            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+        }
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
-    return jax.jit(update, donate_argnums=0)
+    # The state goes in as it comes out, or the second update would be another program than the first.
+    out_shardings = None if state_shardings is None else (state_shardings, None)
+    return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
 
 
 def _summed(

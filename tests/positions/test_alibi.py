@@ -45,3 +45,11 @@ def test_batched_positions_give_a_bias_for_each_entry() -> None:
 def test_floating_point_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="must be integers"):
         alibi_bias(8, jnp.arange(4.0), jnp.arange(4))
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint32])
+def test_unsigned_positions_do_not_wrap(dtype: jnp.dtype) -> None:
+    positions = jnp.arange(5, dtype=dtype)
+    np.testing.assert_array_equal(
+        alibi_bias(4, positions, positions, symmetric=True), alibi_bias(4, jnp.arange(5), jnp.arange(5), symmetric=True)
+    )

@@ -31,6 +31,8 @@ def test_learned_table_ends_at_the_training_length() -> None:
     np.testing.assert_allclose(
         method.embed(params, x, jnp.asarray([4, 5, 6])), x + params["table"][4:7][None], rtol=1e-6
     )
+    outside = method.embed(params, x, jnp.asarray([15, 16, -1]))
+    assert jnp.isnan(outside).any(axis=(0, 2)).tolist() == [False, True, True], "never a neighbour's row"
     method.check_length(16)
     with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
         method.check_length(17)

@@ -1,5 +1,6 @@
 """The loop on a tiny corpus: it learns, resumes bitwise, and stops where it must without losing what was saved."""
 
+import errno
 import json
 import os
 import pathlib
@@ -10,6 +11,8 @@ import ml_collections
 import numpy as np
 import pytest
 
+from alibi.data.tokenizers import ByteTokenizer
+from alibi.errors import UserError
 from alibi.model import build_model
 from alibi.runs import RunDirectory
 from alibi.training import loop
@@ -67,16 +70,18 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
 def test_a_finished_run_is_not_trained_again(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     config = tiny_config()
     loop.train(config, str(tmp_path / "run"))
-    before = rows(tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     monkeypatch.setattr(loop.Trainer, "_update", lambda trainer: pytest.fail("trained again"))
     assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
-    assert rows(tmp_path / "run") == before
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    assert after == before, "a file of a finished run was touched"
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch, dropout: float) -> None:
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch, mesh: dict) -> None:
     """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
-    config = tiny_config(model__dropout=dropout, model__attention_dropout=dropout)
+    config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2)
+    config.mesh.update(mesh)
     loop.train(config, str(tmp_path / "whole"))
     with monkeypatch.context() as patch:
         stop_at(patch, 3, lambda trainer: os.kill(os.getpid(), signal.SIGINT))
@@ -127,7 +132,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
 def test_latest_and_best_checkpoints_stay(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     config = tiny_config()
     losses = iter([1.0, 2.0])  # the first validation, at update 3, stays the best
-    monkeypatch.setattr(loop, "_validator", lambda *_: lambda params: next(losses))
+    monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: next(losses))
     loop.train(config, str(tmp_path / "run"))
     with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.latest == 6
@@ -139,6 +144,54 @@ def test_another_config_is_refused_with_its_differing_keys(tiny_config, tmp_path
     loop.train(tiny_config(), str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"another config:\n  model.width: 16 there, 32 now\n  seed: 0 there, 1 now\n"):
         loop.train(tiny_config(model__width=32, seed=1, log__every_steps=3), str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"model.attention_dropout: 0.0 there, 0.5 now"):
+        RunDirectory(tmp_path / "run").check(tiny_config(model__attention_dropout=0.5, model__attention="reference"))
+
+
+def test_a_text_that_changed_is_refused_before_anything_is_overwritten(tiny_config, tmp_path: pathlib.Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five\n" * 100)
+    config = tiny_config(data__train=str(text), data__tokenizer="words")
+    loop.train(config, str(tmp_path / "run"))
+    before = {path: path.read_bytes() for path in (tmp_path / "run" / "tokenizer").iterdir()}
+    text.write_text("six seven eight nine ten\n" * 100)
+    with pytest.raises(ValueError, match=r"the train text of the run in .* has changed: its sha256 was"):
+        loop.train(config, str(tmp_path / "run"))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_validation_that_is_no_number_is_neither_saved_nor_best(tiny_config, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: float("nan"))
+    with pytest.raises(loop.NonFiniteLossError, match=r"update 3: validation loss nan; the last good .* update 2"):
+        loop.train(tiny_config(), str(tmp_path / "run"))
+
+
+def test_two_processes_do_not_train_in_one_directory(tiny_config, tmp_path: pathlib.Path) -> None:
+    config = tiny_config()
+    other = RunDirectory(tmp_path / "run")
+    other.check(config)
+    other.claim(config, ByteTokenizer())
+    with pytest.raises(ValueError, match="another process is training in"):
+        loop.train(config, str(tmp_path / "run"))
+    other.release()
+
+
+def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+    config = tiny_config()
+    save = Checkpoints.save
+
+    def full(checkpoints: Checkpoints, state: TrainState, step: int, *more: object) -> None:
+        if step == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(checkpoints, state, step, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", full)
+        with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
+            loop.train(config, str(tmp_path / "run"))
+    assert RunDirectory(tmp_path / "run").status()["state"] == "failed"
+    assert int(final_state(config, tmp_path / "run").step) in (2, 3)
+    assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
 
 
 def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> None:
@@ -147,7 +200,7 @@ def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> N
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(ValueError, match=r"checkpoints/6 is damaged or of another model.*delete the directory"):
-        loop.train(tiny_config(), str(tmp_path / "run"))
+        final_state(tiny_config(), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +217,14 @@ def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> N
         ({"model__activation": "tanh"}, "model.activation='tanh' is unknown; use one of relu, gelu, silu"),
         ({"train_length": 8192, "train__batch_tokens": 65536}, "longer than the corpus, which has 6,000 tokens"),
         ({"data__train": "missing.txt"}, "missing.txt"),
+        ({"model__attention": "flash"}, "model.attention='flash' is unknown"),
+        ({"model__num_layers": 0}, "model.num_layers=0 must be at least 1"),
+        ({"model__dropout": 1.5}, "model.dropout=1.5 must be a rate"),
+        ({"log__every_steps": 0}, "log.every_steps=0 must be at least 1"),
+        ({"eval__max_tokens": 0}, "eval.max_tokens=0 must be positive"),
+        ({"position_options__slopes": "foo"}, "slope convention 'foo' is unknown"),
+        ({"position_options__slopes": 3}, "option slopes=3 of position method 'alibi' must be of type str"),
+        ({"position": "learned", "position_options__num_positions": 8}, "at least the training length 16"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(

@@ -8,8 +8,9 @@ import optax
 import pytest
 
 from alibi.model import build_model
+from alibi.positions import METHODS
 from alibi.training.sharding import batch_sharding, make_mesh, tree_shardings
-from alibi.training.state import TrainState, initial_state
+from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import make_train_step
 
 VOCABULARY = 48
@@ -72,7 +73,7 @@ def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
 
 
-@pytest.mark.parametrize("position", ["t5", "learned"])
+@pytest.mark.parametrize("position", [name for name in METHODS if METHODS[name].learns])
 def test_learned_positions_learn(tiny_config, position: str) -> None:
     """A bias that is no parameter, or that starts at zero times zero, never moves (NeMo's KERPLE)."""
     config = tiny_config(position=position, mesh__data=1)
@@ -95,3 +96,34 @@ def test_parameters_are_split_by_the_rules(tiny_config) -> None:
     assert params["embedding"].addressable_shards[0].data.shape == (24, 8)
     odd = jax.eval_shape(lambda: {"embedding": jnp.zeros((47, 16))})
     assert tree_shardings(odd, mesh)["embedding"].spec == jax.P(None, "fsdp"), "47 rows can't be split in two"
+
+
+def test_the_state_keeps_its_shardings_and_the_step_its_program(tiny_config) -> None:
+    """Otherwise the second update is another program than the first, and so is the first after a resume."""
+    config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
+    mesh = make_mesh(config.mesh)
+    model = build_model(config, VOCABULARY, activations=batch_sharding(mesh))
+    optimizer = optax.adamw(1e-3)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
+    step = make_train_step(model, optimizer, 0, state_shardings=shardings)
+    state = initial_state(model, optimizer, mesh, seed=0)
+    batch = jax.device_put(jnp.zeros((1, 8, 16), jnp.int32), batch_sharding(mesh, leading=1))
+    for _ in range(3):
+        state, _ = step(state, batch, batch)
+        jax.tree.map(
+            lambda leaf, sharding: pytest.fail(str(leaf)) if leaf.sharding != sharding else None, state, shardings
+        )
+    assert step._cache_size() == 1
+
+
+def test_split_parameters_do_not_gather_the_batch(tiny_config) -> None:
+    """Without a constraint the embedding's sharding wins, and every device computes the whole batch."""
+    config = tiny_config(mesh__data=1, mesh__fsdp=8)
+    mesh = make_mesh(config.mesh)
+    model = build_model(config, VOCABULARY, activations=batch_sharding(mesh))
+    state = abstract_state(model, optax.sgd(0.5), mesh)
+    batch = jax.ShapeDtypeStruct((1, 40, 16), jnp.int32, sharding=batch_sharding(mesh, leading=1))
+    program = make_train_step(model, optax.sgd(0.5), 0).lower(state, batch, batch).compile().as_text()
+    assert "f32[5,16,48]" in program, "a device's part of the logits"
+    assert "f32[40,16,48]" not in program
+    assert "f32[40,2,16,16]" not in program

@@ -1,0 +1,88 @@
+"""What happens before the first update: checks that cost nothing first, then the data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from alibi.data.tokens import TokenFile, prepare, prepare_with
+from alibi.errors import UserError
+from alibi.model import build_model
+from alibi.training.optimizer import make_optimizer
+from alibi.training.sharding import batch_shards
+
+
+def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
+    """Raises ValueError for a config that can't be trained on `mesh`."""
+    for key in ("train.steps", "train.accumulation", "train_length", "log.every_steps", "checkpoint.keep"):
+        value = _get(config, key)
+        if value < 1:
+            raise ValueError(f"{key}={value} must be at least 1")
+    for key in ("eval.every_steps", "checkpoint.every_steps", "checkpoint.every_minutes", "optimizer.clip_norm"):
+        value = _get(config, key)
+        if value < 0:
+            raise ValueError(f"{key}={value} must be at least 0")
+    if config.eval.max_tokens == 0 or config.eval.max_tokens < -1:
+        raise ValueError(f"eval.max_tokens={config.eval.max_tokens} must be positive, or -1 for all")
+    sequences_per_update(config, batch_shards(mesh))
+    make_optimizer(config.optimizer, config.train.steps)
+    build_model(config, vocab_size=1).position.check_length(config.train_length)
+
+
+def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
+    """train.batch_tokens in sequences of train_length.
+
+    Raises:
+      ValueError: batch_tokens that is no multiple of the length, or a batch that the
+        micro-batches and the `shards` parts it is split into don't divide.
+    """
+    tokens, length, micro_batches = config.train.batch_tokens, config.train_length, config.train.accumulation
+    unit = length * micro_batches * shards
+    if tokens < 1 or tokens % unit:
+        below, above = tokens // unit * unit, (tokens // unit + 1) * unit
+        raise ValueError(
+            f"train.batch_tokens={tokens} must be a multiple of {unit} (train_length={length} x "
+            f"train.accumulation={micro_batches} x {shards} devices that split the batch); "
+            f"use {f'{below} or ' if below > 0 else ''}{above}"
+        )
+    return tokens // length
+
+
+def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
+    """The token files of train and, if there is one, valid. Of many hosts the first goes ahead."""
+
+    def files(progress: bool) -> dict[str, TokenFile]:
+        made = {"train": prepare(data, "train", progress=progress)}
+        if data.valid:
+            made["valid"] = prepare_with(data, "valid", made["train"].tokenizer(), progress=progress)
+        return made
+
+    first = on_first_host(lambda: files(progress=True))
+    return files(progress=False) if first is None else first
+
+
+def on_first_host(act: Callable[[], Any]) -> Any:
+    """What `act` gives on the first host, None on the others; if it fails there, all hosts raise."""
+    result, failure = None, None
+    if jax.process_index() == 0:
+        try:
+            result = act()
+        except Exception as error:
+            failure = error
+    if jax.process_count() > 1:
+        failed = bool(multihost_utils.broadcast_one_to_all(np.array(failure is not None)))
+        if failed and failure is None:
+            raise UserError("the first host failed; its message says why")
+    if failure is not None:
+        raise failure
+    return result
+
+
+def _get(config: ml_collections.ConfigDict, key: str) -> float:
+    for part in key.split("."):
+        config = config[part]
+    return config
