@@ -10,6 +10,7 @@ from absl import app, flags, logging
 
 from alibi.data.cache import cache_root
 from alibi.errors import UserError
+from alibi.host_memory import keep_freed_memory
 
 
 def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> None:
@@ -20,6 +21,7 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
     """
     flags.mark_flags_as_required(list(required))
     logging.set_verbosity(logging.WARNING)
+    keep_freed_memory()
     _keep_compilations()
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 

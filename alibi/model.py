@@ -16,6 +16,7 @@ from alibi.attention.attend import BACKENDS
 from alibi.cross_entropy import chunked_token_nll
 from alibi.positions import Bias, PositionMethod, make_position
 from alibi.positions.base import KnownPositions
+from alibi.products import dot_general_for
 
 ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -50,6 +51,8 @@ class Block(nn.Module):
     ) -> Float[Array, "batch length width"]:
         """The layer's output, of the shape and dtype of `x`."""
 
+        dot_general = dot_general_for(jax.default_backend())
+
         def rotate(query: Array, key: Array, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
             return self.position.rotate(position_params, query, key, of_queries, of_keys)
 
@@ -68,6 +71,8 @@ class Block(nn.Module):
                 rotate=rotate,
                 backend=self.attention,
             ),
+            qkv_dot_general=dot_general,
+            out_dot_general=dot_general,
             kernel_init=nn.initializers.xavier_uniform(),
             name="attention",
         )
@@ -81,7 +86,13 @@ class Block(nn.Module):
         return x + nn.Dropout(self.dropout)(y, deterministic)
 
     def _dense(self, features: int, name: str) -> nn.Dense:
-        return nn.Dense(features, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform(), name=name)
+        return nn.Dense(
+            features,
+            dtype=self.dtype,
+            kernel_init=nn.initializers.xavier_uniform(),
+            dot_general=dot_general_for(jax.default_backend()),
+            name=name,
+        )
 
 
 class PositionCache(nn.Module):
@@ -237,7 +248,9 @@ class DecoderLM(nn.Module):
     def head(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length vocabulary"]:
         """Logits of features, by the tied embedding, float32."""
         features, embedding = self._split_batch(features).astype(self.dtype), self.embedding.astype(self.dtype)
-        return self._split_batch(jnp.einsum("bld,vd->blv", features, embedding, preferred_element_type=jnp.float32))
+        product = dot_general_for(jax.default_backend())
+        logits = product(features, embedding.T, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        return self._split_batch(logits)
 
     def _split_batch(self, x: Float[Array, "batch length features"]) -> Float[Array, "batch length features"]:
         """Keeps the batch split over the devices; without this, split parameters win and each device does all."""
@@ -275,7 +288,7 @@ def build_model(
         )
     _check_choice("model.activation", model.activation, ACTIVATIONS)
     _check_choice("model.dtype", model.dtype, DTYPES)
-    _check_choice("model.attention", model.attention, BACKENDS)
+    _check_choice("model.attention", model.attention, ("auto", *BACKENDS))
     for key in ("num_layers", "feed_forward", "logits_chunk"):
         if model[key] < 1:
             raise ValueError(f"model.{key}={model[key]} must be at least 1")

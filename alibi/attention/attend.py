@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from alibi.attention.reference import dropout_factors, reference_attention
+from alibi.attention.call import AttentionCall, dense
+from alibi.attention.rows import ROWS, attention_by_rows
+from alibi.attention.saved import saved_attention
 from alibi.positions import AlibiBias, Bias
-from alibi.positions.base import KnownPositions, rows_and_columns
+from alibi.positions.base import KnownPositions
 
-BACKENDS = ("auto", "reference")
+# Above so many weights (a quarter of a GiB in float32) dense attention takes queries in blocks.
+DENSE_WEIGHTS = 2**26
+# `saved_attention` keeps half as many exponentials for the backward pass.
+SAVED_WEIGHTS = 2**27
 
 
 def attend(
@@ -49,13 +54,14 @@ def attend(
         keys of its own segment.
       mask: True where a query may see a key, besides `causal` and `segment_ids`.
       dropout_rate, dropout_rng, broadcast_dropout: of the weights, as in Flax; no key, no dropout.
+      backend: a name from `BACKENDS`, or "auto" for the fastest one that can do the call.
 
     Raises:
       ValueError: shapes that don't fit, both slopes and bias, an unknown backend.
     """
     _check_shapes(query, key, value)
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}; use one of {', '.join(BACKENDS)}")
+    if backend != "auto" and backend not in BACKENDS:
+        raise ValueError(f"unknown attention backend {backend!r}; use auto, {', '.join(BACKENDS)}")
     if slopes is not None:
         bias = _bias_of_slopes(slopes, bias, query.shape[-2], symmetric=not causal)
     key, value = _share_heads(query, key), _share_heads(query, value)
@@ -64,54 +70,68 @@ def attend(
     if query_positions is None:
         query_positions = np.arange(query.shape[-3]) + (key.shape[-3] - query.shape[-3])
     _check_positions(query, key, query_positions, key_positions)
-    of_queries, of_keys = jnp.asarray(query_positions), jnp.asarray(key_positions)
-    visible = _visible(causal, of_queries, of_keys, segment_ids, mask)
-    keep = None
-    if dropout_rng is not None and dropout_rate > 0.0:
-        weights_shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
-        keep = dropout_factors(dropout_rng, dropout_rate, weights_shape, broadcast_dropout)
-    return reference_attention(
+    of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    call = AttentionCall(
         query,
         key,
         value,
         bias=bias,
-        visible=visible,
-        query_positions=of_queries,
-        key_positions=of_keys,
-        keep=keep,
+        causal=causal,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        query_segments=of_queries,
+        key_segments=of_keys,
+        mask=mask,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        broadcast_dropout=broadcast_dropout,
         precision=precision,
         weights_einsum=weights_einsum,
         values_einsum=values_einsum,
         sow=sow,
     )
+    return BACKENDS[_choose(call) if backend == "auto" else backend](call)
 
 
-def _visible(
-    causal: bool,
-    query_positions: Array,
-    key_positions: Array,
-    segment_ids: Array | tuple[Array, Array] | None,
-    mask: Array | None,
-) -> Bool[Array, "*#batch #heads #q k"] | None:
-    """Where a query sees a key: the conjunction of all that hides keys; None if nothing does."""
-    conditions = [] if mask is None else [mask.astype(bool)]
-    if causal:
-        conditions.append(_pairs(jnp.greater_equal, query_positions, key_positions))
-    if segment_ids is not None:
-        of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-        conditions.append(_pairs(jnp.equal, of_queries, of_keys))
-    visible = None
-    for condition in conditions:
-        if visible is None:
-            visible = condition
-        else:
-            rank = max(visible.ndim, condition.ndim)
-            visible = jnp.logical_and(*(x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (visible, condition)))
-    return visible
+def _by_saving(call: AttentionCall) -> Array:
+    reason = _cannot_save(call)
+    if reason:
+        raise ValueError(f"attention backend 'saved' can't do this call: {reason}; use backend='auto'")
+    bias = None
+    if call.bias is not None:
+        bias = call.bias(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
+    return saved_attention(call.query, call.key, call.value, bias, causal=call.causal)
 
 
-def _pairs(comparison: Callable[[Array, Array], Array], of_queries: Array, of_keys: Array) -> Array:
-    return jnp.expand_dims(comparison(*rows_and_columns(of_queries, of_keys)), -3)
+# What computes a call, by the name that `backend` and `config.model.attention` take besides "auto".
+BACKENDS: dict[str, Callable[[AttentionCall], Array]] = {
+    "reference": dense,
+    "rows": attention_by_rows,
+    "saved": _by_saving,
+}
+
+
+def _choose(call: AttentionCall) -> str:
+    """The fastest backend that can do the call on the default device in bounded memory."""
+    plain = call.sow is None and call.weights_einsum is None and call.values_einsum is None
+    if jax.default_backend() == "cpu" and not _cannot_save(call) and call.num_weights <= SAVED_WEIGHTS:
+        return "saved"
+    return "rows" if plain and call.num_weights > DENSE_WEIGHTS and call.query.shape[-3] > ROWS else "reference"
+
+
+def _cannot_save(call: AttentionCall) -> str:
+    """Why `saved_attention` can't do the call; empty if it can."""
+    if call.query.ndim != 4:
+        return "query is not [batch, length, heads, head_dim]"
+    if call.drops or call.mask is not None or call.query_segments is not None:
+        return "it has no dropout, masks or segments"
+    if call.sow is not None or call.weights_einsum is not None or call.values_einsum is not None:
+        return "it gives no weights and takes no einsum"
+    queries, keys = call.query_positions, call.key_positions
+    if not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray) and queries.ndim == keys.ndim == 1):
+        return "positions are not known when it is traced"
+    aligned = np.array_equal(np.diff(keys), np.ones(keys.size - 1)) and np.array_equal(queries, keys[-queries.size :])
+    return "" if aligned or not call.causal else "queries do not stand at the last of consecutive keys"
 
 
 def _share_heads(query: Array, x: Array) -> Array:

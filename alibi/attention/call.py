@@ -1,0 +1,90 @@
+"""One call of attention, as every backend gets it: checked, with explicit positions."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from alibi.attention.reference import dropout_factors, reference_attention
+from alibi.positions.base import Bias, KnownPositions, rows_and_columns
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCall:
+    """The arguments of `alibi.attention.attend`, with defaults filled in; see there."""
+
+    query: Float[Array, "*batch q heads head_dim"]
+    key: Float[Array, "*batch k heads head_dim"]
+    value: Float[Array, "*batch k heads value_dim"]
+    bias: Bias | None
+    causal: bool
+    query_positions: KnownPositions
+    key_positions: KnownPositions
+    query_segments: Int[Array, "*#batch q"] | None = None
+    key_segments: Int[Array, "*#batch k"] | None = None
+    mask: Bool[Array, "*#batch #heads #q k"] | None = None
+    dropout_rate: float = 0.0
+    dropout_rng: PRNGKeyArray | None = None
+    broadcast_dropout: bool = True
+    precision: jax.lax.PrecisionLike = None
+    weights_einsum: Callable[..., Array] | None = None
+    values_einsum: Callable[..., Array] | None = None
+    sow: Callable[[Array], None] | None = None
+
+    @property
+    def drops(self) -> bool:
+        """Whether dropout acts."""
+        return self.dropout_rng is not None and self.dropout_rate > 0.0
+
+    @property
+    def weights_shape(self) -> tuple[int, ...]:
+        """`[*batch, heads, q, k]`."""
+        return (*self.query.shape[:-3], self.query.shape[-2], self.query.shape[-3], self.key.shape[-3])
+
+    @property
+    def num_weights(self) -> int:
+        return math.prod(self.weights_shape)
+
+
+def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
+    """The call by `reference_attention`."""
+    keep = None
+    if call.drops:
+        assert call.dropout_rng is not None
+        keep = dropout_factors(call.dropout_rng, call.dropout_rate, call.weights_shape, call.broadcast_dropout)
+    return reference_attention(
+        call.query,
+        call.key,
+        call.value,
+        bias=call.bias,
+        visible=_visible(call),
+        query_positions=jnp.asarray(call.query_positions),
+        key_positions=jnp.asarray(call.key_positions),
+        keep=keep,
+        precision=call.precision,
+        weights_einsum=call.weights_einsum,
+        values_einsum=call.values_einsum,
+        sow=call.sow,
+    )
+
+
+def _visible(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
+    """Where a query sees a key: the conjunction of all that hides keys; None if nothing does."""
+    conditions = [] if call.mask is None else [call.mask.astype(bool)]
+    if call.causal:
+        rows, columns = rows_and_columns(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
+        conditions.append(jnp.expand_dims(rows >= columns, -3))
+    if call.query_segments is not None and call.key_segments is not None:
+        rows, columns = rows_and_columns(call.query_segments, call.key_segments)
+        conditions.append(jnp.expand_dims(rows == columns, -3))
+    visible = None
+    for condition in conditions:
+        if visible is None:
+            visible = condition
+        else:
+            rank = max(visible.ndim, condition.ndim)
+            visible = jnp.logical_and(*(x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (visible, condition)))
+    return visible

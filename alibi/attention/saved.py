@@ -1,0 +1,173 @@
+"""Attention for CPUs at short lengths: few passes over the logits, and none that a causal mask hides."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Float
+
+# Added to the logits of hidden keys. A query of a block sees at least its own key, so
+# that their exponentials are exactly zero.
+MASKED = -1e30
+
+# (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
+Folded = Float[Array, "batch_heads length features"]
+Exponentials = tuple[Float[Array, "batch_heads rows keys"], ...]
+
+
+def saved_attention(
+    query: Float[Array, "batch q heads head_dim"],
+    key: Float[Array, "batch k heads head_dim"],
+    value: Float[Array, "batch k heads value_dim"],
+    bias: Float[Array, "heads q k"] | None,
+    *,
+    causal: bool,
+) -> Float[Array, "batch q heads value_dim"]:
+    """softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode in all four.
+
+    Queries are taken in blocks of rows, each with the keys up to its end, so that half
+    of the logits above the diagonal cost nothing. The exponentials of the logits are
+    kept for the backward pass (memory grows with the square of the length), and what is
+    divided by their sums is the product with the values, which is smaller. Logits and
+    softmax are float32 for any dtype of the inputs; the result has the dtype of `value`.
+
+    Args:
+      bias: added to the scaled logits, float32; its gradient costs nothing where it is a constant.
+      causal: query i sees keys 0..i + k - q: the last query stands at the last key. A
+        query before the first key gives zeros.
+    """
+    unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
+    if unseen:
+        query, bias = query[:, unseen:], None if bias is None else bias[:, unseen:]
+    if 0 in query.shape or 0 in key.shape:
+        attended = jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
+    else:
+        attended = _attention(query, key, value, bias, causal)
+    return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
+
+
+def query_blocks(q_length: int) -> list[tuple[int, int]]:
+    """Ranges of rows, four or more of 64 to 256 rows each (measured: what a finer cut saves, its overhead costs)."""
+    rows = min(256, max(64, -(-q_length // 4)))
+    return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attention(query: Array, key: Array, value: Array, bias: Array | None, causal: bool) -> Array:
+    return _forward(query, key, value, bias, causal)[0]
+
+
+def _forward(
+    query: Array, key: Array, value: Array, bias: Array | None, causal: bool
+) -> tuple[Array, tuple[Folded, Folded, Folded, Folded, Exponentials, tuple[Array, ...]]]:
+    batch, q_length, heads, head_dim = query.shape
+    # Barriers here and below: XLA would fold these transposes into the products, and
+    # compute products of strided operands at a fraction of the speed.
+    q, k, v = lax.optimization_barrier((_fold(query), _fold(key), _fold(value)))
+    outputs, exponentials, totals = [], [], []
+    for start, stop in query_blocks(q_length):
+        seen = _keys_seen(stop, q_length, k.shape[1], causal)
+        logits = _product(q[:, start:stop], k[:, :seen], 2, 2) * head_dim**-0.5
+        logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
+        largest = logits.max(axis=-1, keepdims=True)
+        exponential = jnp.exp(logits - largest)
+        totals.append(exponential.sum(axis=-1, keepdims=True))
+        exponentials.append(lax.optimization_barrier(exponential.astype(value.dtype)))
+        outputs.append(_product(exponentials[-1], v[:, :seen], 2, 1) / totals[-1])
+    output = jnp.concatenate(outputs, axis=1)
+    attended = _unfold(output, batch).astype(value.dtype)
+    return attended, (q, k, v, output, tuple(exponentials), tuple(totals))
+
+
+def _forward_saving(query: Any, key: Any, value: Any, bias: Any, causal: bool) -> tuple[Array, tuple]:
+    """As `_forward`, of inputs that know whether their gradients are asked for."""
+    attended, saved = _forward(query.value, key.value, value.value, None if bias is None else bias.value, causal)
+    # Only its presence says, in the backward pass, that the bias learns.
+    learned = jnp.zeros((0,)) if bias is not None and bias.perturbed else None
+    return attended, (*saved, learned)
+
+
+def _backward(causal: bool, saved: tuple, gradient: Any) -> tuple[Array, Array, Array, Array | None]:
+    q, k, v, output, exponentials, totals, learned = saved
+    if isinstance(gradient, SymbolicZero):
+        gradient = jnp.zeros(gradient.shape, gradient.dtype)
+    batch, q_length, scale = gradient.shape[0], q.shape[1], q.shape[-1] ** -0.5
+    incoming = lax.optimization_barrier(_fold(gradient).astype(jnp.float32))
+    of_query, of_bias = [], []
+    of_key = of_value = jnp.zeros(())
+    for (start, stop), exponential, total in zip(query_blocks(q_length), exponentials, totals, strict=True):
+        rows, seen = slice(start, stop), exponential.shape[-1]
+        part = incoming[:, rows] / total
+        along = (part * output[:, rows]).sum(axis=-1, keepdims=True)
+        part, along = lax.optimization_barrier((part.astype(v.dtype), along))
+        of_logits = exponential * (_product(part, v[:, :seen], 2, 2) - along)
+        if learned is not None:
+            of_bias.append(_widened(of_logits.reshape(batch, -1, *of_logits.shape[1:]).sum(axis=0), k.shape[1]))
+        of_logits = lax.optimization_barrier(of_logits.astype(q.dtype))
+        of_query.append(_product(of_logits, k[:, :seen], 2, 1))
+        # Products that contract the rows of [rows, keys]: with the small operand first
+        # they take half the time, and `_unfold_transposed` turns their small results.
+        of_key = of_key + _widened(_product(q[:, rows], of_logits, 1, 1), k.shape[1])
+        of_value = of_value + _widened(_product(part, exponential, 1, 1), k.shape[1])
+    return (
+        _unfold(jnp.concatenate(of_query, axis=1) * scale, batch).astype(q.dtype),
+        _unfold_transposed(of_key * scale, batch).astype(k.dtype),
+        _unfold_transposed(of_value, batch).astype(v.dtype),
+        jnp.concatenate(of_bias, axis=1) if of_bias else None,
+    )
+
+
+_attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
+
+
+def _keys_seen(stop: int, q_length: int, k_length: int, causal: bool) -> int:
+    return stop + k_length - q_length if causal else k_length
+
+
+def _biased(
+    logits: Float[Array, "batch_heads rows keys"],
+    bias: Array | None,
+    batch: int,
+    start: int,
+    q_length: int,
+    k_length: int,
+    causal: bool,
+) -> Float[Array, "batch_heads rows keys"]:
+    """Logits of the block of queries from `start` with what is added to them and the causal mask."""
+    _, rows, seen = logits.shape
+    added = jnp.zeros((1, rows, seen)) if bias is None else bias[:, start : start + rows, :seen].astype(jnp.float32)
+    if causal:
+        last = np.arange(start, start + rows) + k_length - q_length
+        added = jnp.where(jnp.asarray(np.arange(seen)[None, None, :] <= last[None, :, None]), added, MASKED)
+    heads = logits.shape[0] // batch
+    added = jnp.broadcast_to(added[None], (batch, heads, rows, seen))
+    return logits + added.reshape(logits.shape)
+
+
+def _product(a: Folded, b: Folded, of_a: int, of_b: int) -> Float[Array, "batch_heads rows columns"]:
+    dimensions = (((of_a,), (of_b,)), ((0,), (0,)))
+    return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+def _fold(x: Float[Array, "batch length heads features"]) -> Folded:
+    batch, length, heads, features = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch * heads, length, features)
+
+
+def _unfold(x: Folded, batch: int) -> Float[Array, "batch length heads features"]:
+    return x.reshape(batch, -1, *x.shape[1:]).transpose(0, 2, 1, 3)
+
+
+def _unfold_transposed(
+    x: Float[Array, "batch_heads features length"], batch: int
+) -> Float[Array, "batch length heads features"]:
+    return lax.optimization_barrier(x).reshape(batch, -1, *x.shape[1:]).transpose(0, 3, 1, 2)
+
+
+def _widened(x: Float[Array, "... keys"], k_length: int) -> Float[Array, "... k"]:
+    """With zeros for the keys that a block doesn't see."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, k_length - x.shape[-1])])

@@ -1,0 +1,101 @@
+"""Products of dense layers that XLA computes at the speed of the CPU."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jaxtyping import Array, Float
+
+DotGeneral = Callable[..., Array]
+Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def dot_general_for(platform: str) -> DotGeneral:
+    """The product to inject into `nn.Dense(dot_general=...)` and Flax's attention on `platform` ("cpu", "gpu", ...)."""
+    return flat_dot_general if platform == "cpu" else lax.dot_general
+
+
+def flat_dot_general(
+    lhs: Float[Array, "..."],
+    rhs: Float[Array, "..."],
+    dimension_numbers: Dimensions,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+) -> Float[Array, "..."]:
+    """`lax.dot_general`, computed as a product of two matrices where it is one.
+
+    That is the case if the last dimensions of `lhs` meet the first ones of `rhs`, in
+    order and without batch dimensions, as in every dense layer; all else goes to
+    `lax.dot_general` unchanged. Value and gradient are those of `lax.dot_general`;
+    forward-mode differentiation is not defined.
+
+    What this is for: of activations `[batch, length, width]` the weight gradient
+    contracts two dimensions, and XLA's CPU backend then writes transposed copies of the
+    activations and multiplies slowly. As a product of matrices `[batch * length, width]`
+    it does neither.
+    """
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
+    contracted = len(lhs_contracted)
+    rows = lhs.ndim - contracted
+    is_matrix_product = (
+        not lhs_batch
+        and not rhs_batch
+        and 0 < contracted < min(lhs.ndim, rhs.ndim)
+        and tuple(lhs_contracted) == tuple(range(rows, lhs.ndim))
+        and tuple(rhs_contracted) == tuple(range(contracted))
+    )
+    if not is_matrix_product or out_sharding is not None or 0 in lhs.shape or 0 in rhs.shape:
+        return lax.dot_general(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            out_sharding=out_sharding,
+        )
+    width = math.prod(rhs.shape[:contracted])
+    product = _matmul(lhs.reshape(-1, width), rhs.reshape(width, -1), precision, preferred_element_type)
+    return product.reshape(*lhs.shape[:rows], *rhs.shape[contracted:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _matmul(
+    x: Float[Array, "rows features"], kernel: Float[Array, "features out"], precision: Any, element_type: Any
+) -> Float[Array, "rows out"]:
+    return _contract(x, kernel, 1, 0, precision, element_type)
+
+
+def _matmul_forward(x: Array, kernel: Array, precision: Any, element_type: Any) -> tuple[Array, tuple[Array, Array]]:
+    return _matmul(x, kernel, precision, element_type), (x, kernel)
+
+
+def _matmul_backward(
+    precision: Any, element_type: Any, saved: tuple[Array, Array], gradient: Float[Array, "rows out"]
+) -> tuple[Array, Array]:
+    # Behind a barrier these stay matrices. Without it XLA folds the reshapes of the
+    # neighbouring layers into the products, and there the transposed copies are again.
+    x, kernel, gradient = lax.optimization_barrier((*saved, gradient))
+    of_x = _contract(gradient, kernel, 1, 1, precision, element_type)
+    # Both operands have their rows to contract in front. Transposing the narrower one
+    # first (the barrier keeps XLA from undoing that) costs less than it gains.
+    if x.shape[1] <= gradient.shape[1]:
+        of_kernel = _contract(_transposed(x), gradient, 1, 0, precision, element_type)
+    else:
+        of_kernel = _transposed(_contract(_transposed(gradient), x, 1, 0, precision, element_type))
+    return of_x.astype(x.dtype), of_kernel.astype(kernel.dtype)
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def _contract(a: Array, b: Array, of_a: int, of_b: int, precision: Any, element_type: Any) -> Array:
+    dimensions = (((of_a,), (of_b,)), ((), ()))
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=element_type)
+
+
+def _transposed(x: Float[Array, "rows columns"]) -> Float[Array, "columns rows"]:
+    return lax.optimization_barrier(x.T)
