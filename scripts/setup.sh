@@ -10,6 +10,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv="$root/.venv"
 log="$venv/setup.log"
+lock="$root/.setup-lock"
 requirements=requirements.txt
 extra=${ALIBI_EXTRA:-}
 
@@ -84,15 +85,59 @@ is_installed() {
   return 1
 }
 
-# Runs pip with $@; shows one line that counts the packages, and keeps the rest in the log.
-pip_install() {
-  # --no-compile halves the time; what is used is compiled when it is first imported.
-  "$venv/bin/python" -m pip install --no-compile --disable-pip-version-check "$@" 2>&1 | tee -a "$log" | awk -v tty="$([[ -t 1 ]] && echo 1)" '
-    /^(Collecting|Processing) / { count++; if (tty) { printf "\rsetup: %d packages fetched", count; fflush() } }
-    /^Installing collected/ { if (tty) printf "\n"; print "setup: installing " count + 0 " packages"; fflush() }
-    /^ERROR|No matching distribution/ { print; fflush() }'
+# Reads pip's output: shows one line that counts the packages, and errors.
+show_progress() {
+  local line count=0
+  while IFS= read -r line; do
+    case "$line" in
+      "Collecting "* | "Processing "*)
+        count=$((count + 1))
+        [[ ! -t 1 ]] || printf '\rsetup: %d packages fetched' "$count" ;;
+      "Installing collected"*)
+        [[ ! -t 1 ]] || printf '\n'
+        say "installing $count packages" ;;
+      ERROR* | *"No matching distribution"*) printf '%s\n' "$line" ;;
+    esac
+  done
 }
 
+# Runs pip with $@, and keeps all it says in the log.
+pip_install() {
+  # --no-compile halves the time; what is used is compiled when it is first imported.
+  "$venv/bin/python" -m pip install --no-compile --disable-pip-version-check "$@" 2>&1 | tee -a "$log" | show_progress
+}
+
+# Removes the lock that the killed process $1 left, unless another waiting set-up has done so and taken it.
+remove_dead_lock() {
+  if mkdir "$lock.removal" 2>/dev/null; then
+    [[ "$(cat "$lock/pid" 2>/dev/null)" != "$1" ]] || rm -rf "$lock"
+    rm -rf "$lock.removal"
+  else
+    sleep 0.2
+  fi
+}
+
+# One set-up at a time: a second one, in another terminal, waits until the first has done the work.
+take_lock() {
+  local owner told=""
+  until mkdir "$lock" 2>/dev/null; do
+    [[ -d "$lock" ]] || fail "$root can't be written; .venv is made there"
+    owner=$(cat "$lock/pid" 2>/dev/null) || owner=""
+    if [[ -n "$owner" ]] && ! kill -0 "$owner" 2>/dev/null; then
+      remove_dead_lock "$owner"
+      continue
+    fi
+    [[ -n "$told" ]] || say "waiting for another set-up of this folder${owner:+ (process $owner)}; if there is none, remove $lock"
+    told=1
+    sleep 0.2
+  done
+  printf '%s\n' "$$" >"$lock/pid"
+  trap 'rm -rf "$lock"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM HUP
+}
+
+take_lock
 make_venv
 if ! is_installed; then
   rm -f "$venv"/.installed-*

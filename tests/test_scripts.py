@@ -27,7 +27,7 @@ def tools(tmp_path):
     """A PATH with what the script needs, but no Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("bash", "dirname", "sed", "cat", "cksum", "awk", "tee", "tail", "rm", "uname"):
+    for name in ("bash", "dirname", "sed", "cat", "cksum", "tee", "tail", "rm", "uname", "mkdir", "sleep"):
         (folder / name).symlink_to(shutil.which(name))
     return folder
 
@@ -73,6 +73,22 @@ def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone,
     assert "installing requirements.txt" in setup(clone, tools).stdout
     assert "installing requirements-test.txt" in setup(clone, tools, "--test").stdout
     assert setup(clone, tools).stdout == ""
+
+
+def test_two_set_ups_at_once_take_turns_and_a_dead_ones_lock_is_no_obstacle(clone, tools):
+    lock = clone / ".setup-lock"
+    lock.mkdir()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (lock / "pid").write_text(f"{dead.pid}\n")
+    script = ["bash", str(clone / "scripts" / "setup.sh")]
+    environment = {"PATH": str(tools), "HOME": str(clone), "PYTHON": sys.executable}
+    both = [subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(process.communicate(timeout=120)[0] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("making .venv" in text for text in said) == 1
+    assert sum("waiting for another set-up" in text for text in said) == 1
+    assert not lock.exists()
 
 
 def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
