@@ -39,7 +39,7 @@ def main() -> int:
         if _DRY_RUN.value:
             print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
             return 0
-        primary = is_primary(flags.FLAGS.process_id, os.environ)
+        primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
         failures = Sweeper(sweep, workdir, flags=_host_flags(), primary=primary).execute()
     except (Stopped, KeyboardInterrupt):
         print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)

@@ -9,10 +9,13 @@ import time
 
 import pytest
 
+from alibi.data.tokenizers import ByteTokenizer
 from alibi.reporting.rows import append_rows
-from alibi.runs import RunDirectory
+from alibi.runs import RunDirectory, config_hash
+from alibi.sweeps import execute
 from alibi.sweeps.definition import load_sweep, make_sweep
 from alibi.sweeps.execute import Children, Stopped, describe_exit, is_in_progress, is_primary
+from alibi.sweeps.failures import read_failures, write_failure
 from alibi.sweeps.plan import Speed, format_duration, plan_table, survey
 from tests.reporting.rowmaker import make_row
 
@@ -29,11 +32,19 @@ def finish(sweep, workdir, name, **status):
     """Leaves the work directory of a finished run."""
     run = next(run for run in sweep.runs if run.name == name)
     directory = RunDirectory(workdir / "runs" / name)
-    directory.start(run.config)
+    directory.check(run.config)
+    directory.claim(run.config, ByteTokenizer())
+    directory.release()
     steps = run.config.train.steps
     directory.write_status(
         **({"state": "finished", "step": steps, "steps": steps, "tokens_per_second": 2048.0} | status)
     )
+
+
+def result(sweep, position="alibi", eval_length=128, perplexity=8.0, **changed):
+    """A row of that method's run."""
+    run = next(run for run in sweep.runs if run.config.position == position)
+    return make_row(position, eval_length, perplexity, **({"config_hash": config_hash(run.config)} | changed))
 
 
 def test_the_quickstart_is_four_methods_at_128_up_to_16_times_that():
@@ -53,7 +64,7 @@ def test_products_explicit_runs_and_evaluations_of_their_own():
     sweep = sweep_of(
         product={"position": ["alibi"], "train_length": [64, 128], "seed": [0, 1]},
         runs=[
-            {"position": "none", "model.dropout": 0.1, "lengths": [300], "stride": [1, 100], "split": "test"},
+            {"position": "none", "model.dropout": 0.1, "lengths": [300], "stride": [1, 100], "split": "train"},
             {
                 "position": "alibi",
                 "name": "mine",
@@ -73,8 +84,8 @@ def test_products_explicit_runs_and_evaluations_of_their_own():
     assert sweep.runs[1].config.seed == 1
     assert sweep.runs[0].evaluations[0].lengths == (64, 128)
     assert [(e.lengths, e.stride, e.split) for e in sweep.runs[4].evaluations] == [
-        ((300,), 1, "test"),
-        ((300,), 100, "test"),
+        ((300,), 1, "train"),
+        ((300,), 100, "train"),
     ]
     assert [(e.lengths, e.stride) for e in sweep.runs[5].evaluations] == [((128,), None), ((512,), 64)]
 
@@ -110,6 +121,10 @@ def test_the_flags_give_train_py_the_same_config():
         ({"multiple": [1]}, "unknown key 'multiple' in the sweep; did you mean 'multiples'"),
         ({"lengths": [128]}, "either 'multiples' or 'lengths'"),
         ({"multiples": [0.5]}, "whole numbers of tokens"),
+        ({"stride": 129}, "stride=129 must be between 1 and the length 128"),
+        ({"stride": 64.0}, "stride=64.0 must be a whole number"),
+        ({"split": "train2"}, "split 'train2' is unknown; use one of train, valid, test"),
+        ({"split": "test"}, "data.test is empty"),
         ({"product": {"seed": [0]}, "runs": [{"seed": 0}]}, "runs of equal name: alibi-L128-seed0"),
         ({"runs": [{"name": "../x"}]}, "must do as a directory's name"),
         ({"config": "configs/absent.py"}, "configs/absent.py does not exist"),
@@ -143,10 +158,10 @@ def test_states_of_runs(tmp_path):
     finish(sweep, tmp_path, "none-L128-seed0", state="running", step=200)
     finish(sweep, tmp_path, "rotary-L128-seed0", state="failed", step=30, reason="update 31:\nloss nan")
     rows = [
-        make_row("alibi", 128),
-        make_row("alibi", 256),
-        make_row("t5", 128),
-        make_row("t5", 256, None, error="memory"),
+        result(sweep, "alibi", 128),
+        result(sweep, "alibi", 256),
+        result(sweep, "t5", 128),
+        result(sweep, "t5", 256, None, error="memory"),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
     states = survey(sweep, tmp_path)
@@ -166,9 +181,10 @@ def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
     sweep = sweep_of(product={"position": ["alibi"]}, stride=64)
     finish(sweep, tmp_path, "alibi-L128-seed0")
     rows = [
-        make_row(eval_length=128),
-        make_row(eval_length=256, stride=64, step=300),
-        make_row(eval_length=128, stride=64),
+        result(sweep, eval_length=128),
+        result(sweep, eval_length=256, stride=64, step=300),
+        result(sweep, eval_length=128, stride=64),
+        result(sweep, eval_length=256, stride=64, config_hash="another run of this name"),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
     (state,) = survey(sweep, tmp_path)
@@ -179,7 +195,8 @@ def test_what_a_method_cannot_do_is_not_tried_again(tmp_path):
     sweep = sweep_of(product={"position": ["learned"]})
     finish(sweep, tmp_path, "learned-L128-seed0")
     append_rows(
-        tmp_path / "results.jsonl", [make_row("learned", 128), make_row("learned", 256, None, error="table ends")]
+        tmp_path / "results.jsonl",
+        [result(sweep, "learned", 128), result(sweep, "learned", 256, None, error="table ends", limit=True)],
     )
     assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
 
@@ -194,11 +211,49 @@ def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
     assert "differing: train.steps (600 there, 700 in the sweep)" in state.reason
 
 
+def test_why_a_run_was_given_up_is_kept_until_it_succeeds(tmp_path):
+    sweep = sweep_of()
+    finish(sweep, tmp_path, "t5-L128-seed0", state="interrupted", step=200)
+    write_failure(tmp_path, "alibi-L128-seed0", "there is no file\n'a.txt'")
+    write_failure(tmp_path, "t5-L128-seed0", describe_exit(-9))
+    assert [state.describe() for state in survey(sweep, tmp_path)] == [
+        "failed: there is no file 'a.txt'",
+        "at step 200 of 600; failed: was killed by SIGKILL; most often that means no memory was left",
+    ]
+    write_failure(tmp_path, "alibi-L128-seed0", "")
+    assert next(state.describe() for state in survey(sweep, tmp_path)) == "missing"
+    assert list(read_failures(tmp_path)) == ["t5-L128-seed0"]
+
+
+def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_path):
+    script, file = tmp_path / "script.py", tmp_path / "error"
+    script.write_text(
+        "import sys\nprint('bar', file=sys.stderr)\nfor why in sys.argv[1:]: print(f'error: {why}', file=sys.stderr)\n"
+        "sys.exit(3)"
+    )
+    command = [sys.executable, execute.CHILD, file, script, "no such file", "1 of 1 failed"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "bar\nerror: no such file\nerror: 1 of 1 failed\n")
+    assert file.read_text() == "no such file"
+
+
+def test_paths_that_flags_cannot_carry_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds a comma"):
+        execute.Sweeper(sweep_of(), tmp_path / "a,b")
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    (folder / "c.py").write_text((PROJECT / "configs" / "quickstart.py").read_text())
+    with pytest.raises(ValueError, match="holds a colon"):
+        sweep_of(config=str(folder / "c.py"))
+
+
 def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path):
     sweep = sweep_of()
     assert Speed.of(survey(sweep, tmp_path)).seconds_left(survey(sweep, tmp_path)) is None
     finish(sweep, tmp_path, "alibi-L128-seed0")
-    append_rows(tmp_path / "results.jsonl", [make_row("alibi", 128, seconds=2.0), make_row("alibi", 256, seconds=3.0)])
+    append_rows(
+        tmp_path / "results.jsonl", [result(sweep, "alibi", 128, seconds=2.0), result(sweep, "alibi", 256, seconds=3.0)]
+    )
     states = survey(sweep, tmp_path)
     # 600 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of the two.
     assert Speed.of(states).seconds_left(states) == pytest.approx(600 + 5 + 2 * 15)
@@ -260,17 +315,18 @@ def test_the_lock_shows_a_sweep_at_work(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("process_id", "environment", "primary"),
+    ("process_id", "multihost", "environment", "primary"),
     [
-        (None, {}, True),
-        (0, {"SLURM_PROCID": "3"}, True),
-        (1, {}, False),
-        (None, {"TPU_WORKER_ID": "0"}, True),
-        (None, {"SLURM_PROCID": "2"}, False),
+        (None, False, {}, True),
+        (0, True, {"SLURM_PROCID": "3"}, True),
+        (1, False, {}, False),
+        (None, True, {"TPU_WORKER_ID": "0"}, True),
+        (None, True, {"SLURM_PROCID": "2"}, False),
+        (None, False, {"SLURM_PROCID": "2"}, True),  # a single process in a cluster's job
     ],
 )
-def test_one_process_of_many_writes_the_report(process_id, environment, primary):
-    assert is_primary(process_id, environment) is primary
+def test_one_process_of_many_writes_the_report(process_id, multihost, environment, primary):
+    assert is_primary(process_id, multihost, environment) is primary
 
 
 def _wait_until(condition, seconds=30):

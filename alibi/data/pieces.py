@@ -40,15 +40,6 @@ class Corpus(abc.ABC):
         """UTF-8 bytes of the text of `split`, where that is known before reading it."""
         return None
 
-    def documents(self, split: str) -> Iterator[str]:
-        """The documents of `split`, each whole in memory."""
-        parts: list[str] = []
-        for piece in self.pieces(split):
-            parts.append(piece.text)
-            if piece.ends_document:
-                yield "".join(parts)
-                parts = []
-
 
 def one_document(texts: Iterable[str]) -> Iterator[Piece]:
     """The pieces of one document, from its successive texts."""
@@ -79,17 +70,23 @@ def _cuts(text: str) -> Iterator[str]:
 
 def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
     """At most the first `max_bytes` UTF-8 bytes (-1: all), cut between two characters; the cut ends the document."""
-    left = max_bytes
-    for piece in pieces:
-        if max_bytes < 0:
-            yield piece
-            continue
-        data = piece.text.encode("utf-8")
-        if len(data) < left:
-            left -= len(data)
-            yield piece
-            continue
-        text = data[:left].decode("utf-8", errors="ignore")  # the only error can be a character cut by the limit
-        if text:
-            yield Piece(text, ends_document=True)
+    if max_bytes < 0:
+        yield from pieces
         return
+    left = max_bytes
+    held: Piece | None = None  # kept back: if nothing of the next piece fits, this one ends the document
+    for piece in pieces:
+        data = piece.text.encode("utf-8")
+        is_last = len(data) >= left
+        text = data[:left].decode("utf-8", errors="ignore")  # the only error can be a character cut by the limit
+        if is_last and not text:
+            held = held and Piece(held.text, ends_document=True)
+            break
+        if held:
+            yield held
+        held = Piece(text, piece.ends_document or is_last)
+        if is_last:
+            break
+        left -= len(data)
+    if held:
+        yield held

@@ -17,13 +17,13 @@ import tqdm
 from alibi.data.cache import cache_root, content_key, find_or_make
 from alibi.data.corpora import make_corpus
 from alibi.data.pieces import SPLITS, Corpus, Piece, limit_bytes
+from alibi.data.progress import WatchedCorpus, byte_bar
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 
 FORMAT_VERSION = 1
 # Below this many bytes a token file is hashed when a process first opens it; above, only its size is checked.
 VERIFY_BYTES = 256 << 20
-PROGRESS_DELAY = 0.5  # seconds before a bar appears: what is quick, or fails at once, shows none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ def prepare(data: ml_collections.ConfigDict, split: str, *, progress: bool = Tru
     corpus that can't be read, is empty, or a cache that can't be written.
     """
     corpus = make_corpus(data)
-    return _prepare_split(data, corpus, split, _find_tokenizer(data, corpus), progress)
+    return _prepare_split(data, corpus, split, _find_tokenizer(data, corpus, progress), progress)
 
 
 def prepare_with(
@@ -126,7 +126,7 @@ def _verify(folder: pathlib.Path, sha256: str, changed_ns: int) -> None:
             )
 
 
-def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenizer:
+def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: bool) -> Tokenizer:
     """`make_tokenizer`, but one that is made from text is kept in the cache."""
     if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
         return make_tokenizer(data, corpus)
@@ -139,7 +139,8 @@ def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenize
     if data.tokenizer == "bpe":
         content |= {"vocab_size": data.bpe_vocab_size, "library": hf.__version__}
     directory = cache_root(data.cache_dir) / "tokenizers" / content_key(content)
-    find_or_make(directory, lambda folder: make_tokenizer(data, corpus).save(folder))
+    read = WatchedCorpus(corpus, f"reading for {data.tokenizer}", data.max_train_bytes) if progress else corpus
+    find_or_make(directory, lambda folder: make_tokenizer(data, read).save(folder))
     try:
         return load_tokenizer(directory)
     except ValueError as error:
@@ -199,19 +200,9 @@ def _write_tokens(
 ) -> dict[str, Any]:
     """Writes the ids and returns the manifest's counts; memory is bounded by a few pieces."""
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-    total = corpus.size(split)
-    total = total if max_bytes < 0 else min(max_bytes, total or max_bytes)
     counts: dict[str, Any] = {"tokens": 0, "words": 0, "bytes": 0, "documents": 0, "unknown_words": 0}
     hasher = hashlib.sha256()
-    bar = tqdm.tqdm(
-        total=total,
-        desc=f"{corpus.name} {split}",
-        unit="B",
-        unit_scale=True,
-        delay=PROGRESS_DELAY,
-        leave=False,
-        disable=not progress,
-    )
+    bar = byte_bar(f"{corpus.name} {split}", corpus.size(split), max_bytes, visible=progress)
     with bar, path.open("wb") as stream:
         pieces = _count(limit_bytes(corpus.pieces(split), max_bytes), counts, bar)
         for ids in tokenizer.encode_stream(pieces):

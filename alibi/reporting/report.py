@@ -21,11 +21,11 @@ def write_report(
 
     The first panel's figure is extrapolation.png; those of further panels (other
     splits, strides, corpora) have a suffix. `failures`, reasons by run, are listed
-    at the end. Without rows nothing is written.
+    at the end. Without rows and failures nothing is written.
     """
     directory = pathlib.Path(directory)
     found = panels(read_rows(directory / ROWS_FILE))
-    if not found:
+    if not found and not failures:
         return f"no results in {directory / ROWS_FILE} yet\n"
     markdown, text = [f"# {title}\n"], []
     for index, panel in enumerate(found):

@@ -134,6 +134,7 @@ def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
         _check_run(config)
         name = given.get("name") or run_name(config, overrides)
         evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
+        _check_evaluations(evaluations, config)
     except ValueError as error:
         shown = ", ".join(f"{key}={value}" for key, value in given.items()) or "without keys"
         raise ValueError(f"run ({shown}): {error}") from None
@@ -144,6 +145,11 @@ def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
 
 def _load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
     file, _, argument = config_file.partition(":")
+    if ":" in str(resolve(file)) or (pathlib.Path(config_file).is_file() and argument):
+        raise ValueError(
+            f"the path of the config {config_file} holds a colon, after which --config expects keys; "
+            "move it to a path without one"
+        )
     module = _load_module(resolve(file))
     if not hasattr(module, "get_config"):
         raise ValueError(f"{file} has no get_config(); a config file defines one, as configs/quickstart.py does")
@@ -182,6 +188,22 @@ def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluatio
     if not evaluations:
         raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
     return tuple(evaluations)
+
+
+def _check_evaluations(evaluations: Sequence[Evaluation], config: ml_collections.ConfigDict) -> None:
+    """Here rather than hours later, when the first run is trained."""
+    from alibi.data.pieces import SPLITS
+    from alibi.evaluation.windows import plan
+
+    for one in evaluations:
+        if one.split not in SPLITS:
+            raise ValueError(f"split {one.split!r} is unknown; use one of {', '.join(SPLITS)}")
+        if not config.data[one.split]:
+            raise ValueError(f"the config names no {one.split} text: data.{one.split} is empty; set it")
+        if one.stride is not None and not isinstance(one.stride, int):
+            raise ValueError(f"stride={one.stride!r} must be a whole number of tokens, or a list of them")
+        for length in one.lengths:
+            plan(1, length, one.stride)
 
 
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -15,8 +16,11 @@ from types import FrameType
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
+from alibi.sweeps.failures import read_failures, write_failure
 from alibi.sweeps.plan import RunState, Speed, format_duration, run_directory, state_of, survey
 
+# Runs a script and keeps its error message.
+CHILD = pathlib.Path(__file__).with_name("child.py")
 # Ranks as the launchers of clusters tell them. Asking JAX would claim this host's devices, which the runs need.
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
@@ -30,6 +34,10 @@ class Sweeper:
 
     def __init__(self, sweep: Sweep, workdir: pathlib.Path, *, flags: Sequence[str] = (), primary: bool = True):
         self.sweep, self.workdir = sweep, workdir.absolute()
+        if "," in str(self.workdir):
+            raise ValueError(
+                f"--workdir {self.workdir} holds a comma, which separates work directories; use a path without one"
+            )
         self.flags, self.primary = list(flags), primary
         self.children = Children()
 
@@ -45,15 +53,22 @@ class Sweeper:
         """
         with self._lock(), self.children:
             failures: dict[str, str] = {}
+            report = ""
             for number, run in enumerate(self.sweep.runs, start=1):
                 reason = self._bring_to_end(run, f"[{number}/{len(self.sweep.runs)}] {run.name}")
                 if reason:
                     failures[run.name] = reason
                     say(f"{run.name} failed: {reason}")
-                # After each run, so that there is something to look at from the first one on.
-                report = write_report(self.workdir, self.sweep.title, failures) if self.primary else ""
+                if self.primary:  # after each run, so that there is something to look at from the first one on
+                    write_failure(self.workdir, run.name, reason)
+                    report = write_report(self.workdir, self.sweep.title, self._known_failures())
             print(f"\n{report}", flush=True)
             return failures
+
+    def _known_failures(self) -> dict[str, str]:
+        """Of this sweep's runs, those of an earlier start that were not tried again yet included."""
+        names = {run.name for run in self.sweep.runs}
+        return {name: reason for name, reason in read_failures(self.workdir).items() if name in names}
 
     def _bring_to_end(self, run: Run, heading: str) -> str:
         """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
@@ -90,22 +105,28 @@ class Sweeper:
         directory = run_directory(self.workdir, run)
         before = directory.status().get("updated")
         flags = [*run.config_flags(), f"--workdir={directory.path}", *self.flags]
-        code = self.children.run([sys.executable, str(PROJECT / "train.py"), *flags])
+        code, message = self._run_script("train.py", flags)
         if code == 0:
             return ""
         status = directory.status()
         recorded = status["state"] == "failed" and status.get("updated") != before
-        return status["reason"] if recorded else f"training {describe_exit(code)}"
+        return status["reason"] if recorded else message or f"training {describe_exit(code)}"
 
     def _evaluate(self, run: Run, evaluation: Evaluation) -> str:
-        command = [sys.executable, str(PROJECT / "eval_extrapolation.py"), *self.flags]
-        command.append(f"--workdirs={run_directory(self.workdir, run).path}")
-        command.append(f"--lengths={','.join(map(str, evaluation.lengths))}")
-        command += [f"--split={evaluation.split}", f"--output_dir={self.workdir}", "--noreport"]
+        flags = [f"--workdirs={run_directory(self.workdir, run).path}"]
+        flags.append(f"--lengths={','.join(map(str, evaluation.lengths))}")
+        flags += [f"--split={evaluation.split}", f"--output_dir={self.workdir}", "--noreport"]
         if evaluation.stride is not None:
-            command.append(f"--stride={evaluation.stride}")
-        code = self.children.run(command)
-        return "" if code == 0 else f"evaluation {describe_exit(code)}"
+            flags.append(f"--stride={evaluation.stride}")
+        code, message = self._run_script("eval_extrapolation.py", [*flags, *self.flags])
+        return "" if code == 0 else message or f"evaluation {describe_exit(code)}"
+
+    def _run_script(self, script: str, flags: Sequence[str]) -> tuple[int, str]:
+        """Runs one of the project's scripts; returns its exit code and the error it printed, if it did."""
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="alibi-error-") as file:
+            command = [sys.executable, str(CHILD), file.name, str(PROJECT / script), *flags]
+            code = self.children.run(command)
+            return code, file.read().strip()
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -173,10 +194,16 @@ class Children:
         self._child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
 
-def is_primary(process_id: int | None, environment: dict[str, str] | os._Environ) -> bool:
-    """Whether this is the process that writes reports: the first one, or the only one."""
+def is_primary(process_id: int | None, multihost: bool, environment: dict[str, str] | os._Environ) -> bool:
+    """Whether this is the process that writes reports: the first one, or the only one.
+
+    A launcher's variables count only where the user says that there are several
+    processes: a job of a single one may lie anywhere in its cluster.
+    """
     if process_id is not None:
         return process_id == 0
+    if not multihost:
+        return True
     ranks = [environment[name] for name in RANK_VARIABLES if environment.get(name, "").isdigit()]
     return not ranks or int(ranks[0]) == 0
 

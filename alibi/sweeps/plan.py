@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from alibi.reporting.rows import Row, is_measured, read_rows
-from alibi.runs import MAY_DIFFER, RunDirectory, flatten
+from alibi.reporting.rows import CONFIG_KEY, LIMIT_KEY, Row, is_measured, read_rows
+from alibi.runs import RunDirectory, config_hash
 from alibi.sweeps.definition import Evaluation, Run, Sweep
+from alibi.sweeps.failures import read_failures
 
 # Of one process, training or evaluation: imports and compilation, before the first token.
 START_SECONDS = 15.0
@@ -26,6 +27,7 @@ class RunState:
     directory: RunDirectory
     results: int  # cells that exist
     missing: tuple[Evaluation, ...]  # what is still to be evaluated
+    failure: str  # why the sweep last gave it up, if it did
     seconds: float | None  # that the existing results took to measure
 
     @property
@@ -40,16 +42,23 @@ class RunState:
     def describe(self) -> str:
         """The state in words: done, at step 200 of 600, missing, or failed and why."""
         cells = f"{self.results} of {sum(len(one.lengths) for one in self.run.evaluations)} results"
+        failed = f"failed: {' '.join((self.reason or self.failure).split())}"
         match self.state:
+            case "finished" if not self.missing:
+                return "done"
             case "finished":
-                return f"trained, {cells}" if self.missing else "done"
+                return f"trained, {cells}" + (f"; {failed}" if self.failure else "")
             case "missing":
-                return "missing"
+                return failed if self.failure else "missing"
             case "failed" | "conflict":
-                return f"failed: {' '.join(self.reason.split())}"
+                return failed
+            case "running":
+                return f"running, {self._progress()}"
             case _:
-                verb = "running, " if self.state == "running" else ""
-                return f"{verb}at step {self.step:,} of {self.run.config.train.steps:,}"
+                return self._progress() + (f"; {failed}" if self.failure else "")
+
+    def _progress(self) -> str:
+        return f"at step {self.step:,} of {self.run.config.train.steps:,}"
 
 
 def run_directory(workdir: pathlib.Path, run: Run) -> RunDirectory:
@@ -67,7 +76,10 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
     directory = run_directory(workdir, run)
     try:
         status: dict[str, Any] = directory.status()
-        differing = _differing_keys(directory, run) if status["state"] != "missing" else []
+        differing = [
+            f"{key} ({there!r} there, {here!r} in the sweep)"
+            for key, (there, here) in directory.differing(run.config).items()
+        ]
     except ValueError as error:
         status = {"state": "failed", "step": 0, "reason": str(error), "tokens_per_second": None}
         differing = []
@@ -76,8 +88,9 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         state, reason = "conflict", f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
     elif state == "running" and not in_progress:
         state = "interrupted"
-    found = [row for row in rows if row["run"] == run.name and row["step"] == status["step"]]
-    missing = tuple(left for one in run.evaluations if (left := _still_missing(run, one, found)))
+    key = (run.name, status["step"], config_hash(run.config))
+    found = [row for row in rows if (row["run"], row["step"], row.get(CONFIG_KEY)) == key]
+    missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
     seconds = [row["seconds"] for row in found if row["seconds"] is not None]
     return RunState(
         run=run,
@@ -88,6 +101,7 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         directory=directory,
         results=sum(len(one.lengths) for one in run.evaluations) - sum(len(one.lengths) for one in missing),
         missing=missing,
+        failure=read_failures(workdir).get(run.name, ""),
         seconds=sum(seconds) if seconds else None,
     )
 
@@ -144,35 +158,18 @@ def plan_table(states: Sequence[RunState]) -> str:
     return f"{text}\n\ntime left in all: {total}\n"
 
 
-def _differing_keys(directory: RunDirectory, run: Run) -> list[str]:
-    there, here = flatten(directory.config()), flatten(run.config)
-    keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
-    return [
-        f"{key} ({there.get(key)!r} there, {here.get(key)!r} in the sweep)"
-        for key in keys
-        if not key.startswith(MAY_DIFFER)
-    ]
-
-
-def _still_missing(run: Run, evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
+def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
     """The part of `evaluation` that `rows`, all of this run at its step, do not have."""
-    limit = _longest_sequence(run)
     known = {
         (row["eval_length"], row["stride"], row["split"])
         for row in rows
-        # An error beyond the method's limit is final; any other may be gone when it is tried again.
-        if is_measured(row) or (limit is not None and row["eval_length"] > limit)
+        # A limit is final; any other error may be gone when it is tried again.
+        if is_measured(row) or row.get(LIMIT_KEY)
     }
     lengths = tuple(
         length for length in evaluation.lengths if (length, evaluation.stride or length, evaluation.split) not in known
     )
     return dataclasses.replace(evaluation, lengths=lengths) if lengths else None
-
-
-def _longest_sequence(run: Run) -> int | None:
-    from alibi.model import build_model
-
-    return build_model(run.config, vocab_size=1).position.max_length
 
 
 def _parameters(directory: RunDirectory, run: Run) -> int | None:

@@ -29,7 +29,7 @@ def stream(tokenizer, *parts):
 
 @pytest.fixture(scope="module")
 def trained_bpe():
-    text = next(make_corpus(base.get_config().data).documents("valid"))
+    text = next(make_corpus(base.get_config().data).pieces("valid")).text
     return BpeTokenizer(bpe.train_bpe([text[:100_000]], 400), "<|endoftext|>")
 
 
@@ -175,7 +175,7 @@ def _chunks_of_12(text):
 
 
 def test_bpe_of_a_real_book_is_the_same_in_pieces(trained_bpe, monkeypatch):
-    text = next(make_corpus(base.get_config().data).documents("valid"))
+    text = next(make_corpus(base.get_config().data).pieces("valid")).text
     whole = [*trained_bpe._tokenizer.encode(text, add_special_tokens=False).ids, 0]
     monkeypatch.setattr(pieces, "PIECE_BYTES", 50_000)
     parts = list(pieces.split_long(text))

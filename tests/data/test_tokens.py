@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from alibi.data import cache, tokens
+from alibi.data import cache, progress, tokens
 from alibi.data.tokenizers import ByteTokenizer
 from configs import base
 
@@ -177,7 +177,7 @@ def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
 _PREPARE = """
 import json, sys, time
 from configs import base
-from alibi.data import cache, tokens
+from alibi.data import cache, progress, tokens
 data = base.get_config().data
 data.corpus, data.tokenizer, data.bpe_vocab_size = "text", "bpe", 260
 data.train, data.cache_dir = sys.argv[1:3]
@@ -231,10 +231,18 @@ def test_what_a_killed_process_left_is_removed(data, tmp_path):
 
 
 def test_progress_goes_to_stderr_and_only_when_wanted(data, capsys, monkeypatch):
-    monkeypatch.setattr(tokens, "PROGRESS_DELAY", 0.0)
+    monkeypatch.setattr(progress, "DELAY", 0.0)
     tokens.prepare(data, "train", progress=False)
     assert capsys.readouterr() == ("", "")
     tokens.prepare(data, "valid", progress=True)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "text valid" in captured.err
+
+
+@pytest.mark.parametrize("tokenizer", ["words", "bpe"])
+def test_reading_all_text_for_a_tokenizer_shows_its_progress(data, capsys, monkeypatch, tokenizer):
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    data.tokenizer, data.bpe_vocab_size = tokenizer, 260
+    tokens.prepare(data, "valid", progress=True)
+    assert f"text train, reading for {tokenizer}" in capsys.readouterr().err
