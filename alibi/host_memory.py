@@ -25,4 +25,5 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):  # another C library or system
         return False
     settings = ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, LARGEST))
-    return all([mallopt(parameter, value) for parameter, value in settings])
+    done = [mallopt(parameter, value) for parameter, value in settings]  # each, even after one that failed
+    return all(done)

@@ -64,7 +64,7 @@ def _attention(query: Array, key: Array, value: Array, bias: Array | None, causa
 def _forward(
     query: Array, key: Array, value: Array, bias: Array | None, causal: bool
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Folded, Exponentials, tuple[Array, ...]]]:
-    batch, q_length, heads, head_dim = query.shape
+    batch, q_length, _, head_dim = query.shape
     # Barriers here and below: XLA would fold these transposes into the products, and
     # compute products of strided operands at a fraction of the speed.
     q, k, v = lax.optimization_barrier((_fold(query), _fold(key), _fold(value)))

@@ -1,0 +1,140 @@
+"""The CPU's attention for short lengths against the dense formula in float64, in value and all gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.attention.saved import query_blocks, saved_attention
+
+
+def _inputs(q_length, k_length, heads=2, head_dim=4, batch=2, biased=True):
+    rng = np.random.default_rng(0)
+    query, out = rng.standard_normal((2, batch, q_length, heads, head_dim))
+    key, value = rng.standard_normal((2, batch, k_length, heads, head_dim))
+    bias = rng.standard_normal((heads, q_length, k_length)) if biased else None
+    return query, key, value, bias, out
+
+
+def _dense(query, key, value, bias, out, causal):
+    """Value and gradients of sum(out * attention), from the formulas of softmax, in float64."""
+    q_length, k_length, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
+    logits = np.einsum("bqhd,bkhd->bhqk", query, key) * scale + (0 if bias is None else bias)
+    visible = np.ones((q_length, k_length), bool)
+    if causal:
+        visible = np.arange(k_length) <= np.arange(q_length)[:, None] + k_length - q_length
+    exponentials = np.where(visible, np.exp(logits), 0.0)
+    total = exponentials.sum(-1, keepdims=True)
+    weights = exponentials / np.where(total == 0, 1, total)
+    attended = np.einsum("bhqk,bkhd->bqhd", weights, value)
+    of_weights = np.einsum("bqhd,bkhd->bhqk", out, value)
+    of_logits = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True))
+    return attended, (
+        np.einsum("bhqk,bkhd->bqhd", of_logits, key) * scale,
+        np.einsum("bhqk,bqhd->bkhd", of_logits, query) * scale,
+        np.einsum("bhqk,bqhd->bkhd", weights, out),
+        of_logits.sum(0),
+    )
+
+
+# Of one block, two, an odd last one; fewer queries than keys, more, and a single one.
+LENGTHS = [(5, 5), (128, 128), (131, 131), (70, 200), (3, 1), (1, 9), (300, 300)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("q_length", "k_length"), LENGTHS)
+def test_value_and_gradients_are_those_of_dense_attention(q_length, k_length, causal):
+    *inputs, out = _inputs(q_length, k_length)
+    expected, expected_gradients = _dense(*inputs, out, causal)
+    arrays = [jnp.asarray(x, jnp.float32) for x in inputs]
+    actual, vjp = jax.vjp(lambda *x: saved_attention(*x, causal=causal), *arrays)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    for got, needed in zip(vjp(jnp.asarray(out, jnp.float32)), expected_gradients, strict=True):
+        np.testing.assert_allclose(got, needed, atol=2e-5)
+
+
+def test_a_query_before_the_first_key_gives_zeros():
+    *inputs, _ = _inputs(5, 2)
+    attended = saved_attention(*(jnp.asarray(x, jnp.float32) for x in inputs), causal=True)
+    assert not attended[:, :3].any()
+    assert attended[:, 3:].all()
+
+
+def test_without_bias():
+    query, key, value, bias, out = _inputs(9, 9, biased=False)
+    expected, expected_gradients = _dense(query, key, value, bias, out, causal=True)
+    arrays = [jnp.asarray(x, jnp.float32) for x in (query, key, value)]
+    actual, vjp = jax.vjp(lambda *x: saved_attention(*x, None, causal=True), *arrays)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    for got, needed in zip(vjp(jnp.asarray(out, jnp.float32)), expected_gradients[:3], strict=True):
+        np.testing.assert_allclose(got, needed, atol=1e-5)
+
+
+def test_a_constant_bias_costs_no_gradient():
+    query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(128, 128, heads=3))
+
+    def loss(query, bias):
+        return saved_attention(query, key, value, bias, causal=True).sum()
+
+    def shapes(argnums):
+        return {
+            variable.aval.shape
+            for equation in jax.make_jaxpr(jax.grad(loss, argnums=argnums))(query, bias).eqns
+            for variable in equation.outvars
+        }
+
+    assert (3, 128, 128) in shapes((0, 1))  # the gradient of the bias, summed over the batch
+    assert (3, 128, 128) not in shapes(0)
+
+
+def test_logits_above_the_diagonal_are_not_computed():
+    # Two blocks at 128: the second half of the keys never meets the first half of the queries.
+    query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(128, 128, heads=3))
+    assert query_blocks(128) == [(0, 64), (64, 128)]
+    text = jax.jit(lambda q: saved_attention(q, key, value, bias, causal=True)).lower(query).as_text()
+    assert "tensor<6x64x64xf32>" in text
+    assert "tensor<6x64x128xf32>" in text
+    assert "tensor<6x128x128xf32>" not in text
+
+
+def test_large_logits_neither_overflow_nor_vanish():
+    *inputs, _ = _inputs(6, 6)
+    query, key, value, bias = (jnp.asarray(x, jnp.float32) for x in inputs)
+    attended = saved_attention(query * 1e3, key * 1e3, value, bias, causal=True)
+    assert np.isfinite(attended).all()
+    np.testing.assert_allclose(attended[:, 0], value[:, 0], atol=1e-6)  # the first query sees one key
+
+
+def test_bfloat16_is_as_near_to_float32_as_the_rounding_of_its_inputs():
+    *inputs, out = _inputs(130, 130, head_dim=8)
+    rounded = [jnp.asarray(x, jnp.bfloat16) for x in inputs[:3]]
+    expected, _ = _dense(*(np.asarray(x, np.float64) for x in rounded), inputs[3], out, causal=True)
+    actual = saved_attention(*rounded, jnp.asarray(inputs[3], jnp.float32), causal=True)
+    assert actual.dtype == jnp.bfloat16
+    np.testing.assert_allclose(actual.astype(jnp.float32), expected, atol=2**-6)
+
+
+def test_nan_is_not_hidden():
+    query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(6, 6))
+    attended = saved_attention(query.at[0, 3].set(jnp.nan), key, value, bias, causal=True)
+    assert np.isnan(attended[0, 3]).all()
+    assert np.isfinite(attended[0, 4:]).all()
+
+
+def test_under_jit_scan_and_remat_the_gradient_is_the_same():
+    query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(20, 20))
+
+    def layers(query, wrapped):
+        def layer(x, _):
+            return wrapped(lambda x: saved_attention(x, key, value, bias, causal=True))(x), None
+
+        return jax.lax.scan(layer, query, None, length=2)[0].sum()
+
+    plain = jax.grad(layers)(query, lambda f: f)
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda q: layers(q, jax.checkpoint)))(query), plain, atol=1e-6)
+
+
+def test_blocks_cover_every_query_once():
+    for length in (1, 63, 64, 65, 128, 500, 4096):
+        rows = [row for start, stop in query_blocks(length) for row in range(start, stop)]
+        assert rows == list(range(length))

@@ -1,0 +1,90 @@
+"""The CPU's product of dense layers against `lax.dot_general`, in value and gradient."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from alibi.products import dot_general_for, flat_dot_general
+
+# lhs, rhs, dimension numbers: the products of dense layers and of attention's projections ...
+DENSE = [
+    ((6, 4), (4, 8), (((1,), (0,)), ((), ()))),
+    ((2, 3, 8), (8, 4), (((2,), (0,)), ((), ()))),
+    ((2, 3, 4), (4, 2, 5), (((2,), (0,)), ((), ()))),
+    ((2, 3, 2, 5), (2, 5, 4), (((2, 3), (0, 1)), ((), ()))),
+    ((4,), (4, 8), (((0,), (0,)), ((), ()))),
+]
+# ... and others: a batch dimension, contractions elsewhere, nothing contracted, an empty batch.
+OTHERS = [
+    ((2, 3, 4), (2, 4, 5), (((2,), (1,)), ((0,), (0,)))),
+    ((4, 3), (4, 5), (((0,), (0,)), ((), ()))),
+    ((3, 2, 4), (4, 2, 5), (((1, 2), (1, 0)), ((), ()))),
+    ((3,), (4,), (((), ()), ((), ()))),
+    ((0, 4), (4, 8), (((1,), (0,)), ((), ()))),
+]
+
+
+def _operands(lhs_shape, rhs_shape, dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return tuple(jnp.asarray(rng.standard_normal(shape), dtype) for shape in (lhs_shape, rhs_shape))
+
+
+@pytest.mark.parametrize(("lhs_shape", "rhs_shape", "dimensions"), DENSE + OTHERS)
+def test_value_and_gradients_are_those_of_lax(lhs_shape, rhs_shape, dimensions):
+    operands = _operands(lhs_shape, rhs_shape)
+    expected, expected_gradients = jax.vjp(lambda a, b: lax.dot_general(a, b, dimensions), *operands)
+    actual, gradients = jax.vjp(lambda a, b: flat_dot_general(a, b, dimensions), *operands)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(expected.shape), jnp.float32)
+    for got, needed in zip(gradients(cotangent), expected_gradients(cotangent), strict=True):
+        np.testing.assert_allclose(got, needed, atol=1e-5)
+
+
+@pytest.mark.parametrize("element_type", [None, jnp.float32])
+def test_bfloat16_keeps_the_dtypes_of_lax(element_type):
+    operands = _operands((2, 3, 8), (8, 4), jnp.bfloat16)
+    dimensions = (((2,), (0,)), ((), ()))
+    results = []
+    for product in (lax.dot_general, flat_dot_general):
+        out, vjp = jax.vjp(lambda a, b: product(a, b, dimensions, preferred_element_type=element_type), *operands)  # noqa: B023
+        results.append((out, *vjp(jnp.ones_like(out))))
+    for got, needed in zip(results[1], results[0], strict=True):
+        assert got.dtype == needed.dtype
+        np.testing.assert_allclose(got.astype(jnp.float32), needed.astype(jnp.float32), rtol=2**-7, atol=1e-6)
+
+
+def test_inside_flax_layers_nothing_changes_but_the_speed():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 8)), jnp.float32)
+
+    def gradients(product):
+        layers = nn.Sequential(
+            [
+                nn.MultiHeadDotProductAttention(num_heads=2, qkv_dot_general=product, out_dot_general=product),
+                nn.Dense(16, dot_general=product),
+            ]
+        )
+        params = layers.init(jax.random.key(0), x)
+        return jax.grad(lambda params, x: (layers.apply(params, x) ** 2).sum(), argnums=(0, 1))(params, x)
+
+    plain, flat = gradients(None), gradients(flat_dot_general)
+    jax.tree.map(lambda got, needed: np.testing.assert_allclose(got, needed, rtol=1e-4, atol=1e-5), flat, plain)
+
+
+def test_second_derivatives_in_reverse_mode():
+    dimensions = (((2,), (0,)), ((), ()))
+    x, kernel = _operands((2, 3, 4), (4, 2))
+
+    def penalty(product, kernel):
+        gradient = jax.grad(lambda x: (product(x, kernel, dimensions) ** 3).sum())(x)
+        return (gradient**2).sum()
+
+    expected = jax.grad(lambda kernel: penalty(lax.dot_general, kernel))(kernel)
+    np.testing.assert_allclose(jax.grad(lambda kernel: penalty(flat_dot_general, kernel))(kernel), expected, rtol=1e-4)
+
+
+def test_only_the_cpu_gets_it():
+    assert dot_general_for("cpu") is flat_dot_general
+    assert dot_general_for("gpu") is dot_general_for("tpu") is lax.dot_general
