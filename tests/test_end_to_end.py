@@ -81,6 +81,33 @@ def test_sweep_trains_evaluates_and_reports_then_has_nothing_to_do(files: dict[s
     assert len(rows(workdir)) == 4
 
 
+def test_a_sweep_goes_on_after_a_run_that_fails(files: dict[str, pathlib.Path]) -> None:
+    workdir, sweep = files["folder"] / "failing", files["folder"] / "failing.py"
+    broken = [
+        {"position": "none", "name": "diverges", "optimizer.learning_rate": 1e30, "optimizer.clip_norm": 0.0},
+        {"position": "none", "name": "textless", "data.train": "absent.txt"},
+    ]
+    definition = {
+        "config": str(files["config"]),
+        "runs": [*broken, {"position": "none", "name": "good"}],
+        "lengths": [16],
+    }
+    sweep.write_text(f"def get_sweep():\n    return {definition!r}\n")
+    command = ("scripts/sweep.py", f"--sweep={sweep}", f"--workdir={workdir}")
+    done = run(files, *command)
+    assert done.returncode == 1
+    assert [row["run"] for row in rows(workdir)] == ["good"]
+    told = json.loads((workdir / "failures.json").read_text())
+    assert list(told) == ["diverges", "textless"]
+    assert "lower optimizer.learning_rate" in told["diverges"]
+    assert "there is no file 'absent.txt'" in told["textless"]
+    report, planned = (workdir / "report.md").read_text(), run(files, *command, "--dry_run").stdout
+    for name, reason in told.items():
+        assert f"failed: {name}: {reason}" in done.stderr
+        assert f"- {name}: {' '.join(reason.split())}" in report
+        assert f"failed: {' '.join(reason.split())}" in planned
+
+
 def test_train_then_evaluate_with_a_stride_and_a_dump(files: dict[str, pathlib.Path]) -> None:
     workdir, output = files["folder"] / "alone", files["folder"] / "output"
     trained = run(files, "train.py", f"--config={files['config']}:position=rotary", f"--workdir={workdir}")

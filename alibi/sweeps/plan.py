@@ -74,14 +74,16 @@ def survey(sweep: Sweep, workdir: pathlib.Path, *, in_progress: bool = False) ->
 def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progress: bool = False) -> RunState:
     """The state of one run; `rows` are those of results.jsonl."""
     directory = run_directory(workdir, run)
+    # A run that fails before its first update has no speed to record.
+    status: dict[str, Any] = {"state": "failed", "step": 0, "reason": "", "tokens_per_second": None}
     try:
-        status: dict[str, Any] = directory.status()
+        status |= directory.status()
         differing = [
             f"{key} ({there!r} there, {here!r} in the sweep)"
             for key, (there, here) in directory.differing(run.config).items()
         ]
     except ValueError as error:
-        status = {"state": "failed", "step": 0, "reason": str(error), "tokens_per_second": None}
+        status |= {"state": "failed", "reason": str(error)}
         differing = []
     state, reason = status["state"], status["reason"]
     if differing:
