@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 # Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's own cache.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["ALIBI_CACHE"] = tempfile.mkdtemp(prefix="alibi-test-cache-")
+# The workers of pytest-xdist inherit the first process's folder.
+os.environ["ALIBI_CACHE"] = os.environ.setdefault("ALIBI_TEST_CACHE", tempfile.mkdtemp(prefix="alibi-test-cache-"))
 
 import jax
 import ml_collections

@@ -182,7 +182,8 @@ class Trainer:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         nll = values["nll_nats"] / max(values["tokens"], 1.0)
         if not all(math.isfinite(value) for value in values.values()):
-            self._refuse(f"update {step}: loss {nll}, gradient norm {values['gradient_norm']}")
+            norms = f"gradient norm {values['gradient_norm']}, norm of the update {values['update_norm']}"
+            self._refuse(f"update {step}: loss {nll}, {norms}")
         self.window += (values["nll_nats"], values["tokens"])
         self.progress.update(step, nll)
         if _due(step, self.config.log.every_steps) or step == self.steps:
