@@ -26,8 +26,10 @@ ALLOWED = {
     "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors"},
     "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors"},
     "alibi.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
-    "alibi.extrapolation": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
-    "alibi.sweeps": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "configs.base"},
+    "alibi.extrapolation": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
+    "alibi.sweeps": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "configs.base"},
     "alibi": LIBRARY,
     "configs": {"configs.base"},
 }

@@ -44,7 +44,8 @@ def finish(sweep, workdir, name, **status):
 def result(sweep, position="alibi", eval_length=128, perplexity=8.0, **changed):
     """A row of that method's run."""
     run = next(run for run in sweep.runs if run.config.position == position)
-    return make_row(position, eval_length, perplexity, **({"config_hash": config_hash(run.config)} | changed))
+    known = {"config_hash": config_hash(run.config), "step": run.config.train.steps}
+    return make_row(position, eval_length, perplexity, **(known | changed))
 
 
 def test_the_quickstart_is_four_methods_at_128_up_to_16_times_that():
@@ -168,12 +169,12 @@ def test_states_of_runs(tmp_path):
     assert [state.describe() for state in states] == [
         "done",
         "trained, 1 of 2 results",
-        "at step 200 of 600",
+        "at step 200 of 500",
         "failed: update 31: loss nan",
         "missing",
     ]
     # Only a process that is at work now makes "running" true.
-    assert survey(sweep, tmp_path, in_progress=True)[2].describe() == "running, at step 200 of 600"
+    assert survey(sweep, tmp_path, in_progress=True)[2].describe() == "running, at step 200 of 500"
     assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]
 
 
@@ -208,7 +209,7 @@ def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
     )
     (state,) = survey(changed, tmp_path)
     assert state.state == "conflict"
-    assert "differing: train.steps (600 there, 700 in the sweep)" in state.reason
+    assert "differing: train.steps (500 there, 700 in the sweep)" in state.reason
 
 
 def test_why_a_run_was_given_up_is_kept_until_it_succeeds(tmp_path):
@@ -218,7 +219,7 @@ def test_why_a_run_was_given_up_is_kept_until_it_succeeds(tmp_path):
     write_failure(tmp_path, "t5-L128-seed0", describe_exit(-9))
     assert [state.describe() for state in survey(sweep, tmp_path)] == [
         "failed: there is no file 'a.txt'",
-        "at step 200 of 600; failed: was killed by SIGKILL; most often that means no memory was left",
+        "at step 200 of 500; failed: was killed by SIGKILL; most often that means no memory was left",
     ]
     write_failure(tmp_path, "alibi-L128-seed0", "")
     assert next(state.describe() for state in survey(sweep, tmp_path)) == "missing"
@@ -255,13 +256,13 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path):
         tmp_path / "results.jsonl", [result(sweep, "alibi", 128, seconds=2.0), result(sweep, "alibi", 256, seconds=3.0)]
     )
     states = survey(sweep, tmp_path)
-    # 600 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of the two.
-    assert Speed.of(states).seconds_left(states) == pytest.approx(600 + 5 + 2 * 15)
+    # 500 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of the two.
+    assert Speed.of(states).seconds_left(states) == pytest.approx(500 + 5 + 2 * 15)
     assert [format_duration(s) for s in (None, 45, 634, 7200)] == ["unknown", "45 s", "11 min", "2.0 h"]
     assert plan_table(states) == (
         "run               parameters     tokens  time left  state\n"
-        "alibi-L128-seed0     826,112  1,228,800        0 s  done\n"
-        "t5-L128-seed0        826,240  1,228,800     11 min  missing\n"
+        "alibi-L128-seed0     826,112  1,024,000        0 s  done\n"
+        "t5-L128-seed0        826,240  1,024,000     11 min  missing\n"
         "\n"
         "time left in all: about 11 min\n"
     )
