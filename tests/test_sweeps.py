@@ -264,7 +264,7 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path):
         "alibi-L128-seed0     826,112  1,024,000        0 s  done\n"
         "t5-L128-seed0        826,240  1,024,000      9 min  missing\n"
         "\n"
-        "time left in all: about 11 min\n"
+        "time left in all: about 9 min\n"
     )
 
 

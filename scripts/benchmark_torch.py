@@ -1,0 +1,97 @@
+"""The peer of scripts/benchmark.py: the quickstart's kind of model in PyTorch, written for speed.
+
+Fused projections of query, key and value; scaled_dot_product_attention with ALiBi's bias
+and the causal mask as one tensor, made once; AdamW as one fused kernel.
+"""
+
+import math
+from collections.abc import Callable
+
+import ml_collections
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor, nn
+
+EPSILON = 1e-6  # of layer norms, as in Flax
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, num_heads: int, feed_forward: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(width, eps=EPSILON)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.feed_forward_norm = nn.LayerNorm(width, eps=EPSILON)
+        self.up = nn.Linear(width, feed_forward)
+        self.down = nn.Linear(feed_forward, width)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        joint = self.query_key_value(self.attention_norm(x))
+        query, key, value = joint.view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.relu(self.up(self.feed_forward_norm(x))))
+
+
+class Decoder(nn.Module):
+    """Gives the mean NLL of the targets."""
+
+    def __init__(self, config: ml_collections.ConfigDict, vocabulary: int):
+        super().__init__()
+        model = config.model
+        self.scale = math.sqrt(model.width)
+        self.embedding = nn.Embedding(vocabulary, model.width)
+        nn.init.normal_(self.embedding.weight, std=model.width**-0.5)
+        self.blocks = nn.ModuleList(
+            Block(model.width, model.num_heads, model.feed_forward) for _ in range(model.num_layers)
+        )
+        self.norm = nn.LayerNorm(model.width, eps=EPSILON)
+        slopes = 2.0 ** (-8.0 * torch.arange(1, model.num_heads + 1) / model.num_heads)
+        positions = torch.arange(config.train_length)
+        distance = positions[:, None] - positions[None, :]
+        bias = (-slopes[:, None, None] * distance).masked_fill(distance < 0, -math.inf)
+        self.register_buffer("bias", bias[None])
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(inputs) * self.scale
+        for block in self.blocks:
+            x = block(x, self.bias)
+        logits = self.norm(x) @ self.embedding.weight.T
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def make_train_step(
+    config: ml_collections.ConfigDict, vocabulary: int, batch: tuple[np.ndarray, np.ndarray], *, compiled: bool
+) -> Callable[[], Tensor]:
+    """A function that makes one update on the batch and gives its loss.
+
+    Raises:
+      ValueError: a config that this peer is not.
+    """
+    model = config.model
+    if (config.position, model.activation, model.dtype) != ("alibi", "relu", "float32"):
+        raise ValueError("the PyTorch peer has position=alibi, activation=relu and dtype=float32 only")
+    torch.manual_seed(config.seed)
+    inputs, targets = (torch.from_numpy(x).long() for x in batch)
+    decoder = Decoder(config, vocabulary)
+    optimizer = torch.optim.AdamW(
+        decoder.parameters(),
+        lr=config.optimizer.learning_rate,
+        betas=(config.optimizer.b1, config.optimizer.b2),
+        weight_decay=config.optimizer.weight_decay,
+        fused=True,
+    )
+    loss_of = torch.compile(decoder) if compiled else decoder
+
+    def train_step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(inputs, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(decoder.parameters(), config.optimizer.clip_norm)
+        optimizer.step()
+        return loss.detach()
+
+    return train_step
