@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
@@ -170,14 +171,17 @@ class Children:
         """Runs `command` to its end and returns its exit code, negative for a signal; raises Stopped."""
         # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-        self._child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
-            pass_fds=[] if self.lock is None else [self.lock],
-            process_group=0,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-        )
+        with warnings.catch_warnings():
+            # JAX warns of forks, which its threads don't survive; this child becomes another program at once.
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+                pass_fds=[] if self.lock is None else [self.lock],
+                process_group=0,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
         try:
             code = self._child.wait()
         finally:
