@@ -163,7 +163,8 @@ def _print(rows: list[dict[str, Any]], ratio: str, ratio_title: str) -> None:
     )
     print(f"| {'':12} | tokens/s | {ratio_title} | share of peak | first step, s | process, MB | a step, MB |")
     print(
-        f"|:{'-' * 12}-|---------:|{'-' * (len(ratio_title) + 1)}:|--------------:|--------------:|------------:|-----------:|"
+        f"|:{'-' * 12}-|---------:|{'-' * (len(ratio_title) + 1)}:"
+        "|--------------:|--------------:|------------:|-----------:|"
     )
     for row in rows:
         step_memory = row["step_memory_bytes"]
