@@ -81,11 +81,12 @@ def _matmul_backward(
     x, kernel, gradient = lax.optimization_barrier((*saved, gradient))
     of_x = _contract(gradient, kernel, 1, 1, precision, element_type)
     # Both operands have their rows to contract in front. Transposing the narrower one
-    # first (the barrier keeps XLA from undoing that) costs less than it gains.
+    # first costs less than it gains; the barriers keep XLA from undoing that.
     if x.shape[1] <= gradient.shape[1]:
-        of_kernel = _contract(_transposed(x), gradient, 1, 0, precision, element_type)
+        of_kernel = _contract(lax.optimization_barrier(x.T), gradient, 1, 0, precision, element_type)
     else:
-        of_kernel = _transposed(_contract(_transposed(gradient), x, 1, 0, precision, element_type))
+        of_kernel = _contract(lax.optimization_barrier(gradient.T), x, 1, 0, precision, element_type)
+        of_kernel = lax.optimization_barrier(of_kernel).T
     return of_x.astype(x.dtype), of_kernel.astype(kernel.dtype)
 
 
@@ -95,7 +96,3 @@ _matmul.defvjp(_matmul_forward, _matmul_backward)
 def _contract(a: Array, b: Array, of_a: int, of_b: int, precision: Any, element_type: Any) -> Array:
     dimensions = (((of_a,), (of_b,)), ((), ()))
     return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=element_type)
-
-
-def _transposed(x: Float[Array, "rows columns"]) -> Float[Array, "columns rows"]:
-    return lax.optimization_barrier(x.T)

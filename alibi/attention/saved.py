@@ -109,10 +109,11 @@ def _backward(causal: bool, saved: tuple, gradient: Any) -> tuple[Array, Array, 
             of_bias.append(_widened(of_logits.reshape(batch, -1, *of_logits.shape[1:]).sum(axis=0), k.shape[1]))
         of_logits = lax.optimization_barrier(of_logits.astype(q.dtype))
         of_query.append(_product(of_logits, k[:, :seen], 2, 1))
-        # Products that contract the rows of [rows, keys]: with the small operand first
-        # they take half the time, and `_unfold_transposed` turns their small results.
-        of_key = of_key + _widened(_product(q[:, rows], of_logits, 1, 1), k.shape[1])
-        of_value = of_value + _widened(_product(part, exponential, 1, 1), k.shape[1])
+        # These contract the rows of [rows, keys]. With the small operand first and already
+        # transposed they take half the time; `_unfold_transposed` turns the small results.
+        turned_query, turned_part = lax.optimization_barrier((_turned(q[:, rows]), _turned(part)))
+        of_key = of_key + _widened(_product(turned_query, of_logits, 2, 1), k.shape[1])
+        of_value = of_value + _widened(_product(turned_part, exponential, 2, 1), k.shape[1])
     return (
         _unfold(jnp.concatenate(of_query, axis=1) * scale, batch).astype(q.dtype),
         _unfold_transposed(of_key * scale, batch).astype(k.dtype),
@@ -166,6 +167,10 @@ def _unfold_transposed(
     x: Float[Array, "batch_heads features length"], batch: int
 ) -> Float[Array, "batch length heads features"]:
     return lax.optimization_barrier(x).reshape(batch, -1, *x.shape[1:]).transpose(0, 3, 1, 2)
+
+
+def _turned(x: Folded) -> Float[Array, "batch_heads features length"]:
+    return x.transpose(0, 2, 1)
 
 
 def _widened(x: Float[Array, "... keys"], k_length: int) -> Float[Array, "... k"]:
