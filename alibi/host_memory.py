@@ -1,29 +1,47 @@
-"""Keeps the memory of one training step for the next one (Linux with the GNU C library)."""
+"""Keeps the memory of one training step for the next one, in large pages (Linux with the GNU C library)."""
 
 import ctypes
+import os
 
-# Parameters of mallopt(3).
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-LARGEST = 2**31 - 1  # bytes; they are C ints
+# Parameters of mallopt(3) and an advice of madvise(2).
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+NEVER = -1
+MADV_HUGEPAGE = 14
+HUGE_PAGE = 2**21  # bytes
+ADVISED = 0.25  # of the machine's memory: addresses, which cost nothing until they are used
 
 
 def keep_freed_memory() -> bool:
-    """Makes malloc keep large freed blocks instead of giving them back to the system.
+    """Makes malloc keep freed blocks instead of giving them back to the system, and use large pages.
 
     XLA's CPU client allocates the temporary memory of a program anew for each call, in
     one block. By default the C library maps that block and unmaps it after the call, so
-    each step begins with pages that the kernel must zero first: 37,000 page faults and a
-    fifth of the time of a step of the quickstart's model on two cores. The memory that
-    the process holds stays at its largest. Call it before JAX starts its threads, which
-    are to share one arena; it changes nothing on an accelerator.
+    each step begins with pages that the kernel must zero first: 30,000 page faults and a
+    quarter of the processors' time in a step of the quickstart's model on two cores. The
+    memory that the process holds stays at its largest. Call it before JAX starts its
+    threads, which are to share one arena; it changes nothing on an accelerator.
 
     Returns:
       Whether the C library knows how.
     """
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        library = ctypes.CDLL(None)
+        mallopt, malloc, free, madvise = library.mallopt, library.malloc, library.free, library.madvise
     except (AttributeError, OSError, TypeError):  # another C library or system
         return False
-    settings = ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, LARGEST))
+    # No mappings and no trimming at all, for any size: a threshold would have to be a C
+    # int, below 2 GiB, and larger blocks would still come and go.
+    settings = ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER))
     done = [mallopt(parameter, value) for parameter, value in settings]  # each, even after one that failed
-    return all(done)
+    if not all(done):
+        return False
+    # Advice holds for addresses, not for blocks: what is freed here stays the heap's.
+    malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    size = int(ADVISED * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    block = malloc(size)
+    if block:
+        start = -(-block // HUGE_PAGE) * HUGE_PAGE
+        madvise(start, (block + size - start) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE)
+        free(block)
+    return True

@@ -14,6 +14,9 @@ from jaxtyping import Array, Float
 # that their exponentials are exactly zero.
 MASKED = -1e30
 
+# 8 MiB of them in float32.
+WEIGHTS_AT_ONCE = 2**21
+
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
 Folded = Float[Array, "batch_heads length features"]
 Exponentials = tuple[Float[Array, "batch_heads rows keys"], ...]
@@ -46,7 +49,7 @@ def saved_attention(
     if 0 in query.shape or 0 in key.shape:
         attended = jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
     else:
-        attended = _attention(query, key, value, bias, causal)
+        attended = _by_sequences(query, key, value, bias, causal)
     return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
 
 
@@ -54,6 +57,23 @@ def query_blocks(q_length: int) -> list[tuple[int, int]]:
     """Ranges of rows, four or more of 64 to 256 rows each (measured: what a finer cut saves, its overhead costs)."""
     rows = min(256, max(64, -(-q_length // 4)))
     return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
+
+
+def _by_sequences(query: Array, key: Array, value: Array, bias: Array | None, causal: bool) -> Array:
+    """Some sequences at a time, as many as keep `WEIGHTS_AT_ONCE` in a cache near the processor.
+
+    Beyond that, XLA also copies the gradients of a whole batch to their layout twice,
+    once for each use; what leaves a loop is written once.
+    """
+    batch, q_length, heads, _ = query.shape
+    fitting = max(1, WEIGHTS_AT_ONCE // (heads * q_length * key.shape[1]))
+    at_once = max(n for n in range(1, batch + 1) if batch % n == 0 and n <= fitting)
+    # A loop over a batch that is split over devices would gather it.
+    if at_once == batch or jax.device_count() > 1:
+        return _attention(query, key, value, bias, causal)
+    parts = tuple(x.reshape(batch // at_once, at_once, *x.shape[1:]) for x in (query, key, value))
+    attended = lax.map(lambda part: _attention(*part, bias, causal), parts)
+    return attended.reshape(batch, *attended.shape[2:])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -166,7 +186,12 @@ def _unfold(x: Folded, batch: int) -> Float[Array, "batch length heads features"
 def _unfold_transposed(
     x: Float[Array, "batch_heads features length"], batch: int
 ) -> Float[Array, "batch length heads features"]:
-    return lax.optimization_barrier(x).reshape(batch, -1, *x.shape[1:]).transpose(0, 3, 1, 2)
+    heads, features, length = x.shape[0] // batch, *x.shape[1:]
+    # By way of a matrix: XLA writes the result once. A transpose straight to four
+    # dimensions it writes once for each use (the dense layer's product and its bias).
+    rows = lax.optimization_barrier(x).reshape(batch, heads * features, length).transpose(0, 2, 1)
+    rows = lax.optimization_barrier(rows.reshape(batch * length, heads * features))
+    return rows.reshape(batch, length, heads, features)
 
 
 def _turned(x: Folded) -> Float[Array, "batch_heads features length"]:
