@@ -29,7 +29,7 @@ for line in open("/proc/self/smaps"):
     field = line.split()[0]
     if not field.endswith(":"):
         start, end = (int(address, 16) for address in field.split("-"))
-    elif field == "VmFlags:" and start <= again < end:
+    elif field == "VmFlags:" and start <= again + SIZE // 2 < end:
         print("hg" in line.split())
 """
 
