@@ -4,7 +4,7 @@ import os
 import pathlib
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 # Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's own cache.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -12,8 +12,15 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["ALIBI_CACHE"] = os.environ.setdefault("ALIBI_TEST_CACHE", tempfile.mkdtemp(prefix="alibi-test-cache-"))
 
 import jax
+import jaxtyping
 import ml_collections
 import pytest
+
+# Array annotations of the layers that compute are checked at each call, from their first
+# import on. Not those of `alibi.training`, whose states are also trees of shapes and
+# shardings, nor of `alibi.evaluation` and `alibi.data`, which take whatever slices like tokens.
+CHECKED = ["alibi.slopes", "alibi.positions", "alibi.attention", "alibi.products", "alibi.cross_entropy", "alibi.model"]
+jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
 from configs import base
 
@@ -32,6 +39,14 @@ def shared_dir() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"needs the optional folder {folder} with corpora and recorded results")
     return folder
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Annotations are not checked, as for users: what they get of a wrong argument is the function's own message."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.call import AttentionCall, dense
 from alibi.attention.rows import ROWS, attention_by_rows
@@ -21,8 +21,8 @@ SAVED_WEIGHTS = 2**27
 
 def attend(
     query: Float[Array, "*batch q heads head_dim"],
-    key: Float[Array, "*batch k heads head_dim"],
-    value: Float[Array, "*batch k heads value_dim"],
+    key: Float[Array, "*batch k kv_heads head_dim"],
+    value: Float[Array, "*batch k kv_heads value_dim"],
     *,
     slopes: Float[Array, " heads"] | None = None,
     bias: Bias | None = None,
@@ -30,7 +30,7 @@ def attend(
     query_positions: KnownPositions | None = None,
     key_positions: KnownPositions | None = None,
     segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
-    mask: Bool[Array, "*#batch #heads #q k"] | None = None,
+    mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: PRNGKeyArray | None = None,
     broadcast_dropout: bool = True,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.reference import dropout_factors, reference_attention
 from alibi.positions.base import Bias, KnownPositions, rows_and_columns
@@ -25,7 +25,7 @@ class AttentionCall:
     key_positions: KnownPositions
     query_segments: Int[Array, "*#batch q"] | None = None
     key_segments: Int[Array, "*#batch k"] | None = None
-    mask: Bool[Array, "*#batch #heads #q k"] | None = None
+    mask: Shaped[Array, "*#batch #heads #q k"] | None = None
     dropout_rate: float = 0.0
     dropout_rng: PRNGKeyArray | None = None
     broadcast_dropout: bool = True

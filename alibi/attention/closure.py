@@ -8,7 +8,7 @@ import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.attend import attend
 from alibi.positions import AlibiBias, Bias
@@ -74,7 +74,7 @@ def attention_fn(
         key: Float[Array, "*batch k kv_heads head_dim"],
         value: Float[Array, "*batch k kv_heads value_dim"],
         *,
-        mask: Bool[Array, "*#batch #heads #q k"] | None = None,
+        mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
         dropout_rng: PRNGKeyArray | None = None,
         dropout_rate: float = 0.0,
         broadcast_dropout: bool = True,

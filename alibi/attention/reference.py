@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from alibi.positions import Bias
 
@@ -19,8 +19,8 @@ def reference_attention(
     *,
     bias: Bias | None,
     visible: Bool[Array, "*#batch #heads #q k"] | None,
-    query_positions: Int[Array, "*#batch q"],
-    key_positions: Int[Array, "*#batch k"],
+    query_positions: Integer[Array, "*#batch q"],
+    key_positions: Integer[Array, "*#batch k"],
     keep: Float[Array, "*#batch #heads q k"] | None = None,
     precision: jax.lax.PrecisionLike = None,
     weights_einsum: Callable[..., Array] | None = None,
@@ -52,8 +52,8 @@ def attention_weights(
     key: Float[Array, "*batch k heads head_dim"],
     bias: Bias | None,
     visible: Bool[Array, "*#batch #heads #q k"] | None,
-    query_positions: Int[Array, "*#batch q"],
-    key_positions: Int[Array, "*#batch k"],
+    query_positions: Integer[Array, "*#batch q"],
+    key_positions: Integer[Array, "*#batch k"],
     precision: jax.lax.PrecisionLike = None,
     weights_einsum: Callable[..., Array] | None = None,
 ) -> Float[Array, "*batch heads q k"]:

@@ -18,8 +18,8 @@ MASKED = -1e30
 WEIGHTS_AT_ONCE = 2**21
 
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
-Folded = Float[Array, "batch_heads length features"]
-Exponentials = tuple[Float[Array, "batch_heads rows keys"], ...]
+Folded = Float[Array, "batch_heads _ _"]
+Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
 
 
 def saved_attention(

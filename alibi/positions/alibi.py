@@ -4,7 +4,7 @@ import dataclasses
 
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from alibi.positions.base import Params, PositionMethod, rows_and_columns
 from alibi.slopes import alibi_slopes
@@ -12,12 +12,12 @@ from alibi.slopes import alibi_slopes
 
 def alibi_bias(
     num_heads: int,
-    query_positions: Int[Array, "*batch q"],
-    key_positions: Int[Array, "*batch k"],
+    query_positions: Integer[Array, "*#batch q"],
+    key_positions: Integer[Array, "*#batch k"],
     *,
     symmetric: bool = False,
     convention: str = "paper",
-) -> Float[Array, "*batch heads q k"]:
+) -> Float[Array, "*#batch heads q k"]:
     """ALiBi's bias -m_h (i - j) of query i and key j, float32 `[heads, q, k]`.
 
     It is added to the logits after their scaling by 1/sqrt(head_dim). Positions are
@@ -44,8 +44,8 @@ class AlibiBias:
     symmetric: bool = flax.struct.field(pytree_node=False, default=False)
 
     def __call__(
-        self, query_positions: Int[Array, "*batch q"], key_positions: Int[Array, "*batch k"]
-    ) -> Float[Array, "*batch heads q k"]:
+        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
+    ) -> Float[Array, "*#batch heads q k"]:
         """The bias of one block, float32."""
         for name, positions in (("query", query_positions), ("key", key_positions)):
             if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):

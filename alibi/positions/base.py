@@ -7,21 +7,22 @@ of arrays, so that a method serves Linen, NNX and bare JAX alike.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-Params = dict[str, Any]
-Positions = Int[Array, "*batch length"]
+Params = Mapping[str, Any]
+Positions = Integer[Array, "*#batch length"]
 # What attention takes: NumPy's are known when it is traced, so that it can skip what they hide.
-KnownPositions = Int[Array | np.ndarray, "*batch length"]
+KnownPositions = Integer[Array | np.ndarray, "*#batch _"]
 
 
 def rows_and_columns(
-    of_queries: Int[Array, "*batch q"], of_keys: Int[Array, "*batch k"]
-) -> tuple[Int[Array, "*batch q 1"], Int[Array, "*batch 1 k"]]:
+    of_queries: Integer[Array, "*#batch q"], of_keys: Integer[Array, "*#batch k"]
+) -> tuple[Integer[Array, "*#batch q 1"], Integer[Array, "*#batch 1 k"]]:
     """Both as the sides of `[*batch, q, k]` blocks, of one rank; either may lack batch dimensions."""
     rank = max(of_queries.ndim, of_keys.ndim)
     # Signed, since differences of unsigned positions wrap around.
@@ -32,12 +33,13 @@ def rows_and_columns(
     return jnp.expand_dims(rows, -1), jnp.expand_dims(columns, -2)
 
 
+@runtime_checkable
 class Bias(Protocol):
     """A pytree that gives the bias of any block of logits from the positions of its rows and columns."""
 
     def __call__(
-        self, query_positions: Int[Array, "*batch q"], key_positions: Int[Array, "*batch k"]
-    ) -> Float[Array, "*batch heads q k"]:
+        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
+    ) -> Float[Array, "*#batch heads q k"]:
         """What is added to the logits after their scaling by 1/sqrt(head_dim), float32."""
 
 
@@ -89,8 +91,8 @@ class PositionMethod:
         params: Params,
         query: Float[Array, "*batch q heads head_dim"],
         key: Float[Array, "*batch k heads head_dim"],
-        query_positions: Positions,
-        key_positions: Positions,
+        query_positions: Integer[Array, "*#batch q"],
+        key_positions: Integer[Array, "*#batch k"],
     ) -> tuple[Float[Array, "*batch q heads head_dim"], Float[Array, "*batch k heads head_dim"]]:
         """Queries and keys with position turned into them."""
         del params, query_positions, key_positions

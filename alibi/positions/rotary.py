@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
 from alibi.positions.base import Params, PositionMethod, Positions
 
@@ -35,8 +35,8 @@ class Rotary(PositionMethod):
         params: Params,
         query: Float[Array, "*batch q heads head_dim"],
         key: Float[Array, "*batch k heads head_dim"],
-        query_positions: Positions,
-        key_positions: Positions,
+        query_positions: Integer[Array, "*#batch q"],
+        key_positions: Integer[Array, "*#batch k"],
     ) -> tuple[Float[Array, "*batch q heads head_dim"], Float[Array, "*batch k heads head_dim"]]:
         del params
         return self._turn(query, query_positions), self._turn(key, key_positions)

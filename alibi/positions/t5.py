@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from alibi.positions.base import Params, PositionMethod, rows_and_columns
 
@@ -41,8 +41,8 @@ class T5Bias:
     max_distance: int = flax.struct.field(pytree_node=False)
 
     def __call__(
-        self, query_positions: Int[Array, "*batch q"], key_positions: Int[Array, "*batch k"]
-    ) -> Float[Array, "*batch heads q k"]:
+        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
+    ) -> Float[Array, "*#batch heads q k"]:
         """The bias of one block, float32."""
         rows, columns = rows_and_columns(query_positions, key_positions)
         distance = jnp.clip(rows - columns, 0, self.max_distance)

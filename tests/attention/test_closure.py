@@ -244,6 +244,7 @@ def test_slopes_get_their_gradient() -> None:
         (lambda q, k, v: attend(q, k, v, query_positions=jnp.arange(3)), r"\(3,\); query has 6 positions"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_bad_arguments(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(*random_qkv(6, 6))

@@ -42,6 +42,7 @@ def test_batched_positions_give_a_bias_for_each_entry() -> None:
     np.testing.assert_allclose(bias[1], formula(2, np.array([5, 7, 9]), np.array([5, 7, 9])), rtol=1e-6)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_floating_point_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="must be integers"):
         alibi_bias(8, jnp.arange(4.0), jnp.arange(4))
