@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
+from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
 from alibi.attention.rows import ROWS, attention_by_rows
 from alibi.attention.saved import saved_attention
+from alibi.attention.skipping import check_skipping
 from alibi.positions import AlibiBias, Bias
 from alibi.positions.base import KnownPositions
 
@@ -38,6 +40,7 @@ def attend(
     weights_einsum: Callable[..., Array] | None = None,
     values_einsum: Callable[..., Array] | None = None,
     sow: Callable[[Array], None] | None = None,
+    skip_epsilon: float | None = 0.0,
     backend: str = "auto",
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Attention with a position bias, in Flax's layout; differentiable in all its arrays.
@@ -54,6 +57,9 @@ def attend(
         keys of its own segment.
       mask: True where a query may see a key, besides `causal` and `segment_ids`.
       dropout_rate, dropout_rng, broadcast_dropout: of the weights, as in Flax; no key, no dropout.
+      skip_epsilon: share of a row's attention mass that may be lost where ALiBi's slopes put
+        keys out of reach; 0: only what float32 rounds to zero, the same result bit by bit;
+        None: nothing. Acts in backends that skip blocks, see `alibi.attention.skipping`.
       backend: a name from `BACKENDS`, or "auto" for the fastest one that can do the call.
 
     Raises:
@@ -89,7 +95,9 @@ def attend(
         weights_einsum=weights_einsum,
         values_einsum=values_einsum,
         sow=sow,
+        skip_epsilon=skip_epsilon,
     )
+    check_skipping(call)
     return BACKENDS[_choose(call) if backend == "auto" else backend](call)
 
 
@@ -107,6 +115,7 @@ def _by_saving(call: AttentionCall) -> Array:
 BACKENDS: dict[str, Callable[[AttentionCall], Array]] = {
     "reference": dense,
     "rows": attention_by_rows,
+    "blocked": blocked_attention,
     "saved": _by_saving,
 }
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.reference import dropout_factors, reference_attention
+from alibi.positions import AlibiBias
 from alibi.positions.base import Bias, KnownPositions, rows_and_columns
 
 
@@ -33,6 +35,13 @@ class AttentionCall:
     weights_einsum: Callable[..., Array] | None = None
     values_einsum: Callable[..., Array] | None = None
     sow: Callable[[Array], None] | None = None
+    skip_epsilon: float | None = 0.0
+
+    @property
+    def known_slopes(self) -> np.ndarray | None:
+        """ALiBi's slopes, where they are known when the call is traced."""
+        slopes = self.bias.slopes if isinstance(self.bias, AlibiBias) else None
+        return None if slopes is None or isinstance(slopes, jax.core.Tracer) else np.asarray(slopes)
 
     @property
     def drops(self) -> bool:

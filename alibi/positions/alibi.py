@@ -62,6 +62,10 @@ class AlibiBias:
         slopes = self.slopes.astype(jnp.float32).reshape((1,) * (distance.ndim - 3) + (-1, 1, 1))
         return -slopes * distance
 
+    def of_heads(self, heads: Integer[Array, " some"]) -> "AlibiBias":
+        """The same bias for these heads alone."""
+        return dataclasses.replace(self, slopes=self.slopes[heads])
+
 
 @dataclasses.dataclass(frozen=True)
 class Alibi(PositionMethod):

@@ -42,6 +42,9 @@ class Bias(Protocol):
     ) -> Float[Array, "*#batch heads q k"]:
         """What is added to the logits after their scaling by 1/sqrt(head_dim), float32."""
 
+    def of_heads(self, heads: Integer[Array, " some"]) -> "Bias":
+        """The same bias for these heads alone."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PositionMethod:

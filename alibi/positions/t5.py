@@ -49,6 +49,10 @@ class T5Bias:
         by_distance = self.table[causal_buckets(self.table.shape[0], self.max_distance)].astype(jnp.float32)
         return jnp.moveaxis(by_distance.T[:, distance], 0, -3)
 
+    def of_heads(self, heads: Integer[Array, " some"]) -> "T5Bias":
+        """The same bias for these heads alone."""
+        return dataclasses.replace(self, table=self.table[:, heads])
+
 
 @dataclasses.dataclass(frozen=True)
 class T5(PositionMethod):

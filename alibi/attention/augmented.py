@@ -1,0 +1,197 @@
+"""Causal ALiBi by any flash kernel: its bias as eight more columns of queries and keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from alibi.attention.call import AttentionCall
+from alibi.positions import AlibiBias
+
+# bfloat16 holds each integer up to 256, so 512 a + b with |a|, |b| <= 256 reaches 131,072 on both sides of 0.
+DIGIT = 512
+MAX_LENGTH = DIGIT**2
+COLUMNS = 8
+
+Slopes = Float[Array, " heads"]
+
+
+def augmented_attention(call: AttentionCall, platform: str | None = None) -> Float[Array, "*batch q heads value_dim"]:
+    """Causal ALiBi attention by the platform's own flash kernel, in memory linear in the length.
+
+    cuDNN on GPUs and Pallas splash attention on TPUs know no ALiBi and need none: the bias
+    is part of the products of the widened queries and keys (see `bias_columns`), so
+    there is neither a `[heads, q, k]` bias nor its gradient. Differentiable once, by
+    reverse mode, in queries, keys, values and slopes. Kernels are not partitioned here.
+
+    Of bfloat16 inputs the logits are as exact as the dense ones, but on TPUs with a head_dim
+    that is no power of four: there the queries are rounded once more after their
+    scaling, with a relative error of up to 2^-9. The gradient of the slopes is summed in
+    float32 from the kernel's gradient of the queries, whose entries have the inputs' dtype.
+
+    Args:
+      platform: "gpu", "tpu" or "cpu", where the dense formula of `jax.nn` stands in for a
+        kernel, for tests; None: the default backend.
+
+    Raises:
+      ValueError: a call that `cannot_augment` gives a reason against.
+
+    Source: paper, section 3; FlashBias (arXiv 2505.12044).
+    """
+    platform = platform or jax.default_backend()
+    reason = cannot_augment(call, platform)
+    if reason:
+        raise ValueError(f"attention backend 'augmented' can't do this call: {reason}; use backend='auto'")
+    assert isinstance(call.bias, AlibiBias)
+    slopes = call.bias.slopes.astype(jnp.float32)
+    query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
+    if platform == "tpu":
+        attended = by_splash(query, key, value, slopes)
+    else:
+        attended = by_dot_product(query, key, value, slopes, "cudnn" if platform == "gpu" else "xla")
+    return attended.reshape(*call.query.shape[:-1], value.shape[-1])
+
+
+def cannot_augment(call: AttentionCall, platform: str) -> str:
+    """Why `augmented_attention` can't do the call on "gpu", "tpu" or "cpu"; empty if it can."""
+    if not isinstance(call.bias, AlibiBias) or call.bias.symmetric or not call.causal:
+        return "its bias is not ALiBi's under a causal mask"
+    if call.drops or call.mask is not None or call.query_segments is not None or call.key_segments is not None:
+        return "it has no dropout, masks or segments"
+    if call.sow is not None or call.weights_einsum is not None or call.values_einsum is not None:
+        return "it gives no weights and takes no einsum"
+    if call.precision is not None:
+        return "its kernels take no precision"
+    queries, keys = call.query_positions, call.key_positions
+    if not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray) and queries.ndim == keys.ndim == 1):
+        return "positions are not known when it is traced"
+    if not np.array_equal(queries, keys) or (np.diff(keys.astype(np.int64)) != 1).any():
+        return "queries do not stand at the same consecutive positions as the keys"
+    if keys.size > MAX_LENGTH:
+        return f"it has columns for {MAX_LENGTH} positions and got {keys.size}"
+    dtypes = {"gpu": ["bfloat16"]}.get(platform, ["bfloat16", "float32"])
+    if call.query.dtype not in dtypes or not call.query.dtype == call.key.dtype == call.value.dtype:
+        return f"on {platform} it takes {' or '.join(dtypes)}, and got {call.query.dtype}"
+    width = _kernel_width(call.query.shape[-1], call.value.shape[-1])
+    if platform == "gpu" and width > _cudnn_width():
+        return f"cuDNN takes heads up to {_cudnn_width()} wide here, and with its columns this one has {width}"
+    return ""
+
+
+def bias_columns(
+    slopes: Slopes, length: int
+) -> tuple[Float[Array, "length heads columns"], Float[Array, "length heads columns"]]:
+    """Columns of queries and of keys whose products are -m (i - j) plus a constant of each row, float32.
+
+    Softmax ignores the constant. All entries are exact in bfloat16 and their products in
+    float32: positions, counted from the middle, are 512 a + b, and slopes the sum of
+    three terms, which leaves a relative error of 2^-24 and none for powers of two. The
+    constant is what two terms leave of the query's own -m i, at most 2^-16 of it: without
+    these two columns the sums would grow as m j, and float32 lose at long lengths
+    what it keeps of m (i - j).
+    """
+    positions = jnp.arange(length, dtype=jnp.int32) - length // 2
+    high = (positions + DIGIT // 2) // DIGIT
+    low = positions - DIGIT * high
+    of_key = jnp.stack([jnp.ones_like(low)] * 2 + [DIGIT * high] * 3 + [low] * 3, axis=-1).astype(jnp.float32)
+    of_row = _terms(-positions.astype(jnp.float32)[:, None] * slopes[None, :], 2)
+    of_slope = [jnp.broadcast_to(term, of_row[0].shape) for term in _terms(slopes[None, :], 3)]
+    of_query = jnp.stack([*of_row, *of_slope, *of_slope], axis=-1)
+    return of_query, jnp.broadcast_to(of_key[:, None, :], of_query.shape)
+
+
+def by_dot_product(
+    query: Float[Array, "batch length heads head_dim"],
+    key: Float[Array, "batch length heads head_dim"],
+    value: Float[Array, "batch length heads value_dim"],
+    slopes: Slopes,
+    implementation: str,
+) -> Float[Array, "batch length heads value_dim"]:
+    """By `jax.nn.dot_product_attention`, "cudnn" or "xla"."""
+    # The kernel multiplies by the scale in float32. Rounding the queries by it instead
+    # would cost bfloat16 precision wherever it is no power of two.
+    scale = query.shape[-1] ** -0.5
+    width = _kernel_width(query.shape[-1], value.shape[-1])
+    widened = _with_columns(query, key, slopes / scale)
+    # It takes one width for all three.
+    query, key, padded = (_padded(x, -1, width) for x in (*widened, value))
+    attended = jax.nn.dot_product_attention(
+        query,
+        key,
+        padded,
+        scale=scale,
+        is_causal=True,
+        implementation=implementation,  # type: ignore[call-overload]
+    )
+    return attended[..., : value.shape[-1]]
+
+
+def by_splash(
+    query: Float[Array, "batch length heads head_dim"],
+    key: Float[Array, "batch length heads head_dim"],
+    value: Float[Array, "batch length heads value_dim"],
+    slopes: Slopes,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "batch length heads value_dim"]:
+    """By Pallas splash attention, which has no scale, so the queries are scaled before."""
+    # Here, since a CPU or GPU never needs it.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    _, length, heads, head_dim = query.shape
+    scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
+    padded_length = length + -length % 128
+    # Later keys are hidden from the real queries, and later queries are cut off.
+    rows = [_padded(x, 1, padded_length) for x in (*_with_columns(scaled, key, slopes), value)]
+    block = next(size for size in (512, 256, 128) if padded_length % size == 0)
+    sizes = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    kernel = splash.make_splash_mha(
+        splash.MultiHeadMask([splash.CausalMask((padded_length, padded_length))] * heads),
+        block_sizes=splash.BlockSizes(**dict.fromkeys(sizes, block)),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    attended = jax.vmap(kernel)(*(x.transpose(0, 2, 1, 3) for x in rows))
+    return attended.transpose(0, 2, 1, 3)[:, :length]
+
+
+def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
+    """Both behind their columns: first, so that the large products cancel before the small ones are added."""
+    widened = []
+    for x, columns in zip((query, key), bias_columns(slopes, query.shape[1]), strict=True):
+        # Cast last: the gradient of the slopes is then summed over the batch in float32.
+        columns = jnp.broadcast_to(columns, (*x.shape[:-1], COLUMNS)).astype(x.dtype)
+        widened.append(jnp.concatenate([columns, x], axis=-1))
+    return widened
+
+
+def _terms(x: Float[Array, "..."], count: int) -> list[Array]:
+    """Numbers exact in bfloat16 whose sum is x but for a 2^-(8 count) of it; x's gradient is the first one's."""
+    rest, terms = lax.stop_gradient(x), []
+    for _ in range(count):
+        # A cast to bfloat16 and back is one that XLA may leave out.
+        terms.append(lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7))
+        rest = rest - terms[-1]
+    return [terms[0] + (x - lax.stop_gradient(x)), *terms[1:]]
+
+
+def _kernel_width(head_dim: int, value_dim: int) -> int:
+    width = max(head_dim + COLUMNS, value_dim)
+    return width + -width % 8
+
+
+def _cudnn_width() -> int:
+    """The widest head of cuDNN's kernels: 256 from compute capability 9.0 on, before it and without a GPU 128."""
+    try:
+        device = jax.local_devices(backend="cuda")[0]
+    except RuntimeError:
+        return 128
+    return 256 if float(device.compute_capability) >= 9.0 else 128
+
+
+def _padded(x: Array, axis: int, size: int) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths)

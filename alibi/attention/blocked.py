@@ -1,0 +1,278 @@
+"""Attention a tile at a time: exact, with memory linear in the length, on any device."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Float, Int
+
+from alibi.attention.call import AttentionCall
+from alibi.attention.reference import MASKED
+from alibi.attention.tiles import (
+    Place,
+    Plan,
+    Sides,
+    key_ranges,
+    make_plan,
+    make_sides,
+    tile_bias,
+    tile_dropout,
+    tile_visible,
+)
+
+# Queries, keys or values of one group, `[group, length, features]`; a group is some batch
+# entries by some heads.
+Grouped = Float[Array, "group length features"]
+
+
+def cannot_block(call: AttentionCall) -> str:
+    """Why `blocked_attention` can't do the call; empty if it can."""
+    if call.sow is not None:
+        return "it has no weights to give"
+    if call.weights_einsum is not None or call.values_einsum is not None:
+        return "it takes no einsum"
+    return ""
+
+
+def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
+    """softmax(query key^T / sqrt(head_dim) + bias) value by the online softmax (Rabe and Staats 2021; Dao et al. 2022).
+
+    Nothing of the size `[q, k]` is ever held: neither logits nor bias nor, for the
+    backward pass, weights. Tiles above the diagonal cost nothing, nor do those whose
+    keys the steep slopes of ALiBi put out of reach, see `alibi.attention.skipping`.
+
+    Raises:
+      ValueError: a call for which `cannot_block` gives a reason, or a negative slope that
+        is known, with skipping.
+    """
+    reason = cannot_block(call)
+    if reason:
+        raise ValueError(f"attention backend 'blocked' can't do this call: {reason}; use backend='reference'")
+    *batch, q_length, heads, _ = call.query.shape
+    if 0 in call.query.shape or 0 in call.key.shape or 0 in call.value.shape:
+        return jnp.zeros((*batch, q_length, heads, call.value.shape[-1]), call.value.dtype)
+    plan = make_plan(call, jax.default_backend())
+    sides = make_sides(call, plan)
+    q = _grouped(call.query, plan, plan.q_blocks * plan.q_block)
+    k = _grouped(call.key, plan, plan.k_blocks * plan.k_block)
+    v = _grouped(call.value, plan, plan.k_blocks * plan.k_block)
+    ranges = key_ranges(call, plan, sides, _logit_bound(q, k, v, plan))
+    attended = _attention(q, k, v, call.bias, sides, ranges, plan)
+    attended = attended.reshape(
+        plan.batch_groups, plan.head_groups, plan.batch_group, plan.head_group, *attended.shape[-2:]
+    )
+    attended = attended.transpose(0, 2, 4, 1, 3, 5).reshape(-1, attended.shape[-2], heads, attended.shape[-1])
+    return attended[:, :q_length].reshape(*batch, q_length, heads, -1)
+
+
+def _grouped(
+    x: Float[Array, "*batch length heads features"], plan: Plan, length: int
+) -> Float[Array, "groups group length features"]:
+    """Batch entries and heads that go together side by side, filled up with zeros to `length`."""
+    x = x.reshape(plan.batch_groups, plan.batch_group, -1, plan.head_groups, plan.head_group, x.shape[-1])
+    x = x.transpose(0, 3, 1, 4, 2, 5)
+    x = x.reshape(plan.batch_groups * plan.head_groups, plan.batch_group * plan.head_group, *x.shape[-2:])
+    return jnp.pad(x, ((0, 0), (0, 0), (0, length - x.shape[-2]), (0, 0)))
+
+
+def _logit_bound(q: Array, k: Array, v: Array, plan: Plan) -> Float[Array, "batch heads q_blocks"]:
+    """No scaled logit of a block of queries is greater than this; NaN or infinite where an input is not finite."""
+    of_queries, of_keys, of_values = (
+        jnp.linalg.norm(lax.stop_gradient(x).astype(jnp.float32), axis=-1) for x in (q, k, v)
+    )
+    of_queries = of_queries.reshape(*of_queries.shape[:2], plan.q_blocks, -1).max(axis=-1)
+    # A value that is no number must not be skipped: zero times it is no number.
+    of_keys = of_keys.max(axis=-1) + 0.0 * of_values.max(axis=-1)
+    bound = of_queries * of_keys[..., None] * q.shape[-1] ** -0.5
+    bound = bound.reshape(plan.batch_groups, plan.head_groups, plan.batch_group, plan.head_group, -1)
+    return bound.transpose(0, 2, 1, 3, 4).reshape(plan.batch, plan.heads, -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attention(q: Array, k: Array, v: Array, bias: Any, sides: Sides, ranges: Array, plan: Plan) -> Array:
+    return _forward(q, k, v, bias, sides, ranges, plan)[0]
+
+
+def _forward(
+    q: Array, k: Array, v: Array, bias: Any, sides: Sides, ranges: Array, plan: Plan
+) -> tuple[Float[Array, "groups group q value_dim"], Float[Array, "groups group q"]]:
+    """The attended values, and the logarithm of each row's sum of exponentials."""
+
+    def of_group(group: tuple[Array, ...]) -> tuple[Array, Array]:
+        index, q, k, v, ranges = group
+        attended, log_total = lax.map(
+            lambda block: _forward_rows(_Group(index, q, k, v, bias, sides, plan), *block),
+            (jnp.arange(plan.q_blocks), ranges),
+        )
+        return _joined(attended), _joined(log_total[..., None])[..., 0]
+
+    return lax.map(of_group, (jnp.arange(q.shape[0]), q, k, v, ranges))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Queries, keys and values of one group, and what is added to their logits."""
+
+    index: Int[Array, ""]
+    q: Grouped
+    k: Grouped
+    v: Grouped
+    bias: Any
+    sides: Sides
+    plan: Plan
+
+    def place(self, q_block: Any, k_block: Any) -> Place:
+        batch, head = jnp.divmod(self.index, self.plan.head_groups)
+        return Place(batch * self.plan.batch_group, head * self.plan.head_group, q_block, k_block)
+
+    def queries(self, x: Grouped, q_block: Any) -> Grouped:
+        return lax.dynamic_slice_in_dim(x, q_block * self.plan.q_block, self.plan.q_block, axis=1)
+
+    def keys(self, x: Grouped, k_block: Any) -> Grouped:
+        return lax.dynamic_slice_in_dim(x, k_block * self.plan.k_block, self.plan.k_block, axis=1)
+
+    def logits(self, q: Grouped, k: Grouped, place: Place, bias: Any) -> Float[Array, "group q k"]:
+        """Scaled, biased and masked, float32."""
+        logits = _product(q, k, 2, 2, self.plan) * q.shape[-1] ** -0.5
+        tile = logits.reshape(self.plan.batch_group, self.plan.head_group, *logits.shape[1:])
+        if bias is not None:
+            tile = tile + tile_bias(bias, self.plan, self.sides, place)
+        visible = tile_visible(self.plan, self.sides, place)
+        if visible is not None:
+            tile = jnp.where(visible, tile, MASKED)
+        return tile.reshape(logits.shape)
+
+    def dropout(self, weights: Float[Array, "group q k"], place: Place) -> Float[Array, "group q k"]:
+        keep = tile_dropout(self.plan, self.sides, place)
+        if keep is None:
+            return weights
+        tile = weights.reshape(self.plan.batch_group, self.plan.head_group, *weights.shape[1:]) * keep
+        return tile.reshape(weights.shape)
+
+
+def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) -> tuple[Array, Array]:
+    """One block of queries against its range of blocks of keys."""
+    q = group.queries(group.q, q_block)
+
+    def add(k_block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        largest, total, attended = state
+        place = group.place(q_block, k_block)
+        logits = group.logits(q, group.keys(group.k, k_block), place, group.bias)
+        larger = jnp.maximum(largest, logits.max(axis=-1))
+        exponentials = jnp.exp(logits - larger[..., None])
+        rescale = jnp.exp(largest - larger)
+        dropped = group.dropout(exponentials, place).astype(group.v.dtype)
+        of_tile = _product(dropped, group.keys(group.v, k_block), 2, 1, group.plan)
+        return larger, total * rescale + exponentials.sum(axis=-1), attended * rescale[..., None] + of_tile
+
+    rows = q.shape[:2]
+    start = (jnp.full(rows, MASKED), jnp.zeros(rows), jnp.zeros((*rows, group.v.shape[-1])))
+    largest, total, attended = lax.fori_loop(key_range[0], key_range[1], add, start)
+    # A row that has seen no key has exp(MASKED - MASKED) = 1 of each.
+    unseen = largest <= MASKED / 2
+    total = jnp.where(unseen, 1.0, total)
+    attended = jnp.where(unseen[..., None], 0.0, attended / total[..., None])
+    # With which all its weights come out as zero in the backward pass.
+    return attended.astype(group.v.dtype), jnp.where(unseen, -MASKED, largest + jnp.log(total))
+
+
+def _forward_saving(
+    q: Any, k: Any, v: Any, bias: Any, sides: Any, ranges: Any, plan: Plan
+) -> tuple[Array, tuple[Any, ...]]:
+    """As `_forward`, of inputs that know whether their gradients are asked for."""
+    learned = any(leaf.perturbed for leaf in jax.tree.leaves(bias, is_leaf=lambda x: hasattr(x, "perturbed")))
+    values = jax.tree.map(
+        lambda leaf: leaf.value, (q, k, v, bias, sides, ranges), is_leaf=lambda x: hasattr(x, "perturbed")
+    )
+    q, k, v, bias, sides, ranges = values
+    attended, log_total = _forward(q, k, v, bias, sides, ranges, plan)
+    # Only its presence says, in the backward pass, that the bias learns.
+    return attended, (*values, attended, log_total, jnp.zeros(()) if learned else None)
+
+
+def _backward(plan: Plan, saved: tuple[Any, ...], gradient: Any) -> tuple[Any, ...]:
+    q, k, v, bias, sides, ranges, attended, log_total, learned = saved
+    if isinstance(gradient, SymbolicZero):
+        gradient = jnp.zeros(gradient.shape, gradient.dtype)
+    along = (gradient.astype(jnp.float32) * attended.astype(jnp.float32)).sum(axis=-1)
+    of_bias = None if learned is None else jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), bias)
+
+    def of_group(of_bias: Any, group: tuple[Array, ...]) -> tuple[Any, tuple[Array, Array, Array]]:
+        index, q, k, v, gradient, along, log_total, ranges = group
+        rows = functools.partial(_backward_rows, _Group(index, q, k, v, bias, sides, plan), gradient, along, log_total)
+        start = (of_bias, *(jnp.zeros((x.shape[0], x.shape[2], x.shape[1])) for x in (k, v)))
+        (of_bias, of_key, of_value), of_query = lax.scan(rows, start, (jnp.arange(plan.q_blocks), ranges))
+        scale = q.shape[-1] ** -0.5
+        turned = (of_key.swapaxes(1, 2) * scale).astype(k.dtype), of_value.swapaxes(1, 2).astype(v.dtype)
+        return of_bias, ((_joined(of_query) * scale).astype(q.dtype), *turned)
+
+    groups = (jnp.arange(q.shape[0]), q, k, v, gradient, along, log_total, ranges)
+    of_bias, (of_query, of_key, of_value) = lax.scan(of_group, of_bias, groups)
+    if of_bias is not None:
+        of_bias = jax.tree.map(lambda x, like: x.astype(like.dtype), of_bias, bias)
+    return of_query, of_key, of_value, of_bias, None, None
+
+
+def _backward_rows(
+    group: _Group,
+    gradient: Grouped,
+    along: Float[Array, "group q"],
+    log_total: Float[Array, "group q"],
+    state: tuple[Any, Array, Array],
+    block: tuple[Array, Array],
+) -> tuple[tuple[Any, Array, Array], Grouped]:
+    """One block of queries: adds to the gradients of bias, keys and values, the latter `[group, features, k]`."""
+    q_block, key_range = block
+    plan, q, incoming = group.plan, group.queries(group.q, q_block), group.queries(gradient, q_block)
+    along, log_total = (group.queries(x[..., None], q_block) for x in (along, log_total))
+    # With the small operand first and transposed, products that contract the queries of
+    # [q, k] take a third of the time on a CPU.
+    turned_q, turned_incoming = q.swapaxes(1, 2), incoming.swapaxes(1, 2)
+
+    def add(k_block: Array, state: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
+        of_query, of_bias, of_key, of_value = state
+        place = group.place(q_block, k_block)
+        k, v = group.keys(group.k, k_block), group.keys(group.v, k_block)
+        logits = functools.partial(group.logits, q, k, place)
+        if of_bias is None:
+            weights = jnp.exp(logits(group.bias) - log_total)
+        else:
+            biased, to_bias = jax.vjp(logits, group.bias)
+            weights = jnp.exp(biased - log_total)
+        of_weights = group.dropout(_product(incoming, v, 2, 2, plan), place)
+        of_logits = weights * (of_weights - along)
+        if of_bias is not None:
+            of_bias = jax.tree.map(jnp.add, of_bias, to_bias(of_logits)[0])
+        of_logits = of_logits.astype(q.dtype)
+        dropped = group.dropout(weights, place).astype(v.dtype)
+        of_query = of_query + _product(of_logits, k, 2, 1, plan)
+        of_key = _added(of_key, _product(turned_q, of_logits, 2, 1, plan), k_block * plan.k_block)
+        of_value = _added(of_value, _product(turned_incoming, dropped, 2, 1, plan), k_block * plan.k_block)
+        return of_query, of_bias, of_key, of_value
+
+    start = (jnp.zeros(q.shape), *state)
+    of_query, *state = lax.fori_loop(key_range[0], key_range[1], add, start)
+    return tuple(state), of_query
+
+
+_attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
+
+
+def _added(x: Float[Array, "group features k"], part: Array, start: Array) -> Float[Array, "group features k"]:
+    """`x` with `part` added to its columns from `start`."""
+    old = lax.dynamic_slice_in_dim(x, start, part.shape[-1], axis=2)
+    return lax.dynamic_update_slice_in_dim(x, old + part, start, axis=2)
+
+
+def _joined(blocks: Float[Array, "blocks group block features"]) -> Grouped:
+    return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1, blocks.shape[-1])
+
+
+def _product(a: Array, b: Array, of_a: int, of_b: int, plan: Plan) -> Float[Array, "group rows columns"]:
+    return lax.dot_general(
+        a, b, (((of_a,), (of_b,)), ((0,), (0,))), precision=plan.precision, preferred_element_type=jnp.float32
+    )

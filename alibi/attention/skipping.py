@@ -1,0 +1,93 @@
+"""Which blocks of logits ALiBi lets one leave out, with a proof.
+
+With every scaled logit between -U and U, the largest biased logit of a row is at least
+-U - m n, where n is the distance of the nearest key that the row sees (0: its own). A
+key at distance d has at most U - m d. So relative to the row's largest exponential
+
+    one key at distance d                 <= exp(2 U + m n - m d)
+    all keys at distances d, d + 1, ...   <= exp(2 U + m n - m d) / (1 - exp(-m))
+
+the second because a distance occurs once on each side. U is the product of the largest
+norms of queries and keys over sqrt(head_dim), known when the program runs.
+"""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from alibi.attention.call import AttentionCall
+from alibi.positions import AlibiBias
+
+# exp(-104) is below half of the smallest float32 above zero.
+UNDERFLOW = 104.0
+# Norms are computed in float32; this covers their rounding.
+MARGIN = 1.0 + 1e-4
+
+
+def skip_distance(
+    slopes: Float[Array, "*shape"],
+    bound: Float[Array, "*shape"],
+    nearest: Float[Array, "*shape"],
+    epsilon: float,
+    *,
+    symmetric: bool = False,
+) -> Float[Array, "*shape"]:
+    """The distance beyond which keys can be left out; infinite where nothing can be said.
+
+    Args:
+      slopes: m of a head.
+      bound: U, the largest absolute logit after scaling, before the bias.
+      nearest: distance of the nearest key that a query sees.
+      epsilon: the share of a row's attention mass that may be lost; 0: only what float32
+        rounds to zero, so that the result is the same bit by bit.
+      symmetric: keys lie on both sides of a query.
+
+    A slope that is not positive and a bound that is not finite skip nothing.
+    """
+    slack = 2.0 * MARGIN * bound + slopes * nearest
+    if epsilon == 0:
+        slack = slack + UNDERFLOW
+    else:
+        slack = slack + math.log((2 if symmetric else 1) / epsilon) - jnp.log(-jnp.expm1(-slopes))
+    known = (slopes > 0) & jnp.isfinite(slack)
+    return jnp.where(known, slack / jnp.where(known, slopes, 1.0), jnp.inf)
+
+
+def nearest_distances(call: AttentionCall) -> np.ndarray | None:
+    """Of each query, the distance of the nearest key that it surely sees, int64 `[q]`; None: not known in advance.
+
+    Known are NumPy positions with distinct ascending keys and no mask. A query that sees
+    no key has 0: its row is zero whatever is skipped.
+    """
+    queries, keys = call.query_positions, call.key_positions
+    if call.mask is not None or not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray)):
+        return None
+    if queries.ndim != 1 or keys.ndim != 1 or 0 in (queries.size, keys.size) or np.any(np.diff(keys) <= 0):
+        return None
+    if call.query_segments is not None:
+        # Then only its own key is sure to be in a query's segment.
+        own = call.query_segments is call.key_segments and np.array_equal(queries, keys)
+        return np.zeros(queries.size, np.int64) if own else None
+    before = np.searchsorted(keys, queries, side="right") - 1
+    below = np.where(before >= 0, queries - keys[np.maximum(before, 0)], 0).astype(np.int64)
+    if call.causal:
+        return below
+    after = np.minimum(before + 1, keys.size - 1)
+    above = np.where(before + 1 < keys.size, keys[after] - queries, np.iinfo(np.int64).max)
+    return np.minimum(np.where(before >= 0, below, np.iinfo(np.int64).max), above)
+
+
+def check_skipping(call: AttentionCall) -> None:
+    """Raises ValueError for an epsilon out of range, or a known slope below zero."""
+    epsilon = call.skip_epsilon
+    if epsilon is None:
+        return
+    if not 0 <= epsilon < 1:
+        raise ValueError(f"skip_epsilon={epsilon} must be from 0 to below 1, or None to skip nothing")
+    if isinstance(call.bias, AlibiBias) and call.known_slopes is not None and np.any(call.known_slopes < 0):
+        raise ValueError(
+            f"slopes={call.known_slopes.tolist()} have one below zero, which grows with distance; "
+            "skipping needs slopes of at least 0: use skip_epsilon=None"
+        )

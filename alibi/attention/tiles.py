@@ -1,0 +1,275 @@
+"""How a call of attention is cut into tiles: queries and keys in blocks, batch and heads in groups."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from alibi.attention.call import AttentionCall
+from alibi.attention.reference import dropout_factors
+from alibi.attention.skipping import nearest_distances, skip_distance
+from alibi.positions import AlibiBias, Bias
+from alibi.positions.base import rows_and_columns
+
+# Measured on two cores: smaller tiles spend their time on starting products, larger ones
+# leave the cache and compute more of what the causal mask hides.
+BLOCK = 512  # queries or keys
+TILE_WEIGHTS = 2**19  # of all batch entries and heads that go together
+# An accelerator does a whole batch at once.
+ACCELERATOR_TILE_WEIGHTS = 2**26
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All that is static of a call, and the sizes it is cut to.
+
+    Attributes:
+      batch, heads, q_length, k_length: of the call, its batch dimensions taken together.
+      batch_group, head_group: how many go together.
+      q_block, k_block: queries and keys of a tile.
+      causal, dropout_rate, broadcast_dropout, precision: of the call.
+    """
+
+    batch: int
+    heads: int
+    q_length: int
+    k_length: int
+    batch_group: int
+    head_group: int
+    q_block: int
+    k_block: int
+    causal: bool
+    dropout_rate: float
+    broadcast_dropout: bool
+    precision: jax.lax.PrecisionLike
+
+    @property
+    def batch_groups(self) -> int:
+        return self.batch // self.batch_group
+
+    @property
+    def head_groups(self) -> int:
+        return self.heads // self.head_group
+
+    @property
+    def q_blocks(self) -> int:
+        return -(-self.q_length // self.q_block)
+
+    @property
+    def k_blocks(self) -> int:
+        return -(-self.k_length // self.k_block)
+
+
+def make_plan(call: AttentionCall, platform: str) -> Plan:
+    """The sizes for `call` on `platform` ("cpu", "gpu", "tpu")."""
+    heads, (q_length, k_length) = call.query.shape[-2], call.weights_shape[-2:]
+    batch = math.prod(call.query.shape[:-3])
+    q_block, k_block = _block(q_length), _block(k_length)
+    room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
+    # A loop over a batch or over heads that are split over devices would gather them.
+    split = jax.device_count() > 1
+    batch_group = batch if split else _largest_divisor(batch, room // (q_block * k_block))
+    head_group = heads if split else _largest_divisor(heads, room // (batch_group * q_block * k_block))
+    return Plan(
+        batch,
+        heads,
+        q_length,
+        k_length,
+        batch_group,
+        head_group,
+        q_block,
+        k_block,
+        call.causal,
+        call.dropout_rate,
+        call.broadcast_dropout,
+        call.precision,
+    )
+
+
+def _block(length: int) -> int:
+    """Blocks of about equal size, so that little is filled up; a multiple of 8 if there are several."""
+    blocks = -(-length // BLOCK)
+    return length if blocks == 1 else -(-length // (8 * blocks)) * 8
+
+
+def _largest_divisor(number: int, at_most: int) -> int:
+    return max(n for n in range(1, number + 1) if number % n == 0 and n <= max(1, at_most))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    """What a tile needs to know of its rows and columns, filled up to whole blocks.
+
+    Positions and segments are `[length]`, or `[batch, length]` where entries differ.
+    """
+
+    query_positions: Int[Array, "*batch q"]
+    key_positions: Int[Array, "*batch k"]
+    query_segments: Int[Array, "*batch q"] | None
+    key_segments: Int[Array, "*batch k"] | None
+    mask: Bool[Array, "#batch #heads #q #k"] | None
+    dropout_rng: Array | None
+
+
+jax.tree_util.register_dataclass(Sides)
+
+
+def make_sides(call: AttentionCall, plan: Plan) -> Sides:
+    """The call's positions, segments and mask in whole blocks."""
+    batch_dims = call.query.shape[:-3]
+
+    def side(x: Any, blocks: int, block: int) -> Array:
+        x = jnp.asarray(x)
+        if x.ndim > 1:
+            x = jnp.broadcast_to(x, (*batch_dims, x.shape[-1])).reshape(-1, x.shape[-1])
+        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, blocks * block - x.shape[-1])], mode="edge")
+
+    q_side, k_side = (plan.q_blocks, plan.q_block), (plan.k_blocks, plan.k_block)
+    mask = call.mask
+    if mask is not None:
+        mask = mask.astype(bool).reshape((1,) * (len(batch_dims) + 3 - mask.ndim) + mask.shape)
+        if len(batch_dims) != 1:
+            mask = jnp.broadcast_to(mask, (*batch_dims, *mask.shape[-3:])).reshape(-1, *mask.shape[-3:])
+        padding = [
+            (0, blocks * block - size if size > 1 else 0)
+            for size, (blocks, block) in zip(mask.shape[-2:], (q_side, k_side), strict=True)
+        ]
+        mask = jnp.pad(mask, [(0, 0), (0, 0), *padding])
+    return Sides(
+        query_positions=side(call.query_positions, *q_side),
+        key_positions=side(call.key_positions, *k_side),
+        query_segments=None if call.query_segments is None else side(call.query_segments, *q_side),
+        key_segments=None if call.key_segments is None else side(call.key_segments, *k_side),
+        mask=mask,
+        dropout_rng=call.dropout_rng if call.drops else None,
+    )
+
+
+def key_ranges(
+    call: AttentionCall, plan: Plan, sides: Sides, bound: Float[Array, "batch heads q_blocks"]
+) -> Int[Array, "groups q_blocks two"]:
+    """For each group and block of queries, the first block of keys that it needs and the one after the last.
+
+    Args:
+      bound: of the absolute logits, after scaling and without bias.
+    """
+    needed = tiles_needed(call, plan, sides, bound)
+    grouped = (plan.batch_groups, plan.batch_group, plan.head_groups, plan.head_group)
+    needed = needed.reshape(*grouped, *needed.shape[-2:]).any(axis=(1, 3)).reshape(-1, *needed.shape[-2:])
+    first = jnp.argmax(needed, axis=-1)
+    after_last = plan.k_blocks - jnp.argmax(needed[..., ::-1], axis=-1)
+    some = needed.any(axis=-1, keepdims=True)
+    return jnp.where(some, jnp.stack([first, after_last], axis=-1), 0).astype(jnp.int32)
+
+
+def tiles_needed(
+    call: AttentionCall, plan: Plan, sides: Sides, bound: Float[Array, "batch heads q_blocks"]
+) -> Bool[Array, "batch heads q_blocks k_blocks"]:
+    """The tiles that the causal mask doesn't hide, and whose keys can matter (see `alibi.attention.skipping`)."""
+    lowest_query, highest_query = _extremes(sides.query_positions, plan.q_blocks)
+    lowest_key, highest_key = _extremes(sides.key_positions, plan.k_blocks)
+    behind = lowest_query[..., :, None] - highest_key[..., None, :]  # the least distance to a key of the tile
+    ahead = lowest_key[..., None, :] - highest_query[..., :, None]
+    seen = ahead <= 0 if call.causal else jnp.ones(behind.shape, bool)
+    seen = (seen if seen.ndim == 3 else seen[None])[:, None]
+    seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
+    nearest = nearest_distances(call)
+    if nearest is None or call.skip_epsilon is None or not isinstance(call.bias, AlibiBias):
+        return seen
+    padding = plan.q_blocks * plan.q_block - nearest.size
+    nearest = np.pad(nearest, (0, padding), mode="edge").reshape(plan.q_blocks, -1).max(axis=1)
+    farthest = skip_distance(
+        jax.lax.stop_gradient(call.bias.slopes).astype(jnp.float32)[None, :, None],
+        bound,
+        jnp.asarray(nearest, jnp.float32)[None, None, :],
+        call.skip_epsilon,
+        symmetric=call.bias.symmetric,
+    )
+    distance = jnp.maximum(behind, ahead) if call.bias.symmetric else behind
+    return seen & ~(distance.astype(jnp.float32) > farthest[..., None])
+
+
+def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Array, Array]:
+    """Least and greatest position of each block, `[*batch, blocks]`."""
+    by_block = positions.reshape(*positions.shape[:-1], blocks, -1)
+    return by_block.min(axis=-1), by_block.max(axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a tile lies: first batch entry and head, block of queries and block of keys; may be traced."""
+
+    batch: Any
+    head: Any
+    q_block: Any
+    k_block: Any
+
+
+def tile_bias(bias: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array, "batch heads q k"]:
+    """The bias of one tile; its batch dimension is 1 where the entries have one."""
+    rows, columns = _positions(plan, sides, place)
+    block = bias.of_heads(place.head + jnp.arange(plan.head_group))(rows, columns)
+    return block if block.ndim == 4 else block[None]
+
+
+def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch #heads q k"] | None:
+    """Where the queries of one tile see its keys; None: everywhere."""
+    conditions = []
+    if plan.causal:
+        conditions.append(_compared(jnp.greater_equal, *_positions(plan, sides, place)))
+    if sides.query_segments is not None and sides.key_segments is not None:
+        of_queries = _part(sides.query_segments, plan.batch_group, place.batch, plan.q_block, place.q_block)
+        of_keys = _part(sides.key_segments, plan.batch_group, place.batch, plan.k_block, place.k_block)
+        conditions.append(_compared(jnp.equal, of_queries, of_keys))
+    if plan.k_blocks * plan.k_block > plan.k_length:
+        column = place.k_block * plan.k_block + jnp.arange(plan.k_block)
+        conditions.append((column < plan.k_length)[None, None, None, :])
+    if sides.mask is not None:
+        starts = (place.batch, place.head, place.q_block * plan.q_block, place.k_block * plan.k_block)
+        sizes = (plan.batch_group, plan.head_group, plan.q_block, plan.k_block)
+        whole = [size == 1 for size in sides.mask.shape]
+        conditions.append(
+            jax.lax.dynamic_slice(
+                sides.mask,
+                [0 if one else start for one, start in zip(whole, starts, strict=True)],
+                [1 if one else size for one, size in zip(whole, sizes, strict=True)],
+            )
+        )
+    return functools.reduce(jnp.logical_and, conditions) if conditions else None
+
+
+def tile_dropout(plan: Plan, sides: Sides, place: Place) -> Float[Array, "#batch #heads q k"] | None:
+    """Dropout's factors 0 or 1 / (1 - rate) of one tile, the same whenever it is asked for; None: no dropout."""
+    if sides.dropout_rng is None:
+        return None
+    key = jax.random.fold_in(jax.random.fold_in(sides.dropout_rng, place.q_block), place.k_block)
+    if not plan.broadcast_dropout:
+        key = jax.random.fold_in(jax.random.fold_in(key, place.batch), place.head)
+    shape = (plan.batch_group, plan.head_group, plan.q_block, plan.k_block)
+    return dropout_factors(key, plan.dropout_rate, shape, plan.broadcast_dropout)
+
+
+def _positions(plan: Plan, sides: Sides, place: Place) -> tuple[Array, Array]:
+    return (
+        _part(sides.query_positions, plan.batch_group, place.batch, plan.q_block, place.q_block),
+        _part(sides.key_positions, plan.batch_group, place.batch, plan.k_block, place.k_block),
+    )
+
+
+def _part(x: Int[Array, "*batch length"], group: int, first: Any, block: int, index: Any) -> Int[Array, "*group block"]:
+    """One block of a side, of the batch entries of a group where they differ."""
+    if x.ndim > 1:
+        x = jax.lax.dynamic_slice_in_dim(x, first, group, axis=0)
+    return jax.lax.dynamic_slice_in_dim(x, index * block, block, axis=-1)
+
+
+def _compared(compare: Callable[[Array, Array], Array], of_queries: Array, of_keys: Array) -> Array:
+    rows, columns = rows_and_columns(of_queries, of_keys)
+    result = compare(rows, columns)
+    return result[:, None] if result.ndim == 3 else result[None, None]
