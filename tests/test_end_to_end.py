@@ -4,11 +4,21 @@ import json
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
+import jax
 import numpy as np
 import pytest
+
+from alibi.model import build_model
+from alibi.runs import RunDirectory
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.optimizer import make_optimizer
+from alibi.training.sharding import make_mesh
+from alibi.training.state import TrainState, abstract_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -124,6 +134,48 @@ def test_train_then_evaluate_with_a_stride_and_a_dump(files: dict[str, pathlib.P
     with np.load(output / "nll" / "alone-length=24-stride=5.npz") as dump:
         np.testing.assert_array_equal(dump["targets"], np.frombuffer(files["valid"].read_bytes(), np.uint8))
         assert dump["nll_nats"].sum(dtype=np.float64) == pytest.approx(row["nll_nats"])
+
+
+def saved_steps(workdir: pathlib.Path) -> list[int]:
+    return [int(path.name) for path in workdir.glob("checkpoints/*") if path.name.isdecimal()]
+
+
+def trained_state(workdir: pathlib.Path) -> TrainState:
+    """The last checkpoint's parameters and optimizer state, on one device."""
+    run = RunDirectory(workdir)
+    config = run.config()
+    model = build_model(config, run.provenance()["vocab_size"])
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        assert checkpoints.latest == config.train.steps
+        return checkpoints.restore(
+            config.train.steps, abstract_state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1]))
+        )
+
+
+def test_a_killed_process_goes_on_bit_for_bit(files: dict[str, pathlib.Path]) -> None:
+    """kill -9 leaves no time to save: what counts is the last checkpoint and that nothing half-written is taken."""
+    workdirs = [files["folder"] / name for name in ("killed", "never-stopped")]
+    settings = "position=alibi,train.steps=300,checkpoint.every_steps=50,eval.every_steps=0"
+    commands = [
+        [sys.executable, "train.py", f"--config={files['config']}:{settings}", f"--workdir={workdir}"]
+        for workdir in workdirs
+    ]
+    environment = os.environ | {"ALIBI_CACHE": str(files["folder"] / "cache")}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    killed = subprocess.Popen(commands[0], cwd=ROOT, env=environment, **output)
+    deadline = time.monotonic() + 120
+    while killed.poll() is None and time.monotonic() < deadline and not saved_steps(workdirs[0]):
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    said = killed.communicate(timeout=60)[0]
+    assert killed.returncode == -signal.SIGKILL, said
+    assert 0 < max(saved_steps(workdirs[0])) < 300, "it was to be killed in the middle"
+    for process in [subprocess.Popen(command, cwd=ROOT, env=environment, **output) for command in commands]:
+        said = process.communicate(timeout=240)[0]
+        assert process.returncode == 0, said
+    states = [trained_state(workdir) for workdir in workdirs]
+    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 @pytest.mark.parametrize(
