@@ -8,9 +8,12 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
 from alibi.model import build_model
+from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
+from alibi.training import loop
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import make_mesh
@@ -43,6 +46,11 @@ def start(words: list[str], devices: int) -> subprocess.Popen:
     )
 
 
+def finish(processes: list[subprocess.Popen]) -> None:
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
+
+
 def params_of(workdir: pathlib.Path) -> dict:
     run = RunDirectory(workdir)
     config = run.config()
@@ -73,3 +81,27 @@ def test_two_hosts_train_the_run_of_one(tiny_text, tmp_path: pathlib.Path) -> No
     for params in trained:
         del params["layers_0"]["attention"]["key"]["bias"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *trained)
+
+
+def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path) -> None:
+    """Each host scores its part of every batch; the sums, the rows and the NLL of each token must not show it."""
+    workdir, one, two = (tmp_path / name for name in ("run", "one", "two"))
+    loop.train(tiny_config(), str(workdir))
+    words = [sys.executable, "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=16,40", "--dump_nll"]
+    shared = [*words, f"--output_dir={two}", f"--coordinator_address=localhost:{free_port()}", "--num_processes=2"]
+    finish(
+        [
+            start([*words, f"--output_dir={one}"], devices=1),
+            *(start([*shared, f"--process_id={host}"], devices=2) for host in range(2)),
+        ]
+    )
+    alone, together = (read_rows(folder / "results.jsonl") for folder in (one, two))
+    assert [row["eval_length"] for row in together] == [16, 40]
+    same = ("run", "step", "train_length", "eval_length", "mode", "stride", "split", "seed", "tokens", "bytes", "words")
+    for row, expected in zip(together, alone, strict=True):
+        assert {key: row[key] for key in same} == {key: expected[key] for key in same}
+        assert row["nll_nats"] == pytest.approx(expected["nll_nats"], rel=1e-6)
+    for path in sorted((one / "nll").iterdir()):
+        with np.load(path) as expected, np.load(two / "nll" / path.name) as dump:
+            np.testing.assert_array_equal(dump["targets"], expected["targets"])
+            np.testing.assert_allclose(dump["nll_nats"], expected["nll_nats"], atol=1e-5)
