@@ -90,24 +90,69 @@ def test_each_method_computes_something_of_its_own(tiny_config) -> None:
         assert float(jnp.abs(logits[one] - logits[other]).max()) > 1e-3, (one, other)
 
 
-def test_one_model_at_many_lengths(tiny_config) -> None:
-    """A bias that was cached at one length and used at another gave wrong values for all but the first."""
-    model, variables = make(tiny_config, "alibi", model__num_layers=1)
-    inputs = tokens(1030, batch=1)
+@pytest.mark.parametrize("position", ["alibi", "t5"])
+def test_one_model_at_many_lengths(tiny_config, position: str) -> None:
+    """A table or bias that is kept from a shorter call gives wrong values for the longer ones, silently."""
+    small = {"model__num_layers": 1, "model__num_heads": 1}
+    model, variables = make(tiny_config, position, **small)
     apply = jax.jit(model.apply)
-    longest = apply(variables, inputs)
-    for length in (511, 512, 513):
-        np.testing.assert_allclose(apply(variables, inputs[:, :length]), longest[:, :length], atol=2e-5)
+    inputs = tokens(4096, batch=1)
+    for length in (511, 512, 513, 4096):
+        # Dense attention of a new model, which has seen no other length.
+        fresh, _ = make(tiny_config, position, **small, model__attention="reference")
+        alone = jax.jit(lambda x, fresh=fresh: fresh.apply(variables, x))(inputs[:, :length])
+        np.testing.assert_allclose(apply(variables, inputs[:, :length]), alone, atol=2e-5, err_msg=str(length))
 
 
-def test_bf16_logits_stay_near_float32_far_out(tiny_config) -> None:
-    model, variables = make(tiny_config, "alibi", model__num_layers=1)
-    half = build_model(tiny_config(position="alibi", model__num_layers=1, model__dtype="bfloat16"), VOCABULARY)
-    inputs = tokens(2048, batch=1)
-    exact, rounded = (jax.jit(m.apply)(variables, inputs) for m in (model, half))
-    assert rounded.dtype == jnp.float32
-    assert float(jnp.abs(rounded - exact).max()) < 0.08
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(half.init(jax.random.key(0), inputs[:, :4])))
+def test_bf16_logits_stay_near_float32_at_16k_tokens(tiny_config) -> None:
+    """A bias or softmax in bf16 loses the order of far keys; the products alone cost a few hundredths."""
+    small = {"model__num_layers": 1, "model__width": 32, "model__num_heads": 1}
+    logits, inputs = {}, tokens(16_384, batch=1)
+    for dtype in ("float32", "bfloat16"):
+        model = build_model(tiny_config(position="alibi", model__dtype=dtype, **small), 64)
+        variables = model.init(jax.random.key(0), inputs[:, :4])
+        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
+        compiled = jax.jit(model.apply).lower(variables, inputs).compile()
+        # One float32 [T, T] alone is 1 GiB.
+        assert compiled.memory_analysis().temp_size_in_bytes < 128 * 2**20
+        logits[dtype] = compiled(variables, inputs)
+    assert logits["bfloat16"].dtype == jnp.float32
+    assert float(jnp.abs(logits["float32"]).max()) > 1.0, "the tolerance is relative to this"
+    assert float(jnp.abs(logits["bfloat16"] - logits["float32"]).max()) < 0.08
+
+
+@pytest.mark.parametrize("position", ["alibi", "t5"])
+def test_the_bias_stays_float32_when_all_parameters_are_cast_to_bf16(tiny_config, position: str) -> None:
+    """Casting a whole model is common; in bf16, neighbours beyond 256 tokens would get one bias."""
+    model, variables = make(tiny_config, position, model__dtype="bfloat16")
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables["params"])
+    bias = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.position.bias(params.get("position", {})))
+    keys = np.arange(30_000, 40_001)
+    block = bias(jnp.asarray([40_000]), jnp.asarray(keys))
+    assert block.dtype == jnp.float32
+    if position == "alibi":
+        # Slopes 2^-4 and 2^-8 of 2 heads are exact in bf16, distances in float32.
+        expected = -np.asarray([2.0**-4, 2.0**-8])[:, None, None] * (40_000 - keys)
+        np.testing.assert_array_equal(block, expected)
+    assert model.apply({"params": params}, tokens(12)).dtype == jnp.float32
+
+
+def test_memory_of_a_training_step_grows_linearly_with_the_length(tiny_config) -> None:
+    """Logits kept for the backward pass would make it four times as much; 4 heads at 16k of them are 4 GiB."""
+    used = {}
+    for length in (8_192, 16_384):  # both beyond what the faster backends may keep
+        config = tiny_config(train_length=length, model__num_layers=1, model__width=32, model__num_heads=4)
+        model = build_model(config, 64)
+        params = jax.eval_shape(model.init, jax.random.key(0), tokens(4))["params"]
+        inputs = jax.ShapeDtypeStruct((1, length), jnp.int32)
+
+        def loss(params: dict, inputs: jax.Array, model: DecoderLM = model) -> jax.Array:
+            return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+
+        compiled = jax.jit(jax.value_and_grad(loss)).lower(params, inputs).compile()
+        used[length] = compiled.memory_analysis().temp_size_in_bytes
+    assert used[16_384] <= 2.2 * used[8_192]
+    assert used[16_384] < 256 * 2**20
 
 
 def test_learned_positions_end_with_an_error(tiny_config) -> None:
