@@ -75,18 +75,20 @@ def test_the_causal_shortcut_is_equal_only_under_a_causal_mask() -> None:
     assert float(jnp.abs(attend(query, key, value, bias=shortcut, causal=False) - symmetric).max()) > 0.1
 
 
-def linen_layer(**options: object) -> nn.MultiHeadDotProductAttention:
-    return nn.MultiHeadDotProductAttention(num_heads=HEADS, attention_fn=alibi_attention_fn(HEADS), **options)
+def linen_layer(*, causal: bool = True, **options: object) -> nn.MultiHeadDotProductAttention:
+    attention = alibi_attention_fn(HEADS, causal=causal)
+    return nn.MultiHeadDotProductAttention(num_heads=HEADS, attention_fn=attention, **options)
 
 
-def linen_formula(params: dict, x: jax.Array) -> np.ndarray:
+def linen_formula(params: dict, x: jax.Array, **options: object) -> np.ndarray:
     params = jax.tree.map(np.asarray, params)
     query, key, value = (
         np.einsum("blw,whd->blhd", x, params[name]["kernel"]) + params[name]["bias"]
         for name in ("query", "key", "value")
     )
     return (
-        np.einsum("blhd,hdw->blw", numpy_attention(query, key, value), params["out"]["kernel"]) + params["out"]["bias"]
+        np.einsum("blhd,hdw->blw", numpy_attention(query, key, value, **options), params["out"]["kernel"])
+        + params["out"]["bias"]
     )
 
 
@@ -97,6 +99,23 @@ def test_linen_layer_computes_the_papers_attention() -> None:
     result = layer.apply(variables, x)
     np.testing.assert_allclose(result, linen_formula(variables["params"], x), atol=1e-5)
     np.testing.assert_allclose(layer.apply(variables, x[0]), result[0], atol=1e-6, err_msg="without a batch dimension")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [bool, np.float32])
+def test_padding_masks_of_the_user_act_in_the_linen_layer(causal: bool, dtype: type) -> None:
+    """As booleans, and as numbers, which Flax's own `make_attention_mask` gives."""
+    x = jax.random.normal(jax.random.key(0), (2, 9, 32))
+    real = np.arange(9)[None, :] < np.asarray([9, 5])[:, None]
+    mask = real[:, None, None, :]
+    layer = linen_layer(causal=causal)
+    variables = layer.init(jax.random.key(1), x)
+    result = layer.apply(variables, x, mask=jnp.asarray(mask.astype(dtype)))
+    expected = linen_formula(variables["params"], x, causal=causal, mask=mask)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+    other = x.at[1, 5:].add(1.0)
+    changed = layer.apply(variables, other, mask=jnp.asarray(mask.astype(dtype)))
+    np.testing.assert_array_equal(changed[1, :5], result[1, :5], err_msg="padding was seen")
 
 
 def test_linen_decoding_equals_the_whole_sequence() -> None:
@@ -129,6 +148,26 @@ def test_nnx_layer_and_its_decoding() -> None:
     whole = layer(x)
     np.testing.assert_allclose(whole, linen_formula(params, x), atol=1e-5)
     np.testing.assert_allclose(layer(x[0]), whole[0], atol=1e-6)
+    layer.init_cache((2, 16, 32))
+    for i in range(9):
+        np.testing.assert_allclose(layer(x[:, i : i + 1], decode=True)[:, 0], whole[:, i], atol=1e-5)
+
+
+def test_nnx_layer_with_fewer_key_heads() -> None:
+    """Grouped-query attention: neighbouring query heads share a key head, each with its own slope."""
+    x = jax.random.normal(jax.random.key(0), (2, 9, 32))
+    layer = nnx.MultiHeadAttention(
+        HEADS, 32, num_kv_heads=2, decode=False, rngs=nnx.Rngs(0), attention_fn=alibi_attention_fn(HEADS)
+    )
+    assert layer.key.kernel.shape == (32, 2, DIM)
+    params = {
+        name: {"kernel": np.asarray(getattr(layer, name).kernel[...]), "bias": np.asarray(getattr(layer, name).bias)}
+        for name in ("query", "key", "value", "out")
+    }
+    for name in ("key", "value"):
+        params[name] = {what: np.repeat(array, HEADS // 2, axis=-2) for what, array in params[name].items()}
+    whole = layer(x)
+    np.testing.assert_allclose(whole, linen_formula(params, x), atol=1e-5)
     layer.init_cache((2, 16, 32))
     for i in range(9):
         np.testing.assert_allclose(layer(x[:, i : i + 1], decode=True)[:, 0], whole[:, i], atol=1e-5)
