@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import flax.nnx as nnx
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,15 +61,25 @@ def test_nearer_keys_get_more_weight() -> None:
     np.testing.assert_allclose(weights, expected / expected.sum(-1, keepdims=True), rtol=1e-5)
 
 
+@flax.struct.dataclass
+class Shortcut:
+    """A bias +m j that leaves the query's position out."""
+
+    slopes: jax.Array
+
+    def __call__(self, query_positions: jax.Array, key_positions: jax.Array) -> jax.Array:
+        row = self.slopes[:, None, None] * key_positions[None, None, :]
+        return jnp.broadcast_to(row, (self.slopes.size, query_positions.size, key_positions.size))
+
+    def of_heads(self, heads: jax.Array) -> "Shortcut":
+        return self.replace(slopes=self.slopes[heads])
+
+
 def test_the_causal_shortcut_is_equal_only_under_a_causal_mask() -> None:
     """+m j differs from -m (i - j) by a constant of the row, from -m |i - j| by more."""
     query, key, value = random_qkv(6, 6)
     slopes = alibi_slopes(HEADS)
-
-    def shortcut(query_positions: jax.Array, key_positions: jax.Array) -> jax.Array:
-        row = slopes[:, None, None] * key_positions[None, None, :]
-        return jnp.broadcast_to(row, (HEADS, 6, 6))
-
+    shortcut = Shortcut(slopes)
     exact = attend(query, key, value, slopes=slopes)
     np.testing.assert_allclose(attend(query, key, value, bias=shortcut), exact, atol=2e-6)
     symmetric = attend(query, key, value, slopes=slopes, causal=False)
