@@ -27,8 +27,9 @@ def augmented_attention(call: AttentionCall, platform: str | None = None) -> Flo
 
     Of bfloat16 inputs the logits are as exact as the dense ones, but on TPUs with a head_dim
     that is no power of four: there the queries are rounded once more after their
-    scaling, with a relative error of up to 2^-9. The gradient of the slopes is summed in
-    float32 from the kernel's gradient of the queries, whose entries have the inputs' dtype.
+    scaling, with a relative error of up to 2^-8. The gradient of the slopes is summed in
+    float32 from the kernel's gradient of the queries, which is rounded to bfloat16 first:
+    it is off by about 1% at 1,024 tokens, so learned slopes are better left to other backends.
 
     Args:
       platform: "gpu", "tpu" or "cpu", where the dense formula of `jax.nn` stands in for a
@@ -85,9 +86,8 @@ def bias_columns(
     """Columns of queries and of keys whose products are -m (i - j) plus a constant of each row, float32.
 
     Softmax ignores the constant. All entries are exact in bfloat16 and their products in
-    float32: positions, counted from the middle, are 512 a + b, and slopes the sum of
-    three terms, which leaves a relative error of 2^-24 and none for powers of two. The
-    constant is what two terms leave of the query's own -m i, at most 2^-16 of it: without
+    float32: positions, counted from the middle, are 512 a + b, and a float32 slope is the
+    sum of three terms. The constant is what two terms leave of the query's own -m i, at most 2^-16 of it: without
     these two columns the sums would grow as m j, and float32 lose at long lengths
     what it keeps of m (i - j).
     """
@@ -111,20 +111,23 @@ def by_dot_product(
     """By `jax.nn.dot_product_attention`, "cudnn" or "xla"."""
     # The kernel multiplies by the scale in float32. Rounding the queries by it instead
     # would cost bfloat16 precision wherever it is no power of two.
-    scale = query.shape[-1] ** -0.5
-    width = _kernel_width(query.shape[-1], value.shape[-1])
-    widened = _with_columns(query, key, slopes / scale)
-    # It takes one width for all three.
-    query, key, padded = (_padded(x, -1, width) for x in (*widened, value))
+    _, length, _, head_dim = query.shape
+    scale = head_dim**-0.5
+    # cuDNN's backward pass needs an even length, and CPUs add in the order of the columns at
+    # a multiple of 16 only; both need one width.
+    # Later keys are hidden from the real queries, and later queries are cut off.
+    width, padded_length = _kernel_width(head_dim, value.shape[-1]), length + -length % 16
+    rows = [_padded(x, -1, width) for x in (*_with_columns(query, key, slopes / scale), value)]
+    query, key, padded_value = (_padded(x, 1, padded_length) for x in rows)
     attended = jax.nn.dot_product_attention(
         query,
         key,
-        padded,
+        padded_value,
         scale=scale,
         is_causal=True,
         implementation=implementation,  # type: ignore[call-overload]
     )
-    return attended[..., : value.shape[-1]]
+    return attended[:, :length, :, : value.shape[-1]]
 
 
 def by_splash(
@@ -142,13 +145,18 @@ def by_splash(
     _, length, heads, head_dim = query.shape
     scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
     padded_length = length + -length % 128
-    # Later keys are hidden from the real queries, and later queries are cut off.
     rows = [_padded(x, 1, padded_length) for x in (*_with_columns(scaled, key, slopes), value)]
     block = next(size for size in (512, 256, 128) if padded_length % size == 0)
-    sizes = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
     kernel = splash.make_splash_mha(
         splash.MultiHeadMask([splash.CausalMask((padded_length, padded_length))] * heads),
-        block_sizes=splash.BlockSizes(**dict.fromkeys(sizes, block)),
+        block_sizes=splash.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,

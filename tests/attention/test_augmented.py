@@ -1,0 +1,261 @@
+"""ALiBi by added columns: exact in bfloat16, equal to the dense formula, lowered without a bias for GPUs and TPUs."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+from alibi.attention.augmented import (
+    DIGIT,
+    MAX_LENGTH,
+    _terms,
+    _with_columns,
+    augmented_attention,
+    bias_columns,
+    by_splash,
+    cannot_augment,
+)
+from alibi.attention.call import AttentionCall, dense
+from alibi.positions import AlibiBias
+from alibi.positions.t5 import T5Bias
+from alibi.slopes import alibi_slopes
+
+
+def _inputs(batch, length, heads, head_dim, value_dim=None, dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    query, key = rng.standard_normal((2, batch, length, heads, head_dim))
+    value, out = rng.standard_normal((2, batch, length, heads, value_dim or head_dim))
+    return [jnp.asarray(x, dtype) for x in (query, key, value, out)]
+
+
+def _call(query, key, value, slopes, first=0):
+    positions = first + np.arange(query.shape[-3])
+    return AttentionCall(
+        query, key, value, bias=AlibiBias(slopes), causal=True, query_positions=positions, key_positions=positions
+    )
+
+
+def _on_cpu(call):
+    return augmented_attention(call, "cpu")
+
+
+def _value_and_gradients(attention, query, key, value, out, slopes):
+    attended, vjp = jax.vjp(lambda *x: attention(_call(*x)), query, key, value, slopes)
+    return attended, *vjp(out)
+
+
+def _f32(arrays):
+    return [x.astype(jnp.float32) for x in arrays]
+
+
+def _assert_close(actual, expected):
+    *actual, of_slopes = actual
+    *expected, expected_of_slopes = expected
+    for got, needed in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(got, needed, atol=1e-5)
+    # A sum over all pairs of tokens, of hundreds.
+    scale = np.abs(expected_of_slopes).max()
+    np.testing.assert_allclose(of_slopes / scale, expected_of_slopes / scale, atol=1e-5)
+
+
+# (batch, length, heads, head_dim, value_dim): slopes that are no powers of two (12 heads, 3), odd
+# lengths, scales that are no powers of two, values narrower and wider than the widened keys.
+SHAPES = [(2, 131, 12, 64, 64), (1, 257, 8, 80, 80), (1, 77, 3, 128, 40), (1, 64, 2, 16, 64), (1, 1, 2, 64, 64)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_value_and_gradients_are_those_of_dense_attention(shape):
+    inputs, slopes = _inputs(*shape), alibi_slopes(shape[2])
+    expected = jax.jit(lambda *x: _value_and_gradients(dense, *x))(*inputs, slopes)
+    # Slopes that are traced, as learned ones are, and slopes that are known.
+    _assert_close(jax.jit(lambda *x: _value_and_gradients(_on_cpu, *x))(*inputs, slopes), expected)
+    _assert_close(jax.jit(lambda *x: _value_and_gradients(_on_cpu, *x, slopes))(*inputs), expected)
+
+
+def test_positions_count_from_any_number_and_batch_dimensions_are_any():
+    query, key, value, _ = _inputs(2, 20, 3, 16)
+    expected = dense(_call(query, key, value, alibi_slopes(3)))
+    # float32 does not tell these positions apart.
+    far = augmented_attention(_call(query, key, value, alibi_slopes(3), first=2**25), "cpu")
+    np.testing.assert_allclose(far, expected, atol=1e-5)
+    np.testing.assert_allclose(_on_cpu(_call(query[0], key[0], value[0], alibi_slopes(3))), expected[0], atol=1e-5)
+    folded = _on_cpu(_call(query[None], key[None], value[None], alibi_slopes(3)))
+    np.testing.assert_allclose(folded[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("length", "heads", "head_dim"), [(131, 12, 80), (256, 8, 128), (1024, 2, 64)])
+def test_in_bfloat16_no_worse_than_dense(length, heads, head_dim):
+    inputs, slopes = _inputs(1, length, heads, head_dim, dtype=jnp.bfloat16), alibi_slopes(heads)
+    exact = jax.jit(lambda *x: _value_and_gradients(dense, *x))(*_f32(inputs), slopes)
+
+    def errors(attention):
+        found = jax.jit(lambda *x: _value_and_gradients(attention, *x))(*inputs, slopes)
+        return [float(jnp.sqrt(jnp.mean((a - b) ** 2))) for a, b in zip(_f32(found), exact, strict=True)]
+
+    *of_dense, _ = errors(dense)
+    *of_augmented, of_slopes = errors(_on_cpu)
+    # Value, and the gradients of query, key and value: the same but for the last few roundings.
+    assert all(a <= 1.01 * b for a, b in zip(of_augmented, of_dense, strict=True)), (of_augmented, of_dense)
+    # The slopes' sums over all pairs pass through the gradient of the queries, in bfloat16.
+    assert of_slopes <= 0.02 * float(jnp.abs(exact[-1]).max())
+
+
+@pytest.mark.parametrize("length", [1, 2, 1000, 65_536, MAX_LENGTH])
+def test_columns_are_exact_in_bfloat16(length):
+    slopes = jnp.asarray([0.5, 2.0**-8, *alibi_slopes(12)[8:], 0.1 * 80**0.5])
+    of_query, of_key = jax.jit(bias_columns, static_argnums=1)(slopes, length)
+    for columns in (of_query, of_key):
+        np.testing.assert_array_equal(columns, columns.astype(jnp.bfloat16).astype(jnp.float32))
+    high, low = np.asarray(of_key[:, 0, 2]), np.asarray(of_key[:, 0, 5])
+    np.testing.assert_array_equal(high + low, np.arange(length) - length // 2)
+    assert np.abs(high).max() <= DIGIT * 256
+    assert np.abs(low).max() <= 256
+    # In float64 the sums are exact: those of a row differ by m (j' - j), whole numbers of float32's m.
+    queries = [0, length // 2, length - 1]
+    products = np.einsum("ihc,jhc->ihj", np.asarray(of_query, np.float64)[queries], np.asarray(of_key, np.float64))
+    steps = np.asarray(slopes, np.float64)[None, :, None] * np.ones(max(length - 1, 0))
+    np.testing.assert_array_equal(np.diff(products), np.broadcast_to(steps, (len(queries), *steps.shape[1:])))
+    # What is left of -m (i - j) at j = i is the row's constant, small beside m i.
+    own = np.stack([products[n, :, i] for n, i in enumerate(queries)])
+    assert (np.abs(own) <= 2.0**-16 * np.asarray(slopes) * length).all()
+
+
+@pytest.mark.parametrize("heads", [8, 12])
+@pytest.mark.parametrize("length", [65_536, MAX_LENGTH])
+def test_weights_in_bfloat16_at_the_end_of_long_sequences(heads, length):
+    """Of the last 16 queries and 4,096 keys, computed as a kernel does: float32 sums of bfloat16 products."""
+    head_dim, seen = 64, 4096
+    rng = np.random.default_rng(0)
+    query, key = (jnp.asarray(x, jnp.bfloat16) for x in rng.standard_normal((2, 1, seen, heads, head_dim)))
+    slopes = alibi_slopes(heads)
+    ends = [columns[-seen:] for columns in bias_columns(slopes * head_dim**0.5, length)]
+    widened = [
+        jnp.concatenate([columns[None].astype(jnp.bfloat16), x], axis=-1)
+        for x, columns in zip((query, key), ends, strict=True)
+    ]
+    logits = jnp.einsum("bqhd,bkhd->bhqk", widened[0][:, -16:], widened[1], preferred_element_type=jnp.float32)
+    exact = np.einsum("bqhd,bkhd->bhqk", *(np.asarray(x, np.float64) for x in (query[:, -16:], key))) / head_dim**0.5
+    distance = np.arange(seen - 16, seen)[:, None] - np.arange(seen)
+    exact = exact - np.asarray(slopes, np.float64)[:, None, None] * distance
+    actual, expected = (
+        jax.nn.softmax(jnp.where(distance >= 0, x - x.max(-1, keepdims=True), -1e30), axis=-1)
+        for x in (np.asarray(logits, np.float64) / head_dim**0.5, exact)
+    )
+    # L1 of a row of weights, at any length: the columns stand first, so that their sums cancel
+    # to m (i - j) before the small products come. The shift form, without the columns of
+    # the query's own position, is off by 5e-4 at 65,536 even in float32.
+    assert np.abs(np.asarray(actual) - np.asarray(expected)).sum(-1).max() < 2e-6
+
+
+def test_terms_add_up_to_float32_and_pass_the_whole_gradient():
+    x = jnp.asarray([0.1, 2.0**-8, 8 / 3 * 80**0.5, 1.0 - 2.0**-24])
+    terms = jax.jit(lambda x: _terms(x, 3))(x)
+    np.testing.assert_array_equal(sum(np.asarray(term, np.float64) for term in terms), np.asarray(x, np.float64))
+    of_slopes = jax.grad(lambda x: sum(_terms(x, 3)) @ jnp.asarray([1.0, 2.0, 3.0, 0.1]))(x)
+    np.testing.assert_array_equal(of_slopes, jnp.asarray([1.0, 2.0, 3.0, 0.1]))  # 0.1 is not rounded to bfloat16
+
+
+@pytest.mark.parametrize(("length", "head_dim", "value_dim"), [(200, 64, 64), (128, 80, 40)])
+def test_splash_attention_interpreted(length, head_dim, value_dim):
+    inputs, slopes = _inputs(2, length, 3, head_dim, value_dim), alibi_slopes(3)
+    expected = jax.jit(lambda *x: _value_and_gradients(dense, *x))(*inputs, slopes)
+
+    def splash(call):
+        return by_splash(call.query, call.key, call.value, call.bias.slopes, interpret=True)
+
+    _assert_close(jax.jit(lambda *x: _value_and_gradients(splash, *x))(*inputs, slopes), expected)
+
+
+def _module(platform, target, shape, dtype, gradient, disabled_checks=()):
+    """The StableHLO of the attention or its gradients for a platform that need not be here."""
+
+    def loss(*arguments):
+        return augmented_attention(_call(*arguments), platform).astype(jnp.float32).sum()
+
+    function = jax.grad(loss, argnums=(0, 1, 2, 3)) if gradient else loss
+    arrays = [jax.ShapeDtypeStruct(shape, dtype)] * 3 + [jax.ShapeDtypeStruct((shape[2],), jnp.float32)]
+    exported = jax.export.export(jax.jit(function), platforms=[target], disabled_checks=disabled_checks)(*arrays)
+    return exported.mlir_module()
+
+
+def _square_tensors(module, length):
+    return re.findall(rf"tensor<[0-9x]*{length}x{length}x[a-z]", module)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("length", [1023, 1024])
+def test_lowers_to_cudnn_without_a_bias(monkeypatch, length, gradient):
+    # JAX asks the installed cuDNN for its version; it isn't here. What the GPU's own library
+    # then says of the call, only a GPU can tell.
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91100)
+    names = ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
+    unchecked = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+    module = _module("gpu", "cuda", (2, length, 12, 64), jnp.bfloat16, gradient, unchecked)
+    assert re.findall(r"@(__cudnn\$\w+)", module) == (names if gradient else names[:1])
+    assert not re.findall(r"fmhaScaleBias", module)
+    # 64 and the columns; the scale is that of 64.
+    assert "tensor<2x1024x12x72xbf16>" in module
+    assert re.findall(r"fmha_scale\\22: ([0-9.]+)", module) == ["0.125"] * (1 + gradient)
+    assert not _square_tensors(module, 1024)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize(
+    ("length", "heads", "head_dim", "dtype"),
+    [(1000, 12, 64, jnp.bfloat16), (1024, 8, 128, jnp.bfloat16), (640, 8, 80, jnp.float32)],
+)
+def test_lowers_to_splash_attention_without_a_bias(length, heads, head_dim, dtype, gradient):
+    """Mosaic's lowering, not the TPU compiler's."""
+    device = jax.sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        module = _module("tpu", "tpu", (2, length, heads, head_dim), dtype, gradient)
+    assert module.count("tpu_custom_call") == (3 if gradient else 1)
+    assert not _square_tensors(module, length + -length % 128)
+
+
+def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
+    query, key, value, _ = _inputs(1, 8, 2, 64)
+    call = _call(query, key, value, alibi_slopes(2))
+    half = {name: getattr(call, name).astype(jnp.bfloat16) for name in ("query", "key", "value")}
+    wide = {name: jnp.zeros((1, 8, 2, 128), jnp.bfloat16) for name in half}
+    later = np.arange(8) + 1
+    assert cannot_augment(call, "cpu") == ""
+    assert cannot_augment(call, "tpu") == ""
+    assert cannot_augment(dataclasses.replace(call, **half), "gpu") == ""
+    refused = [
+        ({"bias": None}, "cpu", "its bias is not"),
+        ({"bias": T5Bias(jnp.zeros((4, 2)), 8)}, "cpu", "its bias is not"),
+        ({"bias": AlibiBias(alibi_slopes(2), symmetric=True)}, "cpu", "its bias is not"),
+        ({"causal": False}, "cpu", "its bias is not"),
+        ({"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}, "cpu", "no dropout, masks"),
+        ({"mask": jnp.ones((1, 1, 8, 8), bool)}, "cpu", "no dropout, masks"),
+        ({"query_segments": jnp.zeros((1, 8), int), "key_segments": jnp.zeros((1, 8), int)}, "cpu", "or segments"),
+        ({"sow": lambda weights: None}, "cpu", "gives no weights"),
+        ({"precision": jax.lax.Precision.HIGHEST}, "cpu", "take no precision"),
+        ({"key_positions": jnp.arange(8)}, "cpu", "not known when"),
+        ({"query_positions": later}, "cpu", "same consecutive positions"),
+        ({"query_positions": 2 * later, "key_positions": 2 * later}, "cpu", "same consecutive positions"),
+        ({"query_positions": np.arange(MAX_LENGTH + 1), "key_positions": np.arange(MAX_LENGTH + 1)}, "cpu", "262145"),
+        ({}, "gpu", "on gpu it takes bfloat16, and got float32"),
+        ({"value": half["value"]}, "cpu", "bfloat16 or float32"),
+        (wide, "gpu", "heads up to 128 wide here, and with its columns this one has 136"),
+    ]
+    for changes, platform, reason in refused:
+        changed = dataclasses.replace(call, **changes)
+        assert reason in cannot_augment(changed, platform)
+        with pytest.raises(ValueError, match="attention backend 'augmented' can't do this call"):
+            augmented_attention(changed, platform)
+
+
+def test_columns_stand_first_and_are_not_rounded_by_the_cast():
+    query, key, _, _ = _inputs(2, 16, 2, 8, dtype=jnp.bfloat16)
+    of_query, of_key = bias_columns(alibi_slopes(2), 16)
+    for widened, x, columns in zip(
+        _with_columns(query, key, alibi_slopes(2)), (query, key), (of_query, of_key), strict=True
+    ):
+        np.testing.assert_array_equal(widened[..., 8:], x)
+        np.testing.assert_array_equal(widened[1, ..., :8].astype(jnp.float32), columns)
