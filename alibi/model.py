@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.attention import attention_fn
-from alibi.attention.attend import BACKENDS
+from alibi.attention.backends import BACKENDS
 from alibi.cross_entropy import chunked_token_nll
 from alibi.positions import Bias, PositionMethod, make_position
 from alibi.positions.base import KnownPositions

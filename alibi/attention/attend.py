@@ -7,18 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-from alibi.attention.blocked import blocked_attention
-from alibi.attention.call import AttentionCall, dense
-from alibi.attention.rows import ROWS, attention_by_rows
-from alibi.attention.saved import saved_attention
+from alibi.attention.backends import choose, compute
+from alibi.attention.call import AttentionCall
 from alibi.attention.skipping import check_skipping
 from alibi.positions import AlibiBias, Bias
 from alibi.positions.base import KnownPositions
-
-# Above so many weights (a quarter of a GiB in float32) dense attention takes queries in blocks.
-DENSE_WEIGHTS = 2**26
-# `saved_attention` keeps half as many exponentials for the backward pass.
-SAVED_WEIGHTS = 2**27
 
 
 def attend(
@@ -60,14 +53,14 @@ def attend(
       skip_epsilon: share of a row's attention mass that may be lost where ALiBi's slopes put
         keys out of reach; 0: only what float32 rounds to zero, the same result bit by bit;
         None: nothing. Acts in backends that skip blocks, see `alibi.attention.skipping`.
-      backend: a name from `BACKENDS`, or "auto" for the fastest one that can do the call.
+      backend: a name from `alibi.attention.backends.BACKENDS`, or "auto" for the fastest that
+        can do the call (`python -m alibi.attention` prints which that is).
 
     Raises:
-      ValueError: shapes that don't fit, both slopes and bias, an unknown backend.
+      ValueError: shapes that don't fit, both slopes and bias, a backend that is unknown or
+        can't do the call, a skip_epsilon out of range, a known negative slope with skipping.
     """
     _check_shapes(query, key, value)
-    if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}; use auto, {', '.join(BACKENDS)}")
     if slopes is not None:
         bias = _bias_of_slopes(slopes, bias, query.shape[-2], symmetric=not causal)
     key, value = _share_heads(query, key), _share_heads(query, value)
@@ -98,49 +91,7 @@ def attend(
         skip_epsilon=skip_epsilon,
     )
     check_skipping(call)
-    return BACKENDS[_choose(call) if backend == "auto" else backend](call)
-
-
-def _by_saving(call: AttentionCall) -> Array:
-    reason = _cannot_save(call)
-    if reason:
-        raise ValueError(f"attention backend 'saved' can't do this call: {reason}; use backend='auto'")
-    bias = None
-    if call.bias is not None:
-        bias = call.bias(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
-    return saved_attention(call.query, call.key, call.value, bias, causal=call.causal)
-
-
-# What computes a call, by the name that `backend` and `config.model.attention` take besides "auto".
-BACKENDS: dict[str, Callable[[AttentionCall], Array]] = {
-    "reference": dense,
-    "rows": attention_by_rows,
-    "blocked": blocked_attention,
-    "saved": _by_saving,
-}
-
-
-def _choose(call: AttentionCall) -> str:
-    """The fastest backend that can do the call on the default device in bounded memory."""
-    plain = call.sow is None and call.weights_einsum is None and call.values_einsum is None
-    if jax.default_backend() == "cpu" and not _cannot_save(call) and call.num_weights <= SAVED_WEIGHTS:
-        return "saved"
-    return "rows" if plain and call.num_weights > DENSE_WEIGHTS and call.query.shape[-3] > ROWS else "reference"
-
-
-def _cannot_save(call: AttentionCall) -> str:
-    """Why `saved_attention` can't do the call; empty if it can."""
-    if call.query.ndim != 4:
-        return "query is not [batch, length, heads, head_dim]"
-    if call.drops or call.mask is not None or call.query_segments is not None:
-        return "it has no dropout, masks or segments"
-    if call.sow is not None or call.weights_einsum is not None or call.values_einsum is not None:
-        return "it gives no weights and takes no einsum"
-    queries, keys = call.query_positions, call.key_positions
-    if not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray) and queries.ndim == keys.ndim == 1):
-        return "positions are not known when it is traced"
-    aligned = np.array_equal(np.diff(keys), np.ones(keys.size - 1)) and np.array_equal(queries, keys[-queries.size :])
-    return "" if aligned or not call.causal else "queries do not stand at the last of consecutive keys"
+    return compute(call, choose(call, jax.default_backend()) if backend == "auto" else backend)
 
 
 def _share_heads(query: Array, x: Array) -> Array:

@@ -24,10 +24,6 @@ from alibi.attention.tiles import (
     tile_visible,
 )
 
-# Queries, keys or values of one group, `[group, length, features]`; a group is some batch
-# entries by some heads.
-Grouped = Float[Array, "group length features"]
-
 
 def cannot_block(call: AttentionCall) -> str:
     """Why `blocked_attention` can't do the call; empty if it can."""
@@ -44,14 +40,7 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     Nothing of the size `[q, k]` is ever held: neither logits nor bias nor, for the
     backward pass, weights. Tiles above the diagonal cost nothing, nor do those whose
     keys the steep slopes of ALiBi put out of reach, see `alibi.attention.skipping`.
-
-    Raises:
-      ValueError: a call for which `cannot_block` gives a reason, or a negative slope that
-        is known, with skipping.
     """
-    reason = cannot_block(call)
-    if reason:
-        raise ValueError(f"attention backend 'blocked' can't do this call: {reason}; use backend='reference'")
     *batch, q_length, heads, _ = call.query.shape
     if 0 in call.query.shape or 0 in call.key.shape or 0 in call.value.shape:
         return jnp.zeros((*batch, q_length, heads, call.value.shape[-1]), call.value.dtype)
@@ -61,7 +50,10 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     k = _grouped(call.key, plan, plan.k_blocks * plan.k_block)
     v = _grouped(call.value, plan, plan.k_blocks * plan.k_block)
     ranges = key_ranges(call, plan, sides, _logit_bound(q, k, v, plan))
-    attended = _attention(q, k, v, call.bias, sides, ranges, plan)
+    # As leaves: jax.custom_vjp puts into them what is no array, and a bias may check what it is made of.
+    bias, bias_tree = jax.tree.flatten(call.bias)
+    added, added_tree = jax.tree.flatten(sides)
+    attended = _attention(q, k, v, tuple(bias), tuple(added), ranges, plan, (bias_tree, added_tree))
     attended = attended.reshape(
         plan.batch_groups, plan.head_groups, plan.batch_group, plan.head_group, *attended.shape[-2:]
     )
@@ -92,15 +84,22 @@ def _logit_bound(q: Array, k: Array, v: Array, plan: Plan) -> Float[Array, "batc
     return bound.transpose(0, 2, 1, 3, 4).reshape(plan.batch, plan.heads, -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _attention(q: Array, k: Array, v: Array, bias: Any, sides: Sides, ranges: Array, plan: Plan) -> Array:
-    return _forward(q, k, v, bias, sides, ranges, plan)[0]
+Leaves = tuple[Any, ...]
+Trees = tuple[Any, Any]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _attention(
+    q: Array, k: Array, v: Array, bias: Leaves, sides: Leaves, ranges: Array, plan: Plan, trees: Trees
+) -> Array:
+    return _forward(q, k, v, bias, sides, ranges, plan, trees)[0]
 
 
 def _forward(
-    q: Array, k: Array, v: Array, bias: Any, sides: Sides, ranges: Array, plan: Plan
+    q: Array, k: Array, v: Array, bias_leaves: Leaves, side_leaves: Leaves, ranges: Array, plan: Plan, trees: Trees
 ) -> tuple[Float[Array, "groups group q value_dim"], Float[Array, "groups group q"]]:
     """The attended values, and the logarithm of each row's sum of exponentials."""
+    bias, sides = jax.tree.unflatten(trees[0], bias_leaves), jax.tree.unflatten(trees[1], side_leaves)
 
     def of_group(group: tuple[Array, ...]) -> tuple[Array, Array]:
         index, q, k, v, ranges = group
@@ -115,12 +114,12 @@ def _forward(
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Queries, keys and values of one group, and what is added to their logits."""
+    """Queries, keys and values of one group (some batch entries by some heads), and what is added to their logits."""
 
     index: Int[Array, ""]
-    q: Grouped
-    k: Grouped
-    v: Grouped
+    q: Float[Array, "group q features"]
+    k: Float[Array, "group k features"]
+    v: Float[Array, "group k value_dim"]
     bias: Any
     sides: Sides
     plan: Plan
@@ -129,13 +128,15 @@ class _Group:
         batch, head = jnp.divmod(self.index, self.plan.head_groups)
         return Place(batch * self.plan.batch_group, head * self.plan.head_group, q_block, k_block)
 
-    def queries(self, x: Grouped, q_block: Any) -> Grouped:
+    def queries(self, x: Float[Array, "group q features"], q_block: Any) -> Float[Array, "group block features"]:
         return lax.dynamic_slice_in_dim(x, q_block * self.plan.q_block, self.plan.q_block, axis=1)
 
-    def keys(self, x: Grouped, k_block: Any) -> Grouped:
+    def keys(self, x: Float[Array, "group k features"], k_block: Any) -> Float[Array, "group block features"]:
         return lax.dynamic_slice_in_dim(x, k_block * self.plan.k_block, self.plan.k_block, axis=1)
 
-    def logits(self, q: Grouped, k: Grouped, place: Place, bias: Any) -> Float[Array, "group q k"]:
+    def logits(
+        self, q: Float[Array, "group q features"], k: Float[Array, "group k features"], place: Place, bias: Any
+    ) -> Float[Array, "group q k"]:
         """Scaled, biased and masked, float32."""
         logits = _product(q, k, 2, 2, self.plan) * q.shape[-1] ** -0.5
         tile = logits.reshape(self.plan.batch_group, self.plan.head_group, *logits.shape[1:])
@@ -181,21 +182,20 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
 
 
 def _forward_saving(
-    q: Any, k: Any, v: Any, bias: Any, sides: Any, ranges: Any, plan: Plan
+    q: Any, k: Any, v: Any, bias: Leaves, sides: Leaves, ranges: Any, plan: Plan, trees: Trees
 ) -> tuple[Array, tuple[Any, ...]]:
     """As `_forward`, of inputs that know whether their gradients are asked for."""
-    learned = any(leaf.perturbed for leaf in jax.tree.leaves(bias, is_leaf=lambda x: hasattr(x, "perturbed")))
-    values = jax.tree.map(
-        lambda leaf: leaf.value, (q, k, v, bias, sides, ranges), is_leaf=lambda x: hasattr(x, "perturbed")
-    )
-    q, k, v, bias, sides, ranges = values
-    attended, log_total = _forward(q, k, v, bias, sides, ranges, plan)
+    q, k, v, ranges = (x.value for x in (q, k, v, ranges))
+    bias_values, side_values = (tuple(x.value for x in leaves) for leaves in (bias, sides))
+    attended, log_total = _forward(q, k, v, bias_values, side_values, ranges, plan, trees)
     # Only its presence says, in the backward pass, that the bias learns.
-    return attended, (*values, attended, log_total, jnp.zeros(()) if learned else None)
+    learned = jnp.zeros(()) if any(x.perturbed for x in bias) else None
+    return attended, (q, k, v, bias_values, side_values, ranges, attended, log_total, learned)
 
 
-def _backward(plan: Plan, saved: tuple[Any, ...], gradient: Any) -> tuple[Any, ...]:
-    q, k, v, bias, sides, ranges, attended, log_total, learned = saved
+def _backward(plan: Plan, trees: Trees, saved: tuple[Any, ...], gradient: Any) -> tuple[Any, ...]:
+    q, k, v, bias_leaves, side_leaves, ranges, attended, log_total, learned = saved
+    bias, sides = jax.tree.unflatten(trees[0], bias_leaves), jax.tree.unflatten(trees[1], side_leaves)
     if isinstance(gradient, SymbolicZero):
         gradient = jnp.zeros(gradient.shape, gradient.dtype)
     along = (gradient.astype(jnp.float32) * attended.astype(jnp.float32)).sum(axis=-1)
@@ -213,18 +213,18 @@ def _backward(plan: Plan, saved: tuple[Any, ...], gradient: Any) -> tuple[Any, .
     groups = (jnp.arange(q.shape[0]), q, k, v, gradient, along, log_total, ranges)
     of_bias, (of_query, of_key, of_value) = lax.scan(of_group, of_bias, groups)
     if of_bias is not None:
-        of_bias = jax.tree.map(lambda x, like: x.astype(like.dtype), of_bias, bias)
+        of_bias = tuple(x.astype(like.dtype) for x, like in zip(jax.tree.leaves(of_bias), bias_leaves, strict=True))
     return of_query, of_key, of_value, of_bias, None, None
 
 
 def _backward_rows(
     group: _Group,
-    gradient: Grouped,
+    gradient: Float[Array, "group q value_dim"],
     along: Float[Array, "group q"],
     log_total: Float[Array, "group q"],
     state: tuple[Any, Array, Array],
     block: tuple[Array, Array],
-) -> tuple[tuple[Any, Array, Array], Grouped]:
+) -> tuple[tuple[Any, Array, Array], Float[Array, "group block features"]]:
     """One block of queries: adds to the gradients of bias, keys and values, the latter `[group, features, k]`."""
     q_block, key_range = block
     plan, q, incoming = group.plan, group.queries(group.q, q_block), group.queries(gradient, q_block)
@@ -268,7 +268,7 @@ def _added(x: Float[Array, "group features k"], part: Array, start: Array) -> Fl
     return lax.dynamic_update_slice_in_dim(x, old + part, start, axis=2)
 
 
-def _joined(blocks: Float[Array, "blocks group block features"]) -> Grouped:
+def _joined(blocks: Float[Array, "blocks group block features"]) -> Float[Array, "group length features"]:
     return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1, blocks.shape[-1])
 
 

@@ -10,6 +10,8 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
+from alibi.attention.call import AttentionCall
+
 # Added to the logits of hidden keys. A query of a block sees at least its own key, so
 # that their exponentials are exactly zero.
 MASKED = -1e30
@@ -20,6 +22,29 @@ WEIGHTS_AT_ONCE = 2**21
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
 Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
+
+
+def cannot_save(call: AttentionCall) -> str:
+    """Why `saved_attention` can't do the call; empty if it can."""
+    if call.query.ndim != 4:
+        return "query is not [batch, length, heads, head_dim]"
+    if call.drops or call.mask is not None or call.query_segments is not None:
+        return "it has no dropout, masks or segments"
+    if call.sow is not None or call.weights_einsum is not None or call.values_einsum is not None:
+        return "it gives no weights and takes no einsum"
+    queries, keys = call.query_positions, call.key_positions
+    if not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray) and queries.ndim == keys.ndim == 1):
+        return "positions are not known when it is traced"
+    aligned = np.array_equal(np.diff(keys), np.ones(keys.size - 1)) and np.array_equal(queries, keys[-queries.size :])
+    return "" if aligned or not call.causal else "queries do not stand at the last of consecutive keys"
+
+
+def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads value_dim"]:
+    """A call that `cannot_save` has no objection to, by `saved_attention`."""
+    bias = None
+    if call.bias is not None:
+        bias = call.bias(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
+    return saved_attention(call.query, call.key, call.value, bias, causal=call.causal)
 
 
 def saved_attention(

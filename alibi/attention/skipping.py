@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
-from alibi.positions import AlibiBias
 
 # exp(-104) is below half of the smallest float32 above zero.
 UNDERFLOW = 104.0
@@ -27,9 +26,9 @@ MARGIN = 1.0 + 1e-4
 
 
 def skip_distance(
-    slopes: Float[Array, "*shape"],
-    bound: Float[Array, "*shape"],
-    nearest: Float[Array, "*shape"],
+    slopes: Float[Array, "*#shape"],
+    bound: Float[Array, "*#shape"],
+    nearest: Float[Array, "*#shape"],
     epsilon: float,
     *,
     symmetric: bool = False,
@@ -80,14 +79,15 @@ def nearest_distances(call: AttentionCall) -> np.ndarray | None:
 
 
 def check_skipping(call: AttentionCall) -> None:
-    """Raises ValueError for an epsilon out of range, or a known slope below zero."""
+    """Raises ValueError for an epsilon out of range, or above zero with a known slope below zero."""
     epsilon = call.skip_epsilon
     if epsilon is None:
         return
     if not 0 <= epsilon < 1:
         raise ValueError(f"skip_epsilon={epsilon} must be from 0 to below 1, or None to skip nothing")
-    if isinstance(call.bias, AlibiBias) and call.known_slopes is not None and np.any(call.known_slopes < 0):
+    # With epsilon 0 a slope below zero is right: it skips nothing, and may be on its way through training.
+    if epsilon > 0 and call.known_slopes is not None and np.any(call.known_slopes < 0):
         raise ValueError(
-            f"slopes={call.known_slopes.tolist()} have one below zero, which grows with distance; "
-            "skipping needs slopes of at least 0: use skip_epsilon=None"
+            f"slopes={call.known_slopes.tolist()} have one below zero, which favours far keys; skip_epsilon={epsilon} "
+            "needs slopes of at least 0: use skip_epsilon=0, which skips nothing for such a head"
         )

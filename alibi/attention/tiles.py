@@ -174,10 +174,9 @@ def tiles_needed(
     """The tiles that the causal mask doesn't hide, and whose keys can matter (see `alibi.attention.skipping`)."""
     lowest_query, highest_query = _extremes(sides.query_positions, plan.q_blocks)
     lowest_key, highest_key = _extremes(sides.key_positions, plan.k_blocks)
-    behind = lowest_query[..., :, None] - highest_key[..., None, :]  # the least distance to a key of the tile
-    ahead = lowest_key[..., None, :] - highest_query[..., :, None]
+    behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]  # the least distance to a key of the tile
+    ahead = lowest_key[:, None, None, :] - highest_query[:, None, :, None]
     seen = ahead <= 0 if call.causal else jnp.ones(behind.shape, bool)
-    seen = (seen if seen.ndim == 3 else seen[None])[:, None]
     seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
     nearest = nearest_distances(call)
     if nearest is None or call.skip_epsilon is None or not isinstance(call.bias, AlibiBias):
@@ -192,12 +191,12 @@ def tiles_needed(
         symmetric=call.bias.symmetric,
     )
     distance = jnp.maximum(behind, ahead) if call.bias.symmetric else behind
-    return seen & ~(distance.astype(jnp.float32) > farthest[..., None])
+    return seen & ~(jnp.broadcast_to(distance, seen.shape).astype(jnp.float32) > farthest[..., None])
 
 
 def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Array, Array]:
-    """Least and greatest position of each block, `[*batch, blocks]`."""
-    by_block = positions.reshape(*positions.shape[:-1], blocks, -1)
+    """Least and greatest position of each block, `[batch or 1, blocks]`."""
+    by_block = positions.reshape(-1, blocks, positions.shape[-1] // blocks)
     return by_block.min(axis=-1), by_block.max(axis=-1)
 
 

@@ -1,0 +1,6 @@
+"""python -m alibi.attention: prints which backend `auto` takes for which call, and why."""
+
+from alibi.attention.backends import table
+
+print("The first row that fits, and whose backend can do the call (masks, dropout, segments), is taken:\n")
+print(table())

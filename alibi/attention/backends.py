@@ -1,0 +1,124 @@
+"""What can compute a call of attention, and which of them `auto` takes."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array
+
+from alibi.attention.augmented import augmented_attention, cannot_augment
+from alibi.attention.blocked import blocked_attention, cannot_block
+from alibi.attention.call import AttentionCall, dense
+from alibi.attention.saved import attention_by_saving, cannot_save
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """One way to compute a call.
+
+    Attributes:
+      run: computes it.
+      cannot: why it can't do a call, in one sentence; empty if it can.
+    """
+
+    run: Callable[[AttentionCall], Array]
+    cannot: Callable[[AttentionCall], str]
+
+
+BACKENDS = {
+    "reference": Backend(dense, lambda call: ""),
+    "saved": Backend(attention_by_saving, cannot_save),
+    "blocked": Backend(blocked_attention, cannot_block),
+    "augmented": Backend(augmented_attention, lambda call: cannot_augment(call, jax.default_backend())),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One row of the table by which `auto` chooses: the first whose `platform`, `applies` and backend fit is taken.
+
+    Attributes:
+      platforms: device kinds.
+      when: `applies` in words.
+      reason: why, and whether it was measured.
+    """
+
+    platforms: tuple[str, ...]
+    when: str
+    applies: Callable[[AttentionCall], bool]
+    backend: str
+    reason: str
+
+
+# Weights [batch, heads, q, k]: half a GiB of the saved exponentials in float32; a quarter of one.
+SAVED_WEIGHTS = 2**27
+DENSE_WEIGHTS = 2**26
+SHORT = 1024  # keys
+
+EVERYWHERE = ("cpu", "gpu", "tpu")
+RULES = (
+    Rule(
+        ("cpu",),
+        f"below {SHORT} keys, at most 2^27 weights",
+        lambda call: call.key.shape[-3] < SHORT and call.num_weights <= SAVED_WEIGHTS,
+        "saved",
+        "fastest forward and backward at these lengths (measured)",
+    ),
+    Rule(
+        ("cpu",),
+        "two queries or more, 512 keys or more",
+        lambda call: call.query.shape[-3] > 1 and call.key.shape[-3] >= 512,
+        "blocked",
+        "fastest from 1,024 keys on (measured); memory linear in the length",
+    ),
+    Rule(
+        ("gpu",),
+        f"{SHORT} keys or more, slopes that don't learn",
+        lambda call: call.key.shape[-3] >= SHORT and call.known_slopes is not None,
+        "augmented",
+        "cuDNN's flash kernel, with no bias tensor (speed not measured)",
+    ),
+    Rule(
+        ("tpu",),
+        f"one device, {SHORT} keys or more, slopes that don't learn",
+        lambda call: jax.device_count() == 1 and call.key.shape[-3] >= SHORT and call.known_slopes is not None,
+        "augmented",
+        "splash attention, with no bias tensor (speed not measured)",
+    ),
+    Rule(
+        EVERYWHERE,
+        "more than 2^26 weights",
+        lambda call: call.num_weights > DENSE_WEIGHTS,
+        "blocked",
+        "memory linear in the length (speed on GPU and TPU not measured)",
+    ),
+    Rule(EVERYWHERE, "all else", lambda call: True, "reference", "the logits are small; XLA fuses what it can"),
+)
+
+
+def choose(call: AttentionCall, platform: str) -> str:
+    """The name of the backend that `auto` takes for `call` on "cpu", "gpu" or "tpu"."""
+    known = platform if platform in EVERYWHERE else "gpu"  # "cuda" and "rocm" are GPUs too
+    fitting = (rule for rule in RULES if known in rule.platforms and rule.applies(call))
+    return next(rule.backend for rule in fitting if not BACKENDS[rule.backend].cannot(call))
+
+
+def compute(call: AttentionCall, backend: str) -> Array:
+    """The call by the backend of that name.
+
+    Raises:
+      ValueError: an unknown backend, or one that can't do the call.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown attention backend {backend!r}; use auto, {', '.join(BACKENDS)}")
+    reason = BACKENDS[backend].cannot(call)
+    if reason:
+        raise ValueError(f"attention backend {backend!r} can't do this call: {reason}; use backend='auto'")
+    return BACKENDS[backend].run(call)
+
+
+def table() -> str:
+    """The rules of `auto` as a Markdown table."""
+    lines = ["| device | call | backend | why |", "|:--|:--|:--|:--|"]
+    lines += [f"| {', '.join(rule.platforms)} | {rule.when} | {rule.backend} | {rule.reason} |" for rule in RULES]
+    return "\n".join(lines)
