@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from alibi.host_memory import keep_freed_memory
 
 VOCABULARY = 256  # bytes
+STOP_SECONDS = 3.0  # that an idle process may take to end
 MATMUL_SIZE = 2048  # rows and columns of the product that gives the machine's float32 peak
 
 
@@ -47,6 +49,20 @@ class Contender:
     def start(self) -> "Process":
         return Process(self)
 
+    def prepare(self) -> tuple[Step, dict[str, Any]]:
+        """In the process: the step, warmed up, and what `Process.prepare` gives."""
+        start = time.perf_counter()
+        step = self.build(*self.arguments)
+        step.run(1)
+        first_seconds = time.perf_counter() - start
+        step.run(2)
+        return step, {
+            "first_seconds": first_seconds,
+            "step_seconds": seconds_of(step.run, 2) / 2,
+            "step_memory_bytes": step.memory_bytes,
+            "flops": step.flops,
+        }
+
 
 class Process:
     """A contender in a process of its own, asleep except while it is asked for something."""
@@ -62,19 +78,21 @@ class Process:
         """Builds, compiles and warms up; the seconds of the first and of a later step, memory and flops."""
         return self._ask("prepare")
 
-    def run(self, steps: int) -> float:
-        """Seconds that `steps` steps take."""
-        return self._ask(steps)
+    def run(self, steps: int, part: str = "run") -> float:
+        """Seconds that `steps` steps take, or runs of another such part of the `Step`."""
+        return self._ask((part, steps))
 
     def peak_memory(self) -> int:
         """Most bytes that the process has held."""
         return self._ask("memory")
 
     def stop(self) -> None:
+        self._connection.close()  # an idle process ends by itself, and ends its own helpers
+        self._process.join(STOP_SECONDS)
         self._process.terminate()
         self._process.join()
 
-    def _ask(self, question: str | int) -> Any:
+    def _ask(self, question: str | tuple[str, int]) -> Any:
         try:
             self._connection.send(question)
             answer = self._connection.recv()
@@ -89,17 +107,20 @@ def _serve(connection: multiprocessing.connection.Connection, contender: Contend
     """Answers the parent until it ends; a failure's traceback as a string."""
     # As the entry points do, and for the peers too.
     keep_freed_memory()
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # the time of compiling is measured
+    # The time of compiling is measured.
+    os.environ.update(JAX_ENABLE_COMPILATION_CACHE="false", TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
+    warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
     step = None
     while True:
         try:
             question = connection.recv()
             if step is None:
-                step, answer = _prepare(contender)
+                step, answer = contender.prepare()
             elif question == "memory":
                 answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             else:
-                answer = _seconds(step, question)
+                part, steps = question
+                answer = seconds_of(getattr(step, part), steps)
         except EOFError:
             return
         except Exception:
@@ -107,23 +128,9 @@ def _serve(connection: multiprocessing.connection.Connection, contender: Contend
         connection.send(answer)
 
 
-def _prepare(contender: Contender) -> tuple[Step, dict[str, Any]]:
+def seconds_of(run: Callable[[int], None], steps: int) -> float:
     start = time.perf_counter()
-    step = contender.build(*contender.arguments)
-    step.run(1)
-    first_seconds = time.perf_counter() - start
-    step.run(2)
-    return step, {
-        "first_seconds": first_seconds,
-        "step_seconds": _seconds(step, 2) / 2,
-        "step_memory_bytes": step.memory_bytes,
-        "flops": step.flops,
-    }
-
-
-def _seconds(step: Step, steps: int) -> float:
-    start = time.perf_counter()
-    step.run(steps)
+    run(steps)
     return time.perf_counter() - start
 
 
