@@ -1,7 +1,8 @@
-"""Measures training on this machine, against PyTorch and between the position methods.
+"""Measures training and attention on this machine, against PyTorch and Flax, and between the position methods.
 
     python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
     python scripts/benchmark.py positions             # tokens/s and memory of each position method
+    python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
 
 Each contender lives in a process of its own. In every round each is timed in turn while
 the others sleep, and so is a float32 matrix product, because the speed of a shared
@@ -18,11 +19,14 @@ import pathlib
 import platform
 import statistics
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import benchmark_attention
+from benchmark_attention_contenders import Shape
 from benchmark_contenders import (
     VOCABULARY,
     Contender,
@@ -32,6 +36,7 @@ from benchmark_contenders import (
     torch_contender,
 )
 
+from alibi.attention.backends import BACKENDS
 from alibi.positions import METHODS
 from configs import base, quickstart
 
@@ -95,6 +100,30 @@ def compare_positions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         row["of_sinusoidal"] = row["tokens_per_second"] / reference if reference else None
     _print(measured, "of_sinusoidal", "x sinusoidal")
     return [{"benchmark": "positions", "shape": f"quickstart, L={arguments.length}", **row} for row in measured]
+
+
+def compare_attention(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time, memory and share of the peak of attention alone, at each length, and of the peers'.
+
+    Queries, keys and values are normal; how much can be skipped depends on their norms.
+    """
+    if arguments.heads < 1 or arguments.heads & (arguments.heads - 1):
+        raise ValueError(f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree")
+    backends = [_known(name, ["auto", *BACKENDS], "attention backend") for name in arguments.backends.split(",")]
+    epsilons = [None if text.lower() == "none" else float(text) for text in arguments.skip_epsilon.split(",")]
+    peers = [_known(name, benchmark_attention.PEERS, "peer") for name in arguments.peer.split(",") if name != "none"]
+    rows = []
+    for length in map(int, arguments.lengths.split(",")):
+        shape = Shape(length, arguments.batch, arguments.heads, arguments.head_dim, arguments.dtype)
+        rounds = arguments.rounds
+        if length >= benchmark_attention.LONG:
+            rounds = min(rounds, benchmark_attention.LONG_ROUNDS)
+        entrants, theirs = benchmark_attention.contenders(shape, backends, epsilons, peers)
+        measured = benchmark_attention.measure(shape, entrants, theirs, rounds)
+        measured = [{"benchmark": "attention", **row, **_about(rounds)} for row in measured]
+        benchmark_attention.print_rows(measured)
+        rows += measured
+    return rows
 
 
 def _measure(
@@ -181,7 +210,7 @@ def _text(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _known(name: str, choices: dict[str, Any], what: str) -> str:
+def _known(name: str, choices: Iterable[str], what: str) -> str:
     if name not in choices:
         raise ValueError(f"unknown {what} {name!r}; use {', '.join(choices)}")
     return name
@@ -198,7 +227,16 @@ def _parser() -> argparse.ArgumentParser:
     positions.add_argument("--positions", default=",".join(METHODS), help="methods, comma-separated")
     positions.add_argument("--length", type=int, default=128, help="tokens of a sequence")
     positions.set_defaults(command=compare_positions)
-    for command in (train, positions):
+    attention = commands.add_parser("attention", help="attention alone at several lengths, against PyTorch and Flax")
+    attention.add_argument("--lengths", default="1024,4096,16384", help="tokens of a sequence, comma-separated")
+    attention.add_argument("--peer", default="none", help=f"some of {', '.join(benchmark_attention.PEERS)}; or none")
+    attention.add_argument("--backends", default="auto", help=f"some of auto, {', '.join(BACKENDS)}")
+    attention.add_argument("--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none")
+    for name, value in (("batch", 1), ("heads", 8), ("head_dim", 64)):
+        attention.add_argument(f"--{name}", type=int, default=value)
+    attention.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    attention.set_defaults(command=compare_attention)
+    for command in (train, positions, attention):
         command.add_argument("--rounds", type=int, default=7, help="at least 5 for figures to be told")
         command.add_argument("--json", help="file to write the rows to")
     return parser

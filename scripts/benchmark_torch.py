@@ -1,4 +1,4 @@
-"""The peer of scripts/benchmark.py: the quickstart's kind of model in PyTorch, written for speed.
+"""The peer of scripts/benchmark.py: the quickstart's kind of model in PyTorch, written for speed, and its attention.
 
 Fused projections of query, key and value; scaled_dot_product_attention with ALiBi's bias
 and the causal mask as one tensor, made once; AdamW as one fused kernel.
@@ -10,10 +10,15 @@ from collections.abc import Callable
 import ml_collections
 import numpy as np
 import torch
+import torch.nn.attention.flex_attention as flex
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 EPSILON = 1e-6  # of layer norms, as in Flax
+FLEX_BLOCK = 128  # queries and keys of a tile of FlexAttention's mask
+
+# Of query, key and value `[batch, heads, length, head_dim]`.
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Block(nn.Module):
@@ -49,11 +54,7 @@ class Decoder(nn.Module):
             Block(model.width, model.num_heads, model.feed_forward) for _ in range(model.num_layers)
         )
         self.norm = nn.LayerNorm(model.width, eps=EPSILON)
-        slopes = 2.0 ** (-8.0 * torch.arange(1, model.num_heads + 1) / model.num_heads)
-        positions = torch.arange(config.train_length)
-        distance = positions[:, None] - positions[None, :]
-        bias = (-slopes[:, None, None] * distance).masked_fill(distance < 0, -math.inf)
-        self.register_buffer("bias", bias[None])
+        self.register_buffer("bias", alibi_bias(model.num_heads, config.train_length))
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(inputs) * self.scale
@@ -61,6 +62,55 @@ class Decoder(nn.Module):
             x = block(x, self.bias)
         logits = self.norm(x) @ self.embedding.weight.T
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """The paper's, for a power of two."""
+    return 2.0 ** (-8.0 * torch.arange(1, num_heads + 1) / num_heads)
+
+
+def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`[1, heads, length, length]`, with the causal mask."""
+    bias = torch.empty(1, num_heads, length, length, dtype=dtype)
+    positions = torch.arange(length)
+    for query, rows in zip(positions, bias[0].unbind(1), strict=True):  # no other tensor of its size
+        distance = query - positions
+        rows.copy_((-alibi_slopes(num_heads)[:, None] * distance).masked_fill_(distance < 0, -math.inf))
+    return bias
+
+
+def dense_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
+    """With the bias and the causal mask as one tensor; also its bytes."""
+    bias = alibi_bias(num_heads, length, dtype)
+    return lambda query, key, value: F.scaled_dot_product_attention(query, key, value, attn_mask=bias), bias.nbytes
+
+
+def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
+    """FlexAttention, compiled, with the bias as a score_mod and a causal block mask; it holds nothing."""
+    slopes, compiled = alibi_slopes(num_heads), torch.compile(flex.flex_attention, dynamic=False)
+
+    def alibi(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score - slopes[head] * (query - key)
+
+    def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    # flex.create_block_mask would make a tensor [length, length] first.
+    blocks = torch.arange(-(-length // FLEX_BLOCK), dtype=torch.int32)
+    diagonal_first = ((blocks[:, None] - blocks) % len(blocks)).to(torch.int32)
+    mask = flex.BlockMask.from_kv_blocks(
+        torch.ones_like(blocks)[None, None],
+        diagonal_first[None, None],
+        blocks[None, None],
+        blocks.repeat(1, 1, len(blocks), 1),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=causal,
+        seq_lengths=(length, length),
+    )
+    return lambda query, key, value: compiled(query, key, value, score_mod=alibi, block_mask=mask), 0
+
+
+ATTENTION = {"dense": dense_attention, "flex": flex_attention}
 
 
 def make_train_step(

@@ -1,0 +1,82 @@
+"""The benchmark of attention, at lengths where it takes seconds."""
+
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parent.parent / "scripts"
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """The benchmark's modules, as the script itself imports them."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    names = ("benchmark_attention_contenders", "benchmark_attention")
+    return [importlib.import_module(name) for name in names]
+
+
+def attention(*arguments):
+    command = [sys.executable, str(SCRIPTS / "benchmark.py"), "attention", *arguments]
+    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+
+
+def test_attention_is_measured_at_each_length_against_a_peer(tmp_path):
+    file = tmp_path / "rows.json"
+    size = ("--lengths=64,128", "--heads=2", "--head_dim=8")
+    result = attention(*size, "--peer=flax", "--skip_epsilon=0", "--rounds=1", f"--json={file}")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(file.read_text())
+    names = ["alibi auto, skip 0", "Flax, dense bias"]
+    assert [(row["length"], row["contender"]) for row in rows] == [(n, name) for n in (64, 128) for name in names]
+    for row in rows:
+        assert (row["benchmark"], row["failed"], row["no_backward"], row["rounds"]) == ("attention", None, None, 1)
+        assert 0 < row["forward_seconds"] == row["forward_seconds_of_rounds"][0]
+        assert row["both_seconds"] > 0
+        # 4 head_dim operations of each pair of the causal half, 3.5 times as many with the backward pass.
+        flops = 4 * 8 * 2 * row["length"] * (row["length"] + 1) / 2
+        peak = row["matmul_gflops"] * 1e9
+        assert row["forward_share_of_matmul_peak"] == pytest.approx(flops / row["forward_seconds"] / peak)
+        assert row["both_share_of_matmul_peak"] == pytest.approx(3.5 * flops / row["both_seconds"] / peak)
+    ours, flax = rows[:2]
+    assert ours["both_of_peers"] == {names[1]: pytest.approx(flax["both_seconds"] / ours["both_seconds"])}
+    assert f"x {names[1]}" in result.stdout
+
+
+def test_a_contender_that_cannot_run_is_a_row_with_its_reason(scripts, capsys):
+    contenders, comparison = scripts
+    shape = contenders.Shape(length=64, batch=1, heads=2, head_dim=8, dtype="float32")
+    entrants = {
+        "dies": contenders.AttentionContender(os._exit, (1,)),
+        "fails": contenders.AttentionContender(int, ("x",)),
+        "large": contenders.AttentionContender(int, ("x",), needed_bytes=2.0**80),
+        "runs": contenders.project_attention(shape, "reference", None),
+    }
+    rows = comparison.measure(shape, entrants, ["dies"], rounds=1)
+    reasons = {row["contender"]: row["failed"] for row in rows}
+    assert "died" in reasons["dies"]
+    assert reasons["fails"] == "ValueError: invalid literal for int() with base 10: 'x'"
+    assert "GiB are available" in reasons["large"] or not pathlib.Path("/proc/meminfo").exists()
+    assert reasons["runs"] is None
+    assert rows[-1]["both_of_peers"] == {"dies": None}
+    about = {"machine": {"cpu": "c", "cores": 1}, "date": "d", "rounds": 1}
+    comparison.print_rows([{**row, **about} for row in rows])
+    assert "fails could not run: ValueError" in capsys.readouterr().out
+
+
+def test_the_memory_of_a_call_is_its_own(scripts):
+    growth, result = scripts[0].growth_of_peak_memory(lambda: float(bytearray(b"\x01" * 2**25)[0]))
+    assert result == 1.0
+    if growth is not None:
+        # The bytes, and the copy of them; the system counts pages in lots, on each processor.
+        assert growth == pytest.approx(2**26, abs=2**23)
+
+
+def test_unknown_names_are_one_line():
+    result = attention("--backends=fast", "--lengths=64")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: unknown attention backend 'fast'; use auto, ")
