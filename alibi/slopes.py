@@ -1,5 +1,6 @@
 """Slope schedules: how steeply each head penalizes distance (paper, section 3)."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -22,7 +23,9 @@ def alibi_slopes(num_heads: int, convention: str = "paper") -> Float[Array, " he
     if convention not in CONVENTIONS:
         raise ValueError(f"slope convention {convention!r} is unknown; use one of {', '.join(CONVENTIONS)}")
     slopes = _geometric(num_heads) if convention == "closed_form" else _paper(num_heads)
-    return jnp.asarray(slopes, jnp.float32)
+    # Also under jit these are numbers, by which attention can choose what computes it.
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(slopes, jnp.float32)
 
 
 def _geometric(num_heads: int) -> np.ndarray:

@@ -18,18 +18,18 @@ class Backend:
 
     Attributes:
       run: computes it.
-      cannot: why it can't do a call, in one sentence; empty if it can.
+      cannot: why it can't do a call on a platform, in one sentence; empty if it can.
     """
 
     run: Callable[[AttentionCall], Array]
-    cannot: Callable[[AttentionCall], str]
+    cannot: Callable[[AttentionCall, str], str]
 
 
 BACKENDS = {
-    "reference": Backend(dense, lambda call: ""),
-    "saved": Backend(attention_by_saving, cannot_save),
-    "blocked": Backend(blocked_attention, cannot_block),
-    "augmented": Backend(augmented_attention, lambda call: cannot_augment(call, jax.default_backend())),
+    "reference": Backend(dense, lambda call, platform: ""),
+    "saved": Backend(attention_by_saving, lambda call, platform: cannot_save(call)),
+    "blocked": Backend(blocked_attention, lambda call, platform: cannot_block(call)),
+    "augmented": Backend(augmented_attention, cannot_augment),
 }
 
 
@@ -100,7 +100,7 @@ def choose(call: AttentionCall, platform: str) -> str:
     """The name of the backend that `auto` takes for `call` on "cpu", "gpu" or "tpu"."""
     known = platform if platform in EVERYWHERE else "gpu"  # "cuda" and "rocm" are GPUs too
     fitting = (rule for rule in RULES if known in rule.platforms and rule.applies(call))
-    return next(rule.backend for rule in fitting if not BACKENDS[rule.backend].cannot(call))
+    return next(rule.backend for rule in fitting if not BACKENDS[rule.backend].cannot(call, known))
 
 
 def compute(call: AttentionCall, backend: str) -> Array:
@@ -111,7 +111,7 @@ def compute(call: AttentionCall, backend: str) -> Array:
     """
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}; use auto, {', '.join(BACKENDS)}")
-    reason = BACKENDS[backend].cannot(call)
+    reason = BACKENDS[backend].cannot(call, jax.default_backend())
     if reason:
         raise ValueError(f"attention backend {backend!r} can't do this call: {reason}; use backend='auto'")
     return BACKENDS[backend].run(call)

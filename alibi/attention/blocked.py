@@ -63,7 +63,7 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
 
 def _grouped(
     x: Float[Array, "*batch length heads features"], plan: Plan, length: int
-) -> Float[Array, "groups group length features"]:
+) -> Float[Array, "groups group whole_blocks features"]:
     """Batch entries and heads that go together side by side, filled up with zeros to `length`."""
     x = x.reshape(plan.batch_groups, plan.batch_group, -1, plan.head_groups, plan.head_group, x.shape[-1])
     x = x.transpose(0, 3, 1, 4, 2, 5)
@@ -77,8 +77,8 @@ def _logit_bound(q: Array, k: Array, v: Array, plan: Plan) -> Float[Array, "batc
         jnp.linalg.norm(lax.stop_gradient(x).astype(jnp.float32), axis=-1) for x in (q, k, v)
     )
     of_queries = of_queries.reshape(*of_queries.shape[:2], plan.q_blocks, -1).max(axis=-1)
-    # A value that is no number must not be skipped: zero times it is no number.
-    of_keys = of_keys.max(axis=-1) + 0.0 * of_values.max(axis=-1)
+    # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
+    of_keys = of_keys.max(axis=-1) + 0.0 * (of_keys.sum(axis=-1) + of_values.sum(axis=-1))
     bound = of_queries * of_keys[..., None] * q.shape[-1] ** -0.5
     bound = bound.reshape(plan.batch_groups, plan.head_groups, plan.batch_group, plan.head_group, -1)
     return bound.transpose(0, 2, 1, 3, 4).reshape(plan.batch, plan.heads, -1)
@@ -174,7 +174,8 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
     start = (jnp.full(rows, MASKED), jnp.zeros(rows), jnp.zeros((*rows, group.v.shape[-1])))
     largest, total, attended = lax.fori_loop(key_range[0], key_range[1], add, start)
     # A row that has seen no key has exp(MASKED - MASKED) = 1 of each.
-    unseen = largest <= MASKED / 2
+    # (XLA's maximum may pass over NaN, the sum doesn't.)
+    unseen = (largest <= MASKED / 2) & ~jnp.isnan(total)
     total = jnp.where(unseen, 1.0, total)
     attended = jnp.where(unseen[..., None], 0.0, attended / total[..., None])
     # With which all its weights come out as zero in the backward pass.

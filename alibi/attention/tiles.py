@@ -109,10 +109,10 @@ class Sides:
     Positions and segments are `[length]`, or `[batch, length]` where entries differ.
     """
 
-    query_positions: Int[Array, "*batch q"]
-    key_positions: Int[Array, "*batch k"]
-    query_segments: Int[Array, "*batch q"] | None
-    key_segments: Int[Array, "*batch k"] | None
+    query_positions: Int[Array, "*#batch q"]
+    key_positions: Int[Array, "*#batch k"]
+    query_segments: Int[Array, "*segments q"] | None
+    key_segments: Int[Array, "*segments k"] | None
     mask: Bool[Array, "#batch #heads #q #k"] | None
     dropout_rng: Array | None
 

@@ -1,0 +1,262 @@
+"""Attention by tiles equals the dense one in value and gradient, and leaves out only what can't matter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from alibi import alibi_slopes, attend
+from alibi.attention.backends import BACKENDS, choose, table
+from alibi.attention.call import AttentionCall
+from alibi.attention.skipping import skip_distance
+from alibi.positions import make_position
+
+
+@pytest.fixture(params=[1, 8], ids=["groups in turn", "one group"])
+def devices(request, monkeypatch):
+    """On one device groups of heads and sequences go in turn; on several they go at once."""
+    monkeypatch.setattr(jax, "device_count", lambda *args: request.param)
+
+
+def inputs(batch, q, k, heads, head_dim, *, value_dim=None, dtype=jnp.float32, seed=0):
+    keys = jax.random.split(jax.random.key(seed), 4)
+    shapes = (q, head_dim), (k, head_dim), (k, value_dim or head_dim), (q, value_dim or head_dim)
+    return tuple(
+        jax.random.normal(key, (batch, length, heads, features), dtype)
+        for key, (length, features) in zip(keys, shapes, strict=True)
+    )
+
+
+def value_and_gradients(q, k, v, incoming, slopes, **arguments):
+    def scalar(q, k, v, slopes):
+        attended = attend(q, k, v, slopes=slopes, **arguments)
+        return (attended * incoming).astype(jnp.float32).sum(), attended
+
+    gradients, attended = jax.jit(jax.grad(scalar, argnums=(0, 1, 2, 3), has_aux=True))(q, k, v, slopes)
+    return attended, *gradients
+
+
+def assert_as_reference(arrays, slopes, tolerance=1e-5, **arguments):
+    expected = value_and_gradients(*arrays, slopes, backend="reference", **arguments)
+    for got, right in zip(value_and_gradients(*arrays, slopes, backend="blocked", **arguments), expected, strict=True):
+        assert got.dtype == right.dtype
+        np.testing.assert_allclose(got, right, rtol=0, atol=tolerance * (1 + np.abs(right).max()))
+
+
+SHAPES = [
+    (1, 1, 1, 1, 8),  # a single token
+    (2, 77, 77, 3, 8),  # one tile, odd
+    (1, 513, 513, 12, 8),  # two tiles, filled up; heads that are no power of two
+    (2, 1100, 1100, 2, 16),  # three by three
+    (1, 5, 700, 40, 8),  # queries at the end of more keys
+    (1, 700, 530, 2, 8),  # queries that see no key
+    (1, 600, 600, 1, 80),
+    (1, 520, 520, 2, 128),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "symmetric"])
+def test_equals_reference(shape, causal, devices):
+    assert_as_reference(inputs(*shape), alibi_slopes(shape[3]), causal=causal)
+
+
+def test_value_width_of_its_own(devices):
+    assert_as_reference(inputs(2, 600, 600, 2, 8, value_dim=24), alibi_slopes(2))
+
+
+def test_masks_and_segments(devices):
+    arrays, slopes = inputs(2, 600, 600, 4, 8), alibi_slopes(4)
+    for mask_shape in ((2, 1, 600, 600), (1, 4, 600, 600), (2, 1, 1, 600)):
+        mask = jax.random.bernoulli(jax.random.key(1), 0.6, mask_shape)
+        assert_as_reference(arrays, slopes, mask=mask)
+    segments = jnp.broadcast_to(jnp.arange(600) // 130, (2, 600)).at[1].add(1)
+    assert_as_reference(arrays, slopes, segment_ids=segments)
+    # Packed documents: positions restart, and only the first batch entry is packed.
+    positions = jnp.stack([jnp.arange(600) % 130, jnp.arange(600)])
+    assert_as_reference(arrays, slopes, query_positions=positions, key_positions=positions, segment_ids=segments)
+
+
+def test_rows_that_see_no_key_are_zero_with_finite_gradients(devices):
+    q, k, v, incoming = inputs(1, 600, 600, 2, 8)
+    mask = jnp.ones((1, 1, 600, 600), bool).at[:, :, 100:200].set(False)
+    attended, *gradients = value_and_gradients(q, k, v, incoming, alibi_slopes(2), backend="blocked", mask=mask)
+    assert not attended[:, 100:200].any()
+    assert attended[:, 200:].all()
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_no_worse_than_dense(dtype):
+    exact = value_and_gradients(*inputs(1, 700, 700, 4, 64), alibi_slopes(4), backend="reference")
+    rough = tuple(x.astype(dtype) for x in inputs(1, 700, 700, 4, 64))
+    dense = value_and_gradients(*rough, alibi_slopes(4), backend="reference")
+    blocked = value_and_gradients(*rough, alibi_slopes(4), backend="blocked")
+    for right, of_dense, got in zip(exact, dense, blocked, strict=True):
+        error = [
+            np.sqrt(np.mean((np.asarray(x, np.float64) - np.asarray(right, np.float64)) ** 2)) for x in (of_dense, got)
+        ]
+        # The gradient of the slopes is four sums of a million terms: allow for their rounding.
+        assert error[1] <= 1.1 * error[0] + 2e-3 * np.abs(right).max() * (right.ndim == 1)
+
+
+def test_a_learned_bias_gets_its_gradient(devices):
+    """The T5 bias goes through the same tiles, and its table learns."""
+    method = make_position("t5", num_heads=2, head_dim=8, width=16, train_length=600)
+    params = method.init(jax.random.key(0))
+    q, k, v, incoming = inputs(2, 600, 600, 2, 8)
+
+    def scalar(params, backend):
+        return (attend(q, k, v, bias=method.bias(params), backend=backend) * incoming).sum()
+
+    dense, blocked = (jax.jit(jax.grad(scalar), static_argnums=1)(params, name) for name in ("reference", "blocked"))
+    np.testing.assert_allclose(blocked["table"], dense["table"], atol=1e-4)
+
+
+def test_dropout_acts_alike_forward_and_backward():
+    """With values that are unit vectors the result is the dropped weights themselves, so both can be told."""
+    length, rate = 600, 0.25
+    q, k, _, _ = inputs(1, length, length, 2, 8)
+    v = jnp.broadcast_to(jnp.eye(length)[None, :, None], (1, length, 2, length))
+    arguments = {"slopes": alibi_slopes(2), "backend": "blocked"}
+    plain = attend(q, k, v, **arguments)
+    dropping = {"dropout_rate": rate, "dropout_rng": jax.random.key(3), "broadcast_dropout": False}
+    dropped, to_value = jax.vjp(lambda v: attend(q, k, v, **arguments, **dropping), v)
+    kept = np.asarray(dropped) != 0
+    np.testing.assert_allclose(dropped, np.where(kept, plain / (1 - rate), 0), rtol=1e-5)
+    seen = np.asarray(plain) > 0
+    assert abs(kept[seen].mean() - (1 - rate)) < 0.005  # of 360,600 weights
+    assert (kept[:, :, 0] != kept[:, :, 1]).any()  # each head has its own
+    # The gradient of the values is the transpose of the same dropped weights.
+    of_value = to_value(jnp.broadcast_to(jnp.eye(length)[None, :, None], dropped.shape))[0]
+    np.testing.assert_allclose(of_value, dropped.transpose(0, 3, 2, 1), atol=1e-6)
+
+
+def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
+    arrays, slopes = inputs(1, 2048, 2048, 8, 16), alibi_slopes(8)
+    every = value_and_gradients(*arrays, slopes, backend="blocked", skip_epsilon=None)
+    skipped = value_and_gradients(*arrays, slopes, backend="blocked", skip_epsilon=0.0)
+    for name, a, b in zip(("value", "query", "key", "value", "slopes"), every, skipped, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6])
+def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, devices):
+    """The case that the bound is made for: all norms equal, one far key along the query, all near ones against it."""
+    length, size, slope = 2048, 12.0, 0.05
+    direction = jnp.zeros(16).at[0].set(1.0)
+    bound = size * size / 4  # U, as head_dim is 16
+    reach = float(skip_distance(jnp.asarray(slope), jnp.asarray(bound), jnp.asarray(0.0), epsilon))
+    for distance in (int(reach) - 3, int(reach) + 600):
+        far = length - 1 - distance
+        if far < 0:
+            continue
+        q = jnp.broadcast_to(size * direction, (1, length, 1, 16))
+        k = jnp.broadcast_to(-size * direction, (1, length, 1, 16)).at[0, far].multiply(-1.0)
+        v = jnp.zeros((1, length, 1, 1)).at[0, far].set(1.0)  # the result is the far key's weight
+        arguments = {"slopes": jnp.full(1, slope), "backend": "blocked"}
+        every = attend(q, k, v, **arguments, skip_epsilon=None)[0, :, 0, 0]
+        skipped = attend(q, k, v, **arguments, skip_epsilon=epsilon)[0, :, 0, 0]
+        assert np.abs(every - skipped).max() <= epsilon
+        if distance < reach and epsilon:
+            # It had weight near the bound, which allows for 1 / (1 - exp(-m)) = 20 such keys on as many near ones.
+            assert every[-1] > epsilon / 20**2 / 2
+
+
+def test_the_lost_mass_stays_within_epsilon():
+    q, k, _, _ = inputs(1, 2048, 2048, 4, 16)
+    ones = jnp.ones((1, 2048, 4, 1))
+    for epsilon in (1e-2, 1e-6):
+        arguments = {"slopes": jnp.asarray([0.5, 0.1, 0.03, 0.0]), "backend": "blocked"}
+        exact = attend(q, k, q, **arguments, skip_epsilon=None)
+        rough = attend(q, k, q, **arguments, skip_epsilon=epsilon)
+        # Leaving out a share e of the mass moves the mean of values by at most 2 e of the largest.
+        assert np.abs(exact - rough).max() <= 2 * epsilon * np.abs(q).max() + 1e-6
+        np.testing.assert_array_equal(exact[:, :, 3], rough[:, :, 3])  # slope zero: nothing is out of reach
+        np.testing.assert_allclose(attend(q, k, ones, **arguments, skip_epsilon=epsilon), 1.0, atol=1e-6)
+
+
+def test_what_is_no_number_is_not_hidden():
+    q, k, v, _ = inputs(1, 2048, 2048, 2, 8)
+    slopes = jnp.full(2, 2.0)  # nearly everything is out of reach
+    for name in ("q", "k", "v"):
+        arrays = {"q": q, "k": k, "v": v}
+        arrays[name] = arrays[name].at[0, 3].set(jnp.nan)
+        attended = attend(arrays["q"], arrays["k"], arrays["v"], slopes=slopes, backend="blocked")
+        rows = attended[0, 3:4] if name == "q" else attended[0, 3:]
+        assert np.isnan(rows).all(), name
+
+
+def test_sixteen_thousand_tokens_by_sampled_rows():
+    """Against the formula in float64, for rows where a float32 bias in the shift form would be off by 1e-4."""
+    q, k, v, _ = inputs(1, 16384, 16384, 2, 8)
+    slopes = np.asarray([0.25, 0.0039])
+    attended = attend(q, k, v, slopes=jnp.asarray(slopes, jnp.float32), backend="blocked")
+    for row in (0, 511, 512, 8000, 16383):
+        for head in range(2):
+            logits = (
+                np.asarray(k, np.float64)[0, : row + 1, head] @ np.asarray(q, np.float64)[0, row, head] / np.sqrt(8)
+            )
+            logits -= slopes[head] * (row - np.arange(row + 1))
+            weights = np.exp(logits - logits.max())
+            expected = weights @ np.asarray(v, np.float64)[0, : row + 1, head] / weights.sum()
+            np.testing.assert_allclose(attended[0, row, head], expected, atol=2e-6)
+
+
+def test_memory_grows_with_the_length_alone():
+    def temporary(length):
+        x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
+        step = jax.jit(jax.grad(lambda q, k, v: attend(q, k, v, slopes=alibi_slopes(2)).sum(), argnums=(0, 1, 2)))
+        return step.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(32768) < 2.1 * temporary(16384) < 100 * 2**20  # one [q, k] would be 1 GiB
+
+
+def test_split_over_batch_and_heads_without_gathering():
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    split = NamedSharding(mesh, PartitionSpec("data", None, "tensor", None))
+    arrays, slopes = inputs(4, 600, 600, 4, 8), alibi_slopes(4)
+    expected = value_and_gradients(*arrays, slopes, backend="reference")
+    placed = tuple(jax.device_put(x, split) for x in arrays)
+    step = jax.jit(lambda q, k, v: attend(q, k, v, slopes=slopes, backend="blocked"))
+    lowered = step.lower(*placed[:3]).compile()
+    assert lowered(*placed[:3]).sharding.is_equivalent_to(split, 4)
+    assert "all-gather" not in lowered.as_text()
+    for got, right in zip(value_and_gradients(*placed, slopes, backend="blocked"), expected, strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-5 * (1 + np.abs(right).max()))
+
+
+def test_bad_input_is_named():
+    q, k, v, _ = inputs(1, 16, 16, 2, 8)
+    with pytest.raises(ValueError, match=r"skip_epsilon=1\.5 must be from 0"):
+        attend(q, k, v, slopes=alibi_slopes(2), skip_epsilon=1.5)
+    with pytest.raises(ValueError, match=r"below zero.*use skip_epsilon=0"):
+        attend(q, k, v, slopes=jnp.asarray([0.5, -0.5]), skip_epsilon=1e-6)
+    with pytest.raises(ValueError, match="unknown attention backend 'block'; use auto, reference"):
+        attend(q, k, v, slopes=alibi_slopes(2), backend="block")
+    with pytest.raises(ValueError, match="'saved' can't do this call: it has no dropout"):
+        attend(q, k, v, mask=jnp.ones((1, 1, 16, 16), bool), backend="saved")
+
+
+def call(batch, q, k, heads=8, *, dtype=jnp.float32, **arguments):
+    def array(length):
+        return jax.ShapeDtypeStruct((batch, length, heads, 64), dtype)
+
+    from alibi.positions import AlibiBias
+
+    positions = {"query_positions": np.arange(k - q, k), "key_positions": np.arange(k)}
+    bias = AlibiBias(alibi_slopes(heads))
+    return AttentionCall(array(q), array(k), array(k), bias=bias, causal=True, **positions, **arguments)
+
+
+def test_auto_takes_what_can_do_the_call(unchecked):
+    assert choose(call(4, 128, 128), "cpu") == "saved"
+    assert choose(call(4, 1024, 1024), "cpu") == "blocked"
+    dropout = {"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)}
+    assert choose(call(4, 128, 128, **dropout), "cpu") == "reference"
+    assert choose(call(4, 1024, 1024, **dropout), "cpu") == "blocked"
+    assert choose(call(4, 8192, 8192, sow=lambda weights: None), "cpu") == "reference"  # only it has the weights
+    assert choose(call(1, 16384, 16384), "gpu") == "blocked"  # cuDNN's flash kernel has no float32
+    for rule in table().splitlines()[2:]:
+        assert rule.split("|")[3].strip() in BACKENDS
