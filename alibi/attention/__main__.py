@@ -2,5 +2,6 @@
 
 from alibi.attention.backends import table
 
-print("The first row that fits, and whose backend can do the call (masks, dropout, segments), is taken:\n")
-print(table())
+if __name__ == "__main__":
+    print("The first row that fits, and whose backend can do the call (masks, dropout, segments), is taken:\n")
+    print(table())

@@ -36,7 +36,9 @@ def attend(
     skip_epsilon: float | None = 0.0,
     backend: str = "auto",
 ) -> Float[Array, "*batch q heads value_dim"]:
-    """Attention with a position bias, in Flax's layout; differentiable in all its arrays.
+    """Attention with a position bias, in Flax's layout.
+
+    Differentiable in all its arrays, in reverse mode and once; with backend="reference" in any way.
 
     Args:
       query, key, value: of one dtype, which the result has too; fewer key than query
@@ -52,7 +54,8 @@ def attend(
       dropout_rate, dropout_rng, broadcast_dropout: of the weights, as in Flax; no key, no dropout.
       skip_epsilon: share of a row's attention mass that may be lost where ALiBi's slopes put
         keys out of reach; 0: only what float32 rounds to zero, the same result bit by bit;
-        None: nothing. Acts in backends that skip blocks, see `alibi.attention.skipping`.
+        None: nothing. Acts in `blocked`, see `alibi.attention.skipping`; heads that go
+        together, as on several devices, are skipped together.
       backend: a name from `alibi.attention.backends.BACKENDS`, or "auto" for the fastest that
         can do the call (`python -m alibi.attention` prints which that is).
 
@@ -70,6 +73,7 @@ def attend(
         query_positions = np.arange(query.shape[-3]) + (key.shape[-3] - query.shape[-3])
     _check_positions(query, key, query_positions, key_positions)
     of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    _check_hiding(query, key, mask, of_queries, of_keys)
     call = AttentionCall(
         query,
         key,
@@ -117,6 +121,21 @@ def _check_shapes(query: Array, key: Array, value: Array) -> None:
         )
     if query.shape[-1] != key.shape[-1] or query.shape[-2] % key.shape[-2]:
         raise ValueError(f"query and key need one head_dim, and key heads that divide the query heads; {shapes}")
+
+
+def _check_hiding(
+    query: Array, key: Array, mask: Array | None, of_queries: Array | None, of_keys: Array | None
+) -> None:
+    weights = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    if mask is not None:
+        sizes = zip(mask.shape[::-1], weights[::-1], strict=False)
+        if mask.ndim > len(weights) or any(size not in (1, full) for size, full in sizes):
+            raise ValueError(f"mask has shape {mask.shape}; it must broadcast to [*batch, heads, q, k] = {weights}")
+    if (of_queries is None) != (of_keys is None):
+        raise ValueError("segment_ids were given of one side alone; give (of queries, of keys), or one array for both")
+    for name, x, segments in (("query", query, of_queries), ("key", key, of_keys)):
+        if segments is not None and (segments.ndim < 1 or segments.shape[-1] != x.shape[-3]):
+            raise ValueError(f"segment_ids have shape {segments.shape}; {name} has {x.shape[-3]} positions")
 
 
 def _check_positions(query: Array, key: Array, query_positions: KnownPositions, key_positions: KnownPositions) -> None:

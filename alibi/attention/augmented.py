@@ -74,6 +74,8 @@ def cannot_augment(call: AttentionCall, platform: str) -> str:
     dtypes = {"gpu": ["bfloat16"]}.get(platform, ["bfloat16", "float32"])
     if call.query.dtype not in dtypes or not call.query.dtype == call.key.dtype == call.value.dtype:
         return f"on {platform} it takes {' or '.join(dtypes)}, and got {call.query.dtype}"
+    if platform == "gpu" and jax.default_backend() == "gpu" and _compute_capability() < 8.0:
+        return "cuDNN's flash kernel needs an NVIDIA GPU of compute capability 8.0 or more"
     width = _kernel_width(call.query.shape[-1], call.value.shape[-1])
     if platform == "gpu" and width > _cudnn_width():
         return f"cuDNN takes heads up to {_cudnn_width()} wide here, and with its columns this one has {width}"
@@ -192,11 +194,15 @@ def _kernel_width(head_dim: int, value_dim: int) -> int:
 
 def _cudnn_width() -> int:
     """The widest head of cuDNN's kernels: 256 from compute capability 9.0 on, before it and without a GPU 128."""
+    return 256 if _compute_capability() >= 9.0 else 128
+
+
+def _compute_capability() -> float:
+    """Of the first NVIDIA GPU; 0 if there is none."""
     try:
-        device = jax.local_devices(backend="cuda")[0]
+        return float(jax.local_devices(backend="cuda")[0].compute_capability)
     except RuntimeError:
-        return 128
-    return 256 if float(device.compute_capability) >= 9.0 else 128
+        return 0.0
 
 
 def _padded(x: Array, axis: int, size: int) -> Array:

@@ -35,11 +35,13 @@ BACKENDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One row of the table by which `auto` chooses: the first whose `platform`, `applies` and backend fit is taken.
+    """One row of the table by which `auto` chooses: the first that fits is taken.
 
     Attributes:
-      platforms: device kinds.
+      platforms: device kinds that it is for.
       when: `applies` in words.
+      applies: whether it is for a call.
+      backend: what computes the call, if it can.
       reason: why, and whether it was measured.
     """
 
@@ -50,44 +52,44 @@ class Rule:
     reason: str
 
 
-# Weights [batch, heads, q, k]: half a GiB of the saved exponentials in float32; a quarter of one.
-SAVED_WEIGHTS = 2**27
-DENSE_WEIGHTS = 2**26
+SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
+DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 SHORT = 1024  # keys
+WORTH_TILES = 512  # keys
 
 EVERYWHERE = ("cpu", "gpu", "tpu")
 RULES = (
     Rule(
         ("cpu",),
-        f"below {SHORT} keys, at most 2^27 weights",
+        f"below {SHORT:,} keys, at most 2^{SAVED_WEIGHTS.bit_length() - 1} weights",
         lambda call: call.key.shape[-3] < SHORT and call.num_weights <= SAVED_WEIGHTS,
         "saved",
         "fastest forward and backward at these lengths (measured)",
     ),
     Rule(
         ("cpu",),
-        "two queries or more, 512 keys or more",
-        lambda call: call.query.shape[-3] > 1 and call.key.shape[-3] >= 512,
+        f"two queries or more, {WORTH_TILES} keys or more",
+        lambda call: call.query.shape[-3] > 1 and call.key.shape[-3] >= WORTH_TILES,
         "blocked",
         "fastest from 1,024 keys on (measured); memory linear in the length",
     ),
     Rule(
         ("gpu",),
-        f"{SHORT} keys or more, slopes that don't learn",
+        f"{SHORT:,} keys or more, slopes that don't learn",
         lambda call: call.key.shape[-3] >= SHORT and call.known_slopes is not None,
         "augmented",
         "cuDNN's flash kernel, with no bias tensor (speed not measured)",
     ),
     Rule(
         ("tpu",),
-        f"one device, {SHORT} keys or more, slopes that don't learn",
+        f"one device, {SHORT:,} keys or more, slopes that don't learn",
         lambda call: jax.device_count() == 1 and call.key.shape[-3] >= SHORT and call.known_slopes is not None,
         "augmented",
         "splash attention, with no bias tensor (speed not measured)",
     ),
     Rule(
         EVERYWHERE,
-        "more than 2^26 weights",
+        f"more than 2^{DENSE_WEIGHTS.bit_length() - 1} weights",
         lambda call: call.num_weights > DENSE_WEIGHTS,
         "blocked",
         "memory linear in the length (speed on GPU and TPU not measured)",

@@ -24,6 +24,7 @@ def alibi_attention_fn(
     causal: bool = True,
     convention: str = "paper",
     slopes: Float[Array, " heads"] | None = None,
+    skip_epsilon: float | None = 0.0,
     backend: str = "auto",
 ) -> AttentionFn:
     """ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or `flax.nnx.MultiHeadAttention`.
@@ -39,7 +40,7 @@ def alibi_attention_fn(
         for encoders.
       convention: of the slopes, see `alibi.alibi_slopes`.
       slopes: `[num_heads]`, in place of the convention's (learned ones, for example).
-      backend: what computes it, see `alibi.attention.attend`.
+      skip_epsilon, backend: see `alibi.attention.attend`.
 
     Returns:
       A function of (query, key, value) `[*batch, length, heads, head_dim]` and of every
@@ -51,7 +52,13 @@ def alibi_attention_fn(
     """
     if slopes is None:
         slopes = alibi_slopes(num_heads, convention)
-    return attention_fn(AlibiBias(slopes, symmetric=not causal), num_heads=num_heads, causal=causal, backend=backend)
+    return attention_fn(
+        AlibiBias(slopes, symmetric=not causal),
+        num_heads=num_heads,
+        causal=causal,
+        skip_epsilon=skip_epsilon,
+        backend=backend,
+    )
 
 
 def attention_fn(
@@ -63,6 +70,7 @@ def attention_fn(
     key_positions: KnownPositions | None = None,
     segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
     rotate: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None,
+    skip_epsilon: float | None = 0.0,
     backend: str = "auto",
 ) -> AttentionFn:
     """An `attention_fn` for Flax with any position method's bias and rotation; see `alibi_attention_fn`."""
@@ -111,6 +119,7 @@ def attention_fn(
             weights_einsum=qk_attn_weights_einsum,
             values_einsum=attn_weights_value_einsum,
             sow=None if module is None else lambda weights: _sow(module, weights),
+            skip_epsilon=skip_epsilon,
             backend=backend,
         )
 

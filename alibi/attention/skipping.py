@@ -21,8 +21,9 @@ from alibi.attention.call import AttentionCall
 
 # exp(-104) is below half of the smallest float32 above zero.
 UNDERFLOW = 104.0
-# Norms are computed in float32; this covers their rounding.
-MARGIN = 1.0 + 1e-4
+# Norms are computed in float32. This covers their rounding, and products whose operands an
+# accelerator rounds to bfloat16 or TF32 by default.
+MARGIN = 1.0 + 2.0**-6
 
 
 def skip_distance(
@@ -40,7 +41,7 @@ def skip_distance(
       bound: U, the largest absolute logit after scaling, before the bias.
       nearest: distance of the nearest key that a query sees.
       epsilon: the share of a row's attention mass that may be lost; 0: only what float32
-        rounds to zero, so that the result is the same bit by bit.
+        rounds to zero, so that with values of ordinary size the result is the same bit by bit.
       symmetric: keys lie on both sides of a query.
 
     A slope that is not positive and a bound that is not finite skip nothing.
@@ -63,6 +64,7 @@ def nearest_distances(call: AttentionCall) -> np.ndarray | None:
     queries, keys = call.query_positions, call.key_positions
     if call.mask is not None or not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray)):
         return None
+    queries, keys = queries.astype(np.int64), keys.astype(np.int64)
     if queries.ndim != 1 or keys.ndim != 1 or 0 in (queries.size, keys.size) or np.any(np.diff(keys) <= 0):
         return None
     if call.query_segments is not None:

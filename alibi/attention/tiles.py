@@ -125,7 +125,7 @@ def make_sides(call: AttentionCall, plan: Plan) -> Sides:
     batch_dims = call.query.shape[:-3]
 
     def side(x: Any, blocks: int, block: int) -> Array:
-        x = jnp.asarray(x)
+        x = jnp.asarray(x, jnp.int32)  # differences of unsigned ones would wrap around
         if x.ndim > 1:
             x = jnp.broadcast_to(x, (*batch_dims, x.shape[-1])).reshape(-1, x.shape[-1])
         return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, blocks * block - x.shape[-1])], mode="edge")

@@ -58,7 +58,7 @@ def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
     state, metrics = updated(config, devices=1, micro_batches=1)
     model = build_model(config, VOCABULARY)
     params = initial_state(model, optax.sgd(0.5), make_mesh(config.mesh, jax.devices()[:1]), seed=0).params
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (16, 17), dtype=np.int32)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (16, 17), dtype=np.int32))
 
     def mean_nll(params: dict) -> jax.Array:
         log_probs = jax.nn.log_softmax(model.apply({"params": params}, tokens[:, :-1]))
