@@ -1,5 +1,7 @@
 """The CPU's product of dense layers against `lax.dot_general`, in value and gradient."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -49,7 +51,8 @@ def test_bfloat16_keeps_the_dtypes_of_lax(element_type):
     dimensions = (((2,), (0,)), ((), ()))
     results = []
     for product in (lax.dot_general, flat_dot_general):
-        out, vjp = jax.vjp(lambda a, b: product(a, b, dimensions, preferred_element_type=element_type), *operands)  # noqa: B023
+        applied = functools.partial(product, dimension_numbers=dimensions, preferred_element_type=element_type)
+        out, vjp = jax.vjp(applied, *operands)
         results.append((out, *vjp(jnp.ones_like(out))))
     for got, needed in zip(results[1], results[0], strict=True):
         assert got.dtype == needed.dtype

@@ -1,5 +1,7 @@
 """Causal ALiBi by any flash kernel: its bias as eight more columns of queries and keys."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,16 +60,14 @@ def cannot_augment(call: AttentionCall, platform: str) -> str:
     """Why `augmented_attention` can't do the call on "gpu", "tpu" or "cpu"; empty if it can."""
     if not isinstance(call.bias, AlibiBias) or call.bias.symmetric or not call.causal:
         return "its bias is not ALiBi's under a causal mask"
-    if call.drops or call.mask is not None or call.query_segments is not None or call.key_segments is not None:
-        return "it has no dropout, masks or segments"
-    if call.sow is not None or call.weights_einsum is not None or call.values_einsum is not None:
-        return "it gives no weights and takes no einsum"
+    if reason := call.hides_or_drops or call.wants_weights:
+        return reason
     if call.precision is not None:
         return "its kernels take no precision"
-    queries, keys = call.query_positions, call.key_positions
-    if not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray) and queries.ndim == keys.ndim == 1):
+    if call.known_positions is None:
         return "positions are not known when it is traced"
-    if not np.array_equal(queries, keys) or (np.diff(keys.astype(np.int64)) != 1).any():
+    queries, keys = call.known_positions
+    if not np.array_equal(queries, keys) or (np.diff(keys) != 1).any():
         return "queries do not stand at the same consecutive positions as the keys"
     if keys.size > MAX_LENGTH:
         return f"it has columns for {MAX_LENGTH} positions and got {keys.size}"
@@ -108,7 +108,7 @@ def by_dot_product(
     key: Float[Array, "batch length heads head_dim"],
     value: Float[Array, "batch length heads value_dim"],
     slopes: Slopes,
-    implementation: str,
+    implementation: Literal["cudnn", "xla"],
 ) -> Float[Array, "batch length heads value_dim"]:
     """By `jax.nn.dot_product_attention`, "cudnn" or "xla"."""
     # The kernel multiplies by the scale in float32. Rounding the queries by it instead
@@ -127,7 +127,7 @@ def by_dot_product(
         padded_value,
         scale=scale,
         is_causal=True,
-        implementation=implementation,  # type: ignore[call-overload]
+        implementation=implementation,
     )
     return attended[:, :length, :, : value.shape[-1]]
 

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 
 from alibi.attention.augmented import augmented_attention, cannot_augment
-from alibi.attention.blocked import blocked_attention, cannot_block
+from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
 from alibi.attention.saved import attention_by_saving, cannot_save
 
@@ -27,8 +27,8 @@ class Backend:
 
 BACKENDS = {
     "reference": Backend(dense, lambda call, platform: ""),
-    "saved": Backend(attention_by_saving, lambda call, platform: cannot_save(call)),
-    "blocked": Backend(blocked_attention, lambda call, platform: cannot_block(call)),
+    "saved": Backend(attention_by_saving, cannot_save),
+    "blocked": Backend(blocked_attention, lambda call, platform: call.wants_weights),
     "augmented": Backend(augmented_attention, cannot_augment),
 }
 

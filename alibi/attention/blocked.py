@@ -25,15 +25,6 @@ from alibi.attention.tiles import (
 )
 
 
-def cannot_block(call: AttentionCall) -> str:
-    """Why `blocked_attention` can't do the call; empty if it can."""
-    if call.sow is not None:
-        return "it has no weights to give"
-    if call.weights_einsum is not None or call.values_einsum is not None:
-        return "it takes no einsum"
-    return ""
-
-
 def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     """softmax(query key^T / sqrt(head_dim) + bias) value by the online softmax (Rabe and Staats 2021; Dao et al. 2022).
 

@@ -44,6 +44,27 @@ class AttentionCall:
         return None if slopes is None or isinstance(slopes, jax.core.Tracer) else np.asarray(slopes)
 
     @property
+    def known_positions(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Positions of queries and keys, int64 `[q]` and `[k]`, where NumPy gives them when the call is traced."""
+        sides = self.query_positions, self.key_positions
+        if not all(isinstance(side, np.ndarray) and side.ndim == 1 for side in sides):
+            return None
+        queries, keys = (np.asarray(side, np.int64) for side in sides)
+        return queries, keys
+
+    @property
+    def wants_weights(self) -> str:
+        """Why only a backend that has the weights can do the call; empty if another can."""
+        wants = self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None
+        return "it gives no weights and takes no einsum" if wants else ""
+
+    @property
+    def hides_or_drops(self) -> str:
+        """What of a call's masks, segments and dropout simple backends lack; empty if it has none."""
+        segments = self.query_segments is not None or self.key_segments is not None
+        return "it has no dropout, masks or segments" if self.drops or self.mask is not None or segments else ""
+
+    @property
     def drops(self) -> bool:
         """Whether dropout acts."""
         return self.dropout_rng is not None and self.dropout_rate > 0.0
@@ -56,6 +77,16 @@ class AttentionCall:
     @property
     def num_weights(self) -> int:
         return math.prod(self.weights_shape)
+
+
+def at_once(count: int, fitting: int) -> int:
+    """How many of `count` batch entries or heads go together, of which `fitting` fit: a divisor of `count`.
+
+    Where there are several devices, all: a loop over what is split over them would gather it.
+    """
+    if jax.device_count() > 1:
+        return count
+    return max(n for n in range(1, count + 1) if count % n == 0 and n <= max(1, fitting))
 
 
 def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:

@@ -10,11 +10,8 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from alibi.attention.call import AttentionCall
-
-# Added to the logits of hidden keys. A query of a block sees at least its own key, so
-# that their exponentials are exactly zero.
-MASKED = -1e30
+from alibi.attention.call import AttentionCall, at_once
+from alibi.attention.reference import MASKED
 
 # 8 MiB of them in float32.
 WEIGHTS_AT_ONCE = 2**21
@@ -24,17 +21,16 @@ Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
 
 
-def cannot_save(call: AttentionCall) -> str:
-    """Why `saved_attention` can't do the call; empty if it can."""
+def cannot_save(call: AttentionCall, platform: str) -> str:
+    """Why `saved_attention` can't do the call; empty if it can. The platform makes no difference."""
+    del platform
     if call.query.ndim != 4:
         return "query is not [batch, length, heads, head_dim]"
-    if call.drops or call.mask is not None or call.query_segments is not None:
-        return "it has no dropout, masks or segments"
-    if call.sow is not None or call.weights_einsum is not None or call.values_einsum is not None:
-        return "it gives no weights and takes no einsum"
-    queries, keys = call.query_positions, call.key_positions
-    if not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray) and queries.ndim == keys.ndim == 1):
+    if reason := call.hides_or_drops or call.wants_weights:
+        return reason
+    if call.known_positions is None:
         return "positions are not known when it is traced"
+    queries, keys = call.known_positions
     aligned = np.array_equal(np.diff(keys), np.ones(keys.size - 1)) and np.array_equal(queries, keys[-queries.size :])
     return "" if aligned or not call.causal else "queries do not stand at the last of consecutive keys"
 
@@ -44,7 +40,7 @@ def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads valu
     bias = None
     if call.bias is not None:
         bias = call.bias(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
-    return saved_attention(call.query, call.key, call.value, bias, causal=call.causal)
+    return saved_attention(call.query, call.key, call.value, bias, causal=call.causal, precision=call.precision)
 
 
 def saved_attention(
@@ -54,6 +50,7 @@ def saved_attention(
     bias: Float[Array, "heads q k"] | None,
     *,
     causal: bool,
+    precision: lax.PrecisionLike = None,
 ) -> Float[Array, "batch q heads value_dim"]:
     """softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode in all four.
 
@@ -67,6 +64,7 @@ def saved_attention(
       bias: added to the scaled logits, float32; its gradient costs nothing where it is a constant.
       causal: query i sees keys 0..i + k - q: the last query stands at the last key. A
         query before the first key gives zeros.
+      precision: of the products.
     """
     unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
     if unseen:
@@ -74,7 +72,7 @@ def saved_attention(
     if 0 in query.shape or 0 in key.shape:
         attended = jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
     else:
-        attended = _by_sequences(query, key, value, bias, causal)
+        attended = _by_sequences(query, key, value, bias, causal, precision)
     return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
 
 
@@ -84,30 +82,28 @@ def query_blocks(q_length: int) -> list[tuple[int, int]]:
     return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
 
 
-def _by_sequences(query: Array, key: Array, value: Array, bias: Array | None, causal: bool) -> Array:
+def _by_sequences(query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any) -> Array:
     """Some sequences at a time, as many as keep `WEIGHTS_AT_ONCE` in a cache near the processor.
 
     Beyond that, XLA also copies the gradients of a whole batch to their layout twice,
     once for each use; what leaves a loop is written once.
     """
     batch, q_length, heads, _ = query.shape
-    fitting = max(1, WEIGHTS_AT_ONCE // (heads * q_length * key.shape[1]))
-    at_once = max(n for n in range(1, batch + 1) if batch % n == 0 and n <= fitting)
-    # A loop over a batch that is split over devices would gather it.
-    if at_once == batch or jax.device_count() > 1:
-        return _attention(query, key, value, bias, causal)
-    parts = tuple(x.reshape(batch // at_once, at_once, *x.shape[1:]) for x in (query, key, value))
-    attended = lax.map(lambda part: _attention(*part, bias, causal), parts)
+    together = at_once(batch, WEIGHTS_AT_ONCE // (heads * q_length * key.shape[1]))
+    if together == batch:
+        return _attention(query, key, value, bias, causal, precision)
+    parts = tuple(x.reshape(batch // together, together, *x.shape[1:]) for x in (query, key, value))
+    attended = lax.map(lambda part: _attention(*part, bias, causal, precision), parts)
     return attended.reshape(batch, *attended.shape[2:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(query: Array, key: Array, value: Array, bias: Array | None, causal: bool) -> Array:
-    return _forward(query, key, value, bias, causal)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attention(query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any) -> Array:
+    return _forward(query, key, value, bias, causal, precision)[0]
 
 
 def _forward(
-    query: Array, key: Array, value: Array, bias: Array | None, causal: bool
+    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Folded, Exponentials, tuple[Array, ...]]]:
     batch, q_length, _, head_dim = query.shape
     # Barriers here and below: XLA would fold these transposes into the products, and
@@ -116,27 +112,28 @@ def _forward(
     outputs, exponentials, totals = [], [], []
     for start, stop in query_blocks(q_length):
         seen = _keys_seen(stop, q_length, k.shape[1], causal)
-        logits = _product(q[:, start:stop], k[:, :seen], 2, 2) * head_dim**-0.5
+        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision) * head_dim**-0.5
         logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
         largest = logits.max(axis=-1, keepdims=True)
         exponential = jnp.exp(logits - largest)
         totals.append(exponential.sum(axis=-1, keepdims=True))
         exponentials.append(lax.optimization_barrier(exponential.astype(value.dtype)))
-        outputs.append(_product(exponentials[-1], v[:, :seen], 2, 1) / totals[-1])
+        outputs.append(_product(exponentials[-1], v[:, :seen], 2, 1, precision) / totals[-1])
     output = jnp.concatenate(outputs, axis=1)
     attended = _unfold(output, batch).astype(value.dtype)
     return attended, (q, k, v, output, tuple(exponentials), tuple(totals))
 
 
-def _forward_saving(query: Any, key: Any, value: Any, bias: Any, causal: bool) -> tuple[Array, tuple]:
+def _forward_saving(query: Any, key: Any, value: Any, bias: Any, causal: bool, precision: Any) -> tuple[Array, tuple]:
     """As `_forward`, of inputs that know whether their gradients are asked for."""
-    attended, saved = _forward(query.value, key.value, value.value, None if bias is None else bias.value, causal)
+    added = None if bias is None else bias.value
+    attended, saved = _forward(query.value, key.value, value.value, added, causal, precision)
     # Only its presence says, in the backward pass, that the bias learns.
     learned = jnp.zeros((0,)) if bias is not None and bias.perturbed else None
     return attended, (*saved, learned)
 
 
-def _backward(causal: bool, saved: tuple, gradient: Any) -> tuple[Array, Array, Array, Array | None]:
+def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tuple[Array, Array, Array, Array | None]:
     q, k, v, output, exponentials, totals, learned = saved
     if isinstance(gradient, SymbolicZero):
         gradient = jnp.zeros(gradient.shape, gradient.dtype)
@@ -149,16 +146,16 @@ def _backward(causal: bool, saved: tuple, gradient: Any) -> tuple[Array, Array, 
         part = incoming[:, rows] / total
         along = (part * output[:, rows]).sum(axis=-1, keepdims=True)
         part, along = lax.optimization_barrier((part.astype(v.dtype), along))
-        of_logits = exponential * (_product(part, v[:, :seen], 2, 2) - along)
+        of_logits = exponential * (_product(part, v[:, :seen], 2, 2, precision) - along)
         if learned is not None:
             of_bias.append(_widened(of_logits.reshape(batch, -1, *of_logits.shape[1:]).sum(axis=0), k.shape[1]))
         of_logits = lax.optimization_barrier(of_logits.astype(q.dtype))
-        of_query.append(_product(of_logits, k[:, :seen], 2, 1))
+        of_query.append(_product(of_logits, k[:, :seen], 2, 1, precision))
         # These contract the rows of [rows, keys]. With the small operand first and already
         # transposed they take half the time; `_unfold_transposed` turns the small results.
         turned_query, turned_part = lax.optimization_barrier((_turned(q[:, rows]), _turned(part)))
-        of_key = of_key + _widened(_product(turned_query, of_logits, 2, 1), k.shape[1])
-        of_value = of_value + _widened(_product(turned_part, exponential, 2, 1), k.shape[1])
+        of_key = of_key + _widened(_product(turned_query, of_logits, 2, 1, precision), k.shape[1])
+        of_value = of_value + _widened(_product(turned_part, exponential, 2, 1, precision), k.shape[1])
     return (
         _unfold(jnp.concatenate(of_query, axis=1) * scale, batch).astype(q.dtype),
         _unfold_transposed(of_key * scale, batch).astype(k.dtype),
@@ -188,15 +185,16 @@ def _biased(
     added = jnp.zeros((1, rows, seen)) if bias is None else bias[:, start : start + rows, :seen].astype(jnp.float32)
     if causal:
         last = np.arange(start, start + rows) + k_length - q_length
+        # A query of a block sees at least its own key, so the exponentials of hidden ones are exactly zero.
         added = jnp.where(jnp.asarray(np.arange(seen)[None, None, :] <= last[None, :, None]), added, MASKED)
     heads = logits.shape[0] // batch
     added = jnp.broadcast_to(added[None], (batch, heads, rows, seen))
     return logits + added.reshape(logits.shape)
 
 
-def _product(a: Folded, b: Folded, of_a: int, of_b: int) -> Float[Array, "batch_heads rows columns"]:
+def _product(a: Folded, b: Folded, of_a: int, of_b: int, precision: Any) -> Float[Array, "batch_heads rows columns"]:
     dimensions = (((of_a,), (of_b,)), ((0,), (0,)))
-    return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _fold(x: Float[Array, "batch length heads features"]) -> Folded:

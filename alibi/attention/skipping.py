@@ -61,11 +61,10 @@ def nearest_distances(call: AttentionCall) -> np.ndarray | None:
     Known are NumPy positions with distinct ascending keys and no mask. A query that sees
     no key has 0: its row is zero whatever is skipped.
     """
-    queries, keys = call.query_positions, call.key_positions
-    if call.mask is not None or not (isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray)):
+    if call.mask is not None or call.known_positions is None:
         return None
-    queries, keys = queries.astype(np.int64), keys.astype(np.int64)
-    if queries.ndim != 1 or keys.ndim != 1 or 0 in (queries.size, keys.size) or np.any(np.diff(keys) <= 0):
+    queries, keys = call.known_positions
+    if 0 in (queries.size, keys.size) or np.any(np.diff(keys) <= 0):
         return None
     if call.query_segments is not None:
         # Then only its own key is sure to be in a query's segment.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from alibi.attention.call import AttentionCall
+from alibi.attention.call import AttentionCall, at_once
 from alibi.attention.reference import dropout_factors
 from alibi.attention.skipping import nearest_distances, skip_distance
 from alibi.positions import AlibiBias, Bias
@@ -72,10 +72,8 @@ def make_plan(call: AttentionCall, platform: str) -> Plan:
     batch = math.prod(call.query.shape[:-3])
     q_block, k_block = _block(q_length), _block(k_length)
     room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
-    # A loop over a batch or over heads that are split over devices would gather them.
-    split = jax.device_count() > 1
-    batch_group = batch if split else _largest_divisor(batch, room // (q_block * k_block))
-    head_group = heads if split else _largest_divisor(heads, room // (batch_group * q_block * k_block))
+    batch_group = at_once(batch, room // (q_block * k_block))
+    head_group = at_once(heads, room // (batch_group * q_block * k_block))
     return Plan(
         batch,
         heads,
@@ -96,10 +94,6 @@ def _block(length: int) -> int:
     """Blocks of about equal size, so that little is filled up; a multiple of 8 if there are several."""
     blocks = -(-length // BLOCK)
     return length if blocks == 1 else -(-length // (8 * blocks)) * 8
-
-
-def _largest_divisor(number: int, at_most: int) -> int:
-    return max(n for n in range(1, number + 1) if number % n == 0 and n <= max(1, at_most))
 
 
 @dataclasses.dataclass(frozen=True)
