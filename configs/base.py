@@ -185,6 +185,8 @@ def _convert(key: str, old: object, value: object) -> object:
 
 def _integers(value: object) -> object:
     """A sequence of integers, or "20000:60000" (a comma would end the value), as a tuple; all else as it is."""
-    items = value.split(":") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-    numbers = tuple(map(_literal, items))
-    return numbers if all(type(number) is int for number in numbers) else value
+    if isinstance(value, str):
+        value = value.split(":")
+    items = value if isinstance(value, list | tuple) else [value]
+    numbers = tuple(_literal(item) for item in items)
+    return numbers if all(type(number) is int for number in numbers) else items

@@ -45,5 +45,5 @@ def make_optimizer(optimizer: ml_collections.ConfigDict, steps: int) -> optax.Gr
 
 
 def _decayed(params: optax.Params) -> optax.Params:
-    """True for matrices: kernels and the embedding, not biases, norms and position parameters."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in ("kernel", "embedding"), params)
+    """True for matrices: kernels and embeddings, not biases, norms and position parameters."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in ("kernel", "embedding", "clusters"), params)

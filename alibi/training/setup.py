@@ -15,6 +15,8 @@ from alibi.model import build_model
 from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import batch_shards
 
+UNKNOWN_VOCABULARY = 2**31 - 1  # room for any cutoffs
+
 
 def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
     """Raises ValueError for a config that can't be trained on `mesh`."""
@@ -30,7 +32,8 @@ def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
         raise ValueError(f"eval.max_tokens={config.eval.max_tokens} must be positive, or -1 for all")
     sequences_per_update(config, batch_shards(mesh))
     make_optimizer(config.optimizer, config.train.steps)
-    build_model(config, vocab_size=1).position.check_length(config.train_length)
+    # How many words the data has is not known yet; the model is built again when it is.
+    build_model(config, vocab_size=UNKNOWN_VOCABULARY).position.check_length(config.train_length)
 
 
 def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
