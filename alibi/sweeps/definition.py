@@ -127,7 +127,7 @@ def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
     own = {"name", "config", *evaluation_keys}
     overrides = {key: value for key, value in given.items() if key not in own}
     try:
-        config = _load_config(config_file, overrides)
+        config = load_config(config_file, overrides)
         _check_run(config)
         name = given.get("name") or run_name(config, overrides)
         evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
@@ -149,7 +149,8 @@ def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, di
     return file, ",".join(filter(None, [argument, *inside])), others
 
 
-def _load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The config of `config_file`, FILE or FILE:KEY=VALUE,..., with `overrides`; raises ValueError as `load_sweep`."""
     # As train.py will: a config may derive values from its argument, such as a batch of whole sequences.
     file, argument, others = _split(config_file, overrides)
     if ":" in str(resolve(file)) or (pathlib.Path(config_file).is_file() and ":" in config_file):

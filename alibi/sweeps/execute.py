@@ -210,6 +210,20 @@ class Children:
         self._child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
 
+def run_sweeper(sweeper: Sweeper) -> int:
+    """Executes it and says on stderr how it ended; returns the exit code: 1 after failures, 130 when it was stopped."""
+    try:
+        failures = sweeper.execute()
+    except (Stopped, KeyboardInterrupt):
+        print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
+        return 130
+    for name, reason in failures.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if failures:
+        print("the same command tries the failed runs again", file=sys.stderr)
+    return 1 if failures else 0
+
+
 def train_flags(run: Run, workdir: pathlib.Path) -> list[str]:
     """What train.py is started with."""
     return [*run.config_flags(), f"--workdir={run_directory(workdir, run).path}"]
