@@ -178,7 +178,7 @@ def _convert(key: str, old: object, value: object) -> object:
     if needed is float and type(got) is int:
         got = float(got)
     if type(got) is not needed:
-        kind, example = ("integers", ":".join(map(str, old))) if needed is tuple else (needed.__name__, repr(old))
+        kind, example = ("integers", "20000:60000") if needed is tuple else (needed.__name__, repr(old))
         raise ValueError(f"config key {key}={value!r} must be of type {kind}, such as {example}")
     return got
 

@@ -82,7 +82,12 @@ def _draw_bars(axes: Axes, comparison: Comparison, side: str) -> None:
         ratios = [comparison.ratio(side, row, column) for row in rows]
         heights = [0.0 if ratio is None else 100 * ratio for ratio in ratios]
         axes.bar(np.arange(len(rows)) + width * column, heights, width, label=name, color=COLOURS[column])
-    axes.set_xticks(np.arange(len(rows)) + 0.4 - width / 2, [" ".join(labels) for labels in comparison.labels], rotation=60, ha="right")
+    axes.set_xticks(
+        np.arange(len(rows)) + 0.4 - width / 2,
+        [" ".join(labels) for labels in comparison.labels],
+        rotation=60,
+        ha="right",
+    )
     axes.axhline(100, color="#555555", linestyle=":")
     axes.set_ylabel("percent of sinusoidal at the same length")
     axes.spines[["top", "right"]].set_visible(False)

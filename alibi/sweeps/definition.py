@@ -170,10 +170,10 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collection
 def _check_run(config: ml_collections.ConfigDict) -> None:
     # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.model import build_model
-    from alibi.training.loop import sequences_per_update
     from alibi.training.optimizer import make_optimizer
+    from alibi.training.setup import UNKNOWN_VOCABULARY, sequences_per_update
 
-    build_model(config, vocab_size=1)
+    build_model(config, vocab_size=UNKNOWN_VOCABULARY)
     sequences_per_update(config, 1)
     make_optimizer(config.optimizer, config.train.steps)
 
