@@ -14,6 +14,7 @@ from alibi.reproduction.cost import (
 )
 from alibi.reproduction.definitions import TABLES
 from alibi.reproduction.reproduction import Reproduction
+from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.execute import evaluation_flags, is_in_progress, train_flags
 from alibi.sweeps.plan import RunState, survey
 
@@ -28,20 +29,23 @@ def plan(reproduction: Reproduction, device: Device, *, measured: bool) -> str:
     states = survey(sweep, reproduction.directory, in_progress=is_in_progress(reproduction.directory))
     splits = {evaluation.split for run in sweep.runs for evaluation in run.evaluations}
     text = describe_text(setting, sweep.runs[0].config, splits)
+    # Once a method: none of the tables' methods has parameters that depend on the length.
+    methods = {run.config.position: run for run in sweep.runs}
+    counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
     lines, costs, left = [_heading(reproduction), ""], [], []
     for state in states:
         run = state.run
         speed = paper_speeds().get((run.config.position, run.config.train_length))
         uses_speed = measured and setting.name == "wikitext103" and setting.scale == "paper"
         cost = training_cost(run, text.vocab_size, device, speed if uses_speed else None)
-        count = f"{parameters(run, text.vocab_size):,} parameters"
+        count = f"{counts[run.config.position]:,} parameters"
         lines += [f"# {run.name}: {state.describe()}", f"#   train: {_cost(cost)}; {count}"]
         lines.append(_command("train.py", train_flags(run, reproduction.directory)))
         costs.append(cost)
         left += [] if state.is_trained else [cost]
         for evaluation in run.evaluations:
             cost = evaluation_cost(run, evaluation, text, device)
-            lines.append(f"#   evaluate at {len(evaluation.lengths)} lengths: {_cost(cost)}")
+            lines.append(f"#   evaluate {evaluation.split} at {_lengths(evaluation)}: {_cost(cost)}")
             lines.append(_command("eval_extrapolation.py", evaluation_flags(run, evaluation, reproduction.directory)))
             costs.append(cost)
             left += [cost] if evaluation in state.missing else []
@@ -62,6 +66,12 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
         lines.append((str(one.number), one.setting.name, f"{trained}/{len(states)}", f"{done}/{cells}", written, what))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines) + "\n"
+
+
+def _lengths(evaluation: Evaluation) -> str:
+    number, first, last = len(evaluation.lengths), min(evaluation.lengths), max(evaluation.lengths)
+    stride = "" if evaluation.stride is None else f", stride {evaluation.stride:,}"
+    return (f"{first:,}" if number == 1 else f"{number} lengths, {first:,} to {last:,}") + stride
 
 
 def _heading(reproduction: Reproduction) -> str:
