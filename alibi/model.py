@@ -48,8 +48,9 @@ class Block(nn.Module):
         segment_ids: Int[Array, "batch length"] | None,
         deterministic: bool,
         decode: bool,
-    ) -> Float[Array, "batch length width"]:
-        """The layer's output, of the shape and dtype of `x`."""
+        last: int,
+    ) -> Float[Array, "batch last width"]:
+        """The layer's output for the last `last` positions, of the dtype of `x`: its keys and values are of all."""
 
         dot_general = dot_general_for(jax.default_backend())
 
@@ -65,9 +66,11 @@ class Block(nn.Module):
             attention_fn=attention_fn(
                 bias,
                 num_heads=self.position.num_heads,
-                query_positions=query_positions,
+                query_positions=query_positions[..., -last:],
                 key_positions=key_positions,
-                segment_ids=segment_ids,
+                segment_ids=segment_ids
+                if segment_ids is None or last == x.shape[1]
+                else (segment_ids[..., -last:], segment_ids),
                 rotate=rotate,
                 backend=self.attention,
             ),
@@ -77,8 +80,9 @@ class Block(nn.Module):
             name="attention",
         )
         # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
-        y = attention(nn.LayerNorm(name="attention_norm")(x), deterministic=deterministic)
-        x = x + nn.Dropout(self.dropout)(y, deterministic)
+        y = nn.LayerNorm(name="attention_norm")(x)
+        y = attention(y[:, -last:], y, deterministic=deterministic)
+        x = x[:, -last:] + nn.Dropout(self.dropout)(y, deterministic)
         y = nn.LayerNorm(name="feed_forward_norm")(x)
         y = self._dense(self.feed_forward, "up")(y)
         y = nn.Dropout(self.activation_dropout)(ACTIVATIONS[self.activation](y), deterministic)
@@ -150,7 +154,7 @@ class DecoderLM(nn.Module):
         width = self.position.width
         self.embedding = self.param("embedding", nn.initializers.normal(width**-0.5), (self.vocab_size, width))
         self.position_params = self.param("position", self.position.init) if self.position.learns else {}
-        block = nn.remat(Block, static_argnums=(7, 8)) if self.remat else Block
+        block = nn.remat(Block, static_argnums=(7, 8, 9)) if self.remat else Block
         self.layers = [
             block(
                 position=self.position,
@@ -201,21 +205,22 @@ class DecoderLM(nn.Module):
         inputs: Int[Array, "batch length"],
         targets: Int[Array, "batch scored"],
         *,
-        scored_from: Int[Array, " batch"] | None = None,
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "batch scored"]:
         """-log p of each target in nats, float32; 0 where a target is negative.
 
-        Target i of row r belongs to input position scored_from[r] + i (i by default): only
-        the scored positions go through the softmax. Never holds all logits.
+        The targets are those of the last inputs: where they are fewer, the last layer's
+        queries and the softmax are computed only for these. Never holds all logits.
         """
-        features = self.features(inputs, positions=positions, segment_ids=segment_ids, deterministic=deterministic)
-        if scored_from is not None:
-            scored = scored_from[:, None] + jnp.arange(targets.shape[1])[None, :]
-            scored = jnp.minimum(scored, inputs.shape[1] - 1)  # beyond the last input stand only negative targets
-            features = jnp.take_along_axis(features, scored[:, :, None], axis=1)
+        features = self.features(
+            inputs,
+            positions=positions,
+            segment_ids=segment_ids,
+            deterministic=deterministic,
+            last=targets.shape[-1],
+        )
         return chunked_token_nll(self.head, features, targets, self.logits_chunk)
 
     def features(
@@ -226,8 +231,9 @@ class DecoderLM(nn.Module):
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         decode: bool = False,
-    ) -> Float[Array, "batch length width"]:
-        """What the softmax layer gets for each token, float32; arguments as in `__call__`."""
+        last: int | None = None,
+    ) -> Float[Array, "batch last width"]:
+        """What the softmax layer gets for the last `last` tokens (None: all), float32; arguments as in `__call__`."""
         self.position.check_length(tokens.shape[-1])
         of_queries: KnownPositions
         of_keys: KnownPositions
@@ -241,8 +247,9 @@ class DecoderLM(nn.Module):
         x = self.position.embed(self.position_params, x, jnp.asarray(of_queries))
         x = self.embedding_dropout(self._split_batch(x), deterministic)
         bias = self.position.bias(self.position_params)
-        for layer in self.layers:
-            x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode)
+        for number, layer in enumerate(self.layers):
+            kept = last if last is not None and number == len(self.layers) - 1 else tokens.shape[-1]
+            x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode, kept)
         return self.final_norm(x)
 
     def head(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length vocabulary"]:

@@ -1,5 +1,6 @@
 """The decoder with each position method: causal, decodable, indifferent to padding, and precise."""
 
+import functools
 import itertools
 
 import jax
@@ -189,13 +190,21 @@ def test_parameter_count(tiny_config) -> None:
     assert count_parameters(build_model(config, VOCABULARY)) == VOCABULARY * 32 + 3 * layer + 64
 
 
-def test_scored_positions_are_the_ones_asked_for(tiny_config) -> None:
-    model, variables = make(tiny_config, "alibi")
+@pytest.mark.parametrize("position", METHODS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_last_positions_alone_equal_those_of_all(tiny_config, position: str, packed: bool) -> None:
+    """Fewer queries than keys in the last layer: an offset that is wrong by one would show in every method but none."""
+    model, variables = make(tiny_config, position)
     inputs, targets = tokens(12), tokens(12) % 7
-    every = model.apply(variables, inputs, targets, method="token_nll")
-    log_probs = jax.nn.log_softmax(model.apply(variables, inputs))
-    np.testing.assert_allclose(every, -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0], atol=1e-5)
-    starts = jnp.asarray([3, 8])
-    scored = jnp.stack([targets[0, 3:7], targets[1, 8:12]])
-    part = model.apply(variables, inputs, scored, scored_from=starts, method="token_nll")
-    np.testing.assert_allclose(part, jnp.stack([every[0, 3:7], every[1, 8:12]]), atol=1e-5)
+    segments = {"segment_ids": jnp.repeat(jnp.arange(2), 6)[None].repeat(2, 0)} if packed else {}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def nll(last: int) -> jax.Array:
+        return model.apply(variables, inputs, targets[:, -last:], **segments, method="token_nll")
+
+    every = nll(12)
+    if not packed:
+        log_probs = jax.nn.log_softmax(model.apply(variables, inputs))
+        np.testing.assert_allclose(every, -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0], atol=1e-5)
+    for last in (1, 5):
+        np.testing.assert_allclose(nll(last), every[:, -last:], atol=1e-5, err_msg=str(last))
