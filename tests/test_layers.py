@@ -23,6 +23,7 @@ ALLOWED = {
     "alibi.embedding": LAYERS,
     "alibi.adaptive": LAYERS | {"alibi.embedding"},
     "alibi.model": MODEL,
+    "alibi.fairseq": set(),
     "alibi.data": set(),
     "alibi.reporting": set(),
     "alibi.errors": set(),

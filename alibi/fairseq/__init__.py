@@ -1,1 +1,1 @@
-"""Checkpoints and dictionaries of fairseq, the library that the paper's code is a fork of."""
+"""Reading what the paper's own code (a fork of fairseq) writes."""
