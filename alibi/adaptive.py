@@ -28,8 +28,8 @@ class Bands:
       cutoffs: first id of each band but the first, ascending.
       factor: each band is this many times narrower than the one before.
       dropout: rate on the softmax's input, and again inside its tails.
-      padding_rows: take row 1 of each band for padding in training, as the paper's code
-        does: it starts at zero, is not learned as an input and is no target of a tail.
+      padding_rows: take row 1 of each band for padding, as the paper's code does: it starts
+        at zero, and training leaves it out as a target of a tail, though not of the head.
     """
 
     cutoffs: tuple[int, ...]
@@ -175,8 +175,6 @@ class Band(nn.Module):
         """The vectors of words, counted from the band's first; zeros for those of other bands."""
         inside = (words >= 0) & (words < self.size)
         rows = self.embedding[jnp.clip(words, 0, self.size - 1)]
-        if self.padding_row:
-            rows = jnp.where((words == PADDING_ROW)[..., None], jax.lax.stop_gradient(rows), rows)
         return jnp.where(inside[..., None], rows, 0.0)
 
     def _initial(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "words features"]:

@@ -42,7 +42,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.model.adaptive_factor = 4  # each band is this many times narrower than the one before
     config.model.softmax_dropout = 0.0  # rate on the softmax's input, and again inside its tails
     # Whether training takes the second row of every band for padding, as the paper's code does
-    # with ids 1, 20001 and 60001: zero at first, not learned as an input, no target of a tail.
+    # with ids 1, 20001 and 60001: zero at first, and no target of a tail.
     config.model.padding_rows = False
     config.model.dtype = "float32"  # of the products: float32 or bfloat16; parameters are float32
     config.model.remat = False  # recompute each layer in the backward pass: less memory, a third more time

@@ -110,7 +110,7 @@ class _Taker:
         tensor = _find(self._tensors, name)
         if tensor.shape != shape:
             raise ValueError(
-                f"tensor {name} of the checkpoint has shape {list(tensor.shape)}, but the others ask for {list(shape)}; "
+                f"tensor {name} of the checkpoint has shape {list(tensor.shape)}, the others ask for {list(shape)}; "
                 "it is damaged or of another architecture"
             )
         self._left.discard(name)

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
@@ -168,7 +169,7 @@ class Children:
         self.lock: int | None = None
         self.stopped = False
         self._child: subprocess.Popen | None = None
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Children":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -177,7 +178,7 @@ class Children:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
     def run(self, command: list[str]) -> int:
         """Runs `command` to its end and returns its exit code, negative for a signal; raises Stopped."""
