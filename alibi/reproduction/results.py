@@ -1,8 +1,5 @@
 """Our numbers for a table's cells, from the rows and the work directories of its runs."""
 
-import functools
-from collections.abc import Mapping
-
 from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET, Comparison, Entry
 from alibi.reporting.measures import parse_printed
 from alibi.reporting.report import ROWS_FILE
@@ -23,6 +20,7 @@ class Results:
 
     def __init__(self, reproduction: Reproduction):
         self.reproduction = reproduction
+        self._trainings: dict[str, dict[Metric, float]] = {}
         self._rows = latest(read_rows(reproduction.directory / ROWS_FILE))
 
     def compare(self) -> Comparison:
@@ -83,14 +81,11 @@ class Results:
                 return row
         return None
 
-    @functools.cache  # noqa: B019 - lives as long as one table is written
-    def _training(self, run: Run) -> Mapping[str, float] | None:
-        """Of a finished training, its figures; None before."""
-        return training_figures(run_directory(self.reproduction.directory, run), run)
-
     def _of_training(self, metric: Metric, run: Run) -> float | None:
-        figures = self._training(run)
-        return None if figures is None else figures.get(metric.value)
+        if run.name not in self._trainings:
+            directory = run_directory(self.reproduction.directory, run)
+            self._trainings[run.name] = training_figures(directory, run)
+        return self._trainings[run.name].get(metric)
 
     def _reference(self, row: int, column: int) -> tuple[int, int]:
         """The cell that this one's ratio is taken to, see `TableDefinition.reference`."""
@@ -129,14 +124,14 @@ class Results:
         return "; ".join([what, *filter(None, facts)]) + ". The best perplexity of each column is marked."
 
 
-def training_figures(directory: RunDirectory, run: Run) -> dict[str, float] | None:
-    """Speed, memory, parameters, updates and device-hours of a finished run of this config, by metric; None before."""
+def training_figures(directory: RunDirectory, run: Run) -> dict[Metric, float]:
+    """Speed, memory, parameters, updates and device-hours of a finished run of this config; none before."""
     try:
         status, made = directory.status(), directory.provenance()
     except ValueError:
-        return None
+        return {}
     if status["state"] != "finished" or directory.differing(run.config):
-        return None
+        return {}
     figures = {Metric.PARAMETERS: made["parameters"], Metric.UPDATES: status["step"]}
     if rate := status["tokens_per_second"]:
         devices = made["device_count"]
@@ -144,4 +139,4 @@ def training_figures(directory: RunDirectory, run: Run) -> dict[str, float] | No
         figures |= {Metric.TRAINING_SPEED: rate / devices, Metric.DEVICE_HOURS: tokens / rate * devices / 3600}
     if "peak_memory_bytes" in status:
         figures[Metric.MEMORY] = status["peak_memory_bytes"]
-    return {metric.value: value for metric, value in figures.items()}
+    return figures
