@@ -34,6 +34,12 @@ def define_host_flags() -> None:
     flags.DEFINE_integer("process_id", None, "this process, from 0")
 
 
+def host_flags() -> list[str]:
+    """Those of `define_host_flags` that were given, for a process that this one starts."""
+    names = ("multihost", "coordinator_address", "num_processes", "process_id")
+    return [f"--{name}={flags.FLAGS[name].value}" for name in names if flags.FLAGS[name].value not in (None, False)]
+
+
 def join_hosts() -> None:
     """Connects to the other processes if the flags say that there are any; before any device is used."""
     given = flags.FLAGS

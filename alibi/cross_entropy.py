@@ -1,5 +1,6 @@
 """The negative log-likelihood of tokens under a softmax over the vocabulary, in bounded memory."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -54,3 +55,117 @@ def token_nll(
     of_target = jnp.where(is_target, logits, 0.0).sum(axis=-1)
     nll = jax.nn.logsumexp(logits, axis=-1) - of_target
     return jnp.where(targets < 0, 0.0, nll)
+
+
+def selected_token_nll(
+    embedding: Float[Array, "vocabulary width"],
+    features: Float[Array, "batch length width"],
+    targets: Int[Array, "batch length"],
+    *,
+    chunk_rows: int,
+    parts: int = 1,
+) -> Float[Array, "batch length"]:
+    """-log softmax(features embedding^T)[target] in nats, float32, computed only where a target is not negative.
+
+    Elsewhere it is 0. Rows with a target are put together and taken `chunk_rows` at a
+    time, as often as there are any, so that the work follows the targets while all shapes
+    are known; only the logits of one chunk exist at one time, also in the backward pass,
+    which computes them again.
+
+    Args:
+      parts: of the batch, each with its rows on devices of its own; they take their chunks side by side.
+    """
+    parts = parts if targets.shape[0] % parts == 0 else 1
+    folded = targets.reshape(parts, -1)
+    chunks = -(-(folded >= 0).sum(axis=1).max() // chunk_rows)
+    rows = features.reshape(*folded.shape, -1)
+    nll = jax.vmap(functools.partial(_selected_nll, chunk_rows), in_axes=(None, 0, 0, None))(
+        embedding, rows, folded, chunks
+    )
+    return nll.reshape(targets.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _selected_nll(
+    chunk_rows: int,
+    embedding: Float[Array, "vocabulary width"],
+    features: Float[Array, "rows width"],
+    targets: Int[Array, " rows"],
+    chunks: Int[Array, ""],
+) -> Float[Array, " rows"]:
+    return _selected_forward(chunk_rows, embedding, features, targets, chunks)[0]
+
+
+def _selected_forward(
+    chunk_rows: int, embedding: Array, features: Array, targets: Array, chunks: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    order, sorted_targets = _selected_first(targets, chunk_rows)
+
+    def add(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
+        rows, of_chunk = (_chunk(x, number, chunk_rows) for x in (order, sorted_targets))
+        logits = _logits(features[rows], embedding)
+        sums = jax.nn.logsumexp(logits, axis=-1)
+        nll = sums - jnp.take_along_axis(logits, jnp.maximum(of_chunk, 0)[:, None], axis=-1)[:, 0]
+        return _put(results[0], nll, number), _put(results[1], sums, number)
+
+    zeros = jnp.zeros(order.shape)
+    nll, sums = jax.lax.fori_loop(0, chunks, add, (zeros, zeros))
+    return _unsorted(nll, targets), (embedding, features, targets, chunks, sums)
+
+
+def _selected_backward(
+    chunk_rows: int, saved: tuple[Array, ...], gradient: Float[Array, " rows"]
+) -> tuple[Array, Array, None, None]:
+    embedding, features, targets, chunks, sums = saved
+    order, sorted_targets = _selected_first(targets, chunk_rows)
+    sorted_gradient = jnp.where(sorted_targets < 0, 0.0, gradient[order])
+
+    def add(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
+        of_embedding, of_features = results
+        rows, of_chunk, of_sums, of_nll = (
+            _chunk(x, number, chunk_rows) for x in (order, sorted_targets, sums, sorted_gradient)
+        )
+        part = features[rows]
+        probabilities = jnp.exp(_logits(part, embedding) - of_sums[:, None])
+        is_target = jax.lax.broadcasted_iota(jnp.int32, probabilities.shape, 1) == of_chunk[:, None]
+        of_logits = ((probabilities - is_target) * of_nll[:, None]).astype(embedding.dtype)
+        # Transposed until the end: this way the small factor is the one that is transposed for the product.
+        of_embedding += jnp.matmul(part.T, of_logits, preferred_element_type=jnp.float32)
+        of_part = jnp.matmul(of_logits, embedding, preferred_element_type=jnp.float32)
+        return of_embedding, _put(of_features, of_part, number)
+
+    zeros = jnp.zeros(embedding.shape[::-1]), jnp.zeros((*order.shape, features.shape[1]))
+    of_embedding, of_features = jax.lax.fori_loop(0, chunks, add, zeros)
+    of_features = _unsorted(of_features, targets).astype(features.dtype)
+    return of_embedding.T.astype(embedding.dtype), of_features, None, None
+
+
+_selected_nll.defvjp(_selected_forward, _selected_backward)
+
+
+def _selected_first(
+    targets: Int[Array, " rows"], chunk_rows: int
+) -> tuple[Int[Array, " padded"], Int[Array, " padded"]]:
+    """The rows with a target, then others, up to a multiple of `chunk_rows`; and their targets, -1 for the others."""
+    padding = (0, -targets.size % chunk_rows)
+    order = jnp.argsort(targets < 0, stable=True)
+    return jnp.pad(order, padding), jnp.pad(targets[order], padding, constant_values=-1)
+
+
+def _unsorted(x: Float[Array, "..."], targets: Int[Array, " rows"]) -> Float[Array, "..."]:
+    """What `_selected_first` put together, back in its rows; 0 in those without a target."""
+    selected = targets >= 0
+    place = jnp.maximum(jnp.cumsum(selected) - 1, 0)
+    return jnp.where(selected.reshape(-1, *(1,) * (x.ndim - 1)), x[place], 0.0)
+
+
+def _logits(features: Float[Array, "rows width"], embedding: Float[Array, "vocabulary width"]) -> Array:
+    return jnp.matmul(features, embedding.T, preferred_element_type=jnp.float32)
+
+
+def _chunk(x: Array, number: Array, rows: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, number * rows, rows)
+
+
+def _put(x: Array, part: Array, number: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part, number * part.shape[0], axis=0)

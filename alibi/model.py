@@ -1,6 +1,6 @@
-"""A decoder language model on Flax's own attention layer, for any position method."""
+"""A decoder language model for any position method, with tied or adaptive embeddings."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -11,111 +11,32 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
-from alibi.attention import attention_fn
+from alibi.adaptive import AdaptiveEmbedding, Bands
 from alibi.attention.backends import BACKENDS
-from alibi.cross_entropy import chunked_token_nll
-from alibi.positions import Bias, PositionMethod, make_position
+from alibi.batch_split import batch_parts, split_batch
+from alibi.block import ACTIVATIONS, Block, PositionCache
+from alibi.embedding import TiedEmbedding
+from alibi.initialization import INITIALIZATIONS
+from alibi.positions import PositionMethod, make_position
 from alibi.positions.base import KnownPositions
-from alibi.products import dot_general_for
 
-ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu}
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
-
-class Block(nn.Module):
-    """A pre-layer-norm decoder layer: attention, then feed-forward, each on a residual branch.
-
-    Attributes: as in `DecoderLM`.
-    """
-
-    position: PositionMethod
-    feed_forward: int
-    activation: str
-    dropout: float
-    attention_dropout: float
-    activation_dropout: float
-    dtype: Any
-    attention: str
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "batch length width"],
-        position_params: Any,
-        bias: Bias | None,
-        query_positions: KnownPositions,
-        key_positions: KnownPositions,
-        segment_ids: Int[Array, "batch length"] | None,
-        deterministic: bool,
-        decode: bool,
-    ) -> Float[Array, "batch length width"]:
-        """The layer's output, of the shape and dtype of `x`."""
-
-        dot_general = dot_general_for(jax.default_backend())
-
-        def rotate(query: Array, key: Array, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
-            return self.position.rotate(position_params, query, key, of_queries, of_keys)
-
-        attention = nn.MultiHeadDotProductAttention(
-            num_heads=self.position.num_heads,
-            dtype=self.dtype,
-            dropout_rate=self.attention_dropout,
-            broadcast_dropout=False,
-            decode=decode,
-            attention_fn=attention_fn(
-                bias,
-                num_heads=self.position.num_heads,
-                query_positions=query_positions,
-                key_positions=key_positions,
-                segment_ids=segment_ids,
-                rotate=rotate,
-                backend=self.attention,
-            ),
-            qkv_dot_general=dot_general,
-            out_dot_general=dot_general,
-            kernel_init=nn.initializers.xavier_uniform(),
-            name="attention",
-        )
-        # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
-        y = attention(nn.LayerNorm(name="attention_norm")(x), deterministic=deterministic)
-        x = x + nn.Dropout(self.dropout)(y, deterministic)
-        y = nn.LayerNorm(name="feed_forward_norm")(x)
-        y = self._dense(self.feed_forward, "up")(y)
-        y = nn.Dropout(self.activation_dropout)(ACTIVATIONS[self.activation](y), deterministic)
-        y = self._dense(x.shape[-1], "down")(y)
-        return x + nn.Dropout(self.dropout)(y, deterministic)
-
-    def _dense(self, features: int, name: str) -> nn.Dense:
-        return nn.Dense(
-            features,
-            dtype=self.dtype,
-            kernel_init=nn.initializers.xavier_uniform(),
-            dot_general=dot_general_for(jax.default_backend()),
-            name=name,
-        )
-
-
-class PositionCache(nn.Module):
-    """Remembers the position of each slot of Flax's key-value cache."""
-
-    @nn.compact
-    def __call__(
-        self, tokens: Int[Array, "batch length"], positions: Int[Array, "*batch length"] | None
-    ) -> tuple[Int[Array, "*batch length"], Int[Array, "batch slots"]]:
-        """The positions of `tokens` and of every slot; those after the last token Flax masks."""
-        started = self.has_variable("cache", "positions")
-        slots = self.variable("cache", "positions", jnp.zeros, tokens.shape, jnp.int32)
-        index = self.variable("cache", "index", jnp.zeros, (), jnp.int32)
-        if not started:
-            return jnp.arange(tokens.shape[-1]), slots.value
-        positions = jnp.broadcast_to(index.value if positions is None else positions, tokens.shape)
-        slots.value = jax.lax.dynamic_update_slice(slots.value, positions, (0, index.value))
-        index.value = index.value + tokens.shape[-1]
-        return positions, slots.value
+CHOICES: dict[str, Collection[str]] = {
+    "activation": ACTIVATIONS,
+    "dtype": DTYPES,
+    "embedding": ("tied", "adaptive"),
+    "initialization": INITIALIZATIONS,
+    "attention": ("auto", *BACKENDS),
+}
+# Keys of config.model that are attributes of `DecoderLM`.
+SAME_NAMES = (
+    *("num_layers", "feed_forward", "activation", "dropout", "attention_dropout", "activation_dropout"),
+    *("final_norm", "norm_epsilon", "initialization", "remat", "attention"),
+)
 
 
 class DecoderLM(nn.Module):
-    """A causal language model with tied embeddings (paper, section 2.2 and appendix A.1).
+    """A causal language model (paper, section 2.2 and appendix A.1).
 
     Attributes:
       vocab_size: tokens of the vocabulary.
@@ -124,10 +45,14 @@ class DecoderLM(nn.Module):
       feed_forward: hidden features of the feed-forward layers.
       activation: relu, gelu or silu.
       dropout, attention_dropout, activation_dropout: rates.
+      bands: of adaptive embeddings; None: one matrix, tied.
+      final_norm: a layer norm after the last layer.
+      norm_epsilon: added to the variance in layer norms.
+      initialization: a name from `alibi.initialization.INITIALIZATIONS`.
       dtype: of the products; parameters, norms, logits, softmax and loss are float32.
       remat: recompute each block in the backward pass.
       attention: backend, see `alibi.attention.attend`.
-      logits_chunk: tokens whose logits `token_nll` holds at one time.
+      logits_chunk: tokens whose logits `token_nll` holds at one time (adaptive: in the head).
       activations: how the batch dimension of activations lies on the devices; None: as
         the compiler chooses, which may gather the batch where parameters are split too.
     """
@@ -140,6 +65,10 @@ class DecoderLM(nn.Module):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
+    bands: Bands | None = None
+    final_norm: bool = True
+    norm_epsilon: float = 1e-6
+    initialization: str = "xavier"
     dtype: Any = jnp.float32
     remat: bool = False
     attention: str = "auto"
@@ -147,10 +76,9 @@ class DecoderLM(nn.Module):
     activations: NamedSharding | None = None
 
     def setup(self) -> None:
-        width = self.position.width
-        self.embedding = self.param("embedding", nn.initializers.normal(width**-0.5), (self.vocab_size, width))
+        self.vocabulary = self._make_vocabulary()
         self.position_params = self.param("position", self.position.init) if self.position.learns else {}
-        block = nn.remat(Block, static_argnums=(7, 8)) if self.remat else Block
+        block = nn.remat(Block, static_argnums=(7, 8, 9)) if self.remat else Block
         self.layers = [
             block(
                 position=self.position,
@@ -159,14 +87,24 @@ class DecoderLM(nn.Module):
                 dropout=self.dropout,
                 attention_dropout=self.attention_dropout,
                 activation_dropout=self.activation_dropout,
+                norm_epsilon=self.norm_epsilon,
+                initialization=INITIALIZATIONS[self.initialization],
                 dtype=self.dtype,
                 attention=self.attention,
             )
             for _ in range(self.num_layers)
         ]
-        self.final_norm = nn.LayerNorm()
+        self.last_norm = nn.LayerNorm(self.norm_epsilon, name="final_norm") if self.final_norm else None
         self.embedding_dropout = nn.Dropout(self.dropout)
         self.position_cache = PositionCache()
+
+    def _make_vocabulary(self) -> TiedEmbedding | AdaptiveEmbedding:
+        width = self.position.width
+        how = {"dtype": self.dtype, "logits_chunk": self.logits_chunk, "activations": self.activations}
+        if self.bands is not None:
+            return AdaptiveEmbedding(self.vocab_size, width, self.bands, name="adaptive", **how)
+        embedding = self.param("embedding", nn.initializers.normal(width**-0.5), (self.vocab_size, width))
+        return TiedEmbedding(embedding, **how)
 
     def __call__(
         self,
@@ -177,7 +115,7 @@ class DecoderLM(nn.Module):
         deterministic: bool = True,
         decode: bool = False,
     ) -> Float[Array, "batch length vocabulary"]:
-        """Logits of the token after each of `tokens`, float32.
+        """Logits of the token after each of `tokens`, float32; adaptive embeddings give log-probabilities.
 
         Args:
           positions: integers `[length]` or `[batch, length]`; by default 0, 1, ...
@@ -190,33 +128,33 @@ class DecoderLM(nn.Module):
         Raises:
           ValueError: a sequence longer than the position method is defined for.
         """
-        return self.head(
-            self.features(
-                tokens, positions=positions, segment_ids=segment_ids, deterministic=deterministic, decode=decode
-            )
+        features = self.features(
+            tokens, positions=positions, segment_ids=segment_ids, deterministic=deterministic, decode=decode
         )
+        return self.vocabulary.logits(features, deterministic)
 
     def token_nll(
         self,
         inputs: Int[Array, "batch length"],
         targets: Int[Array, "batch scored"],
         *,
-        scored_from: Int[Array, " batch"] | None = None,
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "batch scored"]:
         """-log p of each target in nats, float32; 0 where a target is negative.
 
-        Target i of row r belongs to input position scored_from[r] + i (i by default): only
-        the scored positions go through the softmax. Never holds all logits.
+        The targets are those of the last inputs: where they are fewer, the last layer's
+        queries and the softmax are computed only for these. Never holds all logits.
         """
-        features = self.features(inputs, positions=positions, segment_ids=segment_ids, deterministic=deterministic)
-        if scored_from is not None:
-            scored = scored_from[:, None] + jnp.arange(targets.shape[1])[None, :]
-            scored = jnp.minimum(scored, inputs.shape[1] - 1)  # beyond the last input stand only negative targets
-            features = jnp.take_along_axis(features, scored[:, :, None], axis=1)
-        return chunked_token_nll(self.head, features, targets, self.logits_chunk)
+        features = self.features(
+            inputs,
+            positions=positions,
+            segment_ids=segment_ids,
+            deterministic=deterministic,
+            last=targets.shape[-1],
+        )
+        return self.vocabulary.token_nll(features, targets, deterministic)
 
     def features(
         self,
@@ -226,8 +164,9 @@ class DecoderLM(nn.Module):
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         decode: bool = False,
-    ) -> Float[Array, "batch length width"]:
-        """What the softmax layer gets for each token, float32; arguments as in `__call__`."""
+        last: int | None = None,
+    ) -> Float[Array, "batch last width"]:
+        """What the softmax layer gets for the last `last` tokens (None: all), float32; arguments as in `__call__`."""
         self.position.check_length(tokens.shape[-1])
         of_queries: KnownPositions
         of_keys: KnownPositions
@@ -237,32 +176,14 @@ class DecoderLM(nn.Module):
             of_queries, of_keys = self.position_cache(tokens, positions)
         else:
             of_queries = of_keys = np.arange(tokens.shape[-1]) if positions is None else positions
-        x = self.embedding[tokens] * jnp.sqrt(self.position.width).astype(jnp.float32)
+        x = self.vocabulary.embed(tokens) * jnp.sqrt(self.position.width).astype(jnp.float32)
         x = self.position.embed(self.position_params, x, jnp.asarray(of_queries))
-        x = self.embedding_dropout(self._split_batch(x), deterministic)
+        x = self.embedding_dropout(split_batch(x, self.activations), deterministic)
         bias = self.position.bias(self.position_params)
-        for layer in self.layers:
-            x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode)
-        return self.final_norm(x)
-
-    def head(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length vocabulary"]:
-        """Logits of features, by the tied embedding, float32."""
-        features, embedding = self._split_batch(features).astype(self.dtype), self.embedding.astype(self.dtype)
-        product = dot_general_for(jax.default_backend())
-        logits = product(features, embedding.T, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-        return self._split_batch(logits)
-
-    def _split_batch(self, x: Float[Array, "batch length features"]) -> Float[Array, "batch length features"]:
-        """Keeps the batch split over the devices; without this, split parameters win and each device does all."""
-        if self.activations is None or x.shape[0] % batch_parts(self.activations):
-            return x
-        return jax.lax.with_sharding_constraint(x, self.activations)
-
-
-def batch_parts(sharding: NamedSharding) -> int:
-    """Into how many parts a sharding splits the first dimension."""
-    size = sharding.mesh.size
-    return size // sharding.shard_shape((size,))[0]
+        for number, layer in enumerate(self.layers):
+            kept = last if last is not None and number == len(self.layers) - 1 else tokens.shape[-1]
+            x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode, kept)
+        return x if self.last_norm is None else self.last_norm(x)
 
 
 def build_model(
@@ -275,26 +196,16 @@ def build_model(
         `config.model.logits_chunk` tokens.
 
     Raises:
-      ValueError: num_heads that doesn't divide width, an unknown activation, dtype,
-        position method or option.
+      ValueError: num_heads that doesn't divide width, cutoffs that don't fit the
+        vocabulary, a number out of its range, an unknown name of a choice, position
+        method or option.
     """
     model = config.model
-    if model.num_heads < 1 or model.width % model.num_heads:
-        divisors = [n for n in range(1, model.width + 1) if model.width % n == 0]
-        nearest = sorted(sorted(divisors, key=lambda n: abs(n - model.num_heads))[:3])
-        raise ValueError(
-            f"model.num_heads={model.num_heads} does not divide model.width={model.width}; "
-            f"use {', '.join(map(str, nearest))}"
-        )
-    _check_choice("model.activation", model.activation, ACTIVATIONS)
-    _check_choice("model.dtype", model.dtype, DTYPES)
-    _check_choice("model.attention", model.attention, ("auto", *BACKENDS))
-    for key in ("num_layers", "feed_forward", "logits_chunk"):
-        if model[key] < 1:
-            raise ValueError(f"model.{key}={model[key]} must be at least 1")
-    for key in ("dropout", "attention_dropout", "activation_dropout"):
-        if not 0 <= model[key] < 1:
-            raise ValueError(f"model.{key}={model[key]} must be a rate from 0 to below 1")
+    _check(model)
+    bands = None
+    if model.embedding == "adaptive":
+        bands = Bands(tuple(model.cutoffs), model.adaptive_factor, model.softmax_dropout, model.padding_rows)
+        bands.check(vocab_size, model.width)
     position = make_position(
         config.position,
         num_heads=model.num_heads,
@@ -305,18 +216,12 @@ def build_model(
     )
     return DecoderLM(
         vocab_size=vocab_size,
-        num_layers=model.num_layers,
         position=position,
-        feed_forward=model.feed_forward,
-        activation=model.activation,
-        dropout=model.dropout,
-        attention_dropout=model.attention_dropout,
-        activation_dropout=model.activation_dropout,
+        bands=bands,
         dtype=DTYPES[model.dtype],
-        remat=model.remat,
-        attention=model.attention,
-        logits_chunk=model.logits_chunk * (1 if activations is None else batch_parts(activations)),
+        logits_chunk=model.logits_chunk * batch_parts(activations),
         activations=activations,
+        **{key: model[key] for key in SAME_NAMES},
     )
 
 
@@ -327,6 +232,23 @@ def count_parameters(model: DecoderLM) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
 
 
-def _check_choice(key: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{key}={value!r} is unknown; use one of {', '.join(choices)}")
+def _check(model: ml_collections.ConfigDict) -> None:
+    """Raises ValueError for a value of config.model that no model can have."""
+    if model.num_heads < 1 or model.width % model.num_heads:
+        divisors = [n for n in range(1, model.width + 1) if model.width % n == 0]
+        nearest = sorted(sorted(divisors, key=lambda n: abs(n - model.num_heads))[:3])
+        raise ValueError(
+            f"model.num_heads={model.num_heads} does not divide model.width={model.width}; "
+            f"use {', '.join(map(str, nearest))}"
+        )
+    for key, choices in CHOICES.items():
+        if model[key] not in choices:
+            raise ValueError(f"model.{key}={model[key]!r} is unknown; use one of {', '.join(choices)}")
+    for key in ("num_layers", "feed_forward", "logits_chunk"):
+        if model[key] < 1:
+            raise ValueError(f"model.{key}={model[key]} must be at least 1")
+    for key in ("dropout", "attention_dropout", "activation_dropout", "softmax_dropout"):
+        if not 0 <= model[key] < 1:
+            raise ValueError(f"model.{key}={model[key]} must be a rate from 0 to below 1")
+    if model.norm_epsilon <= 0:
+        raise ValueError(f"model.norm_epsilon={model.norm_epsilon} must be above 0, such as 1e-5")

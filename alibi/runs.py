@@ -18,7 +18,7 @@ from alibi.data.tokenizers import Tokenizer, load_tokenizer
 
 # Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
-              "model.logits_chunk")  # fmt: skip
+              "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 

@@ -29,9 +29,21 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.model.num_heads = 8  # must divide width
     config.model.feed_forward = 512  # hidden features of the feed-forward layers
     config.model.activation = "relu"  # relu (the paper's), gelu or silu
+    config.model.final_norm = True  # a layer norm after the last layer; the paper's models have none
+    config.model.norm_epsilon = 1e-6  # added to the variance in layer norms; 1e-5 in the paper's code
+    config.model.initialization = "xavier"  # xavier: all matrices, biases 0; paper: see alibi/initialization.py
     config.model.dropout = 0.0  # rate on embeddings and residual branches
     config.model.attention_dropout = 0.0  # rate on attention weights
     config.model.activation_dropout = 0.0  # rate inside the feed-forward layers
+    # tied: one matrix for inputs and softmax. adaptive: bands of words by falling frequency, of
+    # falling width, in inputs and softmax (Baevski & Auli 2019); the next four keys are only its.
+    config.model.embedding = "tied"
+    config.model.cutoffs = (20_000, 60_000)  # first id of each band but the first; 20000:60000 in --config
+    config.model.adaptive_factor = 4  # each band is this many times narrower than the one before
+    config.model.softmax_dropout = 0.0  # rate on the softmax's input, and again inside its tails
+    # Whether training takes the second row of every band for padding, as the paper's code does
+    # with ids 1, 20001 and 60001: zero at first, and no target of a tail.
+    config.model.padding_rows = False
     config.model.dtype = "float32"  # of the products: float32 or bfloat16; parameters are float32
     config.model.remat = False  # recompute each layer in the backward pass: less memory, a third more time
     config.model.attention = "auto"  # auto, or a name from alibi.attention.backends.BACKENDS
@@ -60,13 +72,22 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.train.steps = 600  # updates
     config.train.batch_tokens = 2048  # tokens an update sees, whatever the length and the devices
     config.train.accumulation = 1  # micro-batches an update is made of
+    # Tokens a device sees at one time; where it would be more, accumulation grows (0: no limit).
+    config.train.max_device_tokens = 0
 
     config.optimizer = ml_collections.ConfigDict()
-    config.optimizer.name = "adamw"
+    config.optimizer.name = "adamw"  # adamw, or nag: SGD with Nesterov's momentum, no weight decay
     config.optimizer.learning_rate = 3e-3  # at the end of the warm-up
-    config.optimizer.warmup_steps = 50  # updates, linear from 0
-    config.optimizer.final_fraction = 0.1  # of learning_rate, where the cosine ends
-    config.optimizer.b1 = 0.9
+    config.optimizer.warmup_steps = 50  # updates, linear from warmup_init
+    config.optimizer.warmup_init = 0.0  # learning rate of the first update, where there is a warm-up
+    config.optimizer.schedule = "cosine"  # after the warm-up: cosine, to the run's end; or cosine_restarts
+    config.optimizer.final_fraction = 0.1  # cosine: of learning_rate, where it ends
+    config.optimizer.min_learning_rate = 0.0  # cosine_restarts: where the first cycle ends
+    config.optimizer.period_steps = 1000  # cosine_restarts: updates of the first cycle
+    config.optimizer.period_mult = 1.0  # cosine_restarts: each cycle is this many times as long as the one before
+    config.optimizer.shrink = 1.0  # cosine_restarts: and its learning rates this many times as high
+    config.optimizer.momentum = 0.99  # nag
+    config.optimizer.b1 = 0.9  # adamw, like the next three
     config.optimizer.b2 = 0.99
     config.optimizer.eps = 1e-8
     config.optimizer.weight_decay = 0.1  # of matrices; biases, norms and position parameters have none
@@ -107,6 +128,12 @@ def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigD
     return config
 
 
+def whole_sequences(tokens: int, config: ml_collections.ConfigDict, arg: str) -> int:
+    """`tokens` or what of them is a multiple of the train_length that `arg` will set; at least one sequence."""
+    length = apply(config.copy_and_resolve_references(), arg).train_length
+    return max(tokens // length, 1) * length
+
+
 def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
     """Sets one dotted `key`, reading a string `value` as the type that the key has."""
     known = sorted([*_leaf_keys(config), *SHORT_NAMES])
@@ -144,10 +171,22 @@ def _literal(value: object) -> object:
 def _convert(key: str, old: object, value: object) -> object:
     needed = type(old)
     got = value if needed is str else _literal(value)
+    if needed is tuple:
+        got = _integers(got)
     if needed is bool and isinstance(got, str) and got.lower() in ("true", "false"):
         got = got.lower() == "true"
     if needed is float and type(got) is int:
         got = float(got)
     if type(got) is not needed:
-        raise ValueError(f"config key {key}={value!r} must be of type {needed.__name__}, such as {old!r}")
+        kind, example = ("integers", "20000:60000") if needed is tuple else (needed.__name__, repr(old))
+        raise ValueError(f"config key {key}={value!r} must be of type {kind}, such as {example}")
     return got
+
+
+def _integers(value: object) -> object:
+    """A sequence of integers, or "20000:60000" (a comma would end the value), as a tuple; all else as it is."""
+    if isinstance(value, str):
+        value = value.split(":")
+    items = value if isinstance(value, list | tuple) else [value]
+    numbers = tuple(_literal(item) for item in items)
+    return numbers if all(type(number) is int for number in numbers) else items

@@ -30,30 +30,16 @@ def main() -> int:
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
     from alibi.sweeps.definition import load_sweep
-    from alibi.sweeps.execute import Stopped, Sweeper, is_in_progress, is_primary
+    from alibi.sweeps.execute import Sweeper, is_in_progress, is_primary, run_sweeper
     from alibi.sweeps.plan import plan_table, survey
 
     workdir = pathlib.Path(_WORKDIR.value).expanduser()
-    try:
-        sweep = load_sweep(_SWEEP.value)
-        if _DRY_RUN.value:
-            print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
-            return 0
-        primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
-        failures = Sweeper(sweep, workdir, flags=_host_flags(), primary=primary).execute()
-    except (Stopped, KeyboardInterrupt):
-        print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
-        return 130
-    for name, reason in failures.items():
-        print(f"failed: {name}: {reason}", file=sys.stderr)
-    if failures:
-        print("the same command tries the failed runs again", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def _host_flags() -> list[str]:
-    names = ("multihost", "coordinator_address", "num_processes", "process_id")
-    return [f"--{name}={flags.FLAGS[name].value}" for name in names if flags.FLAGS[name].value not in (None, False)]
+    sweep = load_sweep(_SWEEP.value)
+    if _DRY_RUN.value:
+        print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
+        return 0
+    primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
+    return run_sweeper(Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # Each room with the rooms that it may import, besides itself.
 LIBRARY = {"alibi.slopes", "alibi.positions", "alibi.attention"}
-MODEL = LIBRARY | {"alibi.cross_entropy", "alibi.products", "alibi.model"}
+LAYERS = LIBRARY | {"alibi.products", "alibi.initialization", "alibi.batch_split", "alibi.cross_entropy"}
+MODEL = LAYERS | {"alibi.block", "alibi.embedding", "alibi.adaptive", "alibi.model"}
 ALLOWED = {
     "alibi.slopes": set(),
     "alibi.positions": {"alibi.slopes"},
     "alibi.products": set(),
     "alibi.attention": {"alibi.slopes", "alibi.positions"},
     "alibi.cross_entropy": set(),
+    "alibi.initialization": set(),
+    "alibi.batch_split": set(),
+    "alibi.block": LAYERS,
+    "alibi.embedding": LAYERS,
+    "alibi.adaptive": LAYERS | {"alibi.embedding"},
     "alibi.model": MODEL,
+    "alibi.fairseq": set(),
     "alibi.data": set(),
     "alibi.reporting": set(),
     "alibi.errors": set(),
@@ -30,8 +37,9 @@ ALLOWED = {
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "configs.base"},
+    "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps"},
     "alibi": LIBRARY,
-    "configs": {"configs.base"},
+    "configs": {"configs.base", "configs.wikitext103", "configs.wikitext2"},  # a config may vary another one
 }
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import pathlib
 import signal
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -32,15 +33,31 @@ class Stopped(Exception):  # noqa: N818 - no error: the user's wish
 
 
 class Sweeper:
-    """Executes `sweep` in `workdir`; `flags` go to every process (those of several hosts)."""
+    """Executes `sweep` in `workdir`.
 
-    def __init__(self, sweep: Sweep, workdir: pathlib.Path, *, flags: Sequence[str] = (), primary: bool = True):
+    Args:
+      flags: given to every process (those of several hosts).
+      primary: whether this process writes the reports.
+      report: writes what the results are wanted for and returns it as text, given the
+        reasons of failed runs; by default `write_report`.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        workdir: pathlib.Path,
+        *,
+        flags: Sequence[str] = (),
+        primary: bool = True,
+        report: Callable[[dict[str, str]], str] | None = None,
+    ):
         self.sweep, self.workdir = sweep, workdir.absolute()
         if "," in str(self.workdir):
             raise ValueError(
                 f"--workdir {self.workdir} holds a comma, which separates work directories; use a path without one"
             )
         self.flags, self.primary = list(flags), primary
+        self.report = report or functools.partial(write_report, self.workdir, sweep.title)
         self.children = Children()
 
     def execute(self) -> dict[str, str]:
@@ -63,7 +80,7 @@ class Sweeper:
                     say(f"{run.name} failed: {reason}")
                 if self.primary:  # after each run, so that there is something to look at from the first one on
                     write_failure(self.workdir, run.name, reason)
-                    report = write_report(self.workdir, self.sweep.title, self._known_failures())
+                    report = self.report(self._known_failures())
             print(f"\n{report}", flush=True)
             return failures
 
@@ -106,8 +123,7 @@ class Sweeper:
     def _train(self, run: Run) -> str:
         directory = run_directory(self.workdir, run)
         before = directory.status().get("updated")
-        flags = [*run.config_flags(), f"--workdir={directory.path}", *self.flags]
-        code, message = self._run_script("train.py", flags)
+        code, message = self._run_script("train.py", [*train_flags(run, self.workdir), *self.flags])
         if code == 0:
             return ""
         status = directory.status()
@@ -115,11 +131,7 @@ class Sweeper:
         return status["reason"] if recorded else message or f"training {describe_exit(code)}"
 
     def _evaluate(self, run: Run, evaluation: Evaluation) -> str:
-        flags = [f"--workdirs={run_directory(self.workdir, run).path}"]
-        flags.append(f"--lengths={','.join(map(str, evaluation.lengths))}")
-        flags += [f"--split={evaluation.split}", f"--output_dir={self.workdir}", "--noreport"]
-        if evaluation.stride is not None:
-            flags.append(f"--stride={evaluation.stride}")
+        flags = evaluation_flags(run, evaluation, self.workdir)
         code, message = self._run_script("eval_extrapolation.py", [*flags, *self.flags])
         return "" if code == 0 else message or f"evaluation {describe_exit(code)}"
 
@@ -197,6 +209,38 @@ class Children:
             raise Stopped
         # A terminal that hangs up would leave the run without anybody to read it: it saves and ends.
         self._child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+
+def run_sweeper(sweeper: Sweeper) -> int:
+    """Executes it and says on stderr how it ended; returns the exit code: 1 after failures, 130 when it was stopped."""
+    try:
+        failures = sweeper.execute()
+    except (Stopped, KeyboardInterrupt):
+        print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
+        return 130
+    for name, reason in failures.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if failures:
+        print("the same command tries the failed runs again", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def train_flags(run: Run, workdir: pathlib.Path) -> list[str]:
+    """What train.py is started with."""
+    return [*run.config_flags(), f"--workdir={run_directory(workdir, run).path}"]
+
+
+def evaluation_flags(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> list[str]:
+    """What eval_extrapolation.py is started with."""
+    stride = [] if evaluation.stride is None else [f"--stride={evaluation.stride}"]
+    return [
+        f"--workdirs={run_directory(workdir, run).path}",
+        f"--lengths={','.join(map(str, evaluation.lengths))}",
+        *stride,
+        f"--split={evaluation.split}",
+        f"--output_dir={workdir.absolute()}",
+        "--noreport",
+    ]
 
 
 def is_primary(process_id: int | None, multihost: bool, environment: dict[str, str] | os._Environ) -> bool:

@@ -22,9 +22,10 @@ from alibi.runs import RunDirectory, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
-from alibi.training.metrics import MetricsWriter, Progress
-from alibi.training.optimizer import make_optimizer, make_schedule
-from alibi.training.setup import check_config, on_first_host, prepare_files, sequences_per_update
+from alibi.training.metrics import MetricsWriter, Progress, peak_memory_bytes
+from alibi.training.optimizer import make_optimizer
+from alibi.training.schedules import make_schedule
+from alibi.training.setup import check_config, micro_batches, on_first_host, prepare_files, sequences_per_update
 from alibi.training.sharding import batch_sharding, batch_shards, make_mesh
 from alibi.training.state import abstract_state, initial_state
 from alibi.training.step import Metrics, make_train_step
@@ -136,7 +137,8 @@ class Trainer:
         else:
             self.state = initial_state(model, optimizer, mesh, config.seed)
         self.valid = make_validator(config, model, mesh, files.get("valid"))
-        self.feed = stack.enter_context(contextlib.closing(Feed(batches, mesh, config.train.accumulation)))
+        parts = micro_batches(config, batch_shards(mesh))
+        self.feed = stack.enter_context(contextlib.closing(Feed(batches, mesh, parts)))
         self.writer = None
         if self.primary:
             tensorboard = run.path / "tensorboard" if config.log.tensorboard else None
@@ -245,9 +247,14 @@ class Trainer:
     def _write_status(self, state: str, reason: str = "") -> None:
         if self.primary:
             best = None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]}
-            rate = self.progress.tokens_per_second
             self.run.write_status(
-                state, step=self.step, steps=self.steps, reason=reason, tokens_per_second=rate, best=best
+                state,
+                step=self.step,
+                steps=self.steps,
+                reason=reason,
+                tokens_per_second=self.progress.tokens_per_second,
+                peak_memory_bytes=peak_memory_bytes(),
+                best=best,
             )
 
 

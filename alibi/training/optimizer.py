@@ -1,49 +1,48 @@
-"""The optimizer and its learning-rate schedule."""
+"""The optimizers."""
 
 import jax
 import ml_collections
 import optax
 
-
-def make_schedule(optimizer: ml_collections.ConfigDict, steps: int) -> optax.Schedule:
-    """Linear warm-up, then a cosine to `final_fraction` of the peak at update `steps`.
-
-    Raises:
-      ValueError: a warm-up that is not shorter than the run.
-    """
-    if not 0 <= optimizer.warmup_steps < steps:
-        raise ValueError(
-            f"optimizer.warmup_steps={optimizer.warmup_steps} must be at least 0 and below train.steps={steps}"
-        )
-    peak = optimizer.learning_rate
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0 if optimizer.warmup_steps else peak,
-        peak_value=peak,
-        warmup_steps=optimizer.warmup_steps,
-        decay_steps=steps,
-        end_value=peak * optimizer.final_fraction,
-    )
+from alibi.training.schedules import make_schedule
 
 
 def make_optimizer(optimizer: ml_collections.ConfigDict, steps: int) -> optax.GradientTransformation:
     """The optimizer that the config's section names, with clipping by the global norm before it.
 
     Raises:
-      ValueError: an unknown name; see also `make_schedule`.
+      ValueError: an unknown name, nag with weight decay or a momentum outside 0 to below 1;
+        see also `make_schedule`.
     """
-    if optimizer.name != "adamw":
-        raise ValueError(f"optimizer.name={optimizer.name!r} is unknown; use adamw")
-    adamw = optax.adamw(
-        make_schedule(optimizer, steps),
-        b1=optimizer.b1,
-        b2=optimizer.b2,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        mask=_decayed,
-    )
-    return optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), adamw) if optimizer.clip_norm else adamw
+    if optimizer.name not in ("adamw", "nag"):
+        raise ValueError(f"optimizer.name={optimizer.name!r} is unknown; use one of adamw, nag")
+    schedule = make_schedule(optimizer, steps)
+    if optimizer.name == "nag":
+        chosen = _nag(optimizer, schedule)
+    else:
+        chosen = optax.adamw(
+            schedule,
+            b1=optimizer.b1,
+            b2=optimizer.b2,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            mask=_decayed,
+        )
+    return optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), chosen) if optimizer.clip_norm else chosen
+
+
+def _nag(optimizer: ml_collections.ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Nesterov's accelerated gradient; the same as fairseq's `nag`, whose buffer holds the learning rate too."""
+    if optimizer.weight_decay:
+        raise ValueError(
+            f"optimizer.weight_decay={optimizer.weight_decay}: nag has none; set it to 0, or use optimizer.name=adamw"
+        )
+    if not 0 <= optimizer.momentum < 1:
+        raise ValueError(f"optimizer.momentum={optimizer.momentum} must be from 0 to below 1")
+    return optax.sgd(schedule, momentum=optimizer.momentum, nesterov=True)
 
 
 def _decayed(params: optax.Params) -> optax.Params:
-    """True for matrices: kernels and the embedding, not biases, norms and position parameters."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in ("kernel", "embedding"), params)
+    """True for matrices: kernels and embeddings, not biases, norms and position parameters."""
+    matrices = ("kernel", "embedding", "clusters")
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in matrices, params)

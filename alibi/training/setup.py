@@ -15,6 +15,8 @@ from alibi.model import build_model
 from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import batch_shards
 
+UNKNOWN_VOCABULARY = 2**31 - 1  # room for any cutoffs
+
 
 def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
     """Raises ValueError for a config that can't be trained on `mesh`."""
@@ -22,7 +24,8 @@ def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
         value = _get(config, key)
         if value < 1:
             raise ValueError(f"{key}={value} must be at least 1")
-    for key in ("eval.every_steps", "checkpoint.every_steps", "checkpoint.every_minutes", "optimizer.clip_norm"):
+    counts = ("train.max_device_tokens", "eval.every_steps", "checkpoint.every_steps", "checkpoint.every_minutes")
+    for key in (*counts, "optimizer.clip_norm"):
         value = _get(config, key)
         if value < 0:
             raise ValueError(f"{key}={value} must be at least 0")
@@ -30,7 +33,8 @@ def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
         raise ValueError(f"eval.max_tokens={config.eval.max_tokens} must be positive, or -1 for all")
     sequences_per_update(config, batch_shards(mesh))
     make_optimizer(config.optimizer, config.train.steps)
-    build_model(config, vocab_size=1).position.check_length(config.train_length)
+    # How many words the data has is not known yet; the model is built again when it is.
+    build_model(config, vocab_size=UNKNOWN_VOCABULARY).position.check_length(config.train_length)
 
 
 def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
@@ -50,6 +54,17 @@ def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
             f"use {f'{below} or ' if below > 0 else ''}{above}"
         )
     return tokens // length
+
+
+def micro_batches(config: ml_collections.ConfigDict, shards: int) -> int:
+    """Micro-batches of an update: train.accumulation, or the next multiple that keeps to train.max_device_tokens.
+
+    A micro-batch has at least one sequence for each of the `shards` parts.
+    """
+    sequences = sequences_per_update(config, shards) // shards
+    limit, least = config.train.max_device_tokens, config.train.accumulation
+    most = max(limit // config.train_length, 1) if limit else sequences
+    return next(n for n in range(least, sequences + 1, least) if sequences % n == 0 and sequences // n <= most)
 
 
 def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:

@@ -1,0 +1,189 @@
+"""Adaptive input and adaptive softmax: the rarer a word, the narrower its vector (Baevski and Auli 2019)."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from alibi.batch_split import batch_parts, split_batch
+from alibi.cross_entropy import chunked_token_nll, selected_token_nll
+from alibi.embedding import tied_logits
+from alibi.products import dot_general_for
+
+PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
+# Rows whose logits over a tail exist at one time: few, since few words are rare, and 128 x
+# 200,000 logits are 100 MB; but enough for products at full speed.
+TAIL_ROWS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Bands:
+    """How the vocabulary is divided: ids by falling frequency, as dictionaries have them.
+
+    Attributes:
+      cutoffs: first id of each band but the first, ascending.
+      factor: each band is this many times narrower than the one before.
+      dropout: rate on the softmax's input, and again inside its tails.
+      padding_rows: take row 1 of each band for padding, as the paper's code does: it starts
+        at zero, and training leaves it out as a target of a tail, though not of the head.
+    """
+
+    cutoffs: tuple[int, ...]
+    factor: int
+    dropout: float = 0.0
+    padding_rows: bool = False
+
+    def sizes(self, vocab_size: int) -> tuple[int, ...]:
+        """Words of each band."""
+        ends = (*self.cutoffs, vocab_size)
+        return tuple(end - start for start, end in zip((0, *self.cutoffs), ends, strict=True))
+
+    def check(self, vocab_size: int, width: int) -> None:
+        """Raises ValueError where the bands don't fit a vocabulary or a width."""
+        spelt = ":".join(map(str, self.cutoffs))
+        if not self.cutoffs or min(self.sizes(vocab_size)) < 1:
+            raise ValueError(
+                f"model.cutoffs={spelt} must ascend, above 0 and below the {vocab_size:,} tokens of the vocabulary; "
+                f"use for example {max(vocab_size // 8, 1)}:{max(vocab_size // 3, 2)}, or model.embedding=tied"
+            )
+        if self.factor < 1 or width < self.factor ** len(self.cutoffs):
+            raise ValueError(
+                f"model.adaptive_factor={self.factor} leaves band {len(self.cutoffs)} of model.cutoffs={spelt} no "
+                f"feature of model.width={width}; use a smaller factor (at least 1) or fewer cutoffs"
+            )
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Bands of words, in inputs and softmax (paper, section 3, after Baevski and Auli 2019; fairseq's code).
+
+    Band i has an embedding of width // factor^i features, and a projection to `width`. The
+    softmax is in two steps: the head gives the first band's words, by their embedding
+    alone, and one cluster for each further band; the words of that band are told apart by
+    its projection and embedding, both transposed. Inputs and softmax share all but the
+    clusters' matrix.
+
+    Attributes: as in `alibi.model.DecoderLM`, and `bands`.
+    """
+
+    vocab_size: int
+    width: int
+    bands: Bands
+    dtype: Any
+    logits_chunk: int
+    activations: NamedSharding | None
+
+    def setup(self) -> None:
+        sizes = self.bands.sizes(self.vocab_size)
+        self.band = [
+            Band(size, self.width // self.bands.factor**i, self.width, self.bands.padding_rows)
+            for i, size in enumerate(sizes)
+        ]
+        xavier = nn.initializers.xavier_uniform()
+        self.clusters = self.param("clusters", xavier, (self.width, len(self.bands.cutoffs)))
+        self.input_dropout, self.tail_dropout = (nn.Dropout(self.bands.dropout) for _ in range(2))
+
+    def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
+        """The projected vectors of tokens."""
+        starts = (0, *self.bands.cutoffs)
+        parts = [band.rows(tokens - start) for band, start in zip(self.band, starts, strict=True)]
+        # One product for all bands: a token has zeros for those that are not its own.
+        rows = jnp.concatenate(parts, axis=-1).astype(self.dtype)
+        kernel = jnp.concatenate([band.kernel for band in self.band]).astype(self.dtype)
+        return _product(split_batch(rows, self.activations), kernel)
+
+    def logits(
+        self, features: Float[Array, "batch length width"], deterministic: bool = True
+    ) -> Float[Array, "batch length vocabulary"]:
+        """Log-probabilities of all words, float32."""
+        features = self.input_dropout(features, deterministic)
+        head = jax.nn.log_softmax(self._head(features))
+        parts = [head[..., : self.bands.cutoffs[0]]]
+        for number, band in enumerate(self.band[1:]):
+            of_cluster = head[..., self.bands.cutoffs[0] + number, None]
+            hidden = self._hidden(band, features, deterministic)
+            tail = tied_logits(hidden, band.embedding, self.dtype, self.activations)
+            parts.append(of_cluster + jax.nn.log_softmax(tail))
+        return jnp.concatenate(parts, axis=-1)
+
+    def token_nll(
+        self,
+        features: Float[Array, "batch length width"],
+        targets: Int[Array, "batch length"],
+        deterministic: bool = True,
+    ) -> Float[Array, "batch length"]:
+        """-log p of each target in nats, float32; 0 where a target is negative.
+
+        A tail's softmax is computed only for the tokens whose target is in its band. (The
+        projection before it, a hundredth of the work, is computed for all, so that dropout
+        doesn't depend on how tokens are put together.)
+        """
+        features = self.input_dropout(features, deterministic)
+        starts = self.bands.cutoffs
+        cluster = sum((targets >= start).astype(targets.dtype) for start in starts[1:])
+        of_head = jnp.where(targets < starts[0], targets, starts[0] + cluster)
+        nll = chunked_token_nll(self._head, features, of_head, self.logits_chunk)
+        for start, band in zip(starts, self.band[1:], strict=True):
+            inside = (targets >= start) & (targets < start + band.size)
+            if self.bands.padding_rows and not deterministic:
+                inside &= targets != start + PADDING_ROW
+            nll += selected_token_nll(
+                band.embedding.astype(self.dtype),
+                self._hidden(band, features, deterministic).astype(self.dtype),
+                jnp.where(inside, targets - start, -1),
+                chunk_rows=TAIL_ROWS,
+                parts=batch_parts(self.activations),
+            )
+        return nll
+
+    def _head(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length head"]:
+        """Logits of the first band's words, then of the other bands."""
+        embedding = jnp.concatenate([self.band[0].embedding, self.clusters.T])
+        return tied_logits(features, embedding, self.dtype, self.activations)
+
+    def _hidden(
+        self, band: "Band", features: Float[Array, "batch length width"], deterministic: bool
+    ) -> Float[Array, "batch length features"]:
+        """What a tail's embedding is multiplied with."""
+        hidden = _product(features.astype(self.dtype), band.kernel.astype(self.dtype).T)
+        return self.tail_dropout(hidden, deterministic)
+
+
+class Band(nn.Module):
+    """The vectors of the words of one band and their projection.
+
+    Attributes:
+      size: words.
+      features: of their vectors.
+      width: of the projected ones.
+      padding_row: see `Bands.padding_rows`.
+    """
+
+    size: int
+    features: int
+    width: int
+    padding_row: bool
+
+    def setup(self) -> None:
+        self.embedding = self.param("embedding", self._initial, (self.size, self.features))
+        self.kernel = self.param("kernel", nn.initializers.xavier_uniform(), (self.features, self.width))
+
+    def rows(self, words: Int[Array, "batch length"]) -> Float[Array, "batch length features"]:
+        """The vectors of words, counted from the band's first; zeros for those of other bands."""
+        inside = (words >= 0) & (words < self.size)
+        rows = self.embedding[jnp.clip(words, 0, self.size - 1)]
+        return jnp.where(inside[..., None], rows, 0.0)
+
+    def _initial(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "words features"]:
+        embedding = jax.random.normal(key, shape) * self.features**-0.5
+        return embedding.at[PADDING_ROW].set(0.0) if self.padding_row and self.size > PADDING_ROW else embedding
+
+
+def _product(
+    x: Float[Array, "batch length inputs"], kernel: Float[Array, "inputs outputs"]
+) -> Float[Array, "batch length outputs"]:
+    product = dot_general_for(jax.default_backend())
+    return product(x, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32)

@@ -1,0 +1,118 @@
+"""One layer of the decoder, on Flax's own attention layer, for any position method."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from alibi.attention import attention_fn
+from alibi.initialization import Initialization
+from alibi.positions import Bias, PositionMethod
+from alibi.positions.base import KnownPositions
+from alibi.products import dot_general_for
+
+ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu}
+
+
+class Block(nn.Module):
+    """A pre-layer-norm decoder layer: attention, then feed-forward, each on a residual branch.
+
+    Attributes: as in `alibi.model.DecoderLM`.
+    """
+
+    position: PositionMethod
+    feed_forward: int
+    activation: str
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    norm_epsilon: float
+    initialization: Initialization
+    dtype: Any
+    attention: str
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch length width"],
+        position_params: Any,
+        bias: Bias | None,
+        query_positions: KnownPositions,
+        key_positions: KnownPositions,
+        segment_ids: Int[Array, "batch length"] | None,
+        deterministic: bool,
+        decode: bool,
+        last: int,
+    ) -> Float[Array, "batch last width"]:
+        """The layer's output for the last `last` positions, of the dtype of `x`; its keys and values are of all."""
+
+        dot_general = dot_general_for(jax.default_backend())
+
+        def rotate(query: Array, key: Array, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
+            return self.position.rotate(position_params, query, key, of_queries, of_keys)
+
+        attention = nn.MultiHeadDotProductAttention(
+            num_heads=self.position.num_heads,
+            dtype=self.dtype,
+            dropout_rate=self.attention_dropout,
+            broadcast_dropout=False,
+            decode=decode,
+            attention_fn=attention_fn(
+                bias,
+                num_heads=self.position.num_heads,
+                query_positions=query_positions[..., -last:],
+                key_positions=key_positions,
+                segment_ids=segment_ids
+                if segment_ids is None or last == x.shape[1]
+                else (segment_ids[..., -last:], segment_ids),
+                rotate=rotate,
+                backend=self.attention,
+            ),
+            qkv_dot_general=dot_general,
+            out_dot_general=dot_general,
+            kernel_init=self.initialization.attention_in,
+            bias_init=self.initialization.bias(x.shape[-1]),
+            out_kernel_init=self.initialization.attention_out,
+            out_bias_init=nn.initializers.zeros,
+            name="attention",
+        )
+        # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
+        y = nn.LayerNorm(self.norm_epsilon, name="attention_norm")(x)
+        y = attention(y[:, -last:], y, deterministic=deterministic)
+        x = x[:, -last:] + nn.Dropout(self.dropout)(y, deterministic)
+        y = nn.LayerNorm(self.norm_epsilon, name="feed_forward_norm")(x)
+        y = self._dense(x.shape[-1], self.feed_forward, "up")(y)
+        y = nn.Dropout(self.activation_dropout)(ACTIVATIONS[self.activation](y), deterministic)
+        y = self._dense(self.feed_forward, x.shape[-1], "down")(y)
+        return x + nn.Dropout(self.dropout)(y, deterministic)
+
+    def _dense(self, inputs: int, features: int, name: str) -> nn.Dense:
+        return nn.Dense(
+            features,
+            dtype=self.dtype,
+            kernel_init=self.initialization.feed_forward,
+            bias_init=self.initialization.bias(inputs),
+            dot_general=dot_general_for(jax.default_backend()),
+            name=name,
+        )
+
+
+class PositionCache(nn.Module):
+    """Remembers the position of each slot of Flax's key-value cache."""
+
+    @nn.compact
+    def __call__(
+        self, tokens: Int[Array, "batch length"], positions: Int[Array, "*batch length"] | None
+    ) -> tuple[Int[Array, "*batch length"], Int[Array, "batch slots"]]:
+        """The positions of `tokens` and of every slot; those after the last token Flax masks."""
+        started = self.has_variable("cache", "positions")
+        slots = self.variable("cache", "positions", jnp.zeros, tokens.shape, jnp.int32)
+        index = self.variable("cache", "index", jnp.zeros, (), jnp.int32)
+        if not started:
+            return jnp.arange(tokens.shape[-1]), slots.value
+        positions = jnp.broadcast_to(index.value if positions is None else positions, tokens.shape)
+        slots.value = jax.lax.dynamic_update_slice(slots.value, positions, (0, index.value))
+        index.value = index.value + tokens.shape[-1]
+        return positions, slots.value

@@ -1,0 +1,1 @@
+"""Reading what the paper's own code (a fork of fairseq) writes."""

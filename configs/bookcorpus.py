@@ -1,0 +1,37 @@
+"""The paper's Toronto BookCorpus model (section 4.2; tables 8 to 10).
+
+python train.py --config=configs/bookcorpus.py:position=alibi,length=512,data.train=TRAIN,data.valid=VALID,data.test=TEST,data.tokenizer_file=tokenizer.json --workdir=workdirs/bookcorpus-alibi-512
+
+TRAIN, VALID and TEST are text files, one document each, or globs of them: the corpus may
+not be redistributed (about 700M tokens, 2.9 GB), and the hub has it only as a script
+that `datasets` doesn't run any more. The paper uses the splits of Khandelwal et al.
+(2020) and BERT's vocabulary of 29K byte-pair encodings: give it as data.tokenizer_file.
+Without one, a BPE vocabulary of that size is trained on TRAIN.
+"""  # noqa: E501 - a command is one line
+
+import ml_collections
+
+from configs import base, wikitext103
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    # Section 4.2: the WikiText-103 model and its hyperparameters; of those not published
+    # again (dropout, updates, batch) this keeps WikiText-103's.
+    config = wikitext103.get_config(arg)
+    config.model.update(
+        embedding="tied",  # section 4.2: "we replace the adaptive word embedding and softmax ... with a tied" one
+        softmax_dropout=0.0,  # there are no tails
+        padding_rows=False,
+    )
+    config.data.update(
+        corpus="text",
+        name="",
+        subset="",
+        revision="",
+        train="",
+        valid="",
+        test="",
+        tokenizer="bpe",
+        bpe_vocab_size=29_000,  # section 4.2: "BERT's vocabulary of 29K byte-pair encodings"
+    )
+    return base.apply(config, arg)

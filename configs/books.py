@@ -1,0 +1,20 @@
+"""The paper's model and recipe at the smallest scale: the embedded books, words, a minute or two on two CPU cores.
+
+python train.py --config=configs/books.py:position=alibi,length=64 --workdir=workdirs/books-alibi-64
+
+As configs/wikitext2.py, but needs no file: a run of 1.4M words of prose.
+"""
+
+import ml_collections
+
+from configs import base, wikitext2
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    config = wikitext2.get_config(arg)
+    config.data.update(corpus="books", train="train", valid="valid", test="test")
+    config.optimizer.update(warmup_steps=60, period_steps=540)
+    config.train.steps = 600  # 2.5M tokens
+    config.eval.every_steps = 300
+    config.checkpoint.every_steps = 300
+    return base.apply(config, arg)

@@ -1,0 +1,69 @@
+"""The paper's 1.3B model on CC100 and RoBERTa's corpora (section 4.3; tables 11 and 12).
+
+python train.py --config=configs/cc100_1b3.py:position=alibi,length=512,data.train=TRAIN,data.valid=VALID --workdir=workdirs/cc100-alibi-512
+
+TRAIN and VALID are text files or globs of them (.xz as CC100 comes). The paper's are the
+English part of CC100 (300 GB) and RoBERTa's training corpora (161 GB), which nobody
+redistributes as one. On several hosts: see train.py.
+
+Section 4.3 publishes the sizes of the model, the number of updates and of GPUs.
+Optimizer, learning rate, batch, dropout, tokenizer and initialization are not
+published; each is chosen here, and marked CHOICE with the reason.
+"""  # noqa: E501 - a command is one line
+
+import ml_collections
+
+from configs import base
+
+GPUS, GPU_TOKENS = 128, 16_384
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    config = base.get_config()
+    config.train_length = 512  # tables 11 and 12: 512 and 1,024
+    config.model.update(
+        num_layers=25,  # section 4.3: "25 transformer layers with 16 heads and a dimension of 2048,
+        width=2048,  # with an 8192 hidden dimension of the feedforward sublayers"
+        num_heads=16,
+        feed_forward=8192,
+        activation="relu",  # CHOICE: as in the paper's other models
+        final_norm=True,  # CHOICE: fairseq's default; the WikiText-103 models lack one for Baevski and Auli's sake
+        norm_epsilon=1e-5,  # PyTorch's
+        initialization="paper",  # CHOICE: fairseq's, whose models these are
+        embedding="tied",  # CHOICE: 1.3B parameters are counted with one matrix for both
+        dropout=0.0,  # CHOICE: the run is one epoch, which can't overfit
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        dtype="bfloat16",  # CHOICE: what today's accelerators are made for; the paper's GPUs had half precision
+        remat=True,
+    )
+    config.data.update(
+        corpus="text",
+        train="",
+        valid="",  # of the paper: 649K tokens
+        tokenizer="bpe",  # CHOICE: byte-level BPE, as RoBERTa, whose corpora these are; trained on TRAIN
+        bpe_vocab_size=50_264,  # CHOICE: RoBERTa's 50,260 entries, a multiple of 8
+    )
+    config.optimizer.update(
+        name="adamw",  # CHOICE, as all below: Brown et al. (2020), table 2.1 and appendix B, for their 1.3B model
+        learning_rate=2e-4,
+        schedule="cosine",
+        final_fraction=0.1,
+        warmup_init=0.0,
+        warmup_steps=375,  # their 375M tokens would be 179 updates; twice that for twice their batch
+        b1=0.9,
+        b2=0.95,
+        eps=1e-8,
+        weight_decay=0.1,
+        clip_norm=1.0,
+    )
+    config.train.steps = 50_000  # section 4.3: "one epoch, which is 50k updates on 128 V100 GPUs"
+    # CHOICE: 461 GB are about 105B tokens at RoBERTa's 4.4 bytes a token, and 50,000 updates
+    # of 2,097,152 tokens see each once: 16,384 a GPU.
+    config.train.batch_tokens = GPUS * GPU_TOKENS
+    config.train.max_device_tokens = GPU_TOKENS
+    config.mesh.update(data=1, fsdp=-1)  # parameters and Adam's state of 1.3B: 16 GB, split over the devices
+    config.eval.update(every_steps=1_000, max_tokens=-1)
+    config.checkpoint.update(every_steps=1_000, keep=2)
+    config.log.every_steps = 20
+    return base.apply(config, arg)

@@ -1,0 +1,68 @@
+"""The paper's WikiText-103 model, 247M parameters (section 3, appendix A; tables 1 to 7 and 13 to 15).
+
+python train.py --config=configs/wikitext103.py:position=alibi,length=512 --workdir=workdirs/wikitext103-alibi-512
+
+Model, optimizer and schedule are those of Baevski and Auli (2019) as the paper's code
+has them: `transformer_lm_wiki103`. An update sees 8 parts of 9,216 tokens, whatever the
+devices: those with less than 8 of them take several parts in turn.
+"""
+
+import ml_collections
+
+from configs import base
+
+GPUS, GPU_TOKENS = 8, 9_216  # of the paper
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    config = base.get_config()
+    config.train_length = 512  # table 5 has 64 to 3,072
+    config.model.update(
+        num_layers=16,  # section 3, as all of these: "16 transformer layers of dimension 1024, with 8 heads,
+        width=1024,  # and a feedforward inner dimension of 4096"
+        num_heads=8,
+        feed_forward=4096,
+        activation="relu",
+        final_norm=False,  # the paper's code
+        norm_epsilon=1e-5,  # PyTorch's
+        initialization="paper",
+        embedding="adaptive",  # section 3: word embedding and softmax matrices are tied
+        cutoffs=(20_000, 60_000),  # the paper's code, and the rest of the model
+        adaptive_factor=4,
+        dropout=0.3,
+        attention_dropout=0.1,
+        activation_dropout=0.1,
+        softmax_dropout=0.2,
+        padding_rows=True,
+    )
+    config.data.update(
+        corpus="hub",  # 103,227,021, 217,646 and 245,569 tokens; 267,744 entries of the dictionary
+        name="Salesforce/wikitext",
+        subset="wikitext-103-v1",  # not -raw-v1, which has other words
+        revision="b08601e04326c79dfdd32d625aee71d232d685c3",
+        train="train",
+        valid="validation",
+        test="test",
+        tokenizer="words",
+    )
+    config.optimizer.update(
+        name="nag",  # this and all below: the paper's code
+        momentum=0.99,
+        clip_norm=0.1,
+        weight_decay=0.0,
+        schedule="cosine_restarts",
+        learning_rate=1.0,
+        warmup_init=1e-7,
+        warmup_steps=16_000,
+        period_steps=270_000,
+        period_mult=2.0,
+        shrink=0.75,
+        min_learning_rate=1e-4,
+    )
+    config.train.steps = 286_000  # 205 epochs (section 3): the warm-up and one period
+    config.train.max_device_tokens = GPU_TOKENS
+    config.eval.update(every_steps=1_400, max_tokens=-1)  # about once an epoch
+    config.checkpoint.every_steps = 1_400
+    config.log.every_steps = 100
+    config.train.batch_tokens = GPUS * base.whole_sequences(GPU_TOKENS, config, arg)  # 8 x 8,192 at L = 2,048
+    return base.apply(config, arg)
