@@ -33,6 +33,7 @@ ALLOWED = {
     "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors"},
     "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors"},
     "alibi.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
+    "alibi.imported": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.fairseq"},
     "alibi.extrapolation": MODEL
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
     "alibi.sweeps": MODEL

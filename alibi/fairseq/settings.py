@@ -148,7 +148,7 @@ def _number(section: Mapping[str, Any], key: str, kind: type, default: Any = _Ab
     if type(value) is not kind and not (kind is float and type(value) is int):
         said = "nothing of" if value is _Absent.ABSENT else f"{key}={value!r} in place of a number as"
         raise ValueError(f"its settings say {said} {key}; give the .pt file that fairseq wrote")
-    return kind(value)
+    return kind(value)  # type: ignore[arg-type]
 
 
 def _integers(value: Any) -> Any:
