@@ -123,6 +123,7 @@ class Results:
             fact("commit {}", (str(row["commit"])[:12] for row in rows if row["commit"])),
             fact("on {}", (row["device"] for row in rows if row["device"])),
         ]
+        facts.append(one.definition.note)
         return "; ".join([what, *filter(None, facts)]) + ". The best perplexity of each column is marked."
 
 
