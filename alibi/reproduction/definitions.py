@@ -142,7 +142,7 @@ TABLES: Mapping[int, TableDefinition] = {
         "1.3B parameters, equal training time",
         "cc100",
         by_model,
-        note="hours are device-hours; the paper doesn't say whether the learning rates of its shorter runs reached their "
+        note="hours are device-hours; the paper doesn't say whether the learning rate of its shorter runs reached its "
         "end; here each run has a schedule of its own, which does",
     ),
     12: TableDefinition("1.3B parameters, equal updates", "cc100", by_model, note="hours are device-hours"),
