@@ -1,7 +1,8 @@
 """What is printed before anything is run: a table's commands with their cost, and all tables with what has been run."""
 
+import functools
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from alibi.reproduction.cost import (
     Cost,
@@ -14,7 +15,7 @@ from alibi.reproduction.cost import (
 )
 from alibi.reproduction.definitions import TABLES
 from alibi.reproduction.reproduction import Reproduction
-from alibi.sweeps.definition import Evaluation
+from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.execute import evaluation_flags, is_in_progress, train_flags
 from alibi.sweeps.plan import RunState, survey
 
@@ -32,25 +33,34 @@ def plan(reproduction: Reproduction, device: Device, *, measured: bool) -> str:
     # Once a method: none of the tables' methods has parameters that depend on the length.
     methods = {run.config.position: run for run in sweep.runs}
     counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
-    lines, costs, left = [_heading(reproduction), ""], [], []
-    for state in states:
-        run = state.run
-        speed = paper_speeds().get((run.config.position, run.config.train_length))
-        uses_speed = measured and setting.name == "wikitext103" and setting.scale == "paper"
-        cost = training_cost(run, text.vocab_size, device, speed if uses_speed else None)
-        count = f"{counts[run.config.position]:,} parameters"
-        lines += [f"# {run.name}: {state.describe()}", f"#   train: {_cost(cost)}; {count}"]
-        lines.append(_command("train.py", train_flags(run, reproduction.directory)))
-        costs.append(cost)
-        left += [] if state.is_trained else [cost]
-        for evaluation in run.evaluations:
-            cost = evaluation_cost(run, evaluation, text, device)
-            lines.append(f"#   evaluate {evaluation.split} at {_lengths(evaluation)}: {_cost(cost)}")
-            lines.append(_command("eval_extrapolation.py", evaluation_flags(run, evaluation, reproduction.directory)))
-            costs.append(cost)
-            left += [cost] if evaluation in state.missing else []
-        lines.append("")
-    return "\n".join([*lines, _totals(states, costs, left), _assumption(device, measured and setting.scale == "paper")])
+    speeds = paper_speeds() if measured and (setting.scale, setting.name) == ("paper", "wikitext103") else {}
+    trainings = [
+        training_cost(run, text.vocab_size, device, speeds.get((run.config.position, run.config.train_length)))
+        for run in sweep.runs
+    ]
+    scored = functools.partial(evaluation_cost, text=text, device=device)
+    lines = [_heading(reproduction), ""]
+    for state, cost in zip(states, trainings, strict=True):
+        lines += _commands(
+            reproduction, state, f"{_cost(cost)}; {counts[state.run.config.position]:,} parameters", scored
+        )
+    costs = trainings + [scored(run, evaluation) for run in sweep.runs for evaluation in run.evaluations]
+    left = [cost for state, cost in zip(states, trainings, strict=True) if not state.is_trained]
+    left += [scored(state.run, evaluation) for state in states for evaluation in state.missing]
+    return "\n".join([*lines, _totals(states, costs, left), _assumption(device, bool(speeds))])
+
+
+def _commands(
+    reproduction: Reproduction, state: RunState, training: str, scored: Callable[[Run, Evaluation], Cost]
+) -> list[str]:
+    """One run's state and commands, each with its cost."""
+    run, directory = state.run, reproduction.directory
+    lines = [f"# {run.name}: {state.describe()}", f"#   train: {training}"]
+    lines.append(_command("train.py", train_flags(run, directory)))
+    for evaluation in run.evaluations:
+        lines.append(f"#   evaluate {evaluation.split} at {_lengths(evaluation)}: {_cost(scored(run, evaluation))}")
+        lines.append(_command("eval_extrapolation.py", evaluation_flags(run, evaluation, directory)))
+    return [*lines, ""]
 
 
 def overview(reproductions: Sequence[Reproduction]) -> str:

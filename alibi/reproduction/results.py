@@ -75,9 +75,11 @@ class Results:
         one = self.reproduction
         run = one.runs[quantity.model]
         length = one.setting.length(quantity.eval_length or 1)
-        cell = (run.name, length, one.stride(quantity) or length, quantity.split, config_hash(run.config))
+        cell = (run.name, length, one.stride(quantity) or length, quantity.split)
+        trained = (run.config.train.steps, config_hash(run.config))
         for row in self._rows:
-            if (row["run"], row["eval_length"], row["stride"], row["split"], row.get(CONFIG_KEY)) == cell:
+            same = (row["run"], row["eval_length"], row["stride"], row["split"]) == cell
+            if same and (row["step"], row.get(CONFIG_KEY)) == trained:
                 return row
         return None
 
@@ -121,6 +123,7 @@ class Results:
             fact("commit {}", (str(row["commit"])[:12] for row in rows if row["commit"])),
             fact("on {}", (row["device"] for row in rows if row["device"])),
         ]
+        facts.append(one.definition.note)
         return "; ".join([what, *filter(None, facts)]) + ". The best perplexity of each column is marked."
 
 

@@ -62,7 +62,7 @@ class Setting:
 
 # BPE and one tied matrix in place of words and bands, as the paper's book models.
 _TIED_BPE = "model.embedding=tied,model.padding_rows=False,data.tokenizer=bpe"
-_SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=-1"
+_SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=131072"
 
 SETTINGS = {
     (setting.scale, setting.name): setting
@@ -87,9 +87,13 @@ SETTINGS = {
             vocab_size=50_264,
             tokens={"valid": 649_000},  # section 4.3
         ),
-        Setting("wikitext103", "small", "configs/books.py", "configs/wikitext2.py", divisor=16),
+        Setting("wikitext103", "small", "configs/books_tables.py", "configs/wikitext2.py", divisor=16),
         Setting(
-            "bookcorpus", "small", f"configs/books.py:{_TIED_BPE}", f"configs/wikitext2.py:{_TIED_BPE}", divisor=16
+            "bookcorpus",
+            "small",
+            f"configs/books_tables.py:{_TIED_BPE}",
+            f"configs/wikitext2.py:{_TIED_BPE}",
+            divisor=16,
         ),
         Setting("cc100", "small", _SMALL_1B3, _SMALL_1B3, divisor=16),
     )

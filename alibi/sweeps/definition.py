@@ -133,7 +133,8 @@ def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
         evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
         _check_evaluations(evaluations, config)
     except ValueError as error:
-        shown = ", ".join(f"{key}={value}" for key, value in given.items()) or "without keys"
+        named = (f"{key}={value}" for key, value in given.items() if key != "evaluations")
+        shown = ", ".join(named) or "without keys"
         raise ValueError(f"run ({shown}): {error}") from None
     if not re.fullmatch(r"[\w=+-][\w.=+-]*", name):
         raise ValueError(f"run name {name!r} must do as a directory's name: letters, digits and . = + - _")
