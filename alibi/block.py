@@ -44,8 +44,9 @@ class Block(nn.Module):
         segment_ids: Int[Array, "batch length"] | None,
         deterministic: bool,
         decode: bool,
-    ) -> Float[Array, "batch length width"]:
-        """The layer's output, of the shape and dtype of `x`."""
+        last: int,
+    ) -> Float[Array, "batch last width"]:
+        """The layer's output for the last `last` positions, of the dtype of `x`; its keys and values are of all."""
 
         dot_general = dot_general_for(jax.default_backend())
 
@@ -61,9 +62,11 @@ class Block(nn.Module):
             attention_fn=attention_fn(
                 bias,
                 num_heads=self.position.num_heads,
-                query_positions=query_positions,
+                query_positions=query_positions[..., -last:],
                 key_positions=key_positions,
-                segment_ids=segment_ids,
+                segment_ids=segment_ids
+                if segment_ids is None or last == x.shape[1]
+                else (segment_ids[..., -last:], segment_ids),
                 rotate=rotate,
                 backend=self.attention,
             ),
@@ -76,8 +79,9 @@ class Block(nn.Module):
             name="attention",
         )
         # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
-        y = attention(nn.LayerNorm(self.norm_epsilon, name="attention_norm")(x), deterministic=deterministic)
-        x = x + nn.Dropout(self.dropout)(y, deterministic)
+        y = nn.LayerNorm(self.norm_epsilon, name="attention_norm")(x)
+        y = attention(y[:, -last:], y, deterministic=deterministic)
+        x = x[:, -last:] + nn.Dropout(self.dropout)(y, deterministic)
         y = nn.LayerNorm(self.norm_epsilon, name="feed_forward_norm")(x)
         y = self._dense(x.shape[-1], self.feed_forward, "up")(y)
         y = nn.Dropout(self.activation_dropout)(ACTIVATIONS[self.activation](y), deterministic)

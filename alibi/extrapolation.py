@@ -157,7 +157,7 @@ class RunEvaluation:
         if text.manifest.unknown_words:
             _say(
                 f"{text.manifest.source}: {text.manifest.unknown_words:,} of {text.manifest.tokens:,} tokens are "
-                "words outside the run's dictionary"
+                "<unk>: words that the run's dictionary lacks, or <unk> in the text itself"
             )
         return text
 

@@ -78,7 +78,7 @@ class DecoderLM(nn.Module):
     def setup(self) -> None:
         self.vocabulary = self._make_vocabulary()
         self.position_params = self.param("position", self.position.init) if self.position.learns else {}
-        block = nn.remat(Block, static_argnums=(7, 8)) if self.remat else Block
+        block = nn.remat(Block, static_argnums=(7, 8, 9)) if self.remat else Block
         self.layers = [
             block(
                 position=self.position,
@@ -138,21 +138,22 @@ class DecoderLM(nn.Module):
         inputs: Int[Array, "batch length"],
         targets: Int[Array, "batch scored"],
         *,
-        scored_from: Int[Array, " batch"] | None = None,
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "batch scored"]:
         """-log p of each target in nats, float32; 0 where a target is negative.
 
-        Target i of row r belongs to input position scored_from[r] + i (i by default): only
-        the scored positions go through the softmax. Never holds all logits.
+        The targets are those of the last inputs: where they are fewer, the last layer's
+        queries and the softmax are computed only for these. Never holds all logits.
         """
-        features = self.features(inputs, positions=positions, segment_ids=segment_ids, deterministic=deterministic)
-        if scored_from is not None:
-            scored = scored_from[:, None] + jnp.arange(targets.shape[1])[None, :]
-            scored = jnp.minimum(scored, inputs.shape[1] - 1)  # beyond the last input stand only negative targets
-            features = jnp.take_along_axis(features, scored[:, :, None], axis=1)
+        features = self.features(
+            inputs,
+            positions=positions,
+            segment_ids=segment_ids,
+            deterministic=deterministic,
+            last=targets.shape[-1],
+        )
         return self.vocabulary.token_nll(features, targets, deterministic)
 
     def features(
@@ -163,8 +164,9 @@ class DecoderLM(nn.Module):
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         decode: bool = False,
-    ) -> Float[Array, "batch length width"]:
-        """What the softmax layer gets for each token, float32; arguments as in `__call__`."""
+        last: int | None = None,
+    ) -> Float[Array, "batch last width"]:
+        """What the softmax layer gets for the last `last` tokens (None: all), float32; arguments as in `__call__`."""
         self.position.check_length(tokens.shape[-1])
         of_queries: KnownPositions
         of_keys: KnownPositions
@@ -178,8 +180,9 @@ class DecoderLM(nn.Module):
         x = self.position.embed(self.position_params, x, jnp.asarray(of_queries))
         x = self.embedding_dropout(split_batch(x, self.activations), deterministic)
         bias = self.position.bias(self.position_params)
-        for layer in self.layers:
-            x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode)
+        for number, layer in enumerate(self.layers):
+            kept = last if last is not None and number == len(self.layers) - 1 else tokens.shape[-1]
+            x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode, kept)
         return x if self.last_norm is None else self.last_norm(x)
 
 

@@ -33,12 +33,19 @@ ALLOWED = {
     "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors"},
     "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors"},
     "alibi.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
+    "alibi.imported": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.fairseq"},
     "alibi.extrapolation": MODEL
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "configs.base"},
+    "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps"},
     "alibi": LIBRARY,
-    "configs": {"configs.base", "configs.wikitext103", "configs.wikitext2"},  # a config may vary another one
+    "configs": {
+        "configs.base",
+        "configs.wikitext103",
+        "configs.wikitext2",
+        "configs.books",
+    },  # a config may vary another one
 }
 
 

@@ -12,17 +12,20 @@ from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
+from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
     Place,
     Plan,
     Sides,
-    key_ranges,
     make_plan,
     make_sides,
     tile_bias,
     tile_dropout,
     tile_visible,
 )
+
+Leaves = tuple[Any, ...]
+Trees = tuple[Any, Any]
 
 
 def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
@@ -45,21 +48,22 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     bias, bias_tree = jax.tree.flatten(call.bias)
     added, added_tree = jax.tree.flatten(sides)
     attended = _attention(q, k, v, tuple(bias), tuple(added), ranges, plan, (bias_tree, added_tree))
-    attended = attended.reshape(
-        plan.batch_groups, plan.head_groups, plan.batch_group, plan.head_group, *attended.shape[-2:]
-    )
+    attended = attended.reshape(plan.batch_groups, plan.head_groups, *attended.shape[1:])
     attended = attended.transpose(0, 2, 4, 1, 3, 5).reshape(-1, attended.shape[-2], heads, attended.shape[-1])
     return attended[:, :q_length].reshape(*batch, q_length, heads, -1)
 
 
 def _grouped(
     x: Float[Array, "*batch length heads features"], plan: Plan, length: int
-) -> Float[Array, "groups group whole_blocks features"]:
-    """Batch entries and heads that go together side by side, filled up with zeros to `length`."""
+) -> Float[Array, "groups group_batch group_heads whole_blocks features"]:
+    """Batch entries and heads that go together, filled up with zeros to `length`.
+
+    The two stay apart: joined, they could not be split over devices both.
+    """
     x = x.reshape(plan.batch_groups, plan.batch_group, -1, plan.head_groups, plan.head_group, x.shape[-1])
     x = x.transpose(0, 3, 1, 4, 2, 5)
-    x = x.reshape(plan.batch_groups * plan.head_groups, plan.batch_group * plan.head_group, *x.shape[-2:])
-    return jnp.pad(x, ((0, 0), (0, 0), (0, length - x.shape[-2]), (0, 0)))
+    x = x.reshape(plan.batch_groups * plan.head_groups, *x.shape[2:])
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, length - x.shape[-2]), (0, 0)])
 
 
 def _logit_bound(q: Array, k: Array, v: Array, plan: Plan) -> Float[Array, "batch heads q_blocks"]:
@@ -67,16 +71,12 @@ def _logit_bound(q: Array, k: Array, v: Array, plan: Plan) -> Float[Array, "batc
     of_queries, of_keys, of_values = (
         jnp.linalg.norm(lax.stop_gradient(x).astype(jnp.float32), axis=-1) for x in (q, k, v)
     )
-    of_queries = of_queries.reshape(*of_queries.shape[:2], plan.q_blocks, -1).max(axis=-1)
+    of_queries = of_queries.reshape(*of_queries.shape[:3], plan.q_blocks, -1).max(axis=-1)
     # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
     of_keys = of_keys.max(axis=-1) + 0.0 * (of_keys.sum(axis=-1) + of_values.sum(axis=-1))
     bound = of_queries * of_keys[..., None] * q.shape[-1] ** -0.5
-    bound = bound.reshape(plan.batch_groups, plan.head_groups, plan.batch_group, plan.head_group, -1)
+    bound = bound.reshape(plan.batch_groups, plan.head_groups, *bound.shape[1:])
     return bound.transpose(0, 2, 1, 3, 4).reshape(plan.batch, plan.heads, -1)
-
-
-Leaves = tuple[Any, ...]
-Trees = tuple[Any, Any]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
@@ -88,7 +88,7 @@ def _attention(
 
 def _forward(
     q: Array, k: Array, v: Array, bias_leaves: Leaves, side_leaves: Leaves, ranges: Array, plan: Plan, trees: Trees
-) -> tuple[Float[Array, "groups group q value_dim"], Float[Array, "groups group q"]]:
+) -> tuple[Float[Array, "groups batch heads q value_dim"], Float[Array, "groups batch heads q"]]:
     """The attended values, and the logarithm of each row's sum of exponentials."""
     bias, sides = jax.tree.unflatten(trees[0], bias_leaves), jax.tree.unflatten(trees[1], side_leaves)
 
@@ -108,9 +108,9 @@ class _Group:
     """Queries, keys and values of one group (some batch entries by some heads), and what is added to their logits."""
 
     index: Int[Array, ""]
-    q: Float[Array, "group q features"]
-    k: Float[Array, "group k features"]
-    v: Float[Array, "group k value_dim"]
+    q: Float[Array, "batch heads q features"]
+    k: Float[Array, "batch heads k features"]
+    v: Float[Array, "batch heads k value_dim"]
     bias: Any
     sides: Sides
     plan: Plan
@@ -119,31 +119,33 @@ class _Group:
         batch, head = jnp.divmod(self.index, self.plan.head_groups)
         return Place(batch * self.plan.batch_group, head * self.plan.head_group, q_block, k_block)
 
-    def queries(self, x: Float[Array, "group q features"], q_block: Any) -> Float[Array, "group block features"]:
-        return lax.dynamic_slice_in_dim(x, q_block * self.plan.q_block, self.plan.q_block, axis=1)
+    def queries(
+        self, x: Float[Array, "batch heads q features"], q_block: Any
+    ) -> Float[Array, "batch heads block features"]:
+        return lax.dynamic_slice_in_dim(x, q_block * self.plan.q_block, self.plan.q_block, axis=2)
 
-    def keys(self, x: Float[Array, "group k features"], k_block: Any) -> Float[Array, "group block features"]:
-        return lax.dynamic_slice_in_dim(x, k_block * self.plan.k_block, self.plan.k_block, axis=1)
+    def keys(
+        self, x: Float[Array, "batch heads k features"], k_block: Any
+    ) -> Float[Array, "batch heads block features"]:
+        return lax.dynamic_slice_in_dim(x, k_block * self.plan.k_block, self.plan.k_block, axis=2)
 
     def logits(
-        self, q: Float[Array, "group q features"], k: Float[Array, "group k features"], place: Place, bias: Any
-    ) -> Float[Array, "group q k"]:
+        self,
+        q: Float[Array, "batch heads q features"],
+        k: Float[Array, "batch heads k features"],
+        place: Place,
+        bias: Any,
+    ) -> Float[Array, "batch heads q k"]:
         """Scaled, biased and masked, float32."""
-        logits = _product(q, k, 2, 2, self.plan) * q.shape[-1] ** -0.5
-        tile = logits.reshape(self.plan.batch_group, self.plan.head_group, *logits.shape[1:])
+        logits = _product(q, k, 3, 3, self.plan) * q.shape[-1] ** -0.5
         if bias is not None:
-            tile = tile + tile_bias(bias, self.plan, self.sides, place)
+            logits = logits + tile_bias(bias, self.plan, self.sides, place)
         visible = tile_visible(self.plan, self.sides, place)
-        if visible is not None:
-            tile = jnp.where(visible, tile, MASKED)
-        return tile.reshape(logits.shape)
+        return logits if visible is None else jnp.where(visible, logits, MASKED)
 
-    def dropout(self, weights: Float[Array, "group q k"], place: Place) -> Float[Array, "group q k"]:
+    def dropout(self, weights: Float[Array, "batch heads q k"], place: Place) -> Float[Array, "batch heads q k"]:
         keep = tile_dropout(self.plan, self.sides, place)
-        if keep is None:
-            return weights
-        tile = weights.reshape(self.plan.batch_group, self.plan.head_group, *weights.shape[1:]) * keep
-        return tile.reshape(weights.shape)
+        return weights if keep is None else weights * keep
 
 
 def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) -> tuple[Array, Array]:
@@ -158,10 +160,10 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
         exponentials = jnp.exp(logits - larger[..., None])
         rescale = jnp.exp(largest - larger)
         dropped = group.dropout(exponentials, place).astype(group.v.dtype)
-        of_tile = _product(dropped, group.keys(group.v, k_block), 2, 1, group.plan)
+        of_tile = _product(dropped, group.keys(group.v, k_block), 3, 2, group.plan)
         return larger, total * rescale + exponentials.sum(axis=-1), attended * rescale[..., None] + of_tile
 
-    rows = q.shape[:2]
+    rows = q.shape[:3]
     start = (jnp.full(rows, MASKED), jnp.zeros(rows), jnp.zeros((*rows, group.v.shape[-1])))
     largest, total, attended = lax.fori_loop(key_range[0], key_range[1], add, start)
     # A row that has seen no key has exp(MASKED - MASKED) = 1 of each.
@@ -196,10 +198,10 @@ def _backward(plan: Plan, trees: Trees, saved: tuple[Any, ...], gradient: Any) -
     def of_group(of_bias: Any, group: tuple[Array, ...]) -> tuple[Any, tuple[Array, Array, Array]]:
         index, q, k, v, gradient, along, log_total, ranges = group
         rows = functools.partial(_backward_rows, _Group(index, q, k, v, bias, sides, plan), gradient, along, log_total)
-        start = (of_bias, *(jnp.zeros((x.shape[0], x.shape[2], x.shape[1])) for x in (k, v)))
+        start = (of_bias, *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (k, v)))
         (of_bias, of_key, of_value), of_query = lax.scan(rows, start, (jnp.arange(plan.q_blocks), ranges))
         scale = q.shape[-1] ** -0.5
-        turned = (of_key.swapaxes(1, 2) * scale).astype(k.dtype), of_value.swapaxes(1, 2).astype(v.dtype)
+        turned = (of_key.swapaxes(2, 3) * scale).astype(k.dtype), of_value.swapaxes(2, 3).astype(v.dtype)
         return of_bias, ((_joined(of_query) * scale).astype(q.dtype), *turned)
 
     groups = (jnp.arange(q.shape[0]), q, k, v, gradient, along, log_total, ranges)
@@ -211,39 +213,35 @@ def _backward(plan: Plan, trees: Trees, saved: tuple[Any, ...], gradient: Any) -
 
 def _backward_rows(
     group: _Group,
-    gradient: Float[Array, "group q value_dim"],
-    along: Float[Array, "group q"],
-    log_total: Float[Array, "group q"],
+    gradient: Float[Array, "batch heads q value_dim"],
+    along: Float[Array, "batch heads q"],
+    log_total: Float[Array, "batch heads q"],
     state: tuple[Any, Array, Array],
     block: tuple[Array, Array],
-) -> tuple[tuple[Any, Array, Array], Float[Array, "group block features"]]:
+) -> tuple[tuple[Any, Array, Array], Float[Array, "batch heads block features"]]:
     """One block of queries: adds to the gradients of bias, keys and values, the latter `[group, features, k]`."""
     q_block, key_range = block
     plan, q, incoming = group.plan, group.queries(group.q, q_block), group.queries(gradient, q_block)
     along, log_total = (group.queries(x[..., None], q_block) for x in (along, log_total))
     # With the small operand first and transposed, products that contract the queries of
     # [q, k] take a third of the time on a CPU.
-    turned_q, turned_incoming = q.swapaxes(1, 2), incoming.swapaxes(1, 2)
+    turned_q, turned_incoming = q.swapaxes(2, 3), incoming.swapaxes(2, 3)
 
     def add(k_block: Array, state: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
         of_query, of_bias, of_key, of_value = state
         place = group.place(q_block, k_block)
         k, v = group.keys(group.k, k_block), group.keys(group.v, k_block)
-        logits = functools.partial(group.logits, q, k, place)
-        if of_bias is None:
-            weights = jnp.exp(logits(group.bias) - log_total)
-        else:
-            biased, to_bias = jax.vjp(logits, group.bias)
-            weights = jnp.exp(biased - log_total)
-        of_weights = group.dropout(_product(incoming, v, 2, 2, plan), place)
+        logits, to_bias = jax.vjp(functools.partial(group.logits, q, k, place), group.bias)
+        weights = jnp.exp(logits - log_total)
+        of_weights = group.dropout(_product(incoming, v, 3, 3, plan), place)
         of_logits = weights * (of_weights - along)
         if of_bias is not None:
             of_bias = jax.tree.map(jnp.add, of_bias, to_bias(of_logits)[0])
         of_logits = of_logits.astype(q.dtype)
         dropped = group.dropout(weights, place).astype(v.dtype)
-        of_query = of_query + _product(of_logits, k, 2, 1, plan)
-        of_key = _added(of_key, _product(turned_q, of_logits, 2, 1, plan), k_block * plan.k_block)
-        of_value = _added(of_value, _product(turned_incoming, dropped, 2, 1, plan), k_block * plan.k_block)
+        of_query = of_query + _product(of_logits, k, 3, 2, plan)
+        of_key = _added(of_key, _product(turned_q, of_logits, 3, 2, plan), k_block * plan.k_block)
+        of_value = _added(of_value, _product(turned_incoming, dropped, 3, 2, plan), k_block * plan.k_block)
         return of_query, of_bias, of_key, of_value
 
     start = (jnp.zeros(q.shape), *state)
@@ -254,17 +252,19 @@ def _backward_rows(
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
 
 
-def _added(x: Float[Array, "group features k"], part: Array, start: Array) -> Float[Array, "group features k"]:
+def _added(
+    x: Float[Array, "batch heads features k"], part: Array, start: Array
+) -> Float[Array, "batch heads features k"]:
     """`x` with `part` added to its columns from `start`."""
-    old = lax.dynamic_slice_in_dim(x, start, part.shape[-1], axis=2)
-    return lax.dynamic_update_slice_in_dim(x, old + part, start, axis=2)
+    old = lax.dynamic_slice_in_dim(x, start, part.shape[-1], axis=3)
+    return lax.dynamic_update_slice_in_dim(x, old + part, start, axis=3)
 
 
-def _joined(blocks: Float[Array, "blocks group block features"]) -> Float[Array, "group length features"]:
-    return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1, blocks.shape[-1])
+def _joined(blocks: Float[Array, "blocks batch heads block features"]) -> Float[Array, "batch heads length features"]:
+    return jnp.moveaxis(blocks, 0, 2).reshape(*blocks.shape[1:3], -1, blocks.shape[-1])
 
 
-def _product(a: Array, b: Array, of_a: int, of_b: int, plan: Plan) -> Float[Array, "group rows columns"]:
+def _product(a: Array, b: Array, of_a: int, of_b: int, plan: Plan) -> Float[Array, "batch heads rows columns"]:
     return lax.dot_general(
-        a, b, (((of_a,), (of_b,)), ((0,), (0,))), precision=plan.precision, preferred_element_type=jnp.float32
+        a, b, (((of_a,), (of_b,)), ((0, 1), (0, 1))), precision=plan.precision, preferred_element_type=jnp.float32
     )

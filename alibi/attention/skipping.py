@@ -15,15 +15,67 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall
+from alibi.attention.tiles import Plan, Sides
+from alibi.positions import AlibiBias
 
 # exp(-104) is below half of the smallest float32 above zero.
 UNDERFLOW = 104.0
 # Norms are computed in float32. This covers their rounding, and products whose operands an
 # accelerator rounds to bfloat16 or TF32 by default.
 MARGIN = 1.0 + 2.0**-6
+
+
+def key_ranges(
+    call: AttentionCall, plan: Plan, sides: Sides, bound: Float[Array, "batch heads q_blocks"]
+) -> Int[Array, "groups q_blocks two"]:
+    """For each group and block of queries, the first block of keys that it needs and the one after the last.
+
+    Args:
+      bound: of the absolute logits, after scaling and without bias.
+    """
+    needed = tiles_needed(call, plan, sides, bound)
+    grouped = (plan.batch_groups, plan.batch_group, plan.head_groups, plan.head_group)
+    needed = needed.reshape(*grouped, *needed.shape[-2:]).any(axis=(1, 3)).reshape(-1, *needed.shape[-2:])
+    first = jnp.argmax(needed, axis=-1)
+    after_last = plan.k_blocks - jnp.argmax(needed[..., ::-1], axis=-1)
+    some = needed.any(axis=-1, keepdims=True)
+    return jnp.where(some, jnp.stack([first, after_last], axis=-1), 0).astype(jnp.int32)
+
+
+def tiles_needed(
+    call: AttentionCall, plan: Plan, sides: Sides, bound: Float[Array, "batch heads q_blocks"]
+) -> Bool[Array, "batch heads q_blocks k_blocks"]:
+    """The tiles that the causal mask doesn't hide, and whose keys can matter."""
+    lowest_query, highest_query = _extremes(sides.query_positions, plan.q_blocks)
+    lowest_key, highest_key = _extremes(sides.key_positions, plan.k_blocks)
+    behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]  # the least distance to a key of the tile
+    ahead = lowest_key[:, None, None, :] - highest_query[:, None, :, None]
+    seen = ahead <= 0 if call.causal else jnp.ones(behind.shape, bool)
+    seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
+    nearest = nearest_distances(call)
+    if nearest is None or call.skip_epsilon is None or not isinstance(call.bias, AlibiBias):
+        return seen
+    padding = plan.q_blocks * plan.q_block - nearest.size
+    nearest = np.pad(nearest, (0, padding), mode="edge").reshape(plan.q_blocks, -1).max(axis=1)
+    farthest = skip_distance(
+        lax.stop_gradient(call.bias.slopes).astype(jnp.float32)[None, :, None],
+        bound,
+        jnp.asarray(nearest, jnp.float32)[None, None, :],
+        call.skip_epsilon,
+        symmetric=call.bias.symmetric,
+    )
+    distance = jnp.maximum(behind, ahead) if call.bias.symmetric else behind
+    return seen & ~(jnp.broadcast_to(distance, seen.shape).astype(jnp.float32) > farthest[..., None])
+
+
+def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Array, Array]:
+    """Least and greatest position of each block, `[batch or 1, blocks]`."""
+    by_block = positions.reshape(-1, blocks, positions.shape[-1] // blocks)
+    return by_block.min(axis=-1), by_block.max(axis=-1)
 
 
 def skip_distance(

@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Batch, Windows, batches, gather, plan
+from alibi.evaluation.windows import Batch, Part, Windows, batches, gather, plan
 
-# (params, inputs [rows, length], targets [rows, stride], scored_from [rows]) -> nats [rows, stride];
-# without scored_from, which windows that do not overlap leave out, targets belong to the first inputs.
+# (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]; the targets are those of the
+# last inputs, and no target depends on the inputs after its own.
 NllFunction = Callable[..., Array]
 
 
@@ -76,7 +76,7 @@ class Scorer:
         self._sharding = SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
         self._boundary_id, self._batch_tokens = boundary_id, batch_tokens
         self._jitted = jax.jit(nll_function, out_shardings=_replicated(self._sharding))
-        self._compiled: dict[tuple[int, int, int], Any] = {}
+        self._compiled: dict[tuple[tuple[int, int], ...], Any] = {}
 
     def score(
         self,
@@ -99,56 +99,56 @@ class Scorer:
             is not defined for.
         """
         windows = plan(len(tokens), length, stride)
-        rows = self._rows(windows)
-        function = self._compile(params, windows, rows)
+        functions = [self._compile(params, part) for part in windows.parts]
         nll = np.empty(windows.num_tokens, np.float32)
-        running: collections.deque[tuple[int, Array]] = collections.deque()
+        running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
         start = time.perf_counter()
-        for numbers in batches(windows, rows):
-            running.append((int(numbers[0]), function(params, *self._place(tokens, windows, numbers))))
-            if len(running) > 1:  # fetch a batch only when the devices have the next one to work on
-                progress(_fetch(nll, windows, *running.popleft()))
-        progress(_fetch(nll, windows, *running.popleft()))
+        for part, function in zip(windows.parts, functions, strict=True):
+            for rows in batches(part, self._rows(part)):
+                result = function(params, *self._place(tokens, part, rows))
+                running.append((nll[part.first_scored(rows)[0] : part.stop], result))
+                if len(running) > 1:  # fetch a batch only when the devices have the next one to work on
+                    progress(_fetch(*running.popleft()))
+        progress(_fetch(*running.popleft()))
         return Score(windows, nll, time.perf_counter() - start)
 
-    def _rows(self, windows: Windows) -> int:
-        """Windows of a batch: what the token budget allows on each device, and no more than there are."""
+    def _rows(self, part: Part) -> int:
+        """Rows of a batch: what the token budget allows on each device, and no more than there are."""
         devices = len(self._sharding.device_set)
         shards = devices // self._sharding.shard_shape((devices,))[0]
-        each = max(1, self._batch_tokens // windows.length)
-        return shards * min(each, -(-len(windows) // shards))
+        each = max(1, self._batch_tokens // part.length)
+        return shards * min(each, -(-len(part) // shards))
 
-    def _compile(self, params: PyTree, windows: Windows, rows: int) -> Any:
+    def _compile(self, params: PyTree, part: Part) -> Any:
         """The function compiled for this shape; kept, so that a validation during training compiles once."""
-        key = (rows, windows.length, windows.stride)
+        shapes = _shapes(part, self._rows(part))
+        key = tuple(shapes.values())
         if key not in self._compiled:
-            shapes = _shapes(windows, rows).values()
-            batch = [jax.ShapeDtypeStruct(shape, np.int32, sharding=self._sharding) for shape in shapes]
+            batch = [jax.ShapeDtypeStruct(shape, np.int32, sharding=self._sharding) for shape in key]
             self._compiled[key] = self._jitted.lower(params, *batch).compile()
         return self._compiled[key]
 
-    def _place(self, tokens: Int[np.ndarray, " tokens"], windows: Windows, numbers: Int[np.ndarray, " rows"]) -> list:
+    def _place(self, tokens: Int[np.ndarray, " tokens"], part: Part, rows: Int[np.ndarray, " rows"]) -> list:
         """The batch on the devices; only the rows of this host's devices are read."""
-        parts: dict[tuple[int, ...], Batch] = {}
+        pieces: dict[tuple[int, ...], Batch] = {}
 
         def local(name: str, index: tuple[slice, ...]) -> np.ndarray:
-            bounds = index[0].indices(numbers.size)[:2]
-            if bounds not in parts:
-                parts[bounds] = gather(tokens, windows, numbers[slice(*bounds)], self._boundary_id)
-            return getattr(parts[bounds], name)
+            bounds = index[0].indices(rows.size)[:2]
+            if bounds not in pieces:
+                pieces[bounds] = gather(tokens, part, rows[slice(*bounds)], self._boundary_id)
+            return getattr(pieces[bounds], name)
 
         return [
             jax.make_array_from_callback(shape, self._sharding, functools.partial(local, name))
-            for name, shape in _shapes(windows, numbers.size).items()
+            for name, shape in _shapes(part, rows.size).items()
         ]
 
 
 def model_nll(model: nn.Module) -> NllFunction:
     """The function that a `Scorer` needs, of a model with `token_nll` such as `alibi.model.DecoderLM`."""
 
-    def nll(params: PyTree, inputs: Array, targets: Array, scored_from: Array | None = None) -> Array:
-        nll = model.apply({"params": params}, inputs, targets, scored_from=scored_from, method="token_nll")
-        return jnp.asarray(nll)
+    def nll(params: PyTree, inputs: Array, targets: Array) -> Array:
+        return jnp.asarray(model.apply({"params": params}, inputs, targets, method="token_nll"))
 
     return nll
 
@@ -178,17 +178,16 @@ def _exp(nats: float) -> float | None:
     return math.exp(nats) if nats < 709 else None
 
 
-def _shapes(windows: Windows, rows: int) -> dict[str, tuple[int, ...]]:
-    """Of the arrays of a batch; windows that do not overlap are scored from their first input on."""
-    shapes: dict[str, tuple[int, ...]] = {"inputs": (rows, windows.length), "targets": (rows, windows.stride)}
-    return shapes if windows.stride == windows.length else shapes | {"scored_from": (rows,)}
+def _shapes(part: Part, rows: int) -> dict[str, tuple[int, int]]:
+    """Of the arrays of a batch."""
+    return {"inputs": (rows, part.length), "targets": (rows, part.scored)}
 
 
-def _fetch(nll: Float[np.ndarray, " tokens"], windows: Windows, first: int, result: Array) -> int:
-    """Waits for a batch and puts it where it belongs; only the last window of a stream is not full."""
-    part = nll[first * windows.stride :][: result.size]
-    part[:] = np.asarray(result).ravel()[: part.size]
-    return part.size
+def _fetch(nll: Float[np.ndarray, " tokens"], result: Array) -> int:
+    """Waits for a batch and puts it at the start of `nll`, which may be shorter; returns how many are there."""
+    count = min(nll.size, result.size)
+    nll[:count] = np.asarray(result).ravel()[:count]
+    return count
 
 
 def _replicated(sharding: Sharding) -> Sharding:

@@ -4,6 +4,10 @@ The stream t[0..N) is read through its inputs u = [boundary, t[0], ..., t[N-2]]:
 the true token before t[i], and t[i] is the target of u[i]. Window k scores the targets
 t[kS : (k+1)S], S the stride, and reads the inputs of those and up to L - S inputs before
 them, L the length. With S = L the windows do not overlap.
+
+With S < L the first L // S windows begin with the stream: each is the beginning of the
+last of them, which a causal model therefore computes for all. All further windows have
+L inputs, of which the last S are scored.
 """
 
 import dataclasses
@@ -15,7 +19,7 @@ from jaxtyping import Int
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """All windows of a stream; arrays are made only for the windows asked for, so a long stream costs nothing.
+    """All windows of a stream.
 
     Attributes:
       num_tokens: tokens of the stream, each scored once.
@@ -27,44 +31,61 @@ class Windows:
     length: int
     stride: int
 
-    def __len__(self) -> int:
-        return -(-self.num_tokens // self.stride)
-
     @property
     def mode(self) -> str:
         """Of a result row: "nonoverlapping" or "sliding"."""
         return "nonoverlapping" if self.stride == self.length else "sliding"
 
-    def first_scored(self, windows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """Index in the stream of the first token that each window scores."""
-        return np.minimum(np.asarray(windows, np.int64) * self.stride, self.num_tokens)
+    @property
+    def parts(self) -> list["Part"]:
+        """The rows to compute, in stream order; those of a part are all of one shape."""
+        if self.stride == self.length:
+            return [Part(0, self.num_tokens, self.length, self.length)]
+        begin_together = min(self.length // self.stride * self.stride, self.num_tokens)
+        parts = [Part(0, begin_together, self.length, self.length)]
+        if begin_together < self.num_tokens:
+            parts.append(Part(begin_together, self.num_tokens, self.length, self.stride))
+        return parts
 
-    def num_scored(self, windows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """Tokens that each window scores; 0 for numbers beyond the last window."""
-        return np.minimum(self.num_tokens - self.first_scored(windows), self.stride)
 
-    def first_input(self, windows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """Index in u of the first input of each window; u[0] is the boundary."""
-        return np.maximum(self.first_scored(windows) - (self.length - self.stride), 0)
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Rows that score a range of the stream; arrays are made only for the rows asked for.
 
-    def num_inputs(self, windows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """Inputs of each window, at most `length`."""
-        return self.first_scored(windows) + self.num_scored(windows) - self.first_input(windows)
+    Attributes:
+      start, stop: the range, in tokens.
+      length: inputs of a row.
+      scored: the last inputs of a row, whose targets it scores; the last row may have fewer.
+    """
+
+    start: int
+    stop: int
+    length: int
+    scored: int
+
+    def __len__(self) -> int:
+        return -(-(self.stop - self.start) // self.scored)
+
+    def first_scored(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
+        """Index in the stream of the first token that each row scores; `stop` beyond the last row."""
+        return np.minimum(self.start + np.asarray(rows, np.int64) * self.scored, self.stop)
+
+    def num_scored(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
+        """Tokens that each row scores; 0 beyond the last row."""
+        return np.minimum(self.stop - self.first_scored(rows), self.scored)
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows of one static shape, whatever the windows in them.
+    """Rows of one static shape.
 
     Attributes:
-      inputs: int32, u of each window, padded on the right by the boundary.
-      targets: int32, -1 where there is nothing to score.
-      scored_from: int32, the input position that targets[:, 0] belongs to.
+      inputs: int32, u of each row, padded on the right by the boundary.
+      targets: int32, of the last inputs; -1 where there is nothing to score.
     """
 
     inputs: Int[np.ndarray, "rows length"]
-    targets: Int[np.ndarray, "rows stride"]
-    scored_from: Int[np.ndarray, " rows"]
+    targets: Int[np.ndarray, "rows scored"]
 
 
 def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
@@ -91,35 +112,33 @@ def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
     return Windows(num_tokens, length, stride)
 
 
-def gather(
-    tokens: Int[np.ndarray, " tokens"], windows: Windows, numbers: Int[np.ndarray, " rows"], boundary_id: int
-) -> Batch:
-    """The rows of the windows `numbers`; a number beyond the last window gives a row that scores nothing.
+def gather(tokens: Int[np.ndarray, " tokens"], part: Part, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:
+    """The rows of these numbers; one beyond the last scores nothing.
 
     Args:
-      tokens: the stream, read only where these windows lie (a memory map stays on disk).
+      tokens: the stream, read only where these rows lie (a memory map stays on disk).
       boundary_id: the token that stands before the first one.
     """
-    first_input, num_inputs = windows.first_input(numbers), windows.num_inputs(numbers)
-    first_scored, num_scored = windows.first_scored(numbers), windows.num_scored(numbers)
+    first_scored = part.first_scored(rows)[:, None]
+    stop = first_scored + part.num_scored(rows)[:, None]
+    first_input = first_scored - (part.length - part.scored)
     # One contiguous piece of the stream holds all rows, because their windows are neighbours.
     start = max(int(first_input.min()) - 1, 0)
-    piece = np.asarray(tokens[start : int((first_scored + num_scored).max())]).astype(np.int32)
+    piece = np.asarray(tokens[start : int(stop.max())]).astype(np.int32)
     if not piece.size:
         piece = np.array([boundary_id], np.int32)
 
-    columns = np.arange(windows.length)[None, :]
-    before = first_input[:, None] + columns - 1  # u[i] = t[i - 1]
+    before = first_input + np.arange(part.length)[None, :] - 1  # u[i] = t[i - 1]
     inputs = piece[np.clip(before - start, 0, piece.size - 1)]
-    inputs = np.where((before >= 0) & (columns < num_inputs[:, None]), inputs, np.int32(boundary_id))
+    inputs = np.where((before >= 0) & (before < stop - 1), inputs, np.int32(boundary_id))
 
-    columns = np.arange(windows.stride)[None, :]
-    targets = piece[np.clip(first_scored[:, None] + columns - start, 0, piece.size - 1)]
-    targets = np.where(columns < num_scored[:, None], targets, np.int32(-1))
-    return Batch(inputs, targets, (num_inputs - num_scored).astype(np.int32))
+    scored = first_scored + np.arange(part.scored)[None, :]
+    targets = piece[np.clip(scored - start, 0, piece.size - 1)]
+    targets = np.where(scored < stop, targets, np.int32(-1))
+    return Batch(inputs, targets)
 
 
-def batches(windows: Windows, batch_size: int) -> Iterator[Int[np.ndarray, " rows"]]:
-    """Window numbers in stream order, `batch_size` at a time; those of the last batch run on beyond the last window."""
-    for start in range(0, len(windows), batch_size):
+def batches(part: Part, batch_size: int) -> Iterator[Int[np.ndarray, " rows"]]:
+    """Row numbers in stream order, `batch_size` at a time; those of the last batch run on beyond the last row."""
+    for start in range(0, len(part), batch_size):
         yield np.arange(start, start + batch_size)

@@ -3,6 +3,7 @@
 import os
 import signal
 from types import FrameType
+from typing import Any
 
 
 class Interrupt:
@@ -10,7 +11,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -19,7 +20,7 @@ class Interrupt:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:

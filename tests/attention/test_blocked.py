@@ -230,13 +230,19 @@ def test_memory_grows_with_the_length_alone():
 def test_split_over_batch_and_heads_without_gathering():
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     split = NamedSharding(mesh, PartitionSpec("data", None, "tensor", None))
-    arrays, slopes = inputs(4, 600, 600, 4, 8), alibi_slopes(4)
+    arrays, slopes = inputs(8, 600, 600, 4, 8), alibi_slopes(4)  # two sequences and two heads a device
     expected = value_and_gradients(*arrays, slopes, backend="reference")
     placed = tuple(jax.device_put(x, split) for x in arrays)
-    step = jax.jit(lambda q, k, v: attend(q, k, v, slopes=slopes, backend="blocked"))
-    lowered = step.lower(*placed[:3]).compile()
-    assert lowered(*placed[:3]).sharding.is_equivalent_to(split, 4)
-    assert "all-gather" not in lowered.as_text()
+
+    def attention(q, k, v):
+        return attend(q, k, v, slopes=slopes, backend="blocked")
+
+    gradient = jax.grad(lambda q, k, v, incoming: (attention(q, k, v) * incoming).sum(), argnums=(0, 1, 2))
+    for step, count in ((attention, 3), (gradient, 4)):
+        compiled = jax.jit(step).lower(*placed[:count]).compile()
+        assert "all-gather" not in compiled.as_text()
+        for result in jax.tree.leaves(compiled(*placed[:count])):
+            assert result.sharding.is_equivalent_to(split, 4)
     for got, right in zip(value_and_gradients(*placed, slopes, backend="blocked"), expected, strict=True):
         np.testing.assert_allclose(got, right, atol=1e-5 * (1 + np.abs(right).max()))
 

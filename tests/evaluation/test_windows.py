@@ -30,42 +30,50 @@ def test_windows_equal_the_literal_ones(num_tokens, shape, batch_size):
     length, stride = shape
     tokens = (np.arange(num_tokens) + 100).astype(np.uint16)
     windows = plan(num_tokens, length, stride)
-    expected = literal_windows(tokens.tolist(), length, stride)
-    assert len(windows) == len(expected)
-    rows = []
-    for numbers in batches(windows, batch_size):
-        batch = gather(tokens, windows, numbers, BOUNDARY)
-        assert batch.inputs.shape == (batch_size, length)
-        assert batch.targets.shape == (batch_size, stride)
-        assert {batch.inputs.dtype, batch.targets.dtype, batch.scored_from.dtype} == {np.dtype(np.int32)}
-        rows += zip(batch.inputs, batch.targets, batch.scored_from, strict=True)
-    for (inputs, targets, scored_from), (want_inputs, want_targets) in zip(rows, expected, strict=False):
-        count = int((targets >= 0).sum())
-        assert targets[:count].tolist() == want_targets
-        assert inputs[: scored_from + count].tolist() == want_inputs
-        assert (inputs[scored_from + count :] == BOUNDARY).all()
-        # The input of a target is the true token before it.
-        previous = [BOUNDARY, *tokens.tolist()][want_targets[0] - 100]
-        assert inputs[scored_from] == previous
-    for _, targets, scored_from in rows[len(expected) :]:
-        assert (targets == -1).all()
-        assert 0 <= scored_from < length
-    scored = np.concatenate([targets[targets >= 0] for _, targets, _ in rows])
-    assert scored.tolist() == tokens.tolist()
+    expected, found = literal_windows(tokens.tolist(), length, stride), []
+    for part in windows.parts:
+        for numbers in batches(part, batch_size):
+            batch = gather(tokens, part, numbers, BOUNDARY)
+            assert batch.inputs.shape == (batch_size, length)
+            assert batch.targets.shape == (batch_size, part.scored)
+            assert {batch.inputs.dtype, batch.targets.dtype} == {np.dtype(np.int32)}
+            for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+                count = int((targets >= 0).sum())
+                assert (targets[count:] == -1).all()
+                # A causal model gives target i what it would give it as the last one of a shorter row.
+                for i in range(count):
+                    found.append((inputs[: length - part.scored + i + 1].tolist(), targets[i]))
+    # Of each token: all inputs of its window up to its own.
+    literal = []
+    for inputs, targets in expected:
+        literal += [(inputs[: len(inputs) - len(targets) + i + 1], target) for i, target in enumerate(targets)]
+    assert found == literal
 
 
 def test_the_recipe_in_numbers():
-    """N = 5, L = 4, S = 2: the second window reads two tokens of context, the third has one token to score."""
-    windows = plan(5, 4, 2)
-    numbers = np.arange(4)
-    assert windows.first_scored(numbers).tolist() == [0, 2, 4, 5]
-    assert windows.num_scored(numbers).tolist() == [2, 2, 1, 0]
-    assert windows.first_input(numbers).tolist() == [0, 0, 2, 3]
-    assert windows.num_inputs(numbers).tolist() == [2, 4, 3, 2]
-    batch = gather(np.array([10, 11, 12, 13, 14]), windows, np.arange(3), BOUNDARY)
-    assert batch.inputs.tolist() == [[7, 10, 7, 7], [7, 10, 11, 12], [11, 12, 13, 7]]
-    assert batch.targets.tolist() == [[10, 11], [12, 13], [14, -1]]
-    assert batch.scored_from.tolist() == [0, 2, 2]
+    """N = 5, L = 4, S = 2: the first two windows are one row; the third reads two tokens of context and scores one."""
+    head, rest = plan(5, 4, 2).parts
+    assert (head.start, head.stop, len(head)) == (0, 4, 1)
+    assert rest.first_scored(np.arange(2)).tolist() == [4, 5]
+    assert rest.num_scored(np.arange(2)).tolist() == [1, 0]
+    tokens = np.array([10, 11, 12, 13, 14])
+    batch = gather(tokens, head, np.arange(1), BOUNDARY)
+    assert batch.inputs.tolist() == [[7, 10, 11, 12]]
+    assert batch.targets.tolist() == [[10, 11, 12, 13]]
+    batch = gather(tokens, rest, np.arange(1), BOUNDARY)
+    assert batch.inputs.tolist() == [[11, 12, 13, 7]]
+    assert batch.targets.tolist() == [[14, -1]]
+
+
+def test_a_length_that_the_stride_does_not_divide():
+    """N = 9, L = 5, S = 2: windows 0 and 1 begin with the stream and score 4 tokens; window 2 reads 3 more."""
+    head, rest = plan(9, 5, 2).parts
+    batch = gather(np.arange(9) + 10, head, np.arange(1), BOUNDARY)
+    assert batch.inputs.tolist() == [[7, 10, 11, 12, 7]]
+    assert batch.targets.tolist() == [[10, 11, 12, 13, -1]]
+    batch = gather(np.arange(9) + 10, rest, np.arange(3), BOUNDARY)
+    assert batch.inputs.tolist() == [[10, 11, 12, 13, 14], [12, 13, 14, 15, 16], [14, 15, 16, 17, 7]]
+    assert batch.targets.tolist() == [[14, 15], [16, 17], [18, -1]]
 
 
 def test_mode():
@@ -96,5 +104,6 @@ def test_only_the_windows_own_part_of_the_stream_is_read():
             return np.arange(key.start, key.stop)
 
     recorder = Recorder()
-    gather(recorder, plan(10**9, 512, 1), np.arange(5_000_000, 5_000_032), BOUNDARY)
-    assert recorder.read == (5_000_000 - 512, 5_000_032)
+    _, sliding = plan(10**9, 512, 1).parts
+    gather(recorder, sliding, np.arange(5_000_000, 5_000_032), BOUNDARY)  # of the tokens 512 further on
+    assert recorder.read == (5_000_000, 5_000_544)

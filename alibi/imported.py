@@ -1,0 +1,196 @@
+"""A checkpoint of the paper's own code becomes a work directory."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+from jaxtyping import PyTree
+
+from alibi.data.dictionary import read_dictionary
+from alibi.data.tokenizers import WordTokenizer
+from alibi.fairseq.archive import Archive
+from alibi.fairseq.parameters import Architecture, architecture, to_params
+from alibi.fairseq.settings import POSITIONS, Settings, read_settings
+from alibi.fairseq.unpickle import Tensor
+from alibi.model import build_model
+from alibi.runs import RunDirectory, make_provenance
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.optimizer import make_optimizer
+from alibi.training.state import TrainState
+
+# Written beside config.json, so that training can be told the run's own config.
+CONFIG_FILE = '''"""This run's config: python train.py --config={workdir}/config.py --workdir={workdir}"""
+
+import json
+import pathlib
+
+import ml_collections
+
+from configs import base
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    saved = json.loads((pathlib.Path(__file__).parent / "config.json").read_text())
+    saved["model"]["cutoffs"] = tuple(saved["model"]["cutoffs"])
+    return base.apply(ml_collections.ConfigDict(saved), arg)
+'''
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """What was found in a checkpoint, and the work directory that was made of it."""
+
+    run: RunDirectory
+    config: ml_collections.ConfigDict
+    settings: Settings
+    parameters: int
+    vocab_size: int
+
+
+def import_run(
+    checkpoint: str | os.PathLike[str],
+    dictionary: str | os.PathLike[str],
+    workdir: str | os.PathLike[str],
+    config: ml_collections.ConfigDict,
+    *,
+    position: str = "",
+) -> Imported:
+    """Makes `workdir` of a fairseq checkpoint and its dict.txt, as training would have left it.
+
+    Further training begins with an empty momentum, at the learning rate of the checkpoint's
+    update.
+
+    Args:
+      config: what the checkpoint doesn't say: the text, and how further training goes.
+      position: a name from `alibi.fairseq.settings.POSITIONS`; empty: as the checkpoint says.
+
+    Raises:
+      ValueError: a checkpoint or dictionary that can't be used, or that don't belong
+        together; a work directory that isn't empty. Nothing is left behind.
+    """
+    run = RunDirectory(workdir)
+    _check_free(run.path)
+    if position not in ("", *POSITIONS):
+        raise ValueError(f"position={position!r} is unknown; use one of {', '.join(POSITIONS)}")
+    with Archive(checkpoint) as archive:
+        try:
+            sizes, settings, params = _read(archive.content)
+        except ValueError as error:
+            raise ValueError(f"checkpoint {os.fspath(checkpoint)} can't be used: {error}") from error
+        settings = dataclasses.replace(settings, position=position or settings.position)
+        tokenizer = _read_tokenizer(dictionary, sizes.vocab_size)
+        config = _complete(config, sizes, settings, run.path)
+        state = _state(config, params, sizes.vocab_size, settings.updates)
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+        provenance = make_provenance(
+            imported_from={"checkpoint": os.fspath(checkpoint), "sha256": _sha256(checkpoint)},
+            parameters=parameters,
+            vocab_size=sizes.vocab_size,
+            corpus={},
+        )
+        _write(run, config, tokenizer, state, settings.updates, provenance)
+    return Imported(run, config, settings, parameters, sizes.vocab_size)
+
+
+def _read(content: Any) -> tuple[Architecture, Settings, PyTree]:
+    tensors = content.get("model") if isinstance(content, Mapping) else None
+    if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise ValueError("it holds no tensors under `model`; give the .pt file that fairseq wrote")
+    arrays = {str(name): tensor.read() for name, tensor in tensors.items()}
+    sizes = architecture(arrays)
+    settings = read_settings(content, sizes)
+    return sizes, settings, to_params(arrays, settings.num_heads)
+
+
+def _read_tokenizer(dictionary: str | os.PathLike[str], vocab_size: int) -> WordTokenizer:
+    tokenizer = WordTokenizer(*read_dictionary(dictionary))
+    if tokenizer.vocab_size != vocab_size:
+        raise ValueError(
+            f"the dictionary {os.fspath(dictionary)} has {tokenizer.vocab_size:,} entries (with special symbols and "
+            f"padding to a multiple of 8) and the checkpoint {vocab_size:,}; give the dict.txt that it was trained with"
+        )
+    return tokenizer
+
+
+def _complete(
+    config: ml_collections.ConfigDict, sizes: Architecture, settings: Settings, workdir: pathlib.Path
+) -> ml_collections.ConfigDict:
+    """`config` with all that the checkpoint says."""
+    config = config.copy_and_resolve_references()
+    config.update(seed=settings.seed, train_length=settings.train_length, position=settings.position)
+    config.position_options = ml_collections.ConfigDict()
+    config.model.update(sizes.config)
+    config.model.update(settings.rates)
+    config.model.update(num_heads=settings.num_heads, activation=settings.activation)
+    config.data.update(tokenizer="words", tokenizer_file=str(workdir / "tokenizer" / "dict.txt"))
+    config.train.batch_tokens = max(config.train.batch_tokens // config.train_length, 1) * config.train_length
+    return config
+
+
+def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, updates: int) -> TrainState:
+    """The state of a run of `config` after `updates`; ValueError where its model has other parameters."""
+    model = build_model(config, vocab_size)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    ours, theirs = ({jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(tree)}
+                    for tree in (shapes, params))  # fmt: skip
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            raise ValueError(
+                f"parameter {name} has shape {theirs.get(name)} in the checkpoint and {ours.get(name)} in the model "
+                "of its settings; it is of another architecture"
+            )
+    params = jax.tree.map(jnp.asarray, params)
+    opt_state = make_optimizer(config.optimizer, config.train.steps).init(params)
+    opt_state = optax.tree_utils.tree_set(opt_state, count=jnp.asarray(updates, jnp.int32))
+    return TrainState(step=jnp.asarray(updates, jnp.int32), params=params, opt_state=opt_state)
+
+
+def _write(
+    run: RunDirectory,
+    config: ml_collections.ConfigDict,
+    tokenizer: WordTokenizer,
+    state: TrainState,
+    updates: int,
+    provenance: dict[str, Any],
+) -> None:
+    """All files into a directory beside, which is then renamed, so that nobody ever sees half of them."""
+    made = RunDirectory(run.path.with_name(f".{run.name}.{os.getpid()}.partial"))
+    about = {"config": config.to_dict(), **provenance}
+    try:
+        made.check(config)
+        made.claim(config, tokenizer)
+        made.release()
+        made.write("provenance.json", about)
+        (made.path / "config.py").write_text(CONFIG_FILE.format(workdir=run.path))
+        with Checkpoints(made.checkpoints) as checkpoints:
+            checkpoints.save(state, updates, about)
+        finished = updates >= config.train.steps
+        made.write_status(
+            "finished" if finished else "interrupted",
+            step=updates,
+            steps=config.train.steps,
+            reason="imported",
+            tokens_per_second=None,
+            best=None,
+        )
+        made.path.rename(run.path)
+    finally:
+        shutil.rmtree(made.path, ignore_errors=True)
+
+
+def _check_free(workdir: pathlib.Path) -> None:
+    if workdir.exists() and not (workdir.is_dir() and not any(workdir.iterdir())):
+        raise ValueError(f"work directory {workdir} holds something already; choose another --workdir, or remove it")
+
+
+def _sha256(path: str | os.PathLike[str]) -> str:
+    with pathlib.Path(path).expanduser().open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

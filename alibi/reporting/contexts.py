@@ -1,0 +1,55 @@
+"""The figure of NLL by context: what a token costs by how far into its window it stands."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from alibi.reporting.plots import COLOURS, DASHES, DOTS_PER_INCH, FONT_SIZE, MARKERS
+
+Row = Mapping[str, Any]
+
+
+def draw_by_context(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+    """Writes a PNG of the `by_context` rows: a line for each run, length and stride.
+
+    Raises:
+      ValueError: there is none of them.
+    """
+    lines: dict[tuple, list[Row]] = {}
+    for row in rows:
+        if row["analysis"] == "by_context":
+            lines.setdefault((row["run"], row["eval_length"], row["stride"]), []).append(row)
+    if not lines:
+        raise ValueError("there are no rows of NLL by context to draw; give dumps of eval_extrapolation.py --dump_nll")
+    with matplotlib.rc_context({"font.size": FONT_SIZE}):
+        figure = Figure(figsize=(10, 6), facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        runs = {run: number for number, run in enumerate(dict.fromkeys(run for run, _, _ in lines))}
+        for number, ((run, length, stride), cells) in enumerate(sorted(lines.items())):
+            name = f"L = {length:,}" + ("" if stride == length else f", stride {stride:,}")
+            axes.plot(
+                [row["context_to"] for row in cells],
+                [row["nll_nats"] / row["tokens"] for row in cells],
+                label=name if len(runs) == 1 else f"{run}, {name}",
+                color=COLOURS[number % len(COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
+                ls=DASHES[runs[run] % len(DASHES)],
+                linewidth=2.5,
+                markersize=8,
+            )
+        ends = sorted({row["context_to"] for cells in lines.values() for row in cells})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ends, [f"{end:,}" for end in ends], rotation=60 if len(ends) > 8 else 0)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("tokens of context, up to")
+        axes.set_ylabel("nats per token")
+        axes.grid(True, which="major", color="#dddddd", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend()
+        figure.savefig(path, dpi=DOTS_PER_INCH, format="png")

@@ -1,0 +1,54 @@
+"""NLL by context and the early token curse, from dumps (paper, section 5 and appendix B).
+
+    python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --dump_nll --output_dir=OUT
+    python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --stride=1 --dump_nll --output_dir=OUT
+    python scripts/analyse_nll.py --dumps='OUT/nll/*.npz' --output_dir=OUT
+
+Writes OUT/by_context.jsonl and OUT/by_context.png, and prints what of each gain of longer
+blocks is explained by fewer tokens with short context.
+"""
+
+import glob
+import json
+import pathlib
+import sys
+
+from absl import flags
+
+# A clone works without being installed: python scripts/analyse_nll.py has only scripts/ on its path.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from alibi import command_line
+
+_DUMPS = flags.DEFINE_list("dumps", None, "files or globs, separated by commas")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where rows and figure go")
+
+
+def main() -> int:
+    # Only now, so that a wrong flag is reported at once.
+    from alibi.evaluation.by_position import analyse, read_measured
+    from alibi.reporting.contexts import draw_by_context
+
+    paths = sorted({path for pattern in _DUMPS.value for path in glob.glob(pattern)})
+    if not paths:
+        raise ValueError(
+            f"--dumps={','.join(_DUMPS.value)} names no file; give those of eval_extrapolation.py --dump_nll"
+        )
+    rows = analyse([read_measured(path) for path in paths])
+    folder = pathlib.Path(_OUTPUT_DIR.value)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "by_context.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    draw_by_context(rows, folder / "by_context.png")
+    print("| run | blocks of | gain, nats | explained by context lengths | by a sliding window |")
+    print("|:----|----------:|-----------:|-----------------------------:|--------------------:|")
+    for row in rows:
+        if row["analysis"] == "early_token_curse":
+            shares = (row["composition_share"], row["sliding_share"])
+            told = " | ".join("-" if share is None else f"{share:.0%}" for share in shares)
+            lengths = f"{row['eval_length']:,} to {row['longer_length']:,}"
+            print(f"| {row['run']} | {lengths} | {row['gain_nats']:.4f} | {told} |")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main, required=("dumps", "output_dir"))

@@ -1,0 +1,50 @@
+"""Makes a work directory of a checkpoint of the paper's own code (a fork of fairseq).
+
+    python scripts/import_fairseq.py --checkpoint=F.pt --dictionary=dict.txt --workdir=DIR
+    python eval_extrapolation.py --workdirs=DIR --text_file=valid.txt --lengths=64,512 --output_dir=OUT
+    python train.py --config=DIR/config.py --workdir=DIR
+
+Sizes, position method and rates come from the checkpoint, all else (the text, how
+training goes on) from --config. PyTorch isn't needed, and nothing that the file names is run.
+"""
+
+import pathlib
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+
+# A clone works without being installed: python scripts/import_fairseq.py has only scripts/ on its path.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from alibi import command_line
+
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "the .pt file")
+_DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt that it was trained with")
+_WORKDIR = flags.DEFINE_string("workdir", None, "directory to make")
+_POSITION = flags.DEFINE_string("position", "", "alibi, sinusoidal or none, in place of what the checkpoint says")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", str(ROOT / "configs" / "wikitext103.py"), "FILE.py[:KEY=VALUE,...] with what the checkpoint doesn't say"
+)
+
+
+def main() -> int:
+    # Only now, so that a wrong flag is reported at once.
+    from alibi.imported import import_run
+
+    made = import_run(_CHECKPOINT.value, _DICTIONARY.value, _WORKDIR.value, _CONFIG.value, position=_POSITION.value)
+    model, settings = made.config.model, made.settings
+    bands = f" in bands from {', '.join(map(str, model.cutoffs))} on" if model.embedding == "adaptive" else ""
+    print(
+        f"{made.run.path}: {made.parameters:,} parameters after {settings.updates:,} updates at "
+        f"L={settings.train_length}; {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
+        f"feed-forward {model.feed_forward}, {made.vocab_size:,} words{bands}"
+    )
+    reason = "as --position says" if _POSITION.value else f"{settings.position_reason}; --position=NAME says otherwise"
+    print(f"position method: {settings.position} ({reason})")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main, required=("checkpoint", "dictionary", "workdir"))

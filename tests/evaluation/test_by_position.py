@@ -1,0 +1,104 @@
+"""Contexts against the windows themselves, and the curse on texts where its share is known."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from alibi.evaluation.by_position import Measured, analyse, by_context, early_token_curse, ranges, read_measured
+from alibi.evaluation.dumps import Dump, write_dump
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def measured(cost, length, stride, tokens=1000):
+    """A text in which a token costs what `cost` says of its context."""
+    empty = Measured("run", length, stride, Dump(np.zeros(tokens, np.float32), np.zeros(tokens, np.int32), 1, "t", "c"))
+    nll = cost(empty.context).astype(np.float32)
+    return Measured("run", length, stride, Dump(nll, np.zeros(tokens, np.int32), 1, "t", "c"))
+
+
+def up_to(most):
+    """A model that gains from context, but from no more than `most` tokens of it."""
+    return lambda context: 5.0 - np.log(np.minimum(context, most))
+
+
+@pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 3), (8, 1), (5, 2)])
+def test_the_context_is_that_of_the_literal_windows(length, stride):
+    inputs, found = list(range(30)), []  # of token i the last input is i
+    for start in range(0, 30, stride):
+        window = inputs[max(0, start - (length - stride)) : start + stride]
+        found += [token - window[0] + 1 for token in range(start, min(start + stride, 30))]
+    assert measured(up_to(4), length, stride, tokens=30).context.tolist() == found
+
+
+def test_ranges_double():
+    assert ranges(8) == [(1, 1), (2, 2), (3, 4), (5, 8)]
+    assert ranges(6) == [(1, 1), (2, 2), (3, 4), (5, 6)]
+    assert ranges(1) == [(1, 1)]
+
+
+def test_rows_by_context_hold_each_token_once():
+    one = measured(up_to(4), 8, 8)
+    rows = by_context(one)
+    assert sum(row["tokens"] for row in rows) == 1000
+    assert sum(row["nll_nats"] for row in rows) == pytest.approx(one.nll.sum())
+    assert rows[0]["nll_nats"] / rows[0]["tokens"] == pytest.approx(5.0)
+    assert rows[-1]["nll_nats"] / rows[-1]["tokens"] == pytest.approx(5.0 - np.log(4), rel=1e-6)
+
+
+def test_all_of_the_gain_is_the_curse_where_longer_context_is_worth_nothing():
+    """A model that uses 8 tokens, in blocks of 16 and 64: the paper's finding for ALiBi beyond its training length."""
+    blocks = [measured(up_to(8), length, length) for length in (16, 64)]
+    sliding = [measured(up_to(8), length, 1) for length in (16, 64)]
+    row = early_token_curse(*blocks, [*blocks, *sliding])
+    assert row["gain_nats"] > 0
+    assert row["composition_share"] == pytest.approx(1.0, abs=1e-5)
+    assert row["sliding_share"] == pytest.approx(1.0, abs=1e-5)
+    assert row["sliding_stride"] == 1
+    shares = {(cell["context_from"], cell["context_to"]): cell["share"] for cell in row["gain_by_context"]}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares[9, 16] == pytest.approx(0.0, abs=1e-6)  # they had all the context that is of use
+
+
+def test_only_part_of_it_where_longer_context_helps():
+    """By hand for blocks of 2 and 4 of a cost 4 - context: 2.5 to 1.5; at 2 beyond the first token, 2.25."""
+    cost = lambda context: 4.0 - context  # noqa: E731
+    blocks = [measured(cost, length, length) for length in (2, 4)]
+    sliding = [measured(cost, length, 1, tokens=100_000) for length in (2, 4)]
+    row = early_token_curse(*blocks, [*blocks, *sliding])
+    assert row["gain_nats"] == pytest.approx(1.0)
+    assert row["composition_share"] == pytest.approx(0.25, abs=1e-4)
+    assert row["sliding_share"] == pytest.approx(1.0 - 2.0, abs=1e-3)  # the windows' gain is twice the blocks'
+
+
+def test_without_sliding_windows_one_share_is_unknown():
+    blocks = [measured(up_to(8), length, length) for length in (16, 64)]
+    rows = [row for row in analyse(blocks) if row["analysis"] == "early_token_curse"]
+    assert len(rows) == 1
+    assert rows[0]["sliding_share"] is None
+    assert rows[0]["composition_share"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_from_dumps_to_rows_and_figure(tmp_path):
+    for length in (16, 64):
+        for stride in (length, 1):
+            one = measured(up_to(8), length, stride)
+            write_dump(tmp_path / f"run-length={length}-stride={stride}.npz", one.dump)
+    assert read_measured(tmp_path / "run-length=16-stride=1.npz").stride == 1
+    command = [sys.executable, ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "| run | 16 to 64 | 0.2835 |" in done.stdout
+    assert "| 100% | 100% |" in done.stdout
+    rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
+    assert {row["analysis"] for row in rows} == {"by_context", "early_token_curse"}
+    assert (tmp_path / "by_context.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_of_another_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is not named RUN-length=l-stride=s"):
+        read_measured(tmp_path / "results.npz")

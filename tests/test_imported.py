@@ -1,0 +1,216 @@
+"""A checkpoint of the paper's own code as a work directory: what it computes, and what cannot become one."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from alibi.data.tokens import prepare_text
+from alibi.evaluation.dumps import read_dump
+from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.extrapolation import Options, evaluate_runs
+from alibi.imported import import_run
+from alibi.model import build_model
+from alibi.runs import RunDirectory
+from alibi.trained import TrainedRun
+from alibi.training.loop import train
+from configs import wikitext103
+from tests.fairseq.test_archive import rewrite
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DATA = ROOT / "tests" / "data"
+CHECKPOINT, DICTIONARY, TEXT = (DATA / f"fairseq-tiny{end}" for end in (".pt", "-dict.txt", ".txt"))
+
+
+def config_of(folder):
+    config = wikitext103.get_config()
+    config.data.update(corpus="text", train=str(TEXT), valid="", test="", cache_dir=str(folder / "cache"))
+    config.train.update(steps=151, batch_tokens=128)
+    config.optimizer.warmup_steps = 100
+    config.log.tensorboard = False
+    config.eval.batch_tokens = 512
+    return config
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imported")
+    return import_run(CHECKPOINT, DICTIONARY, folder / "run", config_of(folder))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return dict(np.load(DATA / "fairseq-tiny.npz"))
+
+
+def test_the_config_is_the_checkpoints(imported):
+    """6 heads, bands that halve, the rates and the seed: none of these is the config's that it was given."""
+    config = imported.run.config()
+    model = config.model
+    assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (2, 24, 6, 40)
+    assert (model.embedding, list(model.cutoffs), model.adaptive_factor) == ("adaptive", [40, 72], 2)
+    assert (model.final_norm, model.norm_epsilon, model.activation) == (False, 1e-5, "relu")
+    rates = (model.dropout, model.attention_dropout, model.activation_dropout, model.softmax_dropout)
+    assert rates == (0.3, 0.1, 0.1, 0.2)
+    assert (config.position, config.train_length, config.seed) == ("alibi", 16, 7)
+    assert imported.run.status()["state"] == "interrupted"
+    assert TrainedRun(imported.run.path).step == 150
+
+
+def score(run, text, length, stride):
+    """On one device, whose programs compile in a fraction of the time of eight."""
+    scorer = Scorer(
+        model_nll(build_model(run.config, run.tokenizer.vocab_size)),
+        boundary_id=run.tokenizer.boundary_id,
+        batch_tokens=run.config.eval.batch_tokens,
+    )
+    return scorer.score(jax.device_get(run.params), text.tokens, length, stride).nll_nats
+
+
+@pytest.mark.parametrize(("length", "stride"), [(32, 16), (16, 1)])
+def test_each_tokens_nll_is_that_of_the_formulas(imported, expected, length, stride):
+    run = TrainedRun(imported.run.path)
+    text = prepare_text(TEXT, run.tokenizer, run.config.data.cache_dir, progress=False)
+    np.testing.assert_array_equal(text.tokens, expected["targets"])
+    found = score(run, text, length, stride)
+    np.testing.assert_allclose(found, expected[f"nll/length={length},stride={stride}"], atol=2e-5)
+
+
+def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, capsys):
+    options = Options(tmp_path, lengths=(16,), text_file=str(TEXT), dump_nll=True, report=False)
+    assert evaluate_runs([imported.run.path], options) == []
+    words = TEXT.read_text().split()
+    unknown = words.count("unheard") + words.count("<unk>")
+    assert unknown == (expected["targets"] == 3).sum() > 0
+    assert f"{unknown} of {expected['targets'].size} tokens are <unk>: words that" in capsys.readouterr().err
+    dump = read_dump(tmp_path / "nll" / "run-length=16-stride=16.npz")
+    np.testing.assert_allclose(dump.nll_nats, expected["nll/length=16,stride=16"], atol=2e-5)
+
+
+def test_training_goes_on_from_it(imported):
+    """By the config file that lies in it; the update after the 150th, at its learning rate."""
+    namespace = {"__file__": str(imported.run.path / "config.py")}
+    exec((imported.run.path / "config.py").read_text(), namespace)
+    config = namespace["get_config"]()
+    before = TrainedRun(imported.run.path).params
+    status = train(config, str(imported.run.path))
+    assert (status["state"], status["step"]) == ("finished", 151)
+    row = imported.run.metrics_file.read_text()
+    assert '"step": 151' in row
+    after = TrainedRun(imported.run.path).params
+    kernel = after["layers_0"]["up"]["kernel"]
+    change = np.abs(np.asarray(kernel) - np.asarray(before["layers_0"]["up"]["kernel"])).max()
+    assert 0 < change < 0.2  # one update of a gradient of norm 0.1 at a learning rate of about 1
+
+
+def renamed(old, new):
+    """The checkpoint with a name of the same length in its pickle."""
+    assert len(old) == len(new)
+    return lambda path: rewrite(path, lambda name, pickle: pickle.replace(old, new) if name == "data.pkl" else pickle)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (renamed(b"decoder.layers.1.fc2.bias", b"decoder.layers.1.fc2.bibs"), "no tensor decoder.layers.1.fc2.bias"),
+        (renamed(b"decoder.version", b"decoder.surplus"), "no place for: decoder.surplus"),
+        (renamed(b"decoder.layers.1.", b"decoder.layers_1."), "settings say decoder_layers=2 and its tensors 1"),
+        (renamed(b"transformer_lm_wiki103", b"transformer_wmt_en_de_"), "architecture 'transformer_wmt_en_de_'"),
+        (renamed(b"decoder_attention_heads", b"decoder_attention_hands"), "nothing of decoder_attention_heads"),
+        (renamed(b"optimizer_history", b"optimizer_mystery"), "saved after None updates"),
+        (renamed(b"cfg", b"cfx"), "it has no settings"),
+        (renamed(b"model", b"modal"), "no tensors under `model`"),
+    ],
+)
+def test_another_checkpoint_is_one_line_and_leaves_nothing(tmp_path, make, message):
+    make(tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=message) as error:
+        import_run(tmp_path / "x.pt", DICTIONARY, tmp_path / "run", config_of(tmp_path))
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_another_dictionary_is_refused(tmp_path):
+    (tmp_path / "dict.txt").write_text("".join(DICTIONARY.read_text().splitlines(keepends=True)[:-8]))
+    with pytest.raises(ValueError, match=r"has 88 entries .* and the checkpoint 96; give the dict\.txt"):
+        import_run(CHECKPOINT, tmp_path / "dict.txt", tmp_path / "run", config_of(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_work_directory_in_use_is_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").write_text("mine")
+    with pytest.raises(ValueError, match="holds something already"):
+        import_run(CHECKPOINT, DICTIONARY, tmp_path / "run", config_of(tmp_path))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
+
+
+def test_the_position_method_can_be_named(tmp_path):
+    """Without max_tokens the checkpoint is not the fork's; and the user has the last word."""
+    renamed(b"max_tokens", b"max_tokenz")(tmp_path / "x.pt")
+    config = config_of(tmp_path)
+    made = import_run(tmp_path / "x.pt", DICTIONARY, tmp_path / "sinusoidal", config)
+    assert made.run.config().position == "sinusoidal"
+    with pytest.raises(ValueError, match="position='rotary' is unknown; use one of alibi, sinusoidal, none"):
+        import_run(CHECKPOINT, DICTIONARY, tmp_path / "other", config, position="rotary")
+
+
+def test_the_command_says_one_line(tmp_path):
+    (tmp_path / "x.pt").write_text("no checkpoint")
+    command = [sys.executable, ROOT / "scripts/import_fairseq.py", f"--checkpoint={tmp_path}/x.pt"]
+    command += [f"--dictionary={DICTIONARY}", f"--workdir={tmp_path}/run"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: checkpoint {tmp_path}/x.pt is no PyTorch checkpoint")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def in_stream_order(recorded, ours, length):
+    """`recorded` with its windows in the stream's order, which is found by their first values.
+
+    The paper's code takes windows that don't overlap sorted by size, and its record is in
+    that order. Each of our windows must be found in it, and all of it must be found.
+    """
+    starts, found = range(0, ours.size, length), np.empty_like(recorded)
+    taken = np.zeros(recorded.size, bool)
+    for start in starts:
+        window = ours[start : start + length]
+        for place in np.flatnonzero(np.abs(recorded - window[0]) < 2e-4):
+            part = slice(place, place + window.size)
+            if recorded[part].size == window.size and np.abs(recorded[part] - window).max() < 2e-4:
+                found[start : start + length] = recorded[part]
+                taken[part] = True
+                break
+        else:
+            pytest.fail(f"the window of tokens {start} to {start + window.size} is not in the record")
+    assert taken.all()
+    return found
+
+
+def test_what_the_papers_code_computes(shared_dir, tmp_path):
+    """Each of 13,175 tokens within 2e-4 nats, the mean within 1e-5, the perplexities to 0.01."""
+    oracle = shared_dir / "oracle"
+    config = config_of(tmp_path)
+    config.eval.batch_tokens = 8192
+    made = import_run(oracle / "checkpoint.pt", oracle / "dict.txt", tmp_path / "run", config)
+    run, recorded = TrainedRun(made.run.path), np.load(oracle / "expected.npz")
+    text = prepare_text(oracle / "valid.txt", run.tokenizer, tmp_path / "cache", progress=False)
+    np.testing.assert_array_equal(text.tokens, recorded["targets"])
+    perplexities = {(64, 64): 528.281, (128, 128): 525.980, (512, 512): 524.470, (128, 64): 524.466, (64, 1): 524.980}
+    for (length, stride), perplexity in perplexities.items():
+        nll = recorded[f"nll/length={length},stride={stride}"]
+        ours = score(run, text, length, stride)
+        nll = in_stream_order(nll, ours, length) if length == stride else nll
+        np.testing.assert_allclose(ours, nll, atol=2e-4)
+        assert ours.mean(dtype=np.float64) == pytest.approx(nll.mean(dtype=np.float64), abs=1e-5)
+        assert np.exp(ours.mean(dtype=np.float64)) == pytest.approx(perplexity, abs=0.01)
+
+
+def test_the_run_names_where_it_comes_from(imported):
+    provenance = RunDirectory(imported.run.path).provenance()
+    assert provenance["parameters"] == imported.parameters
+    assert provenance["vocab_size"] == imported.vocab_size == 96
