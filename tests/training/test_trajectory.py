@@ -67,7 +67,7 @@ def test_a_small_model_follows_an_independent_implementation() -> None:
     """tests/data/README.md says whose."""
     with np.load(SMALL) as file:
         recording = dict(file)
-    found, params = train(recording, warmup=6, period=12)
+    found, params = train(recording, warmup=4, period=12)
     np.testing.assert_allclose(found["lr"], recording["lr"], rtol=1e-6)
     np.testing.assert_allclose(found["loss_nats"], recording["loss_nats"], rtol=1e-3)
     np.testing.assert_allclose(found["gradient_norm"], recording["gradient_norm"], rtol=1e-2)
