@@ -250,3 +250,8 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="can't be written"):
         loop.train(tiny_config(), str(tmp_path / "file" / "run"))
+
+
+def test_an_address_is_no_work_directory(tiny_config) -> None:
+    with pytest.raises(ValueError, match=r"gs://bucket/run is an address.*Mount the bucket"):
+        loop.train(tiny_config(), "gs://bucket/run")
