@@ -3,6 +3,7 @@
     python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
     python scripts/benchmark.py positions             # tokens/s and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
+    python scripts/benchmark.py evaluate              # windows/s of sliding windows
 
 Each contender lives in a process of its own. In every round each is timed in turn while
 the others sleep, and so is a float32 matrix product, because the speed of a shared
@@ -26,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import benchmark_attention
+import benchmark_evaluate
 from benchmark_attention_contenders import Shape
 from benchmark_contenders import (
     VOCABULARY,
@@ -236,7 +238,8 @@ def _parser() -> argparse.ArgumentParser:
         attention.add_argument(f"--{name}", type=int, default=value)
     attention.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     attention.set_defaults(command=compare_attention)
-    for command in (train, positions, attention):
+    evaluate = benchmark_evaluate.register(commands)
+    for command in (train, positions, attention, evaluate):
         command.add_argument("--rounds", type=int, default=7, help="at least 5 for figures to be told")
         command.add_argument("--json", help="file to write the rows to")
     return parser
