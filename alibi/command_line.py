@@ -26,12 +26,24 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
+def define_jobs_flag() -> flags.FlagHolder:
+    """The flag by which an entry point runs several runs of a sweep at a time."""
+    text = "runs at a time, each on its share of the cores; 0: one where there is a GPU or TPU, else one a core up to 4"
+    return flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
+
+
 def define_host_flags() -> None:
     """The flags by which an entry point runs on several hosts."""
     flags.DEFINE_bool("multihost", False, "this process is one of several; the cluster says which")
     flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, the same on every process")
     flags.DEFINE_integer("num_processes", None, "processes in all")
     flags.DEFINE_integer("process_id", None, "this process, from 0")
+
+
+def host_flags() -> list[str]:
+    """Those of `define_host_flags` that were given, for a process that this one starts."""
+    names = ("multihost", "coordinator_address", "num_processes", "process_id")
+    return [f"--{name}={flags.FLAGS[name].value}" for name in names if flags.FLAGS[name].value not in (None, False)]
 
 
 def join_hosts() -> None:

@@ -4,6 +4,7 @@
     python scripts/benchmark.py positions             # tokens/s and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
     python scripts/benchmark.py evaluate              # windows/s of sliding windows
+    python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
 
 Each contender lives in a process of its own. In every round each is timed in turn while
 the others sleep, and so is a float32 matrix product, because the speed of a shared
@@ -26,6 +27,7 @@ from typing import Any
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import benchmark_adaptive
 import benchmark_attention
 import benchmark_evaluate
 from benchmark_attention_contenders import Shape
@@ -239,7 +241,11 @@ def _parser() -> argparse.ArgumentParser:
     attention.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     attention.set_defaults(command=compare_attention)
     evaluate = benchmark_evaluate.register(commands)
-    for command in (train, positions, attention, evaluate):
+    adaptive = commands.add_parser(
+        "adaptive", help="adaptive embeddings: training, and the loss against a dense softmax"
+    )
+    benchmark_adaptive.add_arguments(adaptive)
+    for command in (train, positions, attention, adaptive, evaluate):
         command.add_argument("--rounds", type=int, default=7, help="at least 5 for figures to be told")
         command.add_argument("--json", help="file to write the rows to")
     return parser

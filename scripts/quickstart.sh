@@ -6,4 +6,4 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/setup.sh"
 # exec: a Ctrl-C or a kill reaches the sweep, which saves its state.
 exec "$root/.venv/bin/python" "$root/scripts/sweep.py" \
-  --sweep="$root/configs/sweeps/quickstart.py" --workdir="${1:-$root/workdirs/quickstart}"
+  --sweep="$root/configs/sweeps/quickstart.py" --workdir="${1:-$root/workdirs/quickstart}" --jobs=0

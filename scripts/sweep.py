@@ -1,6 +1,6 @@
 """Trains, evaluates and reports every run of a sweep file, and goes on where it was stopped.
 
-    python scripts/sweep.py --sweep=configs/sweeps/quickstart.py --workdir=workdirs/quickstart [--dry_run]
+    python scripts/sweep.py --sweep=configs/sweeps/quickstart.py --workdir=workdirs/quickstart [--dry_run] [--jobs=0]
 
 Writes results.jsonl, report.md and extrapolation.png to --workdir, and each run to
 runs/NAME in it. --dry_run shows each run's state, size and estimated time instead. On
@@ -21,6 +21,7 @@ from alibi import command_line
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the runs, results and report")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
+_JOBS = command_line.define_jobs_flag()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -29,31 +30,20 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
+    from alibi.sweeps.children import suitable_jobs
     from alibi.sweeps.definition import load_sweep
-    from alibi.sweeps.execute import Stopped, Sweeper, is_in_progress, is_primary
+    from alibi.sweeps.execute import Sweeper, is_in_progress, is_primary, run_sweeper
     from alibi.sweeps.plan import plan_table, survey
 
     workdir = pathlib.Path(_WORKDIR.value).expanduser()
-    try:
-        sweep = load_sweep(_SWEEP.value)
-        if _DRY_RUN.value:
-            print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
-            return 0
-        primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
-        failures = Sweeper(sweep, workdir, flags=_host_flags(), primary=primary).execute()
-    except (Stopped, KeyboardInterrupt):
-        print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
-        return 130
-    for name, reason in failures.items():
-        print(f"failed: {name}: {reason}", file=sys.stderr)
-    if failures:
-        print("the same command tries the failed runs again", file=sys.stderr)
-    return 1 if failures else 0
-
-
-def _host_flags() -> list[str]:
-    names = ("multihost", "coordinator_address", "num_processes", "process_id")
-    return [f"--{name}={flags.FLAGS[name].value}" for name in names if flags.FLAGS[name].value not in (None, False)]
+    sweep = load_sweep(_SWEEP.value)
+    if _DRY_RUN.value:
+        print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
+        return 0
+    primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
+    return run_sweeper(
+        Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value or suitable_jobs())
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 # Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's own cache.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 # The workers of pytest-xdist inherit the first process's folder.
 os.environ["ALIBI_CACHE"] = os.environ.setdefault("ALIBI_TEST_CACHE", tempfile.mkdtemp(prefix="alibi-test-cache-"))
 

@@ -67,7 +67,7 @@ def rows(folder: pathlib.Path) -> list[dict]:
 
 def test_sweep_trains_evaluates_and_reports_then_has_nothing_to_do(files: dict[str, pathlib.Path]) -> None:
     workdir = files["folder"] / "sweep"
-    command = ("scripts/sweep.py", f"--sweep={files['sweep']}", f"--workdir={workdir}")
+    command = ("scripts/sweep.py", f"--sweep={files['sweep']}", f"--workdir={workdir}", "--jobs=2")
     done = run(files, *command)
     assert done.returncode == 0, done.stderr
     by_cell = {(row["position"], row["eval_length"]): row for row in rows(workdir)}

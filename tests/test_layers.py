@@ -38,8 +38,14 @@ ALLOWED = {
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "configs.base"},
+    "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps"},
     "alibi": LIBRARY,
-    "configs": {"configs.base", "configs.wikitext103", "configs.wikitext2"},  # a config may vary another one
+    "configs": {
+        "configs.base",
+        "configs.wikitext103",
+        "configs.wikitext2",
+        "configs.books",
+    },  # a config may vary another one
 }
 
 

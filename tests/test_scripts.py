@@ -141,3 +141,11 @@ def test_a_bad_sweep_file_is_one_line_and_a_non_zero_exit(tmp_path):
     result = sweep(f"--sweep={tmp_path / 'absent.py'}", f"--workdir={tmp_path}")
     assert result.returncode == 1
     assert result.stderr.strip().splitlines()[-1].startswith(f"error: {tmp_path / 'absent.py'} does not exist")
+
+
+def test_an_unknown_table_is_one_line_with_those_there_are(tmp_path):
+    command = [sys.executable, str(PROJECT / "scripts" / "reproduce.py"), "--table=16", f"--workdir={tmp_path / 'new'}"]
+    result = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: --table=16: the paper has no such table; use one of 1, 2, 3")
+    assert not (tmp_path / "new").exists()

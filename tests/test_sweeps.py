@@ -1,5 +1,6 @@
 """Sweeps: what a file means, where a sweep stands, and that kills, crashes and restarts cost nothing finished."""
 
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -13,8 +14,9 @@ from alibi.data.tokenizers import ByteTokenizer
 from alibi.reporting.rows import append_rows
 from alibi.runs import RunDirectory, config_hash
 from alibi.sweeps import execute
+from alibi.sweeps.children import Children, Place, Stopped, places
 from alibi.sweeps.definition import load_sweep, make_sweep
-from alibi.sweeps.execute import Children, Stopped, describe_exit, is_in_progress, is_primary
+from alibi.sweeps.execute import describe_exit, is_in_progress, is_primary
 from alibi.sweeps.failures import read_failures, write_failure
 from alibi.sweeps.plan import Speed, format_duration, plan_table, survey
 from tests.reporting.rowmaker import make_row
@@ -288,10 +290,35 @@ def test_a_crash_ends_only_its_own_process():
     assert describe_exit(1) == "ended with exit code 1; its message stands above"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process choose its cores")
+def test_runs_at_a_time_have_cores_of_their_own(tmp_path):
+    cores = sorted(os.sched_getaffinity(0))
+    assert places(1) == [Place()]  # one run takes what it finds
+    dealt = [sorted(place.cores) for place in places(len(cores))]
+    assert [core for share in dealt for core in share] == cores
+    assert all(dealt)
+    with pytest.raises(ValueError, match=f"jobs={len(cores) + 1} must be between 1 and {len(cores)}"):
+        places(len(cores) + 1)
+    seen = "sorted(os.sched_getaffinity(0)), os.environ['TQDM_POSITION']"
+    code = f"import os, sys; print({seen}, file=open(sys.argv[1], 'w'))"
+    with Children() as children:
+        children.run([sys.executable, "-c", code, str(tmp_path / "seen")], Place(3, frozenset(cores[-1:])))
+    assert (tmp_path / "seen").read_text() == f"{cores[-1:]} 3\n"
+
+
+def test_runs_at_a_time_are_all_stopped_by_one_signal():
+    code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\ntime.sleep(60)"
+    with Children() as children, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(children.run, [sys.executable, "-c", code]) for _ in range(2)]
+        _wait_until(lambda: len(children._running) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert [type(one.exception(timeout=30)) for one in running] == [Stopped, Stopped]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
 def test_a_run_does_not_outlive_a_killed_sweep(tmp_path):
     parent = (
-        "import sys\nfrom alibi.sweeps.execute import Children\n"
+        "import sys\nfrom alibi.sweeps.children import Children\n"
         "with Children() as children:\n"
         "    children.run([sys.executable, '-c', 'import os, sys, time; "
         'open(sys.argv[1], "w").write(str(os.getpid())); time.sleep(60)\', sys.argv[1]])'

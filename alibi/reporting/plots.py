@@ -24,6 +24,7 @@ KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "kerp
 
 FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lecture room
 DOTS_PER_INCH = 200
+MAX_TICKS = 16  # labels of lengths that fit side by side
 LABEL_HEIGHT = 0.06  # of the axes: what one line of direct labels needs
 
 
@@ -88,8 +89,9 @@ def _draw_line(axes: Axes, series: Series, label: str, number: int) -> _End | No
 
 def _draw_lengths(axes: Axes, panel: Panel) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xticks(panel.lengths, [f"{length:,}" for length in panel.lengths])
-    if len(panel.lengths) > 8:
+    ticks = apart(panel.lengths, len(panel.lengths) and (panel.lengths[-1] / panel.lengths[0]) ** (1 / MAX_TICKS))
+    axes.set_xticks(ticks, [f"{length:,}" for length in ticks])
+    if len(ticks) > 8:
         axes.tick_params(axis="x", rotation=60)
     axes.xaxis.set_minor_locator(NullLocator())
     windows = "" if panel.stride is None else f", stride {panel.stride:,}"
@@ -100,6 +102,15 @@ def _draw_lengths(axes: Axes, panel: Panel) -> None:
             f"trained at L = {length:,}", (length, 1.0), (4, 4), xycoords=("data", "axes fraction"),
             textcoords="offset points", color="#555555", fontsize=FONT_SIZE - 1,
         )  # fmt: skip
+
+
+def apart(lengths: Sequence[int], factor: float) -> list[int]:
+    """Of ascending `lengths` the first, and then each that is at least `factor` times the one before it."""
+    kept: list[int] = []
+    for length in lengths:
+        if not kept or length >= factor * kept[-1]:
+            kept.append(length)
+    return kept
 
 
 def _draw_perplexities(axes: Axes) -> None:

@@ -5,7 +5,7 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from alibi.reporting import plots, tables
+from alibi.reporting import tables
 from alibi.reporting.rows import read_rows
 from alibi.reporting.series import Panel, panels
 
@@ -27,6 +27,8 @@ def write_report(
     found = panels(read_rows(directory / ROWS_FILE))
     if not found and not failures:
         return f"no results in {directory / ROWS_FILE} yet\n"
+    from alibi.reporting import plots  # matplotlib: two seconds that an evaluation without a report need not wait
+
     markdown, text = [f"# {title}\n"], []
     for index, panel in enumerate(found):
         figure = FIGURE_FILE if index == 0 else f"extrapolation-{_suffix(panel)}.png"

@@ -82,17 +82,17 @@ def caption(panel: Panel, metric: Metric) -> str:
         windows = f"{panel.mode} windows, stride {panel.stride:,}"
     measured = [row for series in panel.series for cell in series.cells.values() for row in cell.measured()]
     facts = [
-        _fact("{} tokens scored in each cell", (f"{row['tokens']:,}" for row in measured), " or "),
-        _fact("seed {}", (row["seed"] for row in measured)),
-        _fact("step {}", (f"{row['step']:,}" for row in measured)),
-        _fact("commit {}", (str(row["commit"])[:12] for row in measured if row["commit"])),
-        _fact("on {}", (row["device"] for row in measured if row["device"])),
+        fact("{} tokens scored in each cell", (f"{row['tokens']:,}" for row in measured), " or "),
+        fact("seed {}", (row["seed"] for row in measured)),
+        fact("step {}", (f"{row['step']:,}" for row in measured)),
+        fact("commit {}", (str(row["commit"])[:12] for row in measured if row["commit"])),
+        fact("on {}", (row["device"] for row in measured if row["device"])),
     ]
     text = f"{metric.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}"
     return "; ".join([text, *filter(None, facts)]) + "."
 
 
-def _fact(template: str, values: Iterable, separator: str = ", ") -> str:
+def fact(template: str, values: Iterable, separator: str = ", ") -> str:
     distinct = list(dict.fromkeys(values))
     return template.format(separator.join(map(str, distinct))) if distinct else ""
 

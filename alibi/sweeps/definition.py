@@ -54,11 +54,8 @@ class Run:
 
     def config_flags(self) -> list[str]:
         """The --config flags that give this run's config to train.py."""
-        file, _, argument = self.config_file.partition(":")
-        # A comma would end a value inside the argument; such values have a flag of their own.
-        inside = [f"{key}={value}" for key, value in self.overrides.items() if "," not in str(value)]
-        flags = [f"--config.{key}={value}" for key, value in self.overrides.items() if "," in str(value)]
-        argument = ",".join(filter(None, [argument, *inside]))
+        file, argument, others = _split(self.config_file, self.overrides)
+        flags = [f"--config.{key}={value}" for key, value in others.items()]
         return [f"--config={resolve(file)}" + (f":{argument}" if argument else ""), *flags]
 
 
@@ -130,22 +127,34 @@ def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
     own = {"name", "config", *evaluation_keys}
     overrides = {key: value for key, value in given.items() if key not in own}
     try:
-        config = _load_config(config_file, overrides)
+        config = load_config(config_file, overrides)
         _check_run(config)
         name = given.get("name") or run_name(config, overrides)
         evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
         _check_evaluations(evaluations, config)
     except ValueError as error:
-        shown = ", ".join(f"{key}={value}" for key, value in given.items()) or "without keys"
+        named = (f"{key}={value}" for key, value in given.items() if key != "evaluations")
+        shown = ", ".join(named) or "without keys"
         raise ValueError(f"run ({shown}): {error}") from None
     if not re.fullmatch(r"[\w=+-][\w.=+-]*", name):
         raise ValueError(f"run name {name!r} must do as a directory's name: letters, digits and . = + - _")
     return Run(name, config_file, overrides, config, evaluations)
 
 
-def _load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """The config's file, its argument with the overrides in it, and those that can't stand there."""
     file, _, argument = config_file.partition(":")
-    if ":" in str(resolve(file)) or (pathlib.Path(config_file).is_file() and argument):
+    # A comma would end a value inside the argument; such values have a flag of their own.
+    inside = [f"{key}={value}" for key, value in overrides.items() if "," not in str(value)]
+    others = {key: value for key, value in overrides.items() if "," in str(value)}
+    return file, ",".join(filter(None, [argument, *inside])), others
+
+
+def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The config of `config_file`, FILE or FILE:KEY=VALUE,..., with `overrides`; raises ValueError as `load_sweep`."""
+    # As train.py will: a config may derive values from its argument, such as a batch of whole sequences.
+    file, argument, others = _split(config_file, overrides)
+    if ":" in str(resolve(file)) or (pathlib.Path(config_file).is_file() and ":" in config_file):
         raise ValueError(
             f"the path of the config {config_file} holds a colon, after which --config expects keys; "
             "move it to a path without one"
@@ -154,7 +163,7 @@ def _load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collectio
     if not hasattr(module, "get_config"):
         raise ValueError(f"{file} has no get_config(); a config file defines one, as configs/quickstart.py does")
     config = module.get_config(argument)
-    for key, value in overrides.items():
+    for key, value in others.items():
         base.set_key(config, base.SHORT_NAMES.get(key, key), value)
     return config
 
@@ -162,10 +171,10 @@ def _load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collectio
 def _check_run(config: ml_collections.ConfigDict) -> None:
     # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.model import build_model
-    from alibi.training.loop import sequences_per_update
     from alibi.training.optimizer import make_optimizer
+    from alibi.training.setup import UNKNOWN_VOCABULARY, sequences_per_update
 
-    build_model(config, vocab_size=1)
+    build_model(config, vocab_size=UNKNOWN_VOCABULARY)
     sequences_per_update(config, 1)
     make_optimizer(config.optimizer, config.train.steps)
 

@@ -1,22 +1,22 @@
 """Runs a sweep: trains what is missing, evaluates, reports; each step in a process of its own."""
 
+import concurrent.futures
 import contextlib
-import ctypes
 import fcntl
+import functools
 import os
 import pathlib
+import queue
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from types import FrameType
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
+from alibi.sweeps.children import Children, Place, Stopped, places
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.failures import read_failures, write_failure
 from alibi.sweeps.plan import RunState, Speed, format_duration, run_directory, state_of, survey
@@ -27,20 +27,41 @@ CHILD = pathlib.Path(__file__).with_name("child.py")
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
-class Stopped(Exception):  # noqa: N818 - no error: the user's wish
-    """A signal asked the sweep to stop; what was done is saved."""
-
-
 class Sweeper:
-    """Executes `sweep` in `workdir`; `flags` go to every process (those of several hosts)."""
+    """Executes `sweep` in `workdir`.
 
-    def __init__(self, sweep: Sweep, workdir: pathlib.Path, *, flags: Sequence[str] = (), primary: bool = True):
+    Args:
+      flags: given to every process (those of several hosts).
+      primary: whether this process writes the reports.
+      jobs: runs that go at the same time, each on its share of the machine's cores.
+      report: writes what the results are wanted for and returns it as text, given the
+        reasons of failed runs; by default `write_report`.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        workdir: pathlib.Path,
+        *,
+        flags: Sequence[str] = (),
+        primary: bool = True,
+        jobs: int = 1,
+        report: Callable[[dict[str, str]], str] | None = None,
+    ):
         self.sweep, self.workdir = sweep, workdir.absolute()
         if "," in str(self.workdir):
             raise ValueError(
                 f"--workdir {self.workdir} holds a comma, which separates work directories; use a path without one"
             )
+        if jobs > 1 and flags:
+            raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
         self.flags, self.primary = list(flags), primary
+        self.jobs = min(jobs, max(1, len(sweep.runs)))
+        self._places: queue.SimpleQueue[Place] = queue.SimpleQueue()
+        for place in places(self.jobs):
+            self._places.put(place)
+        self._reporting = threading.Lock()
+        self.report = report or functools.partial(write_report, self.workdir, sweep.title)
         self.children = Children()
 
     def execute(self) -> dict[str, str]:
@@ -53,26 +74,36 @@ class Sweeper:
           ValueError: a work directory that can't be written.
           Stopped: SIGINT or SIGTERM arrived.
         """
-        with self._lock(), self.children:
-            failures: dict[str, str] = {}
-            report = ""
-            for number, run in enumerate(self.sweep.runs, start=1):
-                reason = self._bring_to_end(run, f"[{number}/{len(self.sweep.runs)}] {run.name}")
-                if reason:
-                    failures[run.name] = reason
-                    say(f"{run.name} failed: {reason}")
-                if self.primary:  # after each run, so that there is something to look at from the first one on
-                    write_failure(self.workdir, run.name, reason)
-                    report = write_report(self.workdir, self.sweep.title, self._known_failures())
-            print(f"\n{report}", flush=True)
-            return failures
+        failures: dict[str, str] = {}
+        with self._lock(), self.children, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            for done in [pool.submit(self._execute_run, number, failures) for number in range(len(self.sweep.runs))]:
+                done.result()
+        with self._reporting:
+            print(f"\n{self.report(self._known_failures()) if self.primary else ''}", flush=True)
+        return failures
+
+    def _execute_run(self, number: int, failures: dict[str, str]) -> None:
+        if self.children.stopped:
+            raise Stopped
+        run, place = self.sweep.runs[number], self._places.get()
+        try:
+            reason = self._bring_to_end(run, f"[{number + 1}/{len(self.sweep.runs)}] {run.name}", place)
+        finally:
+            self._places.put(place)
+        with self._reporting:
+            if reason:
+                failures[run.name] = reason
+                say(f"{run.name} failed: {reason}")
+            if self.primary:  # after each run, so that there is something to look at from the first one on
+                write_failure(self.workdir, run.name, reason)
+                self.report(self._known_failures())
 
     def _known_failures(self) -> dict[str, str]:
         """Of this sweep's runs, those of an earlier start that were not tried again yet included."""
         names = {run.name for run in self.sweep.runs}
         return {name: reason for name, reason in read_failures(self.workdir).items() if name in names}
 
-    def _bring_to_end(self, run: Run, heading: str) -> str:
+    def _bring_to_end(self, run: Run, heading: str, place: Place) -> str:
         """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
         state = self._state(run)
         if state.state == "conflict":
@@ -83,12 +114,12 @@ class Sweeper:
         if not state.is_trained:
             at = f" from update {state.step:,}" if state.step else ""
             say(f"{heading}: training{at}; {self._time_left()}")
-            reason = self._train(run)
+            reason = self._train(run, place)
             if reason:
                 return reason
         for evaluation in self._state(run).missing:
             say(f"{heading}: evaluating at {_listed(evaluation)}; {self._time_left()}")
-            reason = self._evaluate(run, evaluation)
+            reason = self._evaluate(run, evaluation, place)
             if reason:
                 return reason
         left = self._state(run).missing if self.primary else ()
@@ -99,35 +130,30 @@ class Sweeper:
 
     def _time_left(self) -> str:
         states = survey(self.sweep, self.workdir)
-        left = Speed.of(states).seconds_left(states)
+        left = Speed.of(states).seconds_left(states, self.jobs)
         known = f"about {format_duration(left)} left in all"
         return "the time left in all shows when one run is trained" if left is None else known
 
-    def _train(self, run: Run) -> str:
+    def _train(self, run: Run, place: Place) -> str:
         directory = run_directory(self.workdir, run)
         before = directory.status().get("updated")
-        flags = [*run.config_flags(), f"--workdir={directory.path}", *self.flags]
-        code, message = self._run_script("train.py", flags)
+        code, message = self._run_script("train.py", [*train_flags(run, self.workdir), *self.flags], place)
         if code == 0:
             return ""
         status = directory.status()
         recorded = status["state"] == "failed" and status.get("updated") != before
         return status["reason"] if recorded else message or f"training {describe_exit(code)}"
 
-    def _evaluate(self, run: Run, evaluation: Evaluation) -> str:
-        flags = [f"--workdirs={run_directory(self.workdir, run).path}"]
-        flags.append(f"--lengths={','.join(map(str, evaluation.lengths))}")
-        flags += [f"--split={evaluation.split}", f"--output_dir={self.workdir}", "--noreport"]
-        if evaluation.stride is not None:
-            flags.append(f"--stride={evaluation.stride}")
-        code, message = self._run_script("eval_extrapolation.py", [*flags, *self.flags])
+    def _evaluate(self, run: Run, evaluation: Evaluation, place: Place) -> str:
+        flags = evaluation_flags(run, evaluation, self.workdir)
+        code, message = self._run_script("eval_extrapolation.py", [*flags, *self.flags], place)
         return "" if code == 0 else message or f"evaluation {describe_exit(code)}"
 
-    def _run_script(self, script: str, flags: Sequence[str]) -> tuple[int, str]:
+    def _run_script(self, script: str, flags: Sequence[str], place: Place) -> tuple[int, str]:
         """Runs one of the project's scripts; returns its exit code and the error it printed, if it did."""
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="alibi-error-") as file:
             command = [sys.executable, str(CHILD), file.name, str(PROJECT / script), *flags]
-            code = self.children.run(command)
+            code = self.children.run(command, place)
             return code, file.read().strip()
 
     @contextlib.contextmanager
@@ -150,53 +176,36 @@ class Sweeper:
             yield
 
 
-class Children:
-    """Runs one process at a time and passes on the signals that ask this one to stop, each exactly once."""
+def run_sweeper(sweeper: Sweeper) -> int:
+    """Executes it and says on stderr how it ended; returns the exit code: 1 after failures, 130 when it was stopped."""
+    try:
+        failures = sweeper.execute()
+    except (Stopped, KeyboardInterrupt):
+        print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
+        return 130
+    for name, reason in failures.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if failures:
+        print("the same command tries the failed runs again", file=sys.stderr)
+    return 1 if failures else 0
 
-    def __init__(self) -> None:
-        self.lock: int | None = None
-        self.stopped = False
-        self._child: subprocess.Popen | None = None
-        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Children":
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._pass_on)
-        return self
+def train_flags(run: Run, workdir: pathlib.Path) -> list[str]:
+    """What train.py is started with."""
+    return [*run.config_flags(), f"--workdir={run_directory(workdir, run).path}"]
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
-    def run(self, command: list[str]) -> int:
-        """Runs `command` to its end and returns its exit code, negative for a signal; raises Stopped."""
-        # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
-        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-        with warnings.catch_warnings():
-            # JAX warns of forks, which its threads don't survive; this child becomes another program at once.
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
-                pass_fds=[] if self.lock is None else [self.lock],
-                process_group=0,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
-            )
-        try:
-            code = self._child.wait()
-        finally:
-            self._child = None
-        if self.stopped:
-            raise Stopped
-        return code
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.stopped = True
-        if self._child is None:
-            raise Stopped
-        # A terminal that hangs up would leave the run without anybody to read it: it saves and ends.
-        self._child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+def evaluation_flags(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> list[str]:
+    """What eval_extrapolation.py is started with."""
+    stride = [] if evaluation.stride is None else [f"--stride={evaluation.stride}"]
+    return [
+        f"--workdirs={run_directory(workdir, run).path}",
+        f"--lengths={','.join(map(str, evaluation.lengths))}",
+        *stride,
+        f"--split={evaluation.split}",
+        f"--output_dir={workdir.absolute()}",
+        "--noreport",
+    ]
 
 
 def is_primary(process_id: int | None, multihost: bool, environment: dict[str, str] | os._Environ) -> bool:
@@ -245,8 +254,3 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when the parent is killed, so that no run goes on unseen (prctl PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)

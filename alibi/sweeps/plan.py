@@ -121,14 +121,16 @@ class Speed:
         evaluations = [state.seconds for state in states if state.seconds and not state.missing]
         return cls(*(statistics.median(values) if values else None for values in (rates, evaluations)))
 
-    def seconds_left(self, states: Sequence[RunState]) -> float | None:
-        """An estimate for what is left of `states`; None where the speed is not known."""
+    def seconds_left(self, states: Sequence[RunState], jobs: int = 1) -> float | None:
+        """An estimate for what is left of `states`, `jobs` at a time; None where the speed is not known."""
         training = [state.tokens_left for state in states if not state.is_trained]
         if training and self.tokens_per_second is None:
             return None
         seconds = sum(START_SECONDS + tokens / (self.tokens_per_second or 1.0) for tokens in training)
         evaluating = sum(bool(state.missing) for state in states)
-        return seconds + evaluating * (START_SECONDS + (self.evaluation_seconds or 0.0))
+        seconds += evaluating * (START_SECONDS + (self.evaluation_seconds or 0.0))
+        left = sum(not state.is_trained or bool(state.missing) for state in states)
+        return seconds / max(1, min(jobs, left))
 
 
 def format_duration(seconds: float | None) -> str:

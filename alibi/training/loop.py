@@ -22,7 +22,7 @@ from alibi.runs import RunDirectory, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
-from alibi.training.metrics import MetricsWriter, Progress
+from alibi.training.metrics import MetricsWriter, Progress, peak_memory_bytes
 from alibi.training.optimizer import make_optimizer
 from alibi.training.schedules import make_schedule
 from alibi.training.setup import check_config, micro_batches, on_first_host, prepare_files, sequences_per_update
@@ -247,9 +247,14 @@ class Trainer:
     def _write_status(self, state: str, reason: str = "") -> None:
         if self.primary:
             best = None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]}
-            rate = self.progress.tokens_per_second
             self.run.write_status(
-                state, step=self.step, steps=self.steps, reason=reason, tokens_per_second=rate, best=best
+                state,
+                step=self.step,
+                steps=self.steps,
+                reason=reason,
+                tokens_per_second=self.progress.tokens_per_second,
+                peak_memory_bytes=peak_memory_bytes(),
+                best=best,
             )
 
 

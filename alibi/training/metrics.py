@@ -3,9 +3,11 @@
 import json
 import math
 import pathlib
+import resource
 import sys
 import time
 
+import jax
 import tqdm
 
 
@@ -38,6 +40,15 @@ class MetricsWriter:
     def close(self) -> None:
         if self._tensorboard is not None:
             self._tensorboard.close()
+
+
+def peak_memory_bytes() -> int:
+    """The most memory held so far: on one device, where devices count theirs, else of this process (CPUs)."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    if any(peaks):
+        return max(peaks)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _drop_after(file: pathlib.Path, step: int) -> None:

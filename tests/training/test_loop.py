@@ -1,6 +1,7 @@
 """The loop on a tiny corpus: it learns, resumes bitwise, and stops where it must without losing what was saved."""
 
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -20,6 +21,17 @@ from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import make_mesh
 from alibi.training.state import TrainState, abstract_state
+
+
+@pytest.fixture
+def eight_devices() -> None:
+    """For tests of meshes; the others run on one device, which takes a third of the time to compile and to save."""
+
+
+@pytest.fixture(autouse=True)
+def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "eight_devices" not in request.fixturenames:
+        monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
 
 
 def final_state(config: ml_collections.ConfigDict, workdir: pathlib.Path, step: int | None = None) -> TrainState:
@@ -77,11 +89,10 @@ def test_a_finished_run_is_not_trained_again(tiny_config, tmp_path: pathlib.Path
     assert after == before, "a file of a finished run was touched"
 
 
-@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch, mesh: dict) -> None:
+def test_interrupt_and_resume_is_bitwise(eight_devices, tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
     config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2)
-    config.mesh.update(mesh)
+    config.mesh.update(data=2, fsdp=2, tensor=2)
     loop.train(config, str(tmp_path / "whole"))
     with monkeypatch.context() as patch:
         stop_at(patch, 3, lambda trainer: os.kill(os.getpid(), signal.SIGINT))
@@ -228,7 +239,7 @@ def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> N
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(
-    tiny_config, tmp_path: pathlib.Path, overrides: dict, message: str
+    eight_devices, tiny_config, tmp_path: pathlib.Path, overrides: dict, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         loop.train(tiny_config(**overrides), str(tmp_path / "run"))

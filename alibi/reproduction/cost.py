@@ -1,0 +1,114 @@
+"""What the runs of a table cost before they are made: tokens, parameters, floating-point operations, device-hours."""
+
+import dataclasses
+import functools
+
+import ml_collections
+
+from alibi.data.tokens import prepare, prepare_with
+from alibi.model import build_model, count_parameters
+from alibi.reporting.measures import parse_printed
+from alibi.reporting.paper import load_table
+from alibi.reproduction.definitions import METHODS
+from alibi.reproduction.settings import Setting
+from alibi.sweeps.definition import Evaluation, Run
+
+# A forward pass, and a backward one of twice its products; with remat one more forward.
+TRAIN_PASSES, REMAT_PASSES = 3, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The assumption that device-hours rest on: peak operations per second, and the share of them that is reached."""
+
+    flops_per_second: float
+    utilisation: float
+
+    def hours(self, flops: float) -> float:
+        return flops / (self.flops_per_second * self.utilisation) / 3600
+
+
+# The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the
+# peak. Two cores of a server CPU (float32): models as small as these reach a tenth of it.
+DEVICES = {"paper": Device(125e12, 0.3), "small": Device(200e9, 0.1)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What of a setting's text costs depend on; tokens by split, without those that aren't published."""
+
+    vocab_size: int
+    tokens: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of one command; None where the number of tokens isn't known."""
+
+    tokens: int | None
+    flops: float | None
+    hours: float | None
+
+
+def describe_text(setting: Setting, config: ml_collections.ConfigDict, splits: set[str]) -> Text:
+    """As published; else counted, for which the token files are made that training will use."""
+    if setting.vocab_size is not None:
+        return Text(setting.vocab_size, dict(setting.tokens))
+    tokenizer = prepare(config.data, "train").tokenizer()
+    files = {split: prepare_with(config.data, split, tokenizer) for split in sorted(splits)}
+    return Text(tokenizer.vocab_size, {split: file.manifest.tokens for split, file in files.items()})
+
+
+def parameters(run: Run, vocab_size: int) -> int:
+    """How many numbers the run's model learns; nothing is allocated."""
+    return count_parameters(build_model(run.config, vocab_size))
+
+
+def training_cost(run: Run, vocab_size: int, device: Device, paper_speed: float | None = None) -> Cost:
+    """Of the whole training, from words per second and device where the paper gives them."""
+    tokens = run.config.train.steps * run.config.train.batch_tokens
+    passes = REMAT_PASSES if run.config.model.remat else TRAIN_PASSES
+    flops = passes * tokens * forward_flops(run.config, vocab_size, run.config.train_length)
+    return Cost(tokens, flops, tokens / paper_speed / 3600 if paper_speed else device.hours(flops))
+
+
+def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, device: Device) -> Cost:
+    """Of all its lengths: a window of L inputs for each stride of tokens; all layers are counted for each input."""
+    tokens = text.tokens.get(evaluation.split)
+    if tokens is None:
+        return Cost(None, None, None)
+    flops = 0.0
+    for length in evaluation.lengths:
+        inputs = tokens * length // (evaluation.stride or length)
+        flops += inputs * forward_flops(run.config, text.vocab_size, length)
+    return Cost(tokens * len(evaluation.lengths), flops, device.hours(flops))
+
+
+def forward_flops(config: ml_collections.ConfigDict, vocab_size: int, length: int) -> float:
+    """Of one token in a sequence of `length`: two for each weight of a product, and attention to half the sequence.
+
+    Of an adaptive softmax only the head counts, which every token goes through, and of its
+    inputs only the first band's projection: tails see a few tokens in a hundred.
+    """
+    model = config.model
+    layers = model.num_layers * model.width * (4 * model.width + 2 * model.feed_forward)
+    if model.embedding == "adaptive":
+        rows = model.cutoffs[0] + len(model.cutoffs)
+        ends = model.width * (rows + model.width)
+    else:
+        ends = model.width * vocab_size
+    attention = 2 * model.num_layers * model.width * (length + 1) / 2
+    return 2 * (layers + ends + attention)
+
+
+@functools.cache
+def paper_speeds() -> dict[tuple[str, int], float]:
+    """Words per second on one V100 in training, by position method and train length (table 1)."""
+    table = load_table(1)
+    names, lengths, speeds = (table.column(name) for name in ("Position Method", "Train Length", "Speed (Train)"))
+    found = {}
+    for name, length, speed in zip(names, lengths, speeds, strict=True):
+        number = parse_printed(speed)
+        assert number is not None
+        found[METHODS[name], int(length)] = number
+    return found

@@ -1,0 +1,159 @@
+"""The paper's 15 tables as definitions: what each cell is. Runs, evaluations and the layout follow from that."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+
+from alibi.reporting import measures
+from alibi.reproduction.quantities import Metric, Model, Quantity
+
+METHODS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "ALiBi": "alibi"}
+
+# What the columns of one model's figures are.
+COLUMNS = {
+    "Param.": (Metric.PARAMETERS, measures.PARAMETERS),
+    "Train Speed": (Metric.TRAINING_SPEED, measures.THOUSANDS),
+    "Speed (Train)": (Metric.TRAINING_SPEED, measures.THOUSANDS),
+    "Inference Speed": (Metric.EVALUATION_SPEED, measures.THOUSANDS),
+    "Speed (Eval.)": (Metric.EVALUATION_SPEED, measures.THOUSANDS),
+    "Memory": (Metric.MEMORY, measures.MEMORY),
+    "Updates": (Metric.UPDATES, measures.THOUSANDS),
+    "Hours": (Metric.DEVICE_HOURS, measures.THOUSANDS),
+}
+HARDWARE = "the paper's on one V100, ours on the devices named here"
+UPDATES = 50_000.0  # of the runs of tables 11 and 12 (section 4.3)
+
+# (the row's cells by column, the column) -> the quantity; None for a system that the project doesn't have.
+CellRule = Callable[[Mapping[str, str], str], Quantity | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableDefinition:
+    """One table.
+
+    Attributes:
+      title: what it shows, in a few words.
+      setting: the corpus and model, a name from `alibi.reproduction.settings`.
+      cell: what each cell is.
+      labels: how many first columns name the rows.
+      reference: what a value's ratio is taken to where scales differ: the "column"'s
+        first run, the first run of the column's "group" (rows of equal last label), or
+        the "row"'s first value.
+      lines: what the figure draws as lines over the length: "columns", "rows", or
+        "bars" for ratios to the references; "": no figure.
+      note: what a reader of the numbers must know.
+    """
+
+    title: str
+    setting: str
+    cell: CellRule
+    labels: int = 1
+    reference: str = "column"
+    lines: str = ""
+    note: str = ""
+
+
+def speed(row: Mapping[str, str], column: str) -> Quantity | None:
+    """Table 1: a method and a train length, evaluated at that length."""
+    metric, measure = COLUMNS[column]
+    length = int(row["Train Length"])
+    return Quantity(Model(METHODS[row["Position Method"]], length), metric, measure, eval_length=length)
+
+
+def by_method(row: Mapping[str, str], column: str, *, train_length: int) -> Quantity | None:
+    """Tables 2 to 4: a row is an evaluation length, a column a method's perplexity or words per second."""
+    name, _, kind = column.rpartition(" ")
+    model, length = Model(METHODS[name], train_length), int(row["Inputs"])
+    if kind == "PPL":
+        return Quantity(model, eval_length=length)
+    return Quantity(model, Metric.EVALUATION_SPEED, measures.WORDS_PER_SECOND, eval_length=length)
+
+
+def by_length(row: Mapping[str, str], column: str, *, position: str, stride: int | None = None) -> Quantity | None:
+    """Tables 5, 8 and 13 to 15: a row is a train length, a column an evaluation length; Name* rows: both."""
+    label = next(iter(row.values()))
+    name, star, _ = label.partition("*")
+    model = Model(METHODS[name], int(column)) if star else Model(position, int(label))
+    return Quantity(model, eval_length=int(column), stride=stride)
+
+
+def by_model(row: Mapping[str, str], column: str, *, stride: int | None = None) -> Quantity | None:
+    """Tables 6, 7 and 9 to 12: a row such as "ALiBi, L = 512, L_valid = 3072", columns of that model's figures."""
+    label = next(iter(row.values()))
+    found = re.fullmatch(r"([\w ]+), L(?:_train)? = (\d+)(?:, L_valid = (\d+))?", label)
+    if not found:
+        return None
+    share = measures.parse_printed(row["Updates"]) / UPDATES if "Updates" in row else 1.0  # type: ignore[operator]
+    model = Model(METHODS[found[1]], int(found[2]), share)
+    length = int(found[3] or found[2])
+    if column in ("Valid", "Test"):
+        return Quantity(model, eval_length=length, stride=stride, split=column.lower())
+    if column.startswith("L_valid = "):
+        return Quantity(model, eval_length=int(column.removeprefix("L_valid = ")), stride=stride)
+    metric, measure = COLUMNS[column]
+    return Quantity(model, metric, measure, eval_length=length if metric is Metric.EVALUATION_SPEED else None)
+
+
+def _extrapolation(train_length: int) -> TableDefinition:
+    cell = functools.partial(by_method, train_length=train_length)
+    title = f"extrapolation of models trained at L = {train_length:,}"
+    return TableDefinition(title, "wikitext103", cell, lines="columns", note=f"WPS: words per second, {HARDWARE}")
+
+
+def _sliding(position: str) -> TableDefinition:
+    cell = functools.partial(by_length, position=position, stride=1)
+    title = f"{position} with a sliding window of stride 1"
+    return TableDefinition(title, "wikitext103", cell, reference="row", lines="rows")
+
+
+_lengths = functools.partial(by_length, position="alibi")
+_sliding_512 = functools.partial(by_model, stride=512)
+
+TABLES: Mapping[int, TableDefinition] = {
+    1: TableDefinition(
+        "speed and memory",
+        "wikitext103",
+        speed,
+        labels=2,
+        reference="group",
+        lines="bars",  # figure 2
+        note=f"words per second and device, and the most memory that training held (CPUs: the process's); {HARDWARE}; "
+        "section 2.2 has 28.5k words per second for sinusoidal at 1,024, the table 26.0k",
+    ),
+    2: _extrapolation(512),  # figure 1
+    3: _extrapolation(1024),  # figure 1
+    4: _extrapolation(3072),
+    5: TableDefinition(  # figure 4
+        "ALiBi at many lengths",
+        "wikitext103",
+        _lengths,
+        reference="row",
+        lines="rows",
+        note="rows with * are trained and evaluated at each length; "
+        "the paper's text says that ALiBi wins at every L, its table that sinusoidal does at 64 and 128",
+    ),
+    6: TableDefinition("non-overlapping windows, valid and test", "wikitext103", by_model, note=f"speeds: {HARDWARE}"),
+    7: TableDefinition("sliding windows of stride 512, valid and test", "wikitext103", _sliding_512),
+    8: TableDefinition("ALiBi at many lengths, books", "bookcorpus", _lengths, reference="row", lines="rows"),
+    9: TableDefinition("non-overlapping windows, books", "bookcorpus", by_model),
+    10: TableDefinition("sliding windows of stride 512, books", "bookcorpus", _sliding_512),
+    11: TableDefinition(
+        "1.3B parameters, equal training time",
+        "cc100",
+        by_model,
+        note="hours are device-hours; the paper doesn't say whether the learning rate of its shorter runs reached its "
+        "end; here each run has a schedule of its own, which does",
+    ),
+    12: TableDefinition("1.3B parameters, equal updates", "cc100", by_model, note="hours are device-hours"),
+    13: _sliding("sinusoidal"),
+    14: _sliding("t5"),
+    15: _sliding("alibi"),
+}
+
+
+def find_table(number: int) -> TableDefinition:
+    """The definition of the paper's table `number`; raises ValueError, with those there are, for another number."""
+    if number not in TABLES:
+        raise ValueError(f"--table={number}: the paper has no such table; use one of {', '.join(map(str, TABLES))}")
+    return TABLES[number]

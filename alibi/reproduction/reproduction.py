@@ -1,0 +1,110 @@
+"""A table of the paper at one scale: the sweep that makes its numbers, and where they lie."""
+
+import functools
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from alibi.reporting.paper import PaperTable, load_table
+from alibi.reproduction.definitions import find_table
+from alibi.reproduction.quantities import Model, Quantity
+from alibi.reproduction.settings import find_setting
+from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
+
+
+class Reproduction:
+    """Table `number` of the paper at `scale`, in `workdir`.
+
+    Tables of one setting keep their runs in one directory and name them alike, so that
+    what they share is trained and evaluated once.
+
+    Args:
+      files: the user's text files by split, in place of the setting's own text.
+      overrides: config keys for all runs, KEY=VALUE,...
+
+    Raises:
+      ValueError: an unknown table or scale, config keys that don't exist.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        scale: str,
+        workdir: pathlib.Path,
+        *,
+        files: Mapping[str, str] | None = None,
+        overrides: str = "",
+    ):
+        self.number, self.definition = number, find_table(number)
+        self.setting = find_setting(self.definition.setting, scale)
+        self.files, self._overrides = files or {}, overrides
+        self.directory = workdir.absolute() / scale / self.setting.name
+        self.outputs = self.directory / "tables"
+
+    @functools.cached_property
+    def paper(self) -> PaperTable:
+        return load_table(self.number)
+
+    @functools.cached_property
+    def quantities(self) -> dict[tuple[int, int], Quantity]:
+        """What the project can measure of the table, by row and column; columns that name rows are not counted."""
+        first, found = self.definition.labels, {}
+        for row, cells in enumerate(self.paper.rows):
+            named = dict(zip(self.paper.columns, cells, strict=True))
+            for column, (name, printed) in enumerate(list(named.items())[first:]):
+                quantity = self.definition.cell(named, name) if printed else None
+                if quantity:
+                    found[row, column] = quantity
+        return found
+
+    @functools.cached_property
+    def sweep(self) -> Sweep:
+        """All runs and evaluations of the table."""
+        models = list(dict.fromkeys(quantity.model for quantity in self.quantities.values()))
+        runs = [self._overrides_of(model) | {"evaluations": self._evaluations(model)} for model in models]
+        return make_sweep(
+            {"config": self._config, "runs": runs}, title=f"Table {self.number} ({self.setting.scale} scale)"
+        )
+
+    @functools.cached_property
+    def runs(self) -> dict[Model, Run]:
+        """The sweep's run of each model."""
+        models = dict.fromkeys(quantity.model for quantity in self.quantities.values())
+        return dict(zip(models, self.sweep.runs, strict=True))
+
+    def stride(self, quantity: Quantity) -> int | None:
+        """The stride in tokens of this scale; None: the evaluation length."""
+        return None if quantity.stride is None else self.setting.length(quantity.stride)
+
+    @property
+    def _config(self) -> str:
+        return self.setting.config_for(self.files, self._overrides)
+
+    @functools.cached_property
+    def _updates(self) -> int:
+        return load_config(self._config, {}).train.steps
+
+    def _overrides_of(self, model: Model) -> dict[str, Any]:
+        keys = {"position": model.position, "train_length": self.setting.length(model.train_length)}
+        return keys if model.updates == 1 else keys | {"train.steps": round(model.updates * self._updates)}
+
+    def _evaluations(self, model: Model) -> list[dict[str, Any]]:
+        """One for each stride and split, with all lengths that some cell of the model needs."""
+        needed = [quantity for quantity in self.quantities.values() if quantity.model == model and quantity.eval_length]
+        ways = dict.fromkeys((quantity.stride, quantity.split) for quantity in needed)
+        return [
+            {
+                "lengths": _ascending(
+                    self.setting.length(quantity.eval_length)
+                    for quantity in needed
+                    if (quantity.stride, quantity.split) == (stride, split) and quantity.eval_length
+                ),
+                "split": split,
+                **({} if stride is None else {"stride": self.setting.length(stride)}),
+            }
+            for stride, split in ways
+        ]
+
+
+def _ascending(lengths: Iterable[int]) -> list[int]:
+    return sorted(set(lengths))

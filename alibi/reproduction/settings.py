@@ -1,0 +1,107 @@
+"""On what a table's models are trained, at the paper's scale and at that of two CPU cores."""
+
+import dataclasses
+from collections.abc import Mapping
+
+SCALES = ("paper", "small")
+SPLITS = ("train", "valid", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A corpus and a model at one scale.
+
+    Attributes:
+      name: also the directory's of its runs.
+      scale: "paper" or "small".
+      config: its file, with an argument where that doesn't say it all.
+      files_config: the same for text files that the user names.
+      splits: what it needs of them; empty where the config knows where its text is.
+      divisor: the paper's lengths are divided by it.
+      vocab_size, tokens: as published, tokens by split; without them they are counted from the text.
+    """
+
+    name: str
+    scale: str
+    config: str
+    files_config: str
+    splits: tuple[str, ...] = ()
+    divisor: int = 1
+    vocab_size: int | None = None
+    tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def length(self, length: int) -> int:
+        """A length of the paper's in tokens of this scale, at least 1."""
+        return max(1, round(length / self.divisor))
+
+    def config_for(self, files: Mapping[str, str], overrides: str) -> str:
+        """The config of all runs: with the user's `files` by split, if any, and `overrides`, KEY=VALUE,...
+
+        A file that is needed and isn't given stands there as its split in capitals.
+
+        Raises:
+          ValueError: a comma in a file's name, which would end it.
+        """
+        for split, place in files.items():
+            if "," in place:
+                raise ValueError(f"--{split}_file={place} holds a comma; name one file or a glob of several")
+        named = {split: split.upper() for split in self.splits} | dict(files)
+        config = self.files_config if named else self.config
+        keys = [f"data.{split}={place}" for split, place in named.items()]
+        argument = ",".join([*(["data.corpus=text"] if keys else []), *keys, *([overrides] if overrides else [])])
+        return config + ("," if ":" in config else ":") * bool(argument) + argument
+
+    def check_files(self, files: Mapping[str, str]) -> None:
+        """Raises ValueError where a text that the setting needs isn't named."""
+        needed = self.splits or (SPLITS if files else ())
+        missing = [split for split in needed if split not in files]
+        if missing:
+            flags = ", ".join(f"--{split}_file" for split in missing)
+            raise ValueError(f"the {self.name} setting at the {self.scale} scale needs {flags}: text files or globs")
+
+
+# BPE and one tied matrix in place of words and bands, as the paper's book models.
+_TIED_BPE = "model.embedding=tied,model.padding_rows=False,data.tokenizer=bpe"
+_SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=131072"
+
+SETTINGS = {
+    (setting.scale, setting.name): setting
+    for setting in (
+        Setting(
+            "wikitext103",
+            "paper",
+            "configs/wikitext103.py",
+            "configs/wikitext103.py",
+            vocab_size=267_744,
+            tokens={"valid": 217_646, "test": 245_569},
+        ),
+        Setting(
+            "bookcorpus", "paper", "configs/bookcorpus.py", "configs/bookcorpus.py", splits=SPLITS, vocab_size=29_000
+        ),
+        Setting(
+            "cc100",
+            "paper",
+            "configs/cc100_1b3.py",
+            "configs/cc100_1b3.py",
+            splits=("train", "valid"),
+            vocab_size=50_264,
+            tokens={"valid": 649_000},  # section 4.3
+        ),
+        Setting("wikitext103", "small", "configs/books_tables.py", "configs/wikitext2.py", divisor=16),
+        Setting(
+            "bookcorpus",
+            "small",
+            f"configs/books_tables.py:{_TIED_BPE}",
+            f"configs/wikitext2.py:{_TIED_BPE}",
+            divisor=16,
+        ),
+        Setting("cc100", "small", _SMALL_1B3, _SMALL_1B3, divisor=16),
+    )
+}
+
+
+def find_setting(name: str, scale: str) -> Setting:
+    """The setting `name` at `scale`; raises ValueError for an unknown scale."""
+    if scale not in SCALES:
+        raise ValueError(f"--scale={scale} is unknown; use one of {', '.join(SCALES)}")
+    return SETTINGS[scale, name]

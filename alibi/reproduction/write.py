@@ -1,0 +1,36 @@
+"""A table's files: tableNN.md, .csv, .tex and, where the paper draws its numbers too, .png."""
+
+import pathlib
+
+from alibi.reporting import comparison
+from alibi.reporting.comparison_figure import draw_comparison
+from alibi.reporting.tables import to_markdown, to_text
+from alibi.reproduction.reproduction import Reproduction
+from alibi.reproduction.results import Results
+
+
+def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
+    """Writes what is known until now, and `failures` by run below it; returns it as text for a terminal."""
+    compared = Results(reproduction).compare()
+    place = reproduction.outputs / f"table{reproduction.number:02d}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    markdown = [to_markdown(comparison.to_table(compared, "**{}**".format))]
+    written = [place.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
+    lines = reproduction.definition.lines
+    if lines and draw_comparison(compared, lines, place.with_suffix(".png")):
+        markdown.append(f"![table {reproduction.number}: paper and ours]({place.name}.png)\n")
+        written.append(place.with_suffix(".png"))
+    if failures:
+        markdown.append("\n".join(["Runs that failed:", "", *(f"- {run}: {why}" for run, why in failures.items()), ""]))
+    contents = ("\n".join(markdown), comparison.to_csv(compared), comparison.to_latex(compared))
+    for path, content in zip(written, contents, strict=False):
+        _write(path, content)
+    files = "\n".join(map(str, written))
+    return f"{to_text(comparison.to_table(compared, '{}*'.format))}\n{files}"
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    """A reader sees the old file or the new one, never a part."""
+    partial = path.with_suffix(path.suffix + ".tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,136 @@
+"""The processes that a sweep starts: one at a time, or several, each on processor cores of its own."""
+
+import ctypes
+import dataclasses
+import glob
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from types import FrameType
+from typing import Any
+
+from alibi.sweeps.definition import PROJECT
+
+# Of GPUs and TPUs. Asking JAX would claim them, and the runs need them.
+ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
+# A run on one core takes the least time of that core, but some runs end later than others.
+MOST_JOBS = 4
+
+
+class Stopped(Exception):  # noqa: N818 - no error: the user's wish
+    """A signal asked the sweep to stop; what was done is saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a process runs.
+
+    Attributes:
+      number: from 0; the line of its progress bar among those of the others.
+      cores: the processor cores that it may use; None: all.
+    """
+
+    number: int = 0
+    cores: frozenset[int] | None = None
+
+
+def places(jobs: int) -> list[Place]:
+    """One for each of `jobs` processes that run at a time; the cores of this process are dealt out among them.
+
+    Raises:
+      ValueError: fewer than one job, or more than there are cores.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    most = len(cores) or os.cpu_count() or 1
+    if not 1 <= jobs <= most:
+        raise ValueError(f"jobs={jobs} must be between 1 and {most}, the processor cores of this machine")
+    if jobs == 1 or not cores:
+        return [Place(number) for number in range(jobs)]
+    bounds = [number * len(cores) // jobs for number in range(jobs + 1)]
+    return [Place(number, frozenset(cores[bounds[number] : bounds[number + 1]])) for number in range(jobs)]
+
+
+def suitable_jobs() -> int:
+    """How many small runs this machine does best at a time: one with an accelerator, else one a core, at most four."""
+    on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu" or not any(map(glob.glob, ACCELERATORS))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_JOBS) if on_cpu else 1
+
+
+class Children:
+    """Runs processes, one for each thread that asks, and passes on the signals that ask this one to stop.
+
+    Each signal reaches each process exactly once.
+    """
+
+    def __init__(self) -> None:
+        self.lock: int | None = None
+        self.stopped = False
+        self._running: list[subprocess.Popen] = []
+        self._starting = threading.RLock()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Children":
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, command: list[str], place: Place = Place()) -> int:
+        """Runs `command` to its end and returns its exit code, negative for a signal; raises Stopped."""
+        with self._starting:
+            if self.stopped:
+                raise Stopped
+            child = self._start(command, place)
+            self._running.append(child)
+            if self.stopped:  # the signal came as it started
+                child.send_signal(signal.SIGTERM)
+        try:
+            code = child.wait()
+        finally:
+            self._running.remove(child)
+        if self.stopped:
+            raise Stopped
+        return code
+
+    def _start(self, command: list[str], place: Place) -> subprocess.Popen:
+        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+
+        def prepare() -> None:
+            if place.cores is not None:
+                os.sched_setaffinity(0, place.cores)
+            _end_with_parent()
+
+        with warnings.catch_warnings():
+            # JAX warns of forks, which its threads don't survive; this child becomes another program at once.
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path, "TQDM_POSITION": str(place.number)},
+                pass_fds=[] if self.lock is None else [self.lock],
+                process_group=0,
+                preexec_fn=prepare if sys.platform == "linux" else None,
+            )
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        with self._starting:
+            self.stopped = True
+            running = list(self._running)
+        if not running:
+            raise Stopped
+        for child in running:
+            # A terminal that hangs up would leave the run without anybody to read it: it saves and ends.
+            child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the parent is killed, so that no run goes on unseen (prctl PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)

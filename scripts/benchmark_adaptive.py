@@ -1,0 +1,175 @@
+"""The benchmark of adaptive embeddings: training, the loss against a dense one, and a step at the paper's size."""
+
+import argparse
+import functools
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ml_collections
+import numpy as np
+from benchmark_contenders import Contender, Step, matmul_contender
+
+from configs import wikitext2, wikitext103
+
+ROUND_SECONDS = 1.5  # of one contender in one round
+VOCABULARY, CUTOFFS = 13_792, "2000:6000"  # of the small model
+PAPER_VOCABULARY = 267_744
+PAPER_MICRO_TOKENS = 1_024
+BATCH_TOKENS = 2_048
+
+
+def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Words/s of a small model's training step, and of its softmax alone beside a dense one of the same vocabulary."""
+    if arguments.size == "paper":
+        return [_paper_step()]
+    config = wikitext2.get_config(f"model.cutoffs={CUTOFFS},train.batch_tokens={BATCH_TOKENS},mesh.data=1")
+    contenders = {
+        "training step, adaptive": Contender(_train_step, (config, VOCABULARY)),
+        "loss alone, adaptive": Contender(_loss, (config, VOCABULARY)),
+        "loss alone, dense": Contender(_loss, (_tied(config), VOCABULARY)),
+        "matmul": matmul_contender(),
+    }
+    rows = _measure(contenders, arguments.rounds)
+    model = config.model
+    print(
+        f"{model.num_layers} layers, width {model.width}, {VOCABULARY:,} words, cutoffs {CUTOFFS}, "
+        f"L={config.train_length}, {BATCH_TOKENS:,} words a step, float32, {config.position}; "
+        f"matmul {rows[-1]['gflops']:.0f} GFLOP/s; medians of {arguments.rounds} rounds\n"
+    )
+    print("| | words/s | ms a step |\n|:--|--:|--:|")
+    for row in rows[:-1]:
+        print(f"| {row['contender']} | {row['words_per_second']:,.0f} | {1e3 * row['step_seconds']:.1f} |")
+    return rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--size", choices=("small", "paper"), default="small", help="paper: one step of 247M parameters"
+    )
+    parser.set_defaults(command=compare)
+
+
+def _measure(contenders: dict[str, Contender], rounds: int) -> list[dict[str, Any]]:
+    """A row for each contender: the median over rounds in which each is timed in turn."""
+    processes = {name: contender.start() for name, contender in contenders.items()}
+    try:
+        ready = {name: process.prepare() for name, process in processes.items()}
+        steps = {name: max(1, round(ROUND_SECONDS / ready[name]["step_seconds"])) for name in processes}
+        seconds: dict[str, list[float]] = {name: [] for name in processes}
+        for _ in range(rounds):
+            for name, process in processes.items():
+                seconds[name].append(process.run(steps[name]) / steps[name])
+    finally:
+        for process in processes.values():
+            process.stop()
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return [
+        {
+            "benchmark": "adaptive",
+            "contender": name,
+            "step_seconds": median,
+            "words_per_second": BATCH_TOKENS / median,
+            "gflops": (ready[name]["flops"] or 0.0) / median / 1e9,
+        }
+        for name, median in medians.items()
+    ]
+
+
+def _paper_step() -> dict[str, Any]:
+    """Seconds and peak memory of one update of the 247M model: 9,216 tokens in micro-batches of 1,024."""
+    config = wikitext103.get_config(f"train.max_device_tokens={PAPER_MICRO_TOKENS},train.batch_tokens=9216,mesh.data=1")
+    start = time.perf_counter()
+    step = _train_step(config, PAPER_VOCABULARY)
+    ready = time.perf_counter()
+    step.run(1)
+    row = {
+        "benchmark": "adaptive",
+        "contender": "one step of 247M parameters",
+        "prepare_seconds": ready - start,
+        "step_seconds": time.perf_counter() - ready,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024),
+        "step_memory_bytes": step.memory_bytes,
+    }
+    print(
+        f"{row['contender']}: {row['step_seconds']:.0f} s, peak of the process {row['peak_memory_bytes'] / 2**30:.1f} "
+        f"GiB (by the compiler {(step.memory_bytes or 0) / 2**30:.1f}); prepared in {row['prepare_seconds']:.0f} s"
+    )
+    return row
+
+
+def _tied(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    config = config.copy_and_resolve_references()
+    config.model.embedding = "tied"
+    return config
+
+
+def _words(vocab_size: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Words by Zipf's law with Mandelbrot's shift: as often in each band as in a text."""
+    weights = 1 / (np.arange(vocab_size) + 2.7)
+    return np.random.default_rng(0).choice(vocab_size, size=shape, p=weights / weights.sum()).astype(np.int32)
+
+
+def _train_step(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
+    import jax
+
+    from alibi.model import build_model
+    from alibi.training.optimizer import make_optimizer
+    from alibi.training.setup import micro_batches
+    from alibi.training.sharding import batch_sharding, make_mesh
+    from alibi.training.state import abstract_state, initial_state
+    from alibi.training.step import make_train_step
+
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    model = build_model(config, vocab_size, activations=batch_sharding(mesh))
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
+    train_step = make_train_step(model, optimizer, config.seed, state_shardings=shardings)
+    shape = (2, micro_batches(config, 1), -1, config.train_length)
+    words = _words(vocab_size, (2, config.train.batch_tokens)).reshape(shape)
+    inputs, targets = (jax.device_put(x, batch_sharding(mesh, leading=1)) for x in words)
+    state = initial_state(model, optimizer, mesh, config.seed)
+    compiled = train_step.lower(state, inputs, targets).compile()
+
+    def run(steps: int) -> None:
+        nonlocal state
+        for _ in range(steps):
+            state, metrics = compiled(state, inputs, targets)
+        jax.block_until_ready(metrics)
+
+    memory = compiled.memory_analysis()
+    return Step(run, memory_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else None)
+
+
+def _loss(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
+    """Value and gradient of the softmax layer alone."""
+    import jax
+    import jax.numpy as jnp
+
+    from alibi.model import DecoderLM, build_model
+
+    model = build_model(config, vocab_size)
+    params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    shape = (config.train.batch_tokens // config.train_length, config.train_length)
+    features = jax.random.normal(jax.random.key(1), (*shape, config.model.width))
+    targets = jnp.asarray(_words(vocab_size, shape))
+
+    def nll(model: DecoderLM, features: jax.Array) -> jax.Array:
+        return model.vocabulary.token_nll(features, targets)
+
+    def total(params: dict, features: jax.Array) -> jax.Array:
+        return model.apply({"params": params}, features, method=nll).sum()
+
+    return Step(functools.partial(_repeat, jax.jit(jax.value_and_grad(total, (0, 1))), params, features))
+
+
+def _repeat(function: Callable[..., Any], params: Any, features: Any, steps: int) -> None:
+    import jax
+
+    for _ in range(steps):
+        result = function(params, features)
+    jax.block_until_ready(result)

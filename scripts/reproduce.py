@@ -1,0 +1,107 @@
+"""The paper's 15 tables: what they take, and our numbers beside the paper's.
+
+    python scripts/reproduce.py --list [--scale=small]
+    python scripts/reproduce.py --table=5 --scale=paper
+    python scripts/reproduce.py --table=2 --scale=small --run
+
+Without --run it prints the plan: every command, with tokens, parameters, FLOPs and an
+estimate of device-hours. With it, what is missing is trained and evaluated, and the same
+command, given again, goes on where it stopped. Then WORKDIR/SCALE/SETTING/tables/ holds
+the table as Markdown, CSV and LaTeX, and the figure where the paper draws one. Tables
+share their runs.
+
+The small scale divides lengths by 16 and uses the books inside this repository, or the
+text of --train_file, --valid_file and --test_file, such as WikiText-2's. The paper scale
+takes WikiText-103 from the hub, unless files are given, and needs files for its books and CC100.
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+# A clone works without being installed: python scripts/reproduce.py has only scripts/ on its path.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from alibi import command_line
+
+_TABLE = flags.DEFINE_integer("table", None, "number of the paper's table, 1 to 15")
+_SCALE = flags.DEFINE_string("scale", "small", "paper, or small: the same protocol on two cores")
+_RUN = flags.DEFINE_bool("run", False, "run what is missing and write the table")
+_LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with what has been run")
+_WORKDIR = flags.DEFINE_string("workdir", "workdirs/reproduce", "directory of the runs and tables, of all scales")
+_OVERRIDES = flags.DEFINE_string("overrides", "", "KEY=VALUE,...: config keys for all runs, such as train.steps=100")
+_FILES = {
+    split: flags.DEFINE_string(f"{split}_file", None, f"text to take as the {split} split: a file or glob")
+    for split in ("train", "valid", "test")
+}
+_DEVICE_FLOPS = flags.DEFINE_float("device_flops", None, "assumed peak FLOPs per second of a device, for the plan")
+_UTILISATION = flags.DEFINE_float("utilisation", None, "assumed share of that peak, for the plan")
+_JOBS = command_line.define_jobs_flag()
+command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
+
+
+def main() -> int:
+    import jax
+
+    # This process computes nothing: accelerators belong to the runs that it starts.
+    jax.config.update("jax_platforms", "cpu")
+    from alibi.reproduction.definitions import TABLES
+    from alibi.reproduction.plan import overview, plan
+
+    if _LIST.value:
+        print(overview([_reproduction(number) for number in TABLES]), end="")
+        return 0
+    if _TABLE.value is None:
+        raise ValueError("give --table=N, 1 to 15, or --list")
+    reproduction = _reproduction(_TABLE.value)
+    if _RUN.value:
+        return _run(reproduction)
+    device, assumed = _device()
+    print(plan(reproduction, device, measured=not assumed), end="")
+    return 0
+
+
+def _run(reproduction) -> int:
+    import functools
+
+    from alibi.reproduction.write import write_table
+    from alibi.sweeps.children import suitable_jobs
+    from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
+
+    reproduction.setting.check_files(reproduction.files)
+    sweeper = Sweeper(
+        reproduction.sweep,
+        reproduction.directory,
+        flags=command_line.host_flags(),
+        primary=is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ),
+        jobs=_JOBS.value or suitable_jobs(),
+        report=functools.partial(write_table, reproduction),
+    )
+    return run_sweeper(sweeper)
+
+
+def _reproduction(number: int):
+    from alibi.reproduction.reproduction import Reproduction
+
+    files = {split: str(pathlib.Path(flag.value).absolute()) for split, flag in _FILES.items() if flag.value}
+    workdir = pathlib.Path(_WORKDIR.value).expanduser()
+    return Reproduction(number, _SCALE.value, workdir, files=files, overrides=_OVERRIDES.value)
+
+
+def _device():
+    """The device that the plan assumes, and whether the user said so."""
+    from alibi.reproduction.cost import DEVICES, Device
+
+    default = DEVICES[_SCALE.value]
+    for flag in (_DEVICE_FLOPS, _UTILISATION):
+        if flag.value is not None and flag.value <= 0:
+            raise ValueError(f"--{flag.name}={flag.value} must be above 0")
+    assumed = _DEVICE_FLOPS.value is not None or _UTILISATION.value is not None
+    flops, share = _DEVICE_FLOPS.value or default.flops_per_second, _UTILISATION.value or default.utilisation
+    return Device(flops, share), assumed
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,126 @@
+"""A table beside the paper's: exact Markdown, text, CSV and LaTeX; what is best, missing, not comparable."""
+# ruff: noqa: RUF001 - the multiplication sign is what the tables print
+
+import csv
+import io
+
+import pytest
+
+from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET, Comparison, Entry, to_csv, to_latex, to_table
+from alibi.reporting.comparison_figure import draw_comparison
+from alibi.reporting.measures import PARAMETERS, PERPLEXITY, THOUSANDS, format_thousands, parse_printed
+from alibi.reporting.tables import to_markdown, to_text
+
+
+def compared(**changed):
+    """Two models, one that ran out of memory, and a system that isn't there."""
+    first = {"reference": (0, 0)}, {"reference": (0, 1)}
+    known = {
+        "number": 6,
+        "scale": "paper",
+        "caption": "Table 6",
+        "label_header": ("Model",),
+        "labels": (("Sinusoidal, L = 3072",), ("ALiBi",), ("T5 Bias",), ("kNN & co.",)),
+        "header": ("Valid", "Speed"),
+        "entries": (
+            (Entry("18.67", PERPLEXITY, 18.6, **first[0]), Entry("15.3k", THOUSANDS, 13770.0, **first[1])),
+            (Entry("17.60", PERPLEXITY, 17.75, **first[0]), Entry("15.5k", THOUSANDS, None, NOT_RUN_YET, (0, 1))),
+            (Entry("OOM", PERPLEXITY, None, "no memory at 3,072 tokens", (0, 0)), None),
+            (Entry("15.81", PERPLEXITY, None, NOT_RUN_HERE), None),
+        ),
+        "ratios": False,
+    }
+    return Comparison(**(known | changed))
+
+
+MARKDOWN = """\
+**Table 6**
+
+| Model | Valid | Speed |
+| --- | ---: | ---: |
+| Sinusoidal, L = 3072 | 18.67 / 18.60 / -0.07 | 15.3k / 13.8k / -10% |
+| ALiBi | 17.60 / **17.75** / +0.15 | 15.5k / not run yet |
+| T5 Bias | OOM / no result [1] |  |
+| kNN & co. | **15.81** / not run here |  |
+
+[1] no memory at 3,072 tokens\x20\x20
+"""
+
+
+def test_markdown():
+    assert to_markdown(to_table(compared(), "**{}**".format)) == MARKDOWN
+
+
+def test_text_marks_the_best_with_an_asterisk():
+    lines = to_text(to_table(compared(), "{}*".format)).splitlines()
+    assert lines[5].split("  ")[-2:] == [" 17.60 / 17.75* / +0.15", " 15.5k / not run yet"]
+
+
+def test_csv_has_three_columns_for_each_of_the_papers_and_says_its_scale():
+    header, *rows = csv.reader(io.StringIO(to_csv(compared())))
+    assert header[:5] == ["Scale", "Model", "Valid: paper", "Valid: ours", "Valid: difference"]
+    assert rows[0] == ["paper", "Sinusoidal, L = 3072", "18.67", "18.6", "-0.07", "15.3k", "13770", "-0.1"]
+    assert rows[1] == ["paper", "ALiBi", "17.60", "17.75", "+0.15", "15.5k", "not run yet", ""]
+    assert rows[3] == ["paper", "kNN & co.", "15.81", "not run here", "", "", "", ""]
+
+
+LATEX = r"""\begin{table}
+\caption{Table 6 [1] no memory at 3,072 tokens.}
+\label{tab:paper-06}
+\resizebox{\textwidth}{!}{%
+\begin{tabular}{lrrrrrr}
+\toprule
+ & \multicolumn{3}{c}{Valid} & \multicolumn{3}{c}{Speed} \\
+Model & paper & ours & diff. & paper & ours & diff. \\
+\midrule
+Sinusoidal, L = 3072 & 18.67 & 18.60 & -0.07 & 15.3k & 13.8k & -10\% \\
+ALiBi & 17.60 & \textbf{17.75} & +0.15 & 15.5k & not run yet &  \\
+T5 Bias & OOM & no result [1] &  &  &  &  \\
+kNN \& co. & \textbf{15.81} & not run here &  &  &  &  \\
+\bottomrule
+\end{tabular}}
+\end{table}
+"""
+
+
+def test_latex():
+    assert to_latex(compared()) == LATEX
+
+
+def test_at_another_scale_ratios_are_compared_and_values_are_not():
+    table = to_table(compared(ratios=True, scale="small"), "**{}**".format)
+    assert table.body[0] == (
+        "Sinusoidal, L = 3072",
+        "18.67 (×1.00) / 18.60 (×1.00)",
+        "15.3k (×1.00) / 13.8k (×1.00)",
+    )
+    # 17.75 / 18.60 - 17.60 / 18.67 = 0.9543 - 0.9427.
+    assert table.body[1][1] == "17.60 (×0.94) / **17.75 (×0.95)** / +0.01"
+    assert r"17.60 ($\times$0.94) & \textbf{17.75 ($\times$0.95)} & +0.01" in to_latex(compared(ratios=True))
+    assert "Valid: difference of ratios" in to_csv(compared(ratios=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("19.73", 19.73), ("28.5k", 28500.0), ("247M", 247e6), ("15.3 GB", 15.3e9), ("OOM", None), ("", None)],
+)
+def test_printed_numbers_are_read(text, value):
+    assert parse_printed(text) == (None if value is None else pytest.approx(value, rel=1e-12))
+
+
+def test_numbers_are_printed_as_the_paper_does():
+    assert [format_thousands(value) for value in (28_512, 467, 0.0213)] == ["28.5k", "467", "0.0213"]
+    assert [PARAMETERS.format(value) for value in (246_933_504, 3_141_592)] == ["247M", "3.1M"]
+
+
+def test_a_figure_needs_a_number_of_ours(tmp_path):
+    by_length = {"label_header": ("Inputs",), "labels": (("512 (32)",), ("1024 (64)",)), "header": ("ALiBi PPL",)}
+
+    def table(ours):
+        entries = tuple((Entry("19.73", PERPLEXITY, value, reference=(0, 0)),) for value in ours)
+        return compared(**by_length, entries=entries, ratios=True, scale="small")
+
+    assert not draw_comparison(table([None, None]), "columns", tmp_path / "absent.png")
+    assert not (tmp_path / "absent.png").exists()
+    assert draw_comparison(table([30.0, 29.0]), "columns", tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

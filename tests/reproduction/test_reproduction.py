@@ -1,0 +1,227 @@
+"""The 15 tables as plans: every cell is something that is run or said not to be; commands, costs, results."""
+
+import csv
+
+import pytest
+
+from alibi.data.tokenizers import ByteTokenizer
+from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET
+from alibi.reporting.rows import append_rows
+from alibi.reproduction.cost import DEVICES, describe_text, evaluation_cost, training_cost
+from alibi.reproduction.definitions import TABLES
+from alibi.reproduction.plan import overview, plan
+from alibi.reproduction.quantities import Metric
+from alibi.reproduction.reproduction import Reproduction
+from alibi.reproduction.results import Results
+from alibi.reproduction.settings import SCALES, find_setting
+from alibi.reproduction.write import write_table
+from alibi.runs import RunDirectory, config_hash
+from alibi.sweeps.definition import load_config
+from alibi.sweeps.execute import evaluation_flags
+from tests.reporting.rowmaker import make_row
+
+# Position methods x train lengths; table 5 trains ALiBi and sinusoidal at 8 lengths, rotary and T5 at 3.
+RUNS = {1: 12, 2: 4, 3: 4, 4: 4, 5: 22, 6: 5, 7: 5, 8: 6, 9: 3, 10: 3, 11: 4, 12: 6, 13: 3, 14: 3, 15: 3}
+# Rows of others' systems: table 7 has eight, table 10 four.
+OTHERS = {7: 8, 10: 4}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Every table at both scales, in a directory where nothing has been run."""
+    workdir = tmp_path_factory.mktemp("reproduce")
+    return {(number, scale): Reproduction(number, scale, workdir) for number in TABLES for scale in SCALES}
+
+
+@pytest.mark.parametrize("number", TABLES)
+def test_every_printed_cell_is_measured_or_of_anothers_system(tables, number):
+    table = tables[number, "paper"]
+    assert len(table.sweep.runs) == RUNS[number]
+    labels = table.definition.labels
+    left_out = {
+        row
+        for row, cells in enumerate(table.paper.rows)
+        for column, printed in enumerate(cells[labels:])
+        if printed and (row, column) not in table.quantities
+    }
+    assert len(left_out) == OTHERS.get(number, 0)
+    assert all("et al." in label or "& Auli" in label for label in (table.paper.rows[row][0] for row in left_out))
+
+
+def test_tables_share_the_runs_of_their_setting(tables):
+    for scale in SCALES:
+        runs = {}
+        for number in (1, 2, 3, 4, 5, 6, 7, 13, 14, 15):
+            for run in tables[number, scale].sweep.runs:
+                runs.setdefault(run.name, set()).add(config_hash(run.config))
+        # All are table 5's; equal names are equal configs, so that none is trained twice.
+        assert set(runs) == {run.name for run in tables[5, scale].sweep.runs}
+        assert all(len(hashes) == 1 for hashes in runs.values())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("number", TABLES)
+def test_commands_give_the_config_that_was_checked(tables, number, scale):
+    for run in tables[number, scale].sweep.runs:
+        flag, *others = run.config_flags()
+        assert not others
+        told = load_config(flag.removeprefix("--config="), {})
+        assert config_hash(told) == config_hash(run.config)
+        assert run.config.train.batch_tokens % run.config.train_length == 0
+
+
+def test_lengths_strides_and_splits(tables):
+    def evaluations(number, scale, run):
+        run = next(one for one in tables[number, scale].sweep.runs if one.name == run)
+        return [(one.lengths, one.stride, one.split) for one in run.evaluations]
+
+    assert evaluations(5, "paper", "alibi-L1536-seed0") == [((1536, 2048, 3072), None, "valid")]
+    assert evaluations(5, "paper", "sinusoidal-L64-seed0") == [((64,), None, "valid")]
+    assert evaluations(6, "paper", "alibi-L512-seed0") == [((3072,), None, "valid"), ((3072,), None, "test")]
+    assert evaluations(7, "small", "alibi-L32-seed0") == [((192,), 32, "valid"), ((192,), 32, "test")]
+    assert evaluations(13, "small", "sinusoidal-L64-seed0") == [((64, 96, 128, 192), 1, "valid")]
+    (rotary,) = evaluations(2, "paper", "rotary-L512-seed0")
+    assert (len(rotary[0]), rotary[0][0], rotary[0][-1]) == (35, 512, 15512)
+    # T5 has no words per second where it ran out of memory, but a cell that says so: it is tried here.
+    assert evaluations(2, "paper", "t5-L512-seed0")[0][0][-1] == 15512
+
+
+def test_equal_training_time_is_fewer_updates_of_a_run_of_its_own(tables):
+    steps = {run.name: run.config.train.steps for run in tables[11, "paper"].sweep.runs}
+    assert steps == {
+        "sinusoidal-L1024-steps=46700-seed0": 46_700,
+        "alibi-L512-seed0": 50_000,
+        "sinusoidal-L2048-steps=44200-seed0": 44_200,
+        "alibi-L1024-seed0": 50_000,
+    }
+
+
+def test_costs_of_the_papers_model(tables):
+    table = tables[6, "paper"]
+    run = next(one for one in table.sweep.runs if one.name == "alibi-L512-seed0")
+    text = describe_text(table.setting, run.config, {"valid"})
+    cost = training_cost(run, text.vocab_size, DEVICES["paper"], 28_300.0)
+    # 286,000 updates of 8 x 9,216 tokens at table 1's 28.3k words per second.
+    assert (cost.tokens, round(cost.hours)) == (21_086_208_000, 207)
+    # What the peak's share assumes agrees with what the paper measured, within a tenth.
+    assert training_cost(run, text.vocab_size, DEVICES["paper"]).hours == pytest.approx(cost.hours, rel=0.1)
+    (once,) = (one for one in run.evaluations if one.split == "valid")
+    single = evaluation_cost(run, once, text, DEVICES["paper"])
+    # Two for each of 16 x 12,582,912 + 20,002 x 1,024 + 1,048,576 weights, and attention to 1,536.5 positions.
+    weights = 16 * 12_582_912 + 20_002 * 1_024 + 1_048_576 + 2 * 16 * 1_024 * 3_073 / 2
+    assert single.tokens == 217_646
+    assert single.flops == pytest.approx(217_646 * 2 * weights, rel=1e-9)
+
+
+def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
+    thin = "model.num_layers=1,model.width=64,model.feed_forward=64"
+    table = Reproduction(7, "paper", tmp_path, overrides=thin)
+    printed = plan(table, DEVICES["paper"], measured=True)
+    for run in table.sweep.runs:
+        for flag in run.config_flags():
+            assert flag in printed
+        for evaluation in run.evaluations:
+            assert evaluation_flags(run, evaluation, table.directory)[1] in printed
+    assert printed.count("python train.py ") == 5
+    assert printed.count("python eval_extrapolation.py ") == 10
+    assert "207 device-hours" in printed  # of ALiBi at L = 512: from the paper's words per second
+    assert "21,086,208,000 tokens" in printed
+    assert "evaluate test at 3,072, stride 512: 245,569 tokens" in printed
+    assert "0 of 5 runs are trained" in printed
+    unknown = plan(Reproduction(9, "paper", tmp_path, overrides=thin), DEVICES["paper"], measured=True)
+    assert "data.train=TRAIN" in unknown
+    assert "this text's size is not published" in unknown
+
+
+def finish(table, run_name, rows, **status):
+    """Leaves what a finished run leaves: its work directory and `rows` (length, perplexity, what else differs)."""
+    run = next(run for run in table.sweep.runs if run.name == run_name)
+    directory = RunDirectory(table.directory / "runs" / run.name)
+    directory.check(run.config)
+    directory.claim(run.config, ByteTokenizer())
+    directory.release()
+    steps = run.config.train.steps
+    directory.write("provenance.json", {"parameters": 246_933_504, "device_count": 8})
+    directory.write_status("finished", step=steps, steps=steps, **({"tokens_per_second": 160_000.0} | status))
+    known = {"run": run.name, "step": steps, "config_hash": config_hash(run.config)}
+    append_rows(
+        table.directory / "results.jsonl",
+        [make_row(eval_length=length, perplexity=value, **(known | changed)) for length, value, changed in rows],
+    )
+
+
+def test_results_are_found_by_length_stride_and_split(tmp_path):
+    table = Reproduction(7, "paper", tmp_path)
+    sliding = {"mode": "sliding", "stride": 512}
+    wrong = [(3072, 99.0, {}), (3072, 98.0, sliding | {"step": 9})]  # of another stride, of a run not at its end
+    rows = [*wrong, (3072, 18.25, sliding), (3072, 19.0, sliding | {"split": "test"})]
+    finish(table, "alibi-L512-seed0", rows)
+    finish(table, "t5-L3072-seed0", [(3072, None, sliding | {"error": "out of memory"})])
+    found = Results(table).compare()
+    by_label = {labels[0]: entries for labels, entries in zip(found.labels, found.entries, strict=True)}
+    alibi = by_label["ALiBi, L = 512, L_valid = 3072"]
+    assert [entry.ours for entry in alibi] == [246_933_504, 18.25, 19.0]
+    assert found.difference(11, 1) == pytest.approx(18.25 - 18.30)
+    assert by_label["T5 Bias, L = 3072"][1].note == "out of memory"
+    assert by_label["Rotary, L = 3072"][1].note == NOT_RUN_YET
+    assert {entry.note for entry in by_label["kNN-LM (Khandelwal et al., 2020)"]} == {NOT_RUN_HERE}
+
+
+def test_speed_and_memory_come_from_the_training(tmp_path):
+    table = Reproduction(1, "paper", tmp_path)
+    finish(table, "sinusoidal-L512-seed0", [(512, 20.0, {"tokens_per_second": 90_000.0})], peak_memory_bytes=16e9)
+    found = Results(table).compare()
+    # Words per second of one of the eight devices, as the paper counts.
+    assert [entry.ours for entry in found.entries[0]] == [20_000.0, 90_000.0, 16e9]
+    quantity = table.quantities[0, 0]
+    assert (quantity.metric, found.entries[3][0].reference) == (Metric.TRAINING_SPEED, (0, 0))
+
+
+def test_a_run_of_another_config_does_not_count(tmp_path):
+    finish(Reproduction(6, "small", tmp_path, overrides="train.steps=300"), "alibi-L32-seed0", [(192, 90.0, {})])
+    found = Results(Reproduction(6, "small", tmp_path)).compare()
+    assert {entry.ours for entries in found.entries for entry in entries} == {None}
+
+
+def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
+    table = Reproduction(2, "small", tmp_path)
+    rows = [(32, 200.0, {}), (44, 190.0, {})]
+    finish(table, "alibi-L32-seed0", rows)
+    text = write_table(table, {"t5-L32-seed0": "no memory"})
+    markdown = (table.outputs / "table02.md").read_text()
+    assert markdown.startswith("**SMALL SCALE, NOT THE PAPER'S. Table 2 of the paper")
+    # 712 of the paper's tokens are 44.5 here, and round to the even 44.
+    line = next(line for line in markdown.splitlines() if line.startswith("| 712 (44) |"))
+    assert "19.14 (\N{MULTIPLICATION SIGN}0.97) / **190.00 (\N{MULTIPLICATION SIGN}0.95)** / -0.02" in line
+    assert "- t5-L32-seed0: no memory" in markdown
+    assert "SMALL SCALE" in (table.outputs / "table02.tex").read_text()
+    with (table.outputs / "table02.csv").open() as file:
+        assert {row[0] for row in list(csv.reader(file))[1:]} == {"small"}
+    assert (table.outputs / "table02.png").exists()
+    assert str(table.outputs / "table02.md") in text
+    assert overview([table]).splitlines()[1].split()[:5] == ["2", "wikitext103", "1/4", "2/120", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((16, "paper"), "--table=16: the paper has no such table; use one of 1, 2, 3, .*, 15"),
+        ((2, "tiny"), "--scale=tiny is unknown; use one of paper, small"),
+    ],
+)
+def test_unknown_tables_and_scales_are_named_with_those_there_are(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Reproduction(*arguments, tmp_path)
+
+
+def test_texts_that_must_be_named(tmp_path):
+    with pytest.raises(ValueError, match="needs --train_file, --valid_file, --test_file"):
+        find_setting("bookcorpus", "paper").check_files({})
+    with pytest.raises(ValueError, match="needs --valid_file, --test_file"):
+        find_setting("wikitext103", "small").check_files({"train": "a.txt"})
+    with pytest.raises(ValueError, match="--train_file=a,b holds a comma"):
+        _ = Reproduction(2, "small", tmp_path, files={"train": "a,b"}).sweep
+    named = Reproduction(2, "small", tmp_path, files={"train": "a", "valid": "b", "test": "c"})
+    assert named.sweep.runs[0].config.data.to_dict() | {"corpus": "text", "train": "a", "valid": "b", "test": "c"} == (
+        named.sweep.runs[0].config.data.to_dict()
+    )

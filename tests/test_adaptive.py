@@ -1,0 +1,187 @@
+"""Adaptive input and softmax against dense ones of the same weights, whatever words there are and however they lie."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.adaptive import Bands
+from alibi.cross_entropy import selected_token_nll
+from alibi.model import DecoderLM, build_model, count_parameters
+from alibi.training.sharding import batch_sharding, make_mesh
+from configs import wikitext103
+
+VOCABULARY, CUTOFFS, WIDTH = 60, (20, 35), 16
+ENDS = (*CUTOFFS, VOCABULARY)
+
+
+def make(tiny_config, **overrides: object) -> DecoderLM:
+    config = tiny_config(model__embedding="adaptive", model__cutoffs=CUTOFFS, model__num_layers=1, **overrides)
+    return build_model(config, VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def params() -> dict:
+    """Of the bands alone, larger than initial ones, so that no softmax is flat."""
+    rng = np.random.default_rng(0)
+    adaptive: dict = {"clusters": rng.normal(size=(WIDTH, 2))}
+    for band, (start, end) in enumerate(zip((0, *CUTOFFS), ENDS, strict=True)):
+        shape = (end - start, WIDTH // 4**band)
+        adaptive[f"band_{band}"] = {"embedding": rng.normal(size=shape), "kernel": rng.normal(size=(shape[1], WIDTH))}
+    return {"adaptive": jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), adaptive)}
+
+
+def dense_log_probs(params: dict, features: jax.Array) -> jax.Array:
+    """log p of every word, by the two-step formula written out."""
+    bands = [params["adaptive"][f"band_{i}"] for i in range(3)]
+    head = jnp.concatenate([bands[0]["embedding"], params["adaptive"]["clusters"].T])
+    head = jax.nn.log_softmax(features @ head.T)
+    tails = [
+        head[..., 19 + i, None] + jax.nn.log_softmax(features @ band["kernel"].T @ band["embedding"].T)
+        for i, band in enumerate(bands)
+        if i > 0
+    ]
+    return jnp.concatenate([head[..., :20], *tails], -1)
+
+
+def texts() -> dict[str, np.ndarray]:
+    """Targets [2, 150] that put the bands' boundaries, padding and more than one chunk of a tail to the test."""
+    rng = np.random.default_rng(1)
+    mixed = rng.integers(0, VOCABULARY, (2, 150))
+    mixed[0, :6] = [0, 19, 20, 34, 35, 59]
+    mixed[1, -30:] = -1
+    return {"mixed": mixed, "last band": rng.integers(35, 60, (2, 150)), "first band": rng.integers(0, 20, (2, 150))}
+
+
+def nll(
+    model: DecoderLM,
+    params: dict,
+    features: jax.Array,
+    targets: jax.Array,
+    deterministic: bool = True,
+    rngs: dict | None = None,
+) -> jax.Array:
+    def of_vocabulary(module: DecoderLM) -> jax.Array:
+        return module.vocabulary.token_nll(features, targets, deterministic)
+
+    return model.apply({"params": params}, method=of_vocabulary, rngs=rngs)
+
+
+def test_values_and_gradients_are_those_of_a_dense_softmax_for_any_words(tiny_config, params) -> None:
+    model = make(tiny_config)
+    features = jax.random.normal(jax.random.key(0), (2, 150, WIDTH))
+    weights = jax.random.normal(jax.random.key(1), (2, 150))
+
+    def adaptive(params: dict, features: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values = nll(model, params, features, targets)
+        return (values * weights).sum(), values
+
+    def dense(params: dict, features: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        picked = jnp.take_along_axis(dense_log_probs(params, features), jnp.maximum(targets, 0)[..., None], -1)[..., 0]
+        values = jnp.where(targets < 0, 0.0, -picked)
+        return (values * weights).sum(), values
+
+    ours, theirs = (jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True)) for f in (adaptive, dense))
+    for name, targets in texts().items():
+        ((_, value), gradient), ((_, expected), expected_gradient) = (
+            f(params, features, jnp.asarray(targets)) for f in (ours, theirs)
+        )
+        np.testing.assert_allclose(value, expected, atol=2e-5, err_msg=name)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), gradient, expected_gradient)
+    assert ours._cache_size() == 1, "how many words a tail has must not be part of the program"
+
+
+def test_log_probabilities_of_all_words_sum_to_one(tiny_config, params) -> None:
+    model = make(tiny_config)
+    features = jax.random.normal(jax.random.key(0), (2, 5, WIDTH))
+    log_probs = jax.jit(lambda p: model.apply({"params": p}, method=lambda m: m.vocabulary.logits(features)))(params)
+    np.testing.assert_allclose(jnp.exp(log_probs).sum(-1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(log_probs, dense_log_probs(params, features), atol=2e-5)
+
+
+def test_inputs_are_the_projected_rows_of_their_band(tiny_config, params) -> None:
+    model = make(tiny_config)
+    words = jnp.arange(60)[None]
+    embed = jax.jit(lambda p: model.apply({"params": p}, method=lambda m: m.vocabulary.embed(words)))(params)
+    bands = params["adaptive"]
+    rows = [bands[f"band_{i}"]["embedding"] @ bands[f"band_{i}"]["kernel"] for i in range(3)]
+    np.testing.assert_allclose(embed[0], jnp.concatenate(rows), atol=1e-5)
+
+
+def test_eight_devices_and_one_give_the_same_loss_and_gradient(tiny_config, params) -> None:
+    """With dropout, and with all the words of the last band on one device."""
+    features = jax.random.normal(jax.random.key(0), (8, 20, WIDTH))
+    targets = np.random.default_rng(0).integers(0, 20, (8, 20))
+    targets[3] = 35 + np.arange(20)
+    found = []
+    for devices in (1, 8):
+        sharding = batch_sharding(make_mesh(tiny_config(mesh__data=devices).mesh, jax.devices()[:devices]))
+        model = dataclasses.replace(make(tiny_config, model__softmax_dropout=0.5), activations=sharding)
+
+        def loss(params: dict, features: jax.Array, targets: jax.Array, model: DecoderLM = model) -> jax.Array:
+            return nll(model, params, features, targets, False, {"dropout": jax.random.key(3)}).sum()
+
+        batch = jax.device_put((features, jnp.asarray(targets)), sharding)
+        found.append(jax.jit(jax.value_and_grad(loss))(params, *batch))
+    (alone, gradient), (split, split_gradient) = found
+    np.testing.assert_allclose(split, alone, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), split_gradient, gradient)
+
+
+def test_dropout_acts_on_the_input_and_again_inside_the_tails(tiny_config, params) -> None:
+    """Of one feature, dropout leaves two values; inside a tail it drops from what that becomes."""
+    model = make(tiny_config, model__softmax_dropout=0.5)
+    features = jnp.zeros((2, 64, WIDTH)).at[..., 0].set(1.0)
+    targets = jnp.asarray([[3], [30]]).repeat(64, axis=1)
+    rngs = {"dropout": jax.random.key(0)}
+    dropped = jax.jit(lambda params: nll(model, params, features, targets, deterministic=False, rngs=rngs))(params)
+    of_head, of_tail = (len(np.unique(np.round(row, 4))) for row in dropped)
+    assert of_head == 2
+    assert 4 < of_tail <= 1 + 2**4, "four features in the band"
+
+
+def test_padding_rows_are_no_targets_of_a_tail_in_training_only(tiny_config, params) -> None:
+    """As the paper's code computes its loss: ids 21 and 36 here, 20001 and 60001 there."""
+    model = make(tiny_config, model__padding_rows=True)
+    features = jax.random.normal(jax.random.key(0), (1, 3, WIDTH))
+    targets = jnp.asarray([[21, 22, 36]])
+    run = jax.jit(lambda deterministic: nll(model, params, features, targets, deterministic), static_argnums=0)
+    scored, trained = run(True), run(False)
+    head = jnp.concatenate([params["adaptive"]["band_0"]["embedding"], params["adaptive"]["clusters"].T])
+    of_clusters = -jax.nn.log_softmax(features @ head.T)[0, [0, 2], [20, 21]]
+    np.testing.assert_allclose(trained[0, [0, 2]], of_clusters, rtol=1e-5)
+    np.testing.assert_allclose(trained[0, 1], scored[0, 1], rtol=1e-6)
+    assert (scored[0, [0, 2]] > of_clusters).all()
+
+
+def test_the_loss_of_the_papers_vocabulary_needs_a_chunk_of_memory() -> None:
+    """All logits of 2,048 tokens over the last band alone would be 1.7 GB, and their gradient as much again."""
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((207_744, 64), (1, 2048, 64))]
+    targets = jax.ShapeDtypeStruct((1, 2048), jnp.int32)
+
+    def loss(embedding: jax.Array, features: jax.Array, targets: jax.Array) -> jax.Array:
+        return selected_token_nll(embedding, features, targets, chunk_rows=128).sum()
+
+    memory = jax.jit(jax.grad(loss, (0, 1))).lower(*shapes, targets).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 500e6, "logits of 128 tokens are 106 MB, the gradient of the embedding 53 MB"
+
+
+def test_the_papers_model_has_its_number_of_parameters() -> None:
+    model = build_model(wikitext103.get_config(), 267_744)
+    assert count_parameters(model) == 246_933_504
+
+
+@pytest.mark.parametrize(
+    ("bands", "message"),
+    [
+        (Bands((40, 20), 4), "model.cutoffs=40:20 must ascend"),
+        (Bands((20, 60), 4), "below the 60 tokens of the vocabulary"),
+        (Bands((), 4), "must ascend"),
+        (Bands((20, 35), 8), "leaves band 2 of model.cutoffs=20:35 no feature of model.width=16"),
+    ],
+)
+def test_bands_that_do_not_fit_are_refused(bands: Bands, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bands.check(VOCABULARY, WIDTH)
