@@ -3,6 +3,7 @@
     python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
     python scripts/benchmark.py positions             # tokens/s and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
+    python scripts/benchmark.py evaluate              # windows/s of sliding windows
     python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
 
 Each contender lives in a process of its own. In every round each is timed in turn while
@@ -19,12 +20,13 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, training
+from benchmarks import adaptive, attention, evaluate, training
 
 COMMANDS = {
     "train": ("the training step, against PyTorch", training.add_train_arguments),
     "positions": ("the position methods, against each other", training.add_positions_arguments),
     "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
+    "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),
     "adaptive": ("adaptive embeddings: training, and the loss against a dense softmax", adaptive.add_arguments),
 }
 
@@ -44,9 +46,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (text, add_arguments) in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
-        add_arguments(command)
+from benchmarks import adaptive, attention, evaluate, training
         command.add_argument("--rounds", type=int, default=7, help="at least 5 for figures to be told")
         command.add_argument("--json", help="file to write the rows to")
     return parser
