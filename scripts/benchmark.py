@@ -46,7 +46,9 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-from benchmarks import adaptive, attention, evaluate, training
+    for name, (text, add_arguments) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        add_arguments(command)
         command.add_argument("--rounds", type=int, default=7, help="at least 5 for figures to be told")
         command.add_argument("--json", help="file to write the rows to")
     return parser
