@@ -77,11 +77,25 @@ def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:
 
 def _parse(argv: list[str]) -> list[str]:
     try:
-        return flags.FLAGS(argv)
+        return flags.FLAGS(_with_position_options(argv))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         unknown_key = "unknown config key: " if isinstance(error, AttributeError | KeyError) else ""
         print(f"error: {unknown_key}{_last_cause(str(error))}", file=sys.stderr)
         sys.exit(1)
+
+
+def _with_position_options(argv: list[str]) -> list[str]:
+    """Moves --config.position_options.KEY=VALUE behind the colon of --config.
+
+    A config file doesn't know which options the methods have, so these flags have no key to override.
+    """
+    moved = [word for word in argv if re.match(r"--?config\.position_options\.\w+=", word)]
+    files = [word for word in argv if re.match(r"--?config=", word)]
+    if not moved or not files:
+        return argv
+    options = ",".join(word.partition("config.")[2] for word in moved)
+    whole = files[-1] + ("," if ":" in files[-1] else ":") + options
+    return [whole if word is files[-1] else word for word in argv if word not in moved]
 
 
 def _last_cause(message: str) -> str:

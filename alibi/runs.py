@@ -29,6 +29,11 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        if "://" in str(path):
+            raise ValueError(
+                f"work directory {path} is an address; a directory is needed, whose files can be locked and appended "
+                "to. Mount the bucket (gcsfuse for gs://, on every host) and give the path of the mount"
+            )
         self.path = pathlib.Path(path).expanduser().absolute()
 
     @property

@@ -16,7 +16,7 @@ SCRIPTS = pathlib.Path(__file__).resolve().parent.parent / "scripts"
 def scripts(monkeypatch):
     """The benchmark's modules, as the script itself imports them."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    names = ("benchmark_attention_contenders", "benchmark_attention")
+    names = ("benchmarks.attention_contenders", "benchmarks.attention")
     return [importlib.import_module(name) for name in names]
 
 

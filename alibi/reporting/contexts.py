@@ -5,17 +5,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from alibi.reporting.plots import COLOURS, DASHES, DOTS_PER_INCH, FONT_SIZE, MARKERS
+from alibi.reporting.plots import COLOURS, DOTS_PER_INCH, FONT_SIZE, MARKERS
 
 Row = Mapping[str, Any]
 
 
 def draw_by_context(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """Writes a PNG of the `by_context` rows: a line for each run, length and stride.
+    """Writes a PNG of the `by_context` rows: a line for each run and length of blocks.
+
+    Of a sliding window, in which all tokens but a text's first have nearly the same
+    context, the level of its last range is drawn across.
 
     Raises:
       ValueError: there is none of them.
@@ -30,19 +34,7 @@ def draw_by_context(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         figure = Figure(figsize=(10, 6), facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        runs = {run: number for number, run in enumerate(dict.fromkeys(run for run, _, _ in lines))}
-        for number, ((run, length, stride), cells) in enumerate(sorted(lines.items())):
-            name = f"L = {length:,}" + ("" if stride == length else f", stride {stride:,}")
-            axes.plot(
-                [row["context_to"] for row in cells],
-                [row["nll_nats"] / row["tokens"] for row in cells],
-                label=name if len(runs) == 1 else f"{run}, {name}",
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
-                ls=DASHES[runs[run] % len(DASHES)],
-                linewidth=2.5,
-                markersize=8,
-            )
+        _draw_lines(axes, lines)
         ends = sorted({row["context_to"] for cells in lines.values() for row in cells})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ends, [f"{end:,}" for end in ends], rotation=60 if len(ends) > 8 else 0)
@@ -53,3 +45,16 @@ def draw_by_context(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend()
         figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
+
+
+def _draw_lines(axes: Axes, lines: Mapping[tuple, Sequence[Row]]) -> None:
+    runs = {run for run, _, _ in lines}
+    for number, ((run, length, stride), cells) in enumerate(sorted(lines.items())):
+        name = f"L = {length:,}" + ("" if stride == length else f", stride {stride:,}")
+        label = name if len(runs) == 1 else f"{run}, {name}"
+        colour, means = COLOURS[number % len(COLOURS)], [row["nll_nats"] / row["tokens"] for row in cells]
+        if stride < length:
+            axes.axhline(means[-1], label=label, color=colour, ls="--", linewidth=2)
+        else:
+            marker, ends = MARKERS[number % len(MARKERS)], [row["context_to"] for row in cells]
+            axes.plot(ends, means, label=label, color=colour, marker=marker, linewidth=2.5, markersize=8)

@@ -57,6 +57,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     check_config(config, mesh)
     on_first_host(lambda: run.check(config))
     files = prepare_files(config.data)
+    build_model(config, files["train"].manifest.vocab_size)  # raises if adaptive bands don't fit the dictionary
     batches = TrainBatches(
         files["train"].tokens,
         length=config.train_length,

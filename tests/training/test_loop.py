@@ -231,6 +231,11 @@ def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> N
         ({"model__attention": "flash"}, "model.attention='flash' is unknown"),
         ({"model__num_layers": 0}, "model.num_layers=0 must be at least 1"),
         ({"model__dropout": 1.5}, "model.dropout=1.5 must be a rate"),
+        ({"model__softmax_dropout": 1.0}, "model.softmax_dropout=1.0 must be a rate"),
+        ({"model__norm_epsilon": 0.0}, "model.norm_epsilon=0.0 must be above 0"),
+        ({"model__embedding": "adaptive", "model__cutoffs": (4, 400)}, "below the 256 tokens of the vocabulary"),
+        ({"model__embedding": "adaptive", "model__adaptive_factor": 8}, "no feature of model.width=16"),
+        ({"train__max_device_tokens": -1}, "train.max_device_tokens=-1 must be at least 0"),
         ({"log__every_steps": 0}, "log.every_steps=0 must be at least 1"),
         ({"eval__max_tokens": 0}, "eval.max_tokens=0 must be positive"),
         ({"position_options__slopes": "foo"}, "slope convention 'foo' is unknown"),
@@ -250,3 +255,8 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="can't be written"):
         loop.train(tiny_config(), str(tmp_path / "file" / "run"))
+
+
+def test_an_address_is_no_work_directory(tiny_config) -> None:
+    with pytest.raises(ValueError, match=r"gs://bucket/run is an address.*Mount the bucket"):
+        loop.train(tiny_config(), "gs://bucket/run")

@@ -1,11 +1,9 @@
-"""What scripts/benchmark.py measures: steps that run, when told to, in processes of their own."""
+"""What the benchmarks time: steps that run, when told to, in processes of their own."""
 
 import dataclasses
-import importlib.util
 import multiprocessing
 import multiprocessing.connection
 import os
-import pathlib
 import resource
 import sys
 import time
@@ -14,12 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import ml_collections
-import numpy as np
-
 from alibi.host_memory import keep_freed_memory
 
-VOCABULARY = 256  # bytes
 STOP_SECONDS = 3.0  # that an idle process may take to end
 MATMUL_SIZE = 2048  # rows and columns of the product that gives the machine's float32 peak
 
@@ -45,6 +39,10 @@ class Contender:
 
     build: Callable[..., Step]
     arguments: tuple[Any, ...] = ()
+
+    def shortage(self) -> str:
+        """Why it should not be started; empty if it can be."""
+        return ""
 
     def start(self) -> "Process":
         return Process(self)
@@ -117,7 +115,7 @@ def _serve(connection: multiprocessing.connection.Connection, contender: Contend
             if step is None:
                 step, answer = contender.prepare()
             elif question == "memory":
-                answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+                answer = peak_memory()
             else:
                 part, steps = question
                 answer = seconds_of(getattr(step, part), steps)
@@ -128,85 +126,20 @@ def _serve(connection: multiprocessing.connection.Connection, contender: Contend
         connection.send(answer)
 
 
+def peak_memory() -> int:
+    """Most bytes that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def seconds_of(run: Callable[[int], None], steps: int) -> float:
     start = time.perf_counter()
     run(steps)
     return time.perf_counter() - start
 
 
-def project_contender(config: ml_collections.ConfigDict) -> Contender:
-    """This project's own model and jitted training step, as train.py builds them."""
-    return Contender(_project_step, (config,))
-
-
-def torch_contender(config: ml_collections.ConfigDict, *, compiled: bool) -> Contender:
-    """The same model, optimizer and batch in PyTorch.
-
-    Raises:
-      ValueError: PyTorch is not installed.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise ValueError("--peer=torch needs PyTorch, which is not installed; run: pip install torch==2.13.0")
-    return Contender(_torch_step, (config, compiled))
-
-
 def matmul_contender() -> Contender:
     """A large float32 matrix product: what the machine can do."""
     return Contender(_matmul_step)
-
-
-def model_flops_per_token(config: ml_collections.ConfigDict) -> float:
-    """Floating-point operations that a training step needs for one token, however it is computed.
-
-    Six for each weight of a matrix (two forward, four backward), and as many for each
-    pair of a query and a key that it sees, per feature of queries and of values.
-    """
-    model = config.model
-    weights = model.num_layers * (4 * model.width**2 + 2 * model.width * model.feed_forward)
-    pairs = (config.train_length + 1) / 2
-    return 6.0 * (weights + VOCABULARY * model.width + 2 * model.num_layers * model.width * pairs)
-
-
-def _project_step(config: ml_collections.ConfigDict) -> Step:
-    import jax
-
-    from alibi.model import build_model
-    from alibi.training.optimizer import make_optimizer, make_schedule
-    from alibi.training.sharding import batch_sharding, make_mesh
-    from alibi.training.state import abstract_state, initial_state
-    from alibi.training.step import make_train_step
-
-    mesh = make_mesh(config.mesh)
-    model = build_model(config, VOCABULARY, activations=batch_sharding(mesh))
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
-    schedule = make_schedule(config.optimizer, config.train.steps)
-    train_step = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
-    inputs, targets = (jax.device_put(x[None], batch_sharding(mesh, leading=1)) for x in _batch(config))
-    state = initial_state(model, optimizer, mesh, config.seed)
-    compiled = train_step.lower(state, inputs, targets).compile()
-
-    def run(steps: int) -> None:
-        nonlocal state
-        for _ in range(steps):
-            state, metrics = compiled(state, inputs, targets)
-        jax.block_until_ready(metrics)
-
-    memory = compiled.memory_analysis()
-    return Step(run, memory_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else None)
-
-
-def _torch_step(config: ml_collections.ConfigDict, compiled: bool) -> Step:
-    from benchmark_torch import make_train_step
-
-    train_step = make_train_step(config, VOCABULARY, _batch(config), compiled=compiled)
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            loss = train_step()
-        loss.item()
-
-    return Step(run)
 
 
 def _matmul_step() -> Step:
@@ -221,14 +154,3 @@ def _matmul_step() -> Step:
         result.block_until_ready()
 
     return Step(run, flops=2.0 * MATMUL_SIZE**3)
-
-
-def _batch(config: ml_collections.ConfigDict) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets `[batch, length]`, random."""
-    shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
-    inputs, targets = np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32)
-    return inputs, targets
-
-
-# The processes are started with only scripts/ on their path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))

@@ -1,19 +1,19 @@
 """`scripts/benchmark.py attention`: times attention alone, at several lengths, against Flax and PyTorch."""
 
+import argparse
 import dataclasses
-import statistics
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from benchmark_attention_contenders import (
+from alibi.attention.backends import BACKENDS
+from benchmarks.attention_contenders import (
     AttentionContender,
     Shape,
     flax_attention,
     project_attention,
     torch_attention,
 )
-from benchmark_contenders import Contender, Process, matmul_contender
+from benchmarks.rounds import Runner, about, known, print_table, run_rounds, text
 
 TURN_SECONDS = 0.5  # of one pass of one contender in one round, but at least one call
 LONG, LONG_ROUNDS = 16384, 3  # from this length on, at most so many rounds
@@ -28,6 +28,41 @@ PEERS = {
     },
     "flax": {"Flax, dense bias": flax_attention},
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lengths", default="1024,4096,16384", help="tokens of a sequence, comma-separated")
+    parser.add_argument("--peer", default="none", help=f"some of {', '.join(PEERS)}; or none")
+    parser.add_argument("--backends", default="auto", help=f"some of auto, {', '.join(BACKENDS)}")
+    parser.add_argument("--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none")
+    for name, value in (("batch", 1), ("heads", 8), ("head_dim", 64)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.set_defaults(command=compare)
+
+
+def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time, memory and share of the peak of attention alone, at each length, and of the peers'.
+
+    Queries, keys and values are normal; how much can be skipped depends on their norms.
+    """
+    if arguments.heads < 1 or arguments.heads & (arguments.heads - 1):
+        raise ValueError(f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree")
+    backends = [known(name, ["auto", *BACKENDS], "attention backend") for name in arguments.backends.split(",")]
+    epsilons = [None if epsilon.lower() == "none" else float(epsilon) for epsilon in arguments.skip_epsilon.split(",")]
+    peers = [known(name, PEERS, "peer") for name in arguments.peer.split(",") if name != "none"]
+    rows = []
+    for length in map(int, arguments.lengths.split(",")):
+        shape = Shape(length, arguments.batch, arguments.heads, arguments.head_dim, arguments.dtype)
+        rounds = arguments.rounds
+        if length >= LONG:
+            rounds = min(rounds, LONG_ROUNDS)
+        entrants, theirs = contenders(shape, backends, epsilons, peers)
+        measured = measure(shape, entrants, theirs, rounds)
+        measured = [{"benchmark": "attention", **row, **about(rounds)} for row in measured]
+        print_rows(measured)
+        rows += measured
+    return rows
 
 
 def contenders(
@@ -45,80 +80,9 @@ def contenders(
     return {**ours, **theirs}, list(theirs)
 
 
-@dataclasses.dataclass
-class Runner:
-    """A contender that is measured, or the reason why it is not (any more)."""
-
-    contender: Contender
-    process: Process | None = None
-    answer: dict[str, Any] = dataclasses.field(default_factory=dict)
-    calls: dict[str, int] = dataclasses.field(default_factory=dict)
-    seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    failed: str | None = None
-
-    def prepare(self) -> None:
-        if isinstance(self.contender, AttentionContender) and (shortage := self.contender.shortage()):
-            self.failed = shortage
-            return
-        self.process = self.contender.start()
-        with _Failing(self):
-            self.answer = self.process.prepare()
-            part_seconds = self.answer.get("part_seconds") or {"run": self.answer["step_seconds"]}
-            self.calls = {part: max(1, round(TURN_SECONDS / seconds)) for part, seconds in part_seconds.items()}
-            self.seconds = {part: [] for part in self.calls}
-
-    def turn(self) -> None:
-        """Times each part once."""
-        if self.failed is None:
-            with _Failing(self):
-                for part, calls in self.calls.items():
-                    self.seconds[part].append(self.process.run(calls, part) / calls)
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.stop()
-            self.process = None
-
-    def median(self, part: str) -> float | None:
-        return statistics.median(self.seconds[part]) if self.failed is None and part in self.seconds else None
-
-
-@dataclasses.dataclass
-class _Failing:
-    """Turns the failure of a runner's process into its reason, and frees its memory for the others."""
-
-    runner: Runner
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, RuntimeError):
-            return False
-        self.runner.failed = str(error).strip().splitlines()[-1]
-        self.runner.stop()
-        return True
-
-
 def measure(shape: Shape, entrants: dict[str, AttentionContender], peers: list[str], rounds: int) -> list[dict]:
     """Rows of the contenders: medians over `rounds` rounds in which each is timed in turn."""
-    runners = {"matmul": Runner(matmul_contender())} | {name: Runner(entrant) for name, entrant in entrants.items()}
-    try:
-        for name, runner in runners.items():  # one at a time: their compilations would slow each other down
-            _progress(f"L={shape.length}: preparing {name}")
-            runner.prepare()
-        for number in range(rounds):
-            _progress(f"L={shape.length}: round {number + 1} of {rounds}")
-            for runner in runners.values():
-                runner.turn()
-        _progress("")
-    finally:
-        for runner in runners.values():
-            runner.stop()
-    matmul = runners.pop("matmul")
-    if matmul.failed:
-        raise RuntimeError(f"the matrix product, which gives the peak, was not measured: {matmul.failed}")
-    peak = matmul.answer["flops"] / matmul.median("run")
+    runners, peak = run_rounds(entrants, rounds, turn_seconds=TURN_SECONDS, title=f"L={shape.length}")
     return [
         {**_row(name, runner, shape, peak), **_ratios(runner, {peer: runners[peer] for peer in peers})}
         for name, runner in runners.items()
@@ -177,34 +141,15 @@ def _cells(row: dict[str, Any], peers: list[str]) -> Iterator[str]:
         yield "could not run"
         yield from ["-"] * (5 + len(peers))
         return
-    yield _text(row["forward_seconds"], ",.2f", 1e3)
-    yield "no backward" if row["no_backward"] else _text(row["both_seconds"], ",.2f", 1e3)
+    yield text(row["forward_seconds"], ",.2f", 1e3)
+    yield "no backward" if row["no_backward"] else text(row["both_seconds"], ",.2f", 1e3)
     yield _pair(row["forward_share_of_matmul_peak"], row["both_share_of_matmul_peak"])
-    yield _text(row["first_call_seconds"], ".1f")
-    yield _text(row["memory_bytes"], ",.0f", 1e-6)
-    yield _text(row["compiler_bytes"], ",.0f", 1e-6)
+    yield text(row["first_call_seconds"], ".1f")
+    yield text(row["memory_bytes"], ",.0f", 1e-6)
+    yield text(row["compiler_bytes"], ",.0f", 1e-6)
     for peer in peers:
         yield _pair(row["forward_of_peers"][peer], row["both_of_peers"][peer])
 
 
-def print_table(titles: list[str], rows: list[list[str]]) -> None:
-    """A Markdown table, the first column aligned left."""
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    for cells in (titles, *rows):
-        aligned = [cells[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)]
-        print(f"| {' | '.join(aligned)} |")
-        if cells is titles:
-            print("|:" + "|".join([f"{'-' * (widths[0])}-"] + [f"{'-' * (w + 1)}:" for w in widths[1:]]) + "|")
-    sys.stdout.flush()
-
-
 def _pair(forward: float | None, both: float | None) -> str:
-    return "-" if forward is None and both is None else f"{_text(forward, '.2f')}/{_text(both, '.2f')}"
-
-
-def _text(value: float | None, form: str, factor: float = 1.0) -> str:
-    return "-" if value is None else format(value * factor, form)
-
-
-def _progress(text: str) -> None:
-    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    return "-" if forward is None and both is None else f"{text(forward, '.2f')}/{text(both, '.2f')}"

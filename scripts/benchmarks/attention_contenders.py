@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from benchmark_contenders import Contender, Step, seconds_of
+
+from benchmarks.processes import Contender, Step, seconds_of
 
 SHORT_SECONDS = 0.25  # a first warm call that took less is timed again
 
@@ -101,7 +102,7 @@ def flax_attention(shape: Shape) -> AttentionContender:
 
 
 def torch_attention(shape: Shape, kind: str) -> AttentionContender:
-    """PyTorch's, of a kind that `benchmark_torch.ATTENTION` has.
+    """PyTorch's, of a kind that `benchmarks.torch_peers.ATTENTION` has.
 
     Raises:
       ValueError: PyTorch is not installed.
@@ -213,7 +214,8 @@ def _jax_step(shape: Shape, attention: Callable, *held: Any) -> AttentionStep:
 
 def _torch_step(shape: Shape, kind: str) -> AttentionStep:
     import torch
-    from benchmark_torch import ATTENTION
+
+    from benchmarks.torch_peers import ATTENTION
 
     arrays = torch.from_numpy(_arrays(shape)).transpose(2, 3).to(getattr(torch, shape.dtype)).contiguous()
     cotangent, inputs = arrays[3], [x.clone().requires_grad_() for x in arrays[:3]]

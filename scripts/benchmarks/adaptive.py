@@ -2,24 +2,23 @@
 
 import argparse
 import functools
-import resource
-import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import ml_collections
 import numpy as np
-from benchmark_contenders import Contender, Step, matmul_contender
 
+from benchmarks.processes import Contender, Step, peak_memory
+from benchmarks.rounds import about, print_table, run_rounds, text
+from benchmarks.training_contenders import training_step
 from configs import wikitext2, wikitext103
 
-ROUND_SECONDS = 1.5  # of one contender in one round
+TURN_SECONDS = 1.5  # of one contender in one round
 VOCABULARY, CUTOFFS = 13_792, "2000:6000"  # of the small model
 PAPER_VOCABULARY = 267_744
 PAPER_MICRO_TOKENS = 1_024
-BATCH_TOKENS = 2_048
+BATCH_TOKENS = 4_096  # as in configs/wikitext2.py
 
 
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -31,18 +30,33 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "training step, adaptive": Contender(_train_step, (config, VOCABULARY)),
         "loss alone, adaptive": Contender(_loss, (config, VOCABULARY)),
         "loss alone, dense": Contender(_loss, (_tied(config), VOCABULARY)),
-        "matmul": matmul_contender(),
     }
-    rows = _measure(contenders, arguments.rounds)
+    runners, peak = run_rounds(contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title="adaptive")
+    rows = [
+        {
+            "benchmark": "adaptive",
+            "contender": name,
+            "failed": runner.failed,
+            "step_seconds": runner.median("run"),
+            "words_per_second": runner.median("run") and BATCH_TOKENS / runner.median("run"),
+            "matmul_gflops": peak / 1e9,
+            **about(arguments.rounds),
+        }
+        for name, runner in runners.items()
+    ]
     model = config.model
     print(
         f"{model.num_layers} layers, width {model.width}, {VOCABULARY:,} words, cutoffs {CUTOFFS}, "
         f"L={config.train_length}, {BATCH_TOKENS:,} words a step, float32, {config.position}; "
-        f"matmul {rows[-1]['gflops']:.0f} GFLOP/s; medians of {arguments.rounds} rounds\n"
+        f"matmul {peak / 1e9:.0f} GFLOP/s; medians of {arguments.rounds} rounds\n"
     )
-    print("| | words/s | ms a step |\n|:--|--:|--:|")
-    for row in rows[:-1]:
-        print(f"| {row['contender']} | {row['words_per_second']:,.0f} | {1e3 * row['step_seconds']:.1f} |")
+    print_table(
+        ["", "words/s", "ms a step"],
+        [
+            [row["contender"], text(row["words_per_second"], ",.0f"), text(row["step_seconds"], ".1f", 1e3)]
+            for row in rows
+        ],
+    )
     return rows
 
 
@@ -51,32 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", choices=("small", "paper"), default="small", help="paper: one step of 247M parameters"
     )
     parser.set_defaults(command=compare)
-
-
-def _measure(contenders: dict[str, Contender], rounds: int) -> list[dict[str, Any]]:
-    """A row for each contender: the median over rounds in which each is timed in turn."""
-    processes = {name: contender.start() for name, contender in contenders.items()}
-    try:
-        ready = {name: process.prepare() for name, process in processes.items()}
-        steps = {name: max(1, round(ROUND_SECONDS / ready[name]["step_seconds"])) for name in processes}
-        seconds: dict[str, list[float]] = {name: [] for name in processes}
-        for _ in range(rounds):
-            for name, process in processes.items():
-                seconds[name].append(process.run(steps[name]) / steps[name])
-    finally:
-        for process in processes.values():
-            process.stop()
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return [
-        {
-            "benchmark": "adaptive",
-            "contender": name,
-            "step_seconds": median,
-            "words_per_second": BATCH_TOKENS / median,
-            "gflops": (ready[name]["flops"] or 0.0) / median / 1e9,
-        }
-        for name, median in medians.items()
-    ]
 
 
 def _paper_step() -> dict[str, Any]:
@@ -91,8 +79,7 @@ def _paper_step() -> dict[str, Any]:
         "contender": "one step of 247M parameters",
         "prepare_seconds": ready - start,
         "step_seconds": time.perf_counter() - ready,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        * (1 if sys.platform == "darwin" else 1024),
+        "peak_memory_bytes": peak_memory(),
         "step_memory_bytes": step.memory_bytes,
     }
     print(
@@ -115,34 +102,9 @@ def _words(vocab_size: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _train_step(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
-    import jax
-
-    from alibi.model import build_model
-    from alibi.training.optimizer import make_optimizer
-    from alibi.training.setup import micro_batches
-    from alibi.training.sharding import batch_sharding, make_mesh
-    from alibi.training.state import abstract_state, initial_state
-    from alibi.training.step import make_train_step
-
-    mesh = make_mesh(config.mesh, jax.devices()[:1])
-    model = build_model(config, vocab_size, activations=batch_sharding(mesh))
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
-    train_step = make_train_step(model, optimizer, config.seed, state_shardings=shardings)
-    shape = (2, micro_batches(config, 1), -1, config.train_length)
-    words = _words(vocab_size, (2, config.train.batch_tokens)).reshape(shape)
-    inputs, targets = (jax.device_put(x, batch_sharding(mesh, leading=1)) for x in words)
-    state = initial_state(model, optimizer, mesh, config.seed)
-    compiled = train_step.lower(state, inputs, targets).compile()
-
-    def run(steps: int) -> None:
-        nonlocal state
-        for _ in range(steps):
-            state, metrics = compiled(state, inputs, targets)
-        jax.block_until_ready(metrics)
-
-    memory = compiled.memory_analysis()
-    return Step(run, memory_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else None)
+    shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
+    inputs, targets = _words(vocab_size, shape)
+    return training_step(config, vocab_size, (inputs, targets))
 
 
 def _loss(config: ml_collections.ConfigDict, vocab_size: int) -> Step:

@@ -1,0 +1,132 @@
+"""`scripts/benchmark.py evaluate`: sliding windows of the paper's small model or of a work directory.
+
+A measured pass is the evaluator's own, from tokens to each one's NLL on the host.
+"""
+
+import argparse
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from alibi.runs import RunDirectory
+from benchmarks.processes import Contender, Step
+from benchmarks.rounds import about, print_table, run_rounds, text
+from configs import wikitext103
+
+VOCABULARY = 13_792
+TURN_SECONDS = 3.0  # of one contender in one round
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workdir", default="", help="a run to measure, in place of the small model")
+    parser.add_argument("--length", type=int, default=64, help="inputs of a window")
+    parser.add_argument("--stride", type=int, default=1, help="tokens that each window scores")
+    parser.add_argument("--tokens", type=int, default=8192, help="of the text")
+    parser.add_argument("--batch_tokens", default="4096,16384", help="inputs of a batch, comma-separated")
+    parser.set_defaults(command=compare)
+
+
+def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of each token budget: medians over the rounds."""
+    length, stride, tokens = arguments.length, arguments.stride, arguments.tokens
+    budgets = [int(budget) for budget in arguments.batch_tokens.split(",")]
+    contenders = {
+        f"{budget:,} inputs a batch": Contender(_pass_over_text, (arguments.workdir, budget, length, stride, tokens))
+        for budget in budgets
+    }
+    runners, peak = run_rounds(contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title="evaluation")
+    config = RunDirectory(arguments.workdir).config() if arguments.workdir else small_config()
+    rows = []
+    for (name, runner), budget in zip(runners.items(), budgets, strict=True):
+        seconds = runner.median("run")
+        rate = seconds and -(-tokens // stride) / seconds
+        rows.append(
+            {
+                "benchmark": "evaluate",
+                "contender": name,
+                "failed": runner.failed,
+                "length": length,
+                "stride": stride,
+                "tokens": tokens,
+                "batch_tokens": budget,
+                "seconds": runner.seconds.get("run"),
+                "windows_per_second": rate,
+                "tokens_per_second": rate and rate * stride,
+                "matmul_gflops": peak / 1e9,
+                "share_of_matmul_peak": rate and rate * window_flops(config, length, stride) / peak,
+                **about(arguments.rounds),
+            }
+        )
+    _print_rows(rows)
+    return rows
+
+
+def small_config() -> ConfigDict:
+    """4 layers of width 64, 8 heads, adaptive cutoffs 2,000 and 6,000, L = 64."""
+    config = wikitext103.get_config("length=64,model.cutoffs=2000:6000")
+    config.model.update(num_layers=4, width=64, num_heads=8, feed_forward=256)
+    return config
+
+
+def window_flops(config: ConfigDict, length: int, stride: int) -> float:
+    """Multiplications and additions of the products that a window needs: the last layer's queries are `stride`.
+
+    Attention is counted for the causal half, the softmax for the head alone.
+    """
+    model = config.model
+    width, hidden = model.width, model.feed_forward
+    of_token = 2 * (4 * width**2 + 2 * width * hidden)  # queries, keys, values, out, and the feed-forward layer
+    whole = length * of_token + 2 * width * length * (length + 1)
+    last = length * 2 * 2 * width**2 + stride * (of_token - 2 * 2 * width**2) + 4 * width * stride * length
+    head = model.cutoffs[0] + len(model.cutoffs) if model.embedding == "adaptive" else VOCABULARY
+    return (model.num_layers - 1) * whole + last + 2 * stride * width * head
+
+
+def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tokens: int) -> Step:
+    """The run in `workdir`, or the small model with initial parameters, whose speed is the same."""
+    import jax
+    import jax.numpy as jnp
+
+    from alibi.evaluation.perplexity import Scorer, model_nll
+    from alibi.model import build_model
+    from alibi.trained import TrainedRun
+
+    if workdir:
+        run = TrainedRun(workdir, batch_tokens=budget)
+        scorer, params, vocab_size = run.scorer, run.params, run.tokenizer.vocab_size
+    else:
+        model, vocab_size = build_model(small_config(), VOCABULARY), VOCABULARY
+        params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+        scorer = Scorer(model_nll(model), boundary_id=2, batch_tokens=budget)
+    tokens = np.random.default_rng(0).integers(4, vocab_size, num_tokens).astype(np.int32)
+
+    def score(passes: int) -> None:
+        for _ in range(passes):
+            scorer.score(params, tokens, length, stride)
+
+    return Step(score)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    first = rows[0]
+    print(
+        f"L={first['length']:,}, stride {first['stride']:,}, {first['tokens']:,} tokens; {first['machine']['cpu']}, "
+        f"{first['machine']['cores']} cores, {first['date']}; float32 matmul peak {first['matmul_gflops']:.0f} "
+        f"GFLOP/s; medians of {first['rounds']} rounds\n"
+    )
+    print_table(
+        ["", "windows/s", "tokens/s", "share of peak"],
+        [
+            [
+                row["contender"],
+                text(row["windows_per_second"], ",.0f"),
+                text(row["tokens_per_second"], ",.0f"),
+                text(row["share_of_matmul_peak"], ".2f"),
+            ]
+            for row in rows
+        ],
+    )
+    for row in rows:
+        if row["failed"]:
+            print(f"{row['contender']} could not run: {row['failed']}")

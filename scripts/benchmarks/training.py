@@ -1,0 +1,127 @@
+"""`scripts/benchmark.py train` and `positions`: training steps, against PyTorch and between the position methods."""
+
+import argparse
+from typing import Any
+
+from alibi.positions import METHODS
+from benchmarks.processes import Contender
+from benchmarks.rounds import about, known, print_table, run_rounds, text
+from benchmarks.training_contenders import (
+    VOCABULARY,
+    model_flops_per_token,
+    project_contender,
+    torch_contender,
+)
+from configs import base, quickstart
+
+TURN_SECONDS = 1.5  # of one contender in one round
+
+SHAPES = {
+    "quickstart": quickstart.get_config,
+    "wide": lambda arg: base.get_config(
+        "model.num_layers=6,model.width=512,model.num_heads=8,model.feed_forward=2048,length=512," + arg
+    ),
+}
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--peer", choices=("torch", "none"), default="none", help="whom to compare with")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
+    parser.set_defaults(command=compare_training)
+
+
+def add_positions_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--positions", default=",".join(METHODS), help="methods, comma-separated")
+    parser.add_argument("--length", type=int, default=128, help="tokens of a sequence")
+    parser.set_defaults(command=compare_positions)
+
+
+def compare_training(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """tokens/s of this project's step, and of PyTorch's eager and compiled, at each shape."""
+    rows = []
+    for shape in arguments.shapes.split(","):
+        config = SHAPES[known(shape, SHAPES, "shape")]("")
+        contenders = {"alibi (JAX)": project_contender(config)}
+        if arguments.peer == "torch":
+            for mode in ("eager", "compiled"):
+                contenders[f"PyTorch {mode}"] = torch_contender(config, compiled=mode == "compiled")
+        model = config.model
+        print(
+            f"\n{shape}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, feed-forward "
+            f"{model.feed_forward}, {VOCABULARY} tokens of vocabulary, L={config.train_length}, "
+            f"{config.train.batch_tokens} tokens a step, float32, {config.position}"
+        )
+        measured = _measure(contenders, arguments.rounds, config.train.batch_tokens, model_flops_per_token(config))
+        peers = [row["tokens_per_second"] for row in measured[1:] if not row["failed"]]
+        for row in measured:
+            row["of_best_peer"] = row["tokens_per_second"] / max(peers) if peers and not row["failed"] else None
+        rows += [{"benchmark": "train", "shape": shape, **row} for row in measured]
+        _print_rows(measured, "of_best_peer", "x best peer")
+    return rows
+
+
+def compare_positions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """tokens/s and memory of each position method in the quickstart's model."""
+    contenders = {}
+    config = quickstart.get_config(f"length={arguments.length}")
+    for name in arguments.positions.split(","):
+        position = known(name, METHODS, "position method")
+        contenders[name] = project_contender(quickstart.get_config(f"position={position},length={arguments.length}"))
+    print(f"\nthe quickstart's model at L={arguments.length}, {config.train.batch_tokens} tokens a step")
+    measured = _measure(contenders, arguments.rounds, config.train.batch_tokens, model_flops_per_token(config))
+    reference = {row["contender"]: row["tokens_per_second"] for row in measured}.get("sinusoidal")
+    for row in measured:
+        row["of_sinusoidal"] = row["tokens_per_second"] / reference if reference and not row["failed"] else None
+    _print_rows(measured, "of_sinusoidal", "x sinusoidal")
+    return [{"benchmark": "positions", "shape": f"quickstart, L={arguments.length}", **row} for row in measured]
+
+
+def _measure(
+    contenders: dict[str, Contender], rounds: int, tokens: int, flops_per_token: float
+) -> list[dict[str, Any]]:
+    """Rows of the contenders: medians over `rounds` rounds in which each is timed in turn."""
+    runners, peak = run_rounds(contenders, rounds, turn_seconds=TURN_SECONDS, title="training steps")
+    rows = []
+    for name, runner in runners.items():
+        seconds = runner.median("run")
+        rows.append(
+            {
+                "contender": name,
+                "failed": runner.failed,
+                "tokens_per_second": seconds and tokens / seconds,
+                "step_seconds": runner.seconds.get("run"),
+                "share_of_matmul_peak": seconds and tokens * flops_per_token / seconds / peak,
+                "matmul_gflops": peak / 1e9,
+                "first_step_seconds": runner.answer.get("first_seconds"),
+                "peak_memory_bytes": runner.peak_memory,
+                "step_memory_bytes": runner.answer.get("step_memory_bytes"),
+                **about(rounds),
+            }
+        )
+    return rows
+
+
+def _print_rows(rows: list[dict[str, Any]], ratio: str, ratio_title: str) -> None:
+    first = rows[0]
+    print(
+        f"{first['machine']['cpu']}, {first['machine']['cores']} cores, {first['date']}; float32 matmul peak "
+        f"{first['matmul_gflops']:.0f} GFLOP/s; medians of {first['rounds']} rounds\n"
+    )
+    print_table(
+        ["", "tokens/s", ratio_title, "share of peak", "first step, s", "process, MB", "a step, MB"],
+        [
+            [
+                row["contender"],
+                text(row["tokens_per_second"], ",.0f"),
+                text(row[ratio], ".2f"),
+                text(row["share_of_matmul_peak"], ".2f"),
+                text(row["first_step_seconds"], ".1f"),
+                text(row["peak_memory_bytes"], ",.0f", 1e-6),
+                text(row["step_memory_bytes"], ",.0f", 1e-6),
+            ]
+            for row in rows
+        ],
+    )
+    for row in rows:
+        if row["failed"]:
+            print(f"{row['contender']} could not run: {row['failed']}")

@@ -1,0 +1,94 @@
+"""The contenders of `scripts/benchmark.py train`, `positions` and `adaptive`: whole training steps."""
+
+import importlib.util
+
+import ml_collections
+import numpy as np
+
+from benchmarks.processes import Contender, Step
+
+VOCABULARY = 256  # bytes
+
+
+def project_contender(config: ml_collections.ConfigDict) -> Contender:
+    """This project's own model and jitted training step, as train.py builds them."""
+    return Contender(_project_step, (config,))
+
+
+def torch_contender(config: ml_collections.ConfigDict, *, compiled: bool) -> Contender:
+    """The same model, optimizer and batch in PyTorch.
+
+    Raises:
+      ValueError: PyTorch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError("--peer=torch needs PyTorch, which is not installed; run: pip install torch==2.13.0")
+    return Contender(_torch_step, (config, compiled))
+
+
+def model_flops_per_token(config: ml_collections.ConfigDict) -> float:
+    """Floating-point operations that a training step needs for one token, however it is computed.
+
+    Six for each weight of a matrix (two forward, four backward), and as many for each
+    pair of a query and a key that it sees, per feature of queries and of values.
+    """
+    model = config.model
+    weights = model.num_layers * (4 * model.width**2 + 2 * model.width * model.feed_forward)
+    pairs = (config.train_length + 1) / 2
+    return 6.0 * (weights + VOCABULARY * model.width + 2 * model.num_layers * model.width * pairs)
+
+
+def _project_step(config: ml_collections.ConfigDict) -> Step:
+    return training_step(config, VOCABULARY, _batch(config))
+
+
+def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tuple[np.ndarray, np.ndarray]) -> Step:
+    """The project's step on one batch of inputs and targets `[batch, length]`, again and again."""
+    import jax
+
+    from alibi.model import build_model
+    from alibi.training.optimizer import make_optimizer, make_schedule
+    from alibi.training.setup import micro_batches
+    from alibi.training.sharding import batch_sharding, batch_shards, make_mesh
+    from alibi.training.state import abstract_state, initial_state
+    from alibi.training.step import make_train_step
+
+    mesh = make_mesh(config.mesh)
+    model = build_model(config, vocab_size, activations=batch_sharding(mesh))
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
+    schedule = make_schedule(config.optimizer, config.train.steps)
+    train_step = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
+    shape = (micro_batches(config, batch_shards(mesh)), -1, config.train_length)
+    inputs, targets = (jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in batch)
+    state = initial_state(model, optimizer, mesh, config.seed)
+    compiled = train_step.lower(state, inputs, targets).compile()
+
+    def run(steps: int) -> None:
+        nonlocal state
+        for _ in range(steps):
+            state, metrics = compiled(state, inputs, targets)
+        jax.block_until_ready(metrics)
+
+    memory = compiled.memory_analysis()
+    return Step(run, memory_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else None)
+
+
+def _torch_step(config: ml_collections.ConfigDict, compiled: bool) -> Step:
+    from benchmarks.torch_peers import make_train_step
+
+    train_step = make_train_step(config, VOCABULARY, _batch(config), compiled=compiled)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            loss = train_step()
+        loss.item()
+
+    return Step(run)
+
+
+def _batch(config: ml_collections.ConfigDict) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets `[batch, length]`, random."""
+    shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
+    inputs, targets = np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32)
+    return inputs, targets
