@@ -4,4 +4,4 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh --test
-exec .venv/bin/python -m pytest -n auto --maxprocesses=4 "$@"
+exec .venv/bin/python -m pytest -n auto --maxprocesses=4 --dist=worksteal "$@"

@@ -103,7 +103,7 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files: dict[str, pathlib.Path]) 
         "lengths": [16],
     }
     sweep.write_text(f"def get_sweep():\n    return {definition!r}\n")
-    command = ("scripts/sweep.py", f"--sweep={sweep}", f"--workdir={workdir}")
+    command = ("scripts/sweep.py", f"--sweep={sweep}", f"--workdir={workdir}", "--jobs=2")
     done = run(files, *command)
     assert done.returncode == 1
     assert [row["run"] for row in rows(workdir)] == ["good"]
