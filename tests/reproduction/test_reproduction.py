@@ -141,7 +141,7 @@ def finish(table, run_name, rows, **status):
     directory.claim(run.config, ByteTokenizer())
     directory.release()
     steps = run.config.train.steps
-    directory.write("provenance.json", {"parameters": 246_933_504, "device_count": 8})
+    directory.write("provenance.json", {"parameters": 246_933_504, "device_count": 8, "cores": 64})
     directory.write_status("finished", step=steps, steps=steps, **({"tokens_per_second": 160_000.0} | status))
     known = {"run": run.name, "step": steps, "config_hash": config_hash(run.config)}
     append_rows(
@@ -153,8 +153,9 @@ def finish(table, run_name, rows, **status):
 def test_results_are_found_by_length_stride_and_split(tmp_path):
     table = Reproduction(7, "paper", tmp_path)
     sliding = {"mode": "sliding", "stride": 512}
-    wrong = [(3072, 99.0, {}), (3072, 98.0, sliding | {"step": 9})]  # of another stride, of a run not at its end
-    rows = [*wrong, (3072, 18.25, sliding), (3072, 19.0, sliding | {"split": "test"})]
+    # Of another stride; of a run not at its end, which doesn't replace the rows before it.
+    stride, early = (3072, 99.0, {}), (3072, 98.0, sliding | {"step": 9})
+    rows = [stride, (3072, 18.25, sliding), (3072, 19.0, sliding | {"split": "test"}), early]
     finish(table, "alibi-L512-seed0", rows)
     finish(table, "t5-L3072-seed0", [(3072, None, sliding | {"error": "out of memory"})])
     found = Results(table).compare()
@@ -169,12 +170,37 @@ def test_results_are_found_by_length_stride_and_split(tmp_path):
 
 def test_speed_and_memory_come_from_the_training(tmp_path):
     table = Reproduction(1, "paper", tmp_path)
-    finish(table, "sinusoidal-L512-seed0", [(512, 20.0, {"tokens_per_second": 90_000.0})], peak_memory_bytes=16e9)
+    speed = {"tokens_per_second": 90_000.0, "device": "TPU v5 lite x4"}
+    finish(table, "sinusoidal-L512-seed0", [(512, 20.0, speed)], peak_memory_bytes=16e9)
     found = Results(table).compare()
-    # Words per second of one of the eight devices, as the paper counts.
-    assert [entry.ours for entry in found.entries[0]] == [20_000.0, 90_000.0, 16e9]
+    # Words per second of one of the eight devices, and of the four that evaluated: the paper's are of one.
+    assert [entry.ours for entry in found.entries[0]] == [20_000.0, 22_500.0, 16e9]
+    assert "trained with 64 CPU cores" in found.caption
+    assert "is marked" not in found.caption  # there are no perplexities
     quantity = table.quantities[0, 0]
     assert (quantity.metric, found.entries[3][0].reference) == (Metric.TRAINING_SPEED, (0, 0))
+
+
+def test_a_small_table_says_what_its_lengths_are(tmp_path):
+    table = Reproduction(7, "small", tmp_path)
+    rows = [(192, 80.0, {"mode": "sliding", "stride": 32, "split": split}) for split in ("valid", "test")]
+    finish(table, "alibi-L32-seed0", rows)
+    found = Results(table).compare()
+    assert found.labels[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
+    for text in ("windows of stride 512 (32)", "split valid and test", "; sliding windows of stride 32;"):
+        assert text in found.caption
+    # 960 is the most that whole sequences of 192 leave of 1,024.
+    assert "updates of 960 tokens at L = 192 and 1,024 tokens at L = 32" in found.caption
+    assert found.caption.endswith("The best perplexity of each column is marked.")
+    assert "the paper's 35 lengths round to 30 here" in Results(Reproduction(2, "small", tmp_path)).compare().caption
+    assert Results(Reproduction(12, "small", tmp_path)).compare().header[-1] == "L_valid = 2048 (128)"
+    assert find_setting("wikitext103", "small").scaled("stride 1, L = 1,024, 1.3B") == "stride 1, L = 1,024 (64), 1.3B"
+
+
+def test_ratios_of_table_12_are_to_the_run_trained_at_the_length(tmp_path):
+    found = Results(Reproduction(12, "paper", tmp_path)).compare()
+    references = [found.labels[entry.reference[0]][0] for entry in found.entries[1] if entry]
+    assert references == [*["Sinusoidal, L_train = 512"] * 4, *(f"Sinusoidal, L_train = {n}" for n in (1024, 2048))]
 
 
 def test_a_run_of_another_config_does_not_count(tmp_path):
@@ -221,7 +247,7 @@ def test_texts_that_must_be_named(tmp_path):
         find_setting("wikitext103", "small").check_files({"train": "a.txt"})
     with pytest.raises(ValueError, match="--train_file=a,b holds a comma"):
         _ = Reproduction(2, "small", tmp_path, files={"train": "a,b"}).sweep
-    named = Reproduction(2, "small", tmp_path, files={"train": "a", "valid": "b", "test": "c"})
-    assert named.sweep.runs[0].config.data.to_dict() | {"corpus": "text", "train": "a", "valid": "b", "test": "c"} == (
-        named.sweep.runs[0].config.data.to_dict()
-    )
+    find_setting("cc100", "small").check_files({"train": "a", "valid": "b"})  # tables 11 and 12 score no test text
+    files = {"train": "a", "valid": "b", "test": "c"}
+    data = Reproduction(2, "small", tmp_path, files=files).sweep.runs[0].config.data
+    assert {key: data[key] for key in ("corpus", *files)} == {"corpus": "text"} | files
