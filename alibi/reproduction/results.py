@@ -35,6 +35,7 @@ class Results:
             tuple(self._entry(row, column, printed) for column, printed in enumerate(cells[labels:]))
             for row, cells in enumerate(paper.rows)
         ]
+        strides = {one.stride(quantity) for quantity in one.quantities.values()}
         return Comparison(
             number=one.number,
             scale=one.setting.scale,
@@ -44,6 +45,7 @@ class Results:
             header=tuple(map(one.setting.scaled, paper.columns[labels:])),
             entries=tuple(entries),
             ratios=one.setting.divisor > 1,
+            stride=strides.pop() if len(strides) == 1 else None,
         )
 
     def rows(self) -> list[Row]:
