@@ -1,6 +1,7 @@
 """The 15 tables as plans: every cell is something that is run or said not to be; commands, costs, results."""
 
 import csv
+import pathlib
 
 import pytest
 
@@ -61,13 +62,16 @@ def test_tables_share_the_runs_of_their_setting(tables):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("number", TABLES)
-def test_commands_give_the_config_that_was_checked(tables, number, scale):
-    for run in tables[number, scale].sweep.runs:
-        flag, *others = run.config_flags()
-        assert not others
+def test_commands_give_each_models_config(tables, number, scale):
+    table = tables[number, scale]
+    steps = load_config(table.setting.config, {}).train.steps
+    for model, run in table.runs.items():
+        (flag,) = run.config_flags()
         told = load_config(flag.removeprefix("--config="), {})
-        assert config_hash(told) == config_hash(run.config)
-        assert run.config.train.batch_tokens % run.config.train_length == 0
+        length = {"paper": model.train_length, "small": model.train_length // 16}[scale]
+        assert (told.position, told.train_length) == (model.position, length)
+        assert told.train.steps == round(model.updates * steps)
+        assert told.train.batch_tokens % length == 0
 
 
 def test_lengths_strides_and_splits(tables):
@@ -99,7 +103,7 @@ def test_equal_training_time_is_fewer_updates_of_a_run_of_its_own(tables):
 def test_costs_of_the_papers_model(tables):
     table = tables[6, "paper"]
     run = next(one for one in table.sweep.runs if one.name == "alibi-L512-seed0")
-    text = describe_text(table.setting, run.config, {"valid"})
+    text = describe_text(table.setting, run.config, {"valid"}, {})
     cost = training_cost(run, text.vocab_size, DEVICES["paper"], 28_300.0)
     # 286,000 updates of 8 x 9,216 tokens at table 1's 28.3k words per second.
     assert (cost.tokens, round(cost.hours)) == (21_086_208_000, 207)
@@ -111,6 +115,18 @@ def test_costs_of_the_papers_model(tables):
     weights = 16 * 12_582_912 + 20_002 * 1_024 + 1_048_576 + 2 * 16 * 1_024 * 3_073 / 2
     assert single.tokens == 217_646
     assert single.flops == pytest.approx(217_646 * 2 * weights, rel=1e-9)
+
+
+def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
+    files = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid", "test")}
+    for split, place in files.items():
+        pathlib.Path(place).write_text(f"a b a {split}\n" * 3)
+    table = Reproduction(6, "paper", tmp_path, files=files, overrides=f"data.cache_dir={tmp_path / 'cache'}")
+    text = describe_text(table.setting, table.sweep.runs[0].config, {"valid"}, files)
+    # Four special entries, a, b and train, padded to 8; three lines of four words and their ends.
+    assert (text.vocab_size, text.tokens) == (8, {"valid": 15})
+    with pytest.raises(ValueError, match="needs --valid_file, --test_file"):
+        describe_text(table.setting, table.sweep.runs[0].config, {"valid"}, {"train": files["train"]})
 
 
 def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
@@ -131,6 +147,7 @@ def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     unknown = plan(Reproduction(9, "paper", tmp_path, overrides=thin), DEVICES["paper"], measured=True)
     assert "data.train=TRAIN" in unknown
     assert "this text's size is not published" in unknown
+    assert "231,235,584" in unknown  # not the 247M that the paper prints
 
 
 def finish(table, run_name, rows, **status):
@@ -194,6 +211,8 @@ def test_a_small_table_says_what_its_lengths_are(tmp_path):
     assert found.caption.endswith("The best perplexity of each column is marked.")
     assert "the paper's 35 lengths round to 30 here" in Results(Reproduction(2, "small", tmp_path)).compare().caption
     assert Results(Reproduction(12, "small", tmp_path)).compare().header[-1] == "L_valid = 2048 (128)"
+    strides = [Results(Reproduction(number, "small", tmp_path)).compare().stride for number in (5, 7, 13)]
+    assert strides == [None, 32, 1]  # what figures say of their windows
     assert find_setting("wikitext103", "small").scaled("stride 1, L = 1,024, 1.3B") == "stride 1, L = 1,024 (64), 1.3B"
 
 
@@ -213,7 +232,7 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
     table = Reproduction(2, "small", tmp_path)
     rows = [(32, 200.0, {}), (44, 190.0, {})]
     finish(table, "alibi-L32-seed0", rows)
-    text = write_table(table, {"t5-L32-seed0": "no memory"})
+    text = write_table(table, {"t5-L32-seed0": "no\n memory"})
     markdown = (table.outputs / "table02.md").read_text()
     assert markdown.startswith("**SMALL SCALE, NOT THE PAPER'S. Table 2 of the paper")
     # 712 of the paper's tokens are 44.5 here, and round to the even 44.
