@@ -57,8 +57,9 @@ def _rounding(reproduction: Reproduction) -> str:
 
 
 def _windows(row: Row) -> str:
-    stride = f" of stride {row['stride']:,}" if row["mode"] == "sliding" else ""
-    return f"{row['mode']} windows{stride}"
+    if row["mode"] == "nonoverlapping":
+        return "non-overlapping windows"
+    return f"{row['mode']} windows of stride {row['stride']:,}"
 
 
 def _updates(reproduction: Reproduction) -> str:
