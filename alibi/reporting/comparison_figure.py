@@ -97,4 +97,5 @@ def _draw_bars(axes: Axes, comparison: Comparison, side: str) -> None:
     axes.axhline(100, color="#555555", linestyle=":")
     axes.set_ylabel("percent of sinusoidal at the same length")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    # Above the bars, which may reach any height.
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.97), ncols=len(comparison.header))
