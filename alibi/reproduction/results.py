@@ -35,7 +35,7 @@ class Results:
             tuple(self._entry(row, column, printed) for column, printed in enumerate(cells[labels:]))
             for row, cells in enumerate(paper.rows)
         ]
-        strides = {one.stride(quantity) for quantity in one.quantities.values()}
+        strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
         return Comparison(
             number=one.number,
             scale=one.setting.scale,
