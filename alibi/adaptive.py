@@ -18,8 +18,8 @@ PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
 # Rows whose logits over a tail exist at one time: few, since few words are rare, and 128 x
 # 200,000 logits are 100 MB; but enough for products at full speed.
 TAIL_ROWS = 128
-
-# The head's columns are filled up to a multiple of this: a CPU takes half the time for 2,016 that it takes for 2,002.
+# The head's columns are filled up to a multiple of this: a CPU takes half the time for the
+# weight gradient of 2,016 that it takes for 2,002.
 ALIGNED = 16
 NEVER = -1e30  # a logit that has no share in a softmax; finite, so that no gradient is NaN
 

@@ -5,11 +5,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from alibi.attention import attention_fn
 from alibi.initialization import Initialization
-from alibi.positions import Bias, PositionMethod
+from alibi.positions import PositionMethod
 from alibi.positions.base import KnownPositions
 from alibi.products import dot_general_for
 
@@ -38,16 +39,19 @@ class Block(nn.Module):
         self,
         x: Float[Array, "batch length width"],
         position_params: Any,
-        bias: Bias | None,
-        query_positions: KnownPositions,
-        key_positions: KnownPositions,
+        query_positions: KnownPositions | None,
+        key_positions: KnownPositions | None,
         segment_ids: Int[Array, "batch length"] | None,
         deterministic: bool,
         decode: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """The layer's output for the last `last` positions, of the dtype of `x`; its keys and values are of all."""
+        """The layer's output for the last `last` positions, of the dtype of `x`; its keys and values are of all.
 
+        Positions that are None are 0, 1, ...
+        """
+        if query_positions is None or key_positions is None:
+            query_positions = key_positions = np.arange(x.shape[1])
         dot_general = dot_general_for(jax.default_backend())
 
         def rotate(query: Array, key: Array, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
@@ -60,7 +64,7 @@ class Block(nn.Module):
             broadcast_dropout=False,
             decode=decode,
             attention_fn=attention_fn(
-                bias,
+                self.position.bias(position_params),
                 num_heads=self.position.num_heads,
                 query_positions=query_positions[..., -last:],
                 key_positions=key_positions,

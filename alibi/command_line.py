@@ -26,10 +26,17 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
-def define_jobs_flag() -> flags.FlagHolder:
-    """The flag by which an entry point runs several runs of a sweep at a time."""
+def define_jobs_flag() -> None:
+    """The flag by which an entry point runs several runs of a sweep at a time; `jobs` reads it."""
     text = "runs at a time, each on its share of the cores; 0: one where there is a GPU or TPU, else one a core up to 4"
-    return flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
+    flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
+
+
+def jobs() -> int:
+    """Runs at a time: as many as --jobs says, or suit this machine."""
+    from alibi.sweeps.children import suitable_jobs
+
+    return flags.FLAGS.jobs or (1 if host_flags() else suitable_jobs())
 
 
 def define_host_flags() -> None:
@@ -77,24 +84,25 @@ def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:
 
 def _parse(argv: list[str]) -> list[str]:
     try:
-        return flags.FLAGS(_with_position_options(argv))
+        return flags.FLAGS(_behind_the_colon(argv))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         unknown_key = "unknown config key: " if isinstance(error, AttributeError | KeyError) else ""
         print(f"error: {unknown_key}{_last_cause(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 
-def _with_position_options(argv: list[str]) -> list[str]:
-    """Moves --config.position_options.KEY=VALUE behind the colon of --config.
+def _behind_the_colon(argv: list[str]) -> list[str]:
+    """Moves flags of keys that the config file itself must know behind the colon of --config.
 
-    A config file doesn't know which options the methods have, so these flags have no key to override.
+    These are options of position methods, which no config file lists, and the training
+    length, from which it may derive a batch of whole sequences.
     """
-    moved = [word for word in argv if re.match(r"--?config\.position_options\.\w+=", word)]
+    moved = [word for word in argv if re.match(r"--?config\.(position_options\.\w+|train_length)=", word)]
     files = [word for word in argv if re.match(r"--?config=", word)]
     if not moved or not files:
         return argv
-    options = ",".join(word.partition("config.")[2] for word in moved)
-    whole = files[-1] + ("," if ":" in files[-1] else ":") + options
+    keys = ",".join(word.partition("config.")[2] for word in moved)
+    whole = files[-1] + ("," if ":" in files[-1] else ":") + keys
     return [whole if word is files[-1] else word for word in argv if word not in moved]
 
 

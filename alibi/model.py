@@ -78,7 +78,7 @@ class DecoderLM(nn.Module):
     def setup(self) -> None:
         self.vocabulary = self._make_vocabulary()
         self.position_params = self.param("position", self.position.init) if self.position.learns else {}
-        block = nn.remat(Block, static_argnums=(7, 8, 9)) if self.remat else Block
+        block = nn.remat(Block, static_argnums=(6, 7, 8)) if self.remat else Block
         self.layers = [
             block(
                 position=self.position,
@@ -168,21 +168,22 @@ class DecoderLM(nn.Module):
     ) -> Float[Array, "batch last width"]:
         """What the softmax layer gets for the last `last` tokens (None: all), float32; arguments as in `__call__`."""
         self.position.check_length(tokens.shape[-1])
-        of_queries: KnownPositions
-        of_keys: KnownPositions
+        # None, not an array: a layer that is recomputed would trace it, and no longer know it.
+        of_queries: KnownPositions | None
+        of_keys: KnownPositions | None
         if decode:
             if segment_ids is not None:
                 raise ValueError("decode=True takes no segment_ids: decode each document with a cache of its own")
             of_queries, of_keys = self.position_cache(tokens, positions)
         else:
-            of_queries = of_keys = np.arange(tokens.shape[-1]) if positions is None else positions
+            of_queries = of_keys = positions
         x = self.vocabulary.embed(tokens) * jnp.sqrt(self.position.width).astype(jnp.float32)
-        x = self.position.embed(self.position_params, x, jnp.asarray(of_queries))
+        known = np.arange(tokens.shape[-1]) if of_queries is None else of_queries
+        x = self.position.embed(self.position_params, x, jnp.asarray(known))
         x = self.embedding_dropout(split_batch(x, self.activations), deterministic)
-        bias = self.position.bias(self.position_params)
         for number, layer in enumerate(self.layers):
             kept = last if last is not None and number == len(self.layers) - 1 else tokens.shape[-1]
-            x = layer(x, self.position_params, bias, of_queries, of_keys, segment_ids, deterministic, decode, kept)
+            x = layer(x, self.position_params, of_queries, of_keys, segment_ids, deterministic, decode, kept)
         return x if self.last_norm is None else self.last_norm(x)
 
 

@@ -40,7 +40,7 @@ _FILES = {
 }
 _DEVICE_FLOPS = flags.DEFINE_float("device_flops", None, "assumed peak FLOPs per second of a device, for the plan")
 _UTILISATION = flags.DEFINE_float("utilisation", None, "assumed share of that peak, for the plan")
-_JOBS = command_line.define_jobs_flag()
+command_line.define_jobs_flag()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -69,7 +69,6 @@ def _run(reproduction) -> int:
     import functools
 
     from alibi.reproduction.write import write_table
-    from alibi.sweeps.children import suitable_jobs
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
 
     reproduction.setting.check_files(reproduction.files)
@@ -78,7 +77,7 @@ def _run(reproduction) -> int:
         reproduction.directory,
         flags=command_line.host_flags(),
         primary=is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ),
-        jobs=_JOBS.value or suitable_jobs(),
+        jobs=command_line.jobs(),
         report=functools.partial(write_table, reproduction),
     )
     return run_sweeper(sweeper)

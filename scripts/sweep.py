@@ -21,7 +21,7 @@ from alibi import command_line
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the runs, results and report")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
-_JOBS = command_line.define_jobs_flag()
+command_line.define_jobs_flag()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -30,7 +30,6 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.sweeps.children import suitable_jobs
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.execute import Sweeper, is_in_progress, is_primary, run_sweeper
     from alibi.sweeps.plan import plan_table, survey
@@ -42,7 +41,7 @@ def main() -> int:
         return 0
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
     return run_sweeper(
-        Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value or suitable_jobs())
+        Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=command_line.jobs())
     )
 
 

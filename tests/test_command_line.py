@@ -1,10 +1,10 @@
 """What every entry point does with its flags."""
 
-from alibi.command_line import _with_position_options
+from alibi.command_line import _behind_the_colon
 
 
-def test_options_of_a_position_method_go_behind_the_colon():
-    """There ml_collections finds no key to override, since a config file does not know the methods' options."""
+def test_keys_that_a_config_file_must_know_go_behind_the_colon():
+    """It lists no options of position methods, and may derive the batch from the training length."""
     argv = [
         "train.py",
         "--config=c.py",
@@ -13,7 +13,8 @@ def test_options_of_a_position_method_go_behind_the_colon():
         "--workdir=w",
     ]
     moved = ["train.py", "--config=c.py:position_options.slopes=closed_form", "--config.seed=1", "--workdir=w"]
-    assert _with_position_options(argv) == moved
-    joined = _with_position_options(["--config=c.py:position=t5", "--config.position_options.num_buckets=8"])
+    assert _behind_the_colon(argv) == moved
+    joined = _behind_the_colon(["--config=c.py:position=t5", "--config.position_options.num_buckets=8"])
     assert joined == ["--config=c.py:position=t5,position_options.num_buckets=8"]
-    assert _with_position_options(moved) == moved
+    assert _behind_the_colon(moved) == moved
+    assert _behind_the_colon(["--config=c.py", "--config.train_length=9"]) == ["--config=c.py:train_length=9"]

@@ -1,12 +1,14 @@
 """The decoder with each position method: causal, decodable, indifferent to padding, and precise."""
 
 import itertools
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.attention.backends import compute
 from alibi.model import DecoderLM, build_model, count_parameters
 from alibi.positions import METHODS
 
@@ -171,6 +173,22 @@ def test_remat_changes_nothing(tiny_config) -> None:
     gradient = jax.jit(jax.grad(lambda params, model: loss(model, params)), static_argnums=1)
     plain, remat = (gradient(variables["params"], m) for m in (model, model.clone(remat=True)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
+
+
+def test_a_layer_that_is_recomputed_knows_slopes_and_positions_too(tiny_config, monkeypatch) -> None:
+    """Without them attention takes the slow backends, and skips nothing."""
+    known = []
+
+    def spy(call, backend):
+        known.append((call.known_slopes is not None, call.known_positions is not None, backend))
+        return compute(call, backend)
+
+    # By its module's name: `alibi.attention.attend` is the function.
+    monkeypatch.setattr(sys.modules["alibi.attention.attend"], "compute", spy)
+    for remat in (False, True):
+        model, variables = make(tiny_config, "alibi", model__remat=remat)
+        jax.eval_shape(lambda params, model=model: model.apply({"params": params}, tokens(12)), variables["params"])
+    assert set(known) == {(True, True, "saved")}
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "activation_dropout"])

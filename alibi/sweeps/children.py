@@ -1,5 +1,6 @@
 """The processes that a sweep starts: one at a time, or several, each on processor cores of its own."""
 
+import contextlib
 import ctypes
 import dataclasses
 import glob
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,8 @@ from alibi.sweeps.definition import PROJECT
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
 # A run on one core takes the least time of that core, but some runs end later than others.
 MOST_JOBS = 4
+# Loaded here: between fork and exec another thread may hold the loader's lock.
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the user's wish
@@ -102,12 +106,7 @@ class Children:
     def _start(self, command: list[str], place: Place) -> subprocess.Popen:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
 
-        def prepare() -> None:
-            if place.cores is not None:
-                os.sched_setaffinity(0, place.cores)
-            _end_with_parent()
-
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _on(place.cores):
             # JAX warns of forks, which its threads don't survive; this child becomes another program at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
@@ -117,7 +116,7 @@ class Children:
                 env={**os.environ, "PYTHONPATH": path, "TQDM_POSITION": str(place.number)},
                 pass_fds=[] if self.lock is None else [self.lock],
                 process_group=0,
-                preexec_fn=prepare if sys.platform == "linux" else None,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -131,6 +130,21 @@ class Children:
             child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
 
+@contextlib.contextmanager
+def _on(cores: frozenset[int] | None) -> Iterator[None]:
+    """This thread on `cores`: what it starts meanwhile inherits them."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def _end_with_parent() -> None:
     """In the child: SIGTERM when the parent is killed, so that no run goes on unseen (prctl PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    assert LIBC is not None
+    LIBC.prctl(1, signal.SIGTERM)

@@ -88,6 +88,8 @@ class Sweeper:
         run, place = self.sweep.runs[number], self._places.get()
         try:
             reason = self._bring_to_end(run, f"[{number + 1}/{len(self.sweep.runs)}] {run.name}", place)
+        except (ValueError, OSError) as error:  # such as a damaged file of this run: the others go on
+            reason = str(error)
         finally:
             self._places.put(place)
         with self._reporting:

@@ -18,7 +18,7 @@ TURN_SECONDS = 1.5  # of one contender in one round
 VOCABULARY, CUTOFFS = 13_792, "2000:6000"  # of the small model
 PAPER_VOCABULARY = 267_744
 PAPER_MICRO_TOKENS = 1_024
-BATCH_TOKENS = 4_096  # as in configs/wikitext2.py
+BATCH_TOKENS = 2_048
 
 
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:

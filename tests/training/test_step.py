@@ -19,7 +19,7 @@ VOCABULARY = 48
 def updated(config: ml_collections.ConfigDict, devices: int, micro_batches: int) -> tuple[TrainState, dict]:
     """The state after an SGD update on 16 sequences, of which the last is short."""
     mesh = make_mesh(config.mesh, jax.devices()[:devices])
-    model = build_model(config, VOCABULARY)
+    model = build_model(config, VOCABULARY, activations=batch_sharding(mesh))
     # SGD, since Adam turns the rounding errors of gradients that are zero into whole steps.
     optimizer = optax.sgd(0.5)
     state = initial_state(model, optimizer, mesh, seed=0)
@@ -43,6 +43,17 @@ def test_one_device_against_eight(tiny_config, position: str, meshes: list[tuple
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), split.params, alone.params)
         for name, value in metrics.items():
             np.testing.assert_allclose(split_metrics[name], value, rtol=1e-5)
+
+
+def test_adaptive_embeddings_on_one_device_and_on_eight(tiny_config) -> None:
+    """Bands split by the rules, tokens of the tails put together on each device."""
+    adaptive = {"model__embedding": "adaptive", "model__cutoffs": (16, 32), "model__adaptive_factor": 2}
+    alone, metrics = updated(tiny_config(mesh__data=1, **adaptive), devices=1, micro_batches=1)
+    config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2, **adaptive)
+    split, split_metrics = updated(config, devices=8, micro_batches=1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), split.params, alone.params)
+    np.testing.assert_allclose(split_metrics["nll_nats"], metrics["nll_nats"], rtol=1e-5)
+    assert split.params["adaptive"]["band_1"]["embedding"].addressable_shards[0].data.shape == (8, 4)
 
 
 def test_micro_batches_add_up_to_the_same_update(tiny_config) -> None:
