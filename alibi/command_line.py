@@ -94,10 +94,11 @@ def _parse(argv: list[str]) -> list[str]:
 def _behind_the_colon(argv: list[str]) -> list[str]:
     """Moves flags of keys that the config file itself must know behind the colon of --config.
 
-    These are options of position methods, which no config file lists, and the training
-    length, from which it may derive a batch of whole sequences.
+    These are options of position methods, which no config file lists, and what it may
+    derive others from: the training length (a batch of whole sequences) and the number of
+    updates (a schedule that ends with them).
     """
-    moved = [word for word in argv if re.match(r"--?config\.(position_options\.\w+|train_length)=", word)]
+    moved = [word for word in argv if re.match(r"--?config\.(position_options\.\w+|train_length|train\.steps)=", word)]
     files = [word for word in argv if re.match(r"--?config=", word)]
     if not moved or not files:
         return argv

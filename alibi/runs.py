@@ -187,7 +187,9 @@ def git_commit() -> str:
 
 
 def make_provenance(**more: Any) -> dict[str, Any]:
-    """What made a run: command, commit, versions; `more` adds devices, corpus, parameters."""
+    """What made a run: command, commit, versions, CPU cores; `more` adds devices, corpus, parameters."""
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
     versions["python"] = sys.version.split()[0]
-    return {"command": sys.argv, "commit": git_commit(), "versions": versions, **more}
+    # Those that this process may use, where the system tells (Linux).
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"command": sys.argv, "commit": git_commit(), "versions": versions, "cores": cores, **more}

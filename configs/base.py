@@ -134,6 +134,13 @@ def whole_sequences(tokens: int, config: ml_collections.ConfigDict, arg: str) ->
     return max(tokens // length, 1) * length
 
 
+def chosen_steps(steps: int, config: ml_collections.ConfigDict, arg: str) -> int:
+    """The train.steps that `arg` will set, else `steps`: what a schedule that must end with the run derives from."""
+    copy = config.copy_and_resolve_references()
+    copy.train.steps = steps
+    return apply(copy, arg).train.steps
+
+
 def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
     """Sets one dotted `key`, reading a string `value` as the type that the key has."""
     known = sorted([*_leaf_keys(config), *SHORT_NAMES])

@@ -13,8 +13,9 @@ from configs import base, wikitext2
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = wikitext2.get_config(arg)
     config.data.update(corpus="books", train="train", valid="valid", test="test")
-    config.optimizer.update(warmup_steps=60, period_steps=540)
-    config.train.steps = 600  # 2.5M tokens
+    config.train.steps = base.chosen_steps(600, config, arg)  # 2.5M tokens
+    warmup = config.train.steps // 10
+    config.optimizer.update(warmup_steps=warmup, period_steps=config.train.steps - warmup)
     config.eval.every_steps = 300
     config.checkpoint.every_steps = 300
     return base.apply(config, arg)

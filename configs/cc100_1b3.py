@@ -20,7 +20,7 @@ GPUS, GPU_TOKENS = 128, 16_384
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = base.get_config()
-    config.train_length = 512  # tables 11 and 12: 512 and 1,024
+    config.train_length = 512  # tables 11 and 12: 512, 1,024 and 2,048
     config.model.update(
         num_layers=25,  # section 4.3: "25 transformer layers with 16 heads and a dimension of 2048,
         width=2048,  # with an 8192 hidden dimension of the feedforward sublayers"
@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         schedule="cosine",
         final_fraction=0.1,
         warmup_init=0.0,
-        warmup_steps=375,  # their 375M tokens would be 179 updates; twice that for twice their batch
+        warmup_steps=375,  # as many updates as theirs, 375M tokens in batches of 1M; ours are twice as large
         b1=0.9,
         b2=0.95,
         eps=1e-8,

@@ -31,7 +31,9 @@ _SCALE = flags.DEFINE_string("scale", "small", "paper, or small: the same protoc
 _RUN = flags.DEFINE_bool("run", False, "run what is missing and write the table")
 _LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with what has been run")
 _WORKDIR = flags.DEFINE_string("workdir", "workdirs/reproduce", "directory of the runs and tables, of all scales")
-_OVERRIDES = flags.DEFINE_string("overrides", "", "KEY=VALUE,...: config keys for all runs, such as train.steps=100")
+_OVERRIDES = flags.DEFINE_string(
+    "overrides", "", "KEY=VALUE,...: config keys for all runs, such as train.steps=100 (the schedule ends with them)"
+)
 _FILES = {
     split: flags.DEFINE_string(f"{split}_file", None, f"text to take as the {split} split: a file or glob")
     for split in ("train", "valid", "test")

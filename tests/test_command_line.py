@@ -18,3 +18,4 @@ def test_keys_that_a_config_file_must_know_go_behind_the_colon():
     assert joined == ["--config=c.py:position=t5,position_options.num_buckets=8"]
     assert _behind_the_colon(moved) == moved
     assert _behind_the_colon(["--config=c.py", "--config.train_length=9"]) == ["--config=c.py:train_length=9"]
+    assert _behind_the_colon(["--config=c.py", "--config.train.steps=9"]) == ["--config=c.py:train.steps=9"]

@@ -6,6 +6,7 @@ import ml_collections
 import pytest
 
 from alibi.model import build_model, count_parameters
+from alibi.runs import flatten
 from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import micro_batches, sequences_per_update
 from configs import base, wikitext103
@@ -22,6 +23,73 @@ def test_each_config_is_a_model_and_an_optimizer_at_every_length(name: str) -> N
         assert sequences_per_update(config, 1) * length == config.train.batch_tokens
         build_model(config, vocab_size=267_744)
         make_optimizer(config.optimizer, config.train.steps)
+
+
+WIKITEXT103 = {
+    "train_length": 512,
+    "model.num_layers": 16,
+    "model.width": 1024,
+    "model.num_heads": 8,
+    "model.feed_forward": 4096,
+    "model.activation": "relu",
+    "model.final_norm": False,
+    "model.norm_epsilon": 1e-5,
+    "model.initialization": "paper",
+    "model.embedding": "adaptive",
+    "model.cutoffs": [20_000, 60_000],
+    "model.adaptive_factor": 4,
+    "model.dropout": 0.3,
+    "model.attention_dropout": 0.1,
+    "model.activation_dropout": 0.1,
+    "model.softmax_dropout": 0.2,
+    "model.padding_rows": True,
+    "data.tokenizer": "words",
+    "data.subset": "wikitext-103-v1",
+    "train.steps": 286_000,
+    "train.batch_tokens": 8 * 9_216,
+    "optimizer.name": "nag",
+    "optimizer.momentum": 0.99,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.clip_norm": 0.1,
+    "optimizer.schedule": "cosine_restarts",
+    "optimizer.warmup_init": 1e-7,
+    "optimizer.learning_rate": 1.0,
+    "optimizer.warmup_steps": 16_000,
+    "optimizer.period_steps": 270_000,
+    "optimizer.period_mult": 2.0,
+    "optimizer.shrink": 0.75,
+    "optimizer.min_learning_rate": 1e-4,
+}
+# Of section 4.2 what differs, and that it leaves the rest.
+BOOKCORPUS = {"model.embedding": "tied", "data.tokenizer": "bpe", "data.bpe_vocab_size": 29_000, "model.dropout": 0.3}
+# All that section 4.3 publishes of a run.
+CC100 = {
+    "model.num_layers": 25,
+    "model.width": 2048,
+    "model.num_heads": 16,
+    "model.feed_forward": 8192,
+    "train.steps": 50_000,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("wikitext103", WIKITEXT103), ("bookcorpus", BOOKCORPUS), ("cc100_1b3", CC100)]
+)
+def test_the_published_recipe(name: str, published: dict[str, object]) -> None:
+    """Literal numbers of the paper and its code: a config that drifts from them is no reproduction."""
+    found = flatten(get(name))
+    assert {key: found[key] for key in published} == published
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "books", "books_tables", "bookcorpus"])
+def test_the_schedule_ends_with_the_run(name: str) -> None:
+    """A shorter run anneals too, with a warm-up of the same share; what is given by name stays."""
+    whole, short = get(name), get(name, "train.steps=110")
+    for config in (whole, short):
+        assert config.optimizer.warmup_steps + config.optimizer.period_steps == config.train.steps
+    share = whole.optimizer.warmup_steps / whole.train.steps
+    assert short.optimizer.warmup_steps == pytest.approx(110 * share, abs=1)
+    assert get(name, "train.steps=110,optimizer.warmup_steps=3").optimizer.warmup_steps == 3
 
 
 def test_the_papers_batch_by_length_and_devices() -> None:

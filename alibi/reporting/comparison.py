@@ -49,6 +49,7 @@ class Comparison:
       entries: by row and column; None where the paper's cell is empty.
       ratios: the values themselves can't be compared (another corpus, another model):
         differences are those of each value's ratio to its reference.
+      stride: of all windows, in tokens; None: they don't overlap, or not all have one stride.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Comparison:
     header: tuple[str, ...]
     entries: tuple[tuple[Entry | None, ...], ...]
     ratios: bool
+    stride: int | None = None
 
     def value(self, side: str, row: int, column: int) -> float | None:
         """The number of a cell; `side` is "paper" or "ours"."""

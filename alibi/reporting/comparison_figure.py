@@ -1,5 +1,7 @@
 """The figures that the paper draws of its tables: the paper's numbers on the left, ours on the right."""
 
+import io
+import math
 import os
 from collections.abc import Sequence
 
@@ -10,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from alibi.reporting.comparison import Comparison
+from alibi.reporting.files import write_atomically
 from alibi.reporting.measures import PERPLEXITY
 from alibi.reporting.plots import COLOURS, DOTS_PER_INCH, FONT_SIZE, draw_axes
 from alibi.reporting.series import Cell, Panel, Series
@@ -35,7 +38,9 @@ def draw_comparison(comparison: Comparison, lines: str, path: str | os.PathLike[
             else:
                 draw_axes(axes, _panel(comparison, lines, side))
             axes.set_title(f"{SIDES[side]}, {comparison.scale} scale" if side == "ours" else SIDES[side], pad=28)
-        figure.savefig(path, dpi=DOTS_PER_INCH // 2, format="png")
+        image = io.BytesIO()
+        figure.savefig(image, dpi=DOTS_PER_INCH // 2, format="png")
+    write_atomically(path, image.getvalue())
     return True
 
 
@@ -50,7 +55,8 @@ def _panel(comparison: Comparison, lines: str, side: str) -> Panel:
         names = [comparison.labels[row][0] for row in rows]
         cells = [[(comparison.header[column], (row, column)) for column in kept] for row in rows]
     series = [_series(comparison, side, *line) for line in zip(names, cells, strict=True)]
-    return Panel(f"table {comparison.number}", "valid", "nonoverlapping", None, tuple(filter(None, series)))
+    mode = "nonoverlapping" if comparison.stride is None else "sliding"
+    return Panel(f"table {comparison.number}", "valid", mode, comparison.stride, tuple(filter(None, series)))
 
 
 def _series(
@@ -80,7 +86,7 @@ def _draw_bars(axes: Axes, comparison: Comparison, side: str) -> None:
     rows = range(len(comparison.labels))
     for column, name in enumerate(comparison.header):
         ratios = [comparison.ratio(side, row, column) for row in rows]
-        heights = [0.0 if ratio is None else 100 * ratio for ratio in ratios]
+        heights = [math.nan if ratio is None else 100 * ratio for ratio in ratios]
         axes.bar(np.arange(len(rows)) + width * column, heights, width, label=name, color=COLOURS[column])
     axes.set_xticks(
         np.arange(len(rows)) + 0.4 - width / 2,
@@ -91,4 +97,5 @@ def _draw_bars(axes: Axes, comparison: Comparison, side: str) -> None:
     axes.axhline(100, color="#555555", linestyle=":")
     axes.set_ylabel("percent of sinusoidal at the same length")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    # Above the bars, which may reach any height.
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 0.97), ncols=len(comparison.header))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from alibi.reporting import tables
+from alibi.reporting.files import write_atomically
 from alibi.reporting.rows import read_rows
 from alibi.reporting.series import Panel, panels
 
@@ -43,7 +44,7 @@ def write_report(
     if failures:
         lines = [f"- {name}: {' '.join(reason.split())}" for name, reason in failures.items()]
         markdown.append("\n".join(["Runs that failed:", "", *lines, ""]))
-    _write_atomically(directory / REPORT_FILE, "\n".join(markdown))
+    write_atomically(directory / REPORT_FILE, "\n".join(markdown))
     return "\n".join([*text, f"report: {directory / REPORT_FILE}\n"])
 
 
@@ -54,9 +55,3 @@ def _knows_bytes(panel: Panel) -> bool:
 def _suffix(panel: Panel) -> str:
     stride = "" if panel.stride is None else f"-stride{panel.stride}"
     return re.sub(r"[^\w.-]+", "_", f"{panel.corpus}-{panel.split}{stride}")
-
-
-def _write_atomically(path: pathlib.Path, text: str) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

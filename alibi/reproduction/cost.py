@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import ml_collections
 
@@ -50,13 +51,20 @@ class Cost:
     hours: float | None
 
 
-def describe_text(setting: Setting, config: ml_collections.ConfigDict, splits: set[str]) -> Text:
-    """As published; else counted, for which the token files are made that training will use."""
-    if setting.vocab_size is not None:
+def describe_text(
+    setting: Setting, config: ml_collections.ConfigDict, splits: set[str], files: Mapping[str, str]
+) -> Text:
+    """As published, unless the user names `files`; else counted, by making the token files that training will use.
+
+    Raises:
+      ValueError: files that the setting needs besides, or that can't be read.
+    """
+    if setting.vocab_size is not None and not files:
         return Text(setting.vocab_size, dict(setting.tokens))
+    setting.check_files(files)
     tokenizer = prepare(config.data, "train").tokenizer()
-    files = {split: prepare_with(config.data, split, tokenizer) for split in sorted(splits)}
-    return Text(tokenizer.vocab_size, {split: file.manifest.tokens for split, file in files.items()})
+    counted = {split: prepare_with(config.data, split, tokenizer).manifest.tokens for split in sorted(splits)}
+    return Text(tokenizer.vocab_size, counted)
 
 
 def parameters(run: Run, vocab_size: int) -> int:

@@ -24,16 +24,17 @@ def plan(reproduction: Reproduction, device: Device, *, measured: bool) -> str:
     """Every train and evaluate command, with tokens, parameters, operations and an estimate of device-hours.
 
     Args:
-      measured: estimate training from the paper's words per second, where table 1 has them.
+      measured: estimate training from the paper's words per second, where table 1 has them and no files are named.
     """
     setting, sweep = reproduction.setting, reproduction.sweep
     states = survey(sweep, reproduction.directory, in_progress=is_in_progress(reproduction.directory))
     splits = {evaluation.split for run in sweep.runs for evaluation in run.evaluations}
-    text = describe_text(setting, sweep.runs[0].config, splits)
+    text = describe_text(setting, sweep.runs[0].config, splits, reproduction.files)
     # Once a method: none of the tables' methods has parameters that depend on the length.
     methods = {run.config.position: run for run in sweep.runs}
     counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
-    speeds = paper_speeds() if measured and (setting.scale, setting.name) == ("paper", "wikitext103") else {}
+    published = not reproduction.files and (setting.scale, setting.name) == ("paper", "wikitext103")
+    speeds = paper_speeds() if measured and published else {}
     trainings = [
         training_cost(run, text.vocab_size, device, speeds.get((run.config.position, run.config.train_length)))
         for run in sweep.runs
@@ -88,7 +89,9 @@ def _heading(reproduction: Reproduction) -> str:
     setting = reproduction.setting
     title = f"Table {reproduction.number} ({reproduction.definition.title}), {setting.scale} scale"
     scaled = f"; the paper's lengths divided by {setting.divisor}" if setting.divisor > 1 else ""
-    return f"{title}: {len(reproduction.sweep.runs)} runs in {reproduction.directory}{scaled}"
+    heading = f"{title}: {len(reproduction.sweep.runs)} runs in {reproduction.directory}{scaled}"
+    note = reproduction.definition.note
+    return f"{heading}\nnote: {note}" if note else heading
 
 
 def _command(script: str, flags: Sequence[str]) -> str:

@@ -1,10 +1,11 @@
 """Our numbers for a table's cells, from the rows and the work directories of its runs."""
 
+import re
+
 from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET, Comparison, Entry
-from alibi.reporting.measures import parse_printed
 from alibi.reporting.report import ROWS_FILE
 from alibi.reporting.rows import CONFIG_KEY, Row, is_measured, latest, read_rows
-from alibi.reporting.tables import fact
+from alibi.reproduction.caption import make_caption
 from alibi.reproduction.quantities import Metric, Quantity
 from alibi.reproduction.reproduction import Reproduction
 from alibi.runs import RunDirectory, config_hash
@@ -21,7 +22,10 @@ class Results:
     def __init__(self, reproduction: Reproduction):
         self.reproduction = reproduction
         self._trainings: dict[str, dict[Metric, float]] = {}
-        self._rows = latest(read_rows(reproduction.directory / ROWS_FILE))
+        # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
+        trained = {run.name: (run.config.train.steps, config_hash(run.config)) for run in reproduction.sweep.runs}
+        rows = read_rows(reproduction.directory / ROWS_FILE)
+        self._rows = latest(row for row in rows if (row["step"], row.get(CONFIG_KEY)) == trained.get(row["run"]))
 
     def compare(self) -> Comparison:
         """The paper's table with our numbers beside its own."""
@@ -31,15 +35,17 @@ class Results:
             tuple(self._entry(row, column, printed) for column, printed in enumerate(cells[labels:]))
             for row, cells in enumerate(paper.rows)
         ]
+        strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
         return Comparison(
             number=one.number,
             scale=one.setting.scale,
-            caption=self._caption(),
+            caption=make_caption(one, self.rows()),
             label_header=paper.columns[:labels],
-            labels=tuple(tuple(self._scaled(label) for label in cells[:labels]) for cells in paper.rows),
-            header=tuple(self._scaled(name) for name in paper.columns[labels:]),
+            labels=tuple(tuple(map(one.setting.scaled, cells[:labels])) for cells in paper.rows),
+            header=tuple(map(one.setting.scaled, paper.columns[labels:])),
             entries=tuple(entries),
             ratios=one.setting.divisor > 1,
+            stride=strides.pop() if len(strides) == 1 else None,
         )
 
     def rows(self) -> list[Row]:
@@ -69,6 +75,8 @@ class Results:
         if not is_measured(row):
             return None, row.get("error") or "no result"
         value = row[ROW_METRICS[quantity.metric]]
+        if quantity.metric is Metric.EVALUATION_SPEED and value is not None:
+            value /= device_count(row)
         return value, "" if value is not None else f"{quantity.metric.value} too large to write"
 
     def _row(self, quantity: Quantity) -> Row | None:
@@ -76,12 +84,8 @@ class Results:
         run = one.runs[quantity.model]
         length = one.setting.length(quantity.eval_length or 1)
         cell = (run.name, length, one.stride(quantity) or length, quantity.split)
-        trained = (run.config.train.steps, config_hash(run.config))
-        for row in self._rows:
-            same = (row["run"], row["eval_length"], row["stride"], row["split"]) == cell
-            if same and (row["step"], row.get(CONFIG_KEY)) == trained:
-                return row
-        return None
+        found = (row for row in self._rows if (row["run"], row["eval_length"], row["stride"], row["split"]) == cell)
+        return next(found, None)
 
     def _of_training(self, metric: Metric, run: Run) -> float | None:
         if run.name not in self._trainings:
@@ -95,36 +99,20 @@ class Results:
         if definition.reference == "row":
             return min(cell for cell in known if cell[0] == row)
         in_column = [cell for cell in known if cell[1] == column]
+        if definition.reference == "trained":
+            in_column = [
+                cell for cell in in_column if known[cell].eval_length in (None, known[cell].model.train_length)
+            ]
         if definition.reference == "group":
             last = definition.labels - 1
             in_column = [cell for cell in in_column if paper.rows[cell[0]][last] == paper.rows[row][last]]
         return min(in_column)
 
-    def _scaled(self, label: str) -> str:
-        """A length of the paper's, with that of this scale; other labels as they are."""
-        divisor, length = self.reproduction.setting.divisor, parse_printed(label) if label.isdecimal() else None
-        return label if divisor == 1 or length is None else f"{label} ({self.reproduction.setting.length(int(length))})"
 
-    def _caption(self) -> str:
-        one, rows = self.reproduction, self.rows()
-        what = f"Table {one.number} of the paper, {one.definition.title}: paper / ours / difference"
-        if one.setting.divisor > 1:
-            divided = f"lengths are divided by {one.setting.divisor} (in brackets)"
-            what = (
-                f"SMALL SCALE, NOT THE PAPER'S. {what} of the ratios to the {one.definition.reference}'s first, in "
-                f"brackets: other corpus, other model, so only the shape can be compared; {divided}"
-            )
-        facts = [
-            fact("{}", (f"corpus {row['corpus']}" for row in rows)),
-            fact("{} tokens scored in each cell", (f"{row['tokens']:,}" for row in rows), " or "),
-            fact("{} parameters", sorted({f"{row['parameters']:,}" for row in rows}), " or "),
-            fact("seed {}", (row["seed"] for row in rows)),
-            fact("step {}", (f"{row['step']:,}" for row in rows)),
-            fact("commit {}", (str(row["commit"])[:12] for row in rows if row["commit"])),
-            fact("on {}", (row["device"] for row in rows if row["device"])),
-        ]
-        facts.append(one.definition.note)
-        return "; ".join([what, *filter(None, facts)]) + ". The best perplexity of each column is marked."
+def device_count(row: Row) -> int:
+    """How many devices made a row; its `device` is such as "cpu x1"."""
+    found = re.search(r" x(\d+)$", row["device"] or "")
+    return int(found[1]) if found else 1
 
 
 def training_figures(directory: RunDirectory, run: Run) -> dict[Metric, float]:

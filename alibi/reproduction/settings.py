@@ -1,10 +1,14 @@
 """On what a table's models are trained, at the paper's scale and at that of two CPU cores."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 SCALES = ("paper", "small")
 SPLITS = ("train", "valid", "test")
+
+# A length in a label or title: all of it, or what follows "L = ", "L_valid = " and "stride ".
+_LENGTH = re.compile(r"^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +21,7 @@ class Setting:
       config: its file, with an argument where that doesn't say it all.
       files_config: the same for text files that the user names.
       splits: what it needs of them; empty where the config knows where its text is.
+      files_splits: what it needs where the user names any.
       divisor: the paper's lengths are divided by it.
       vocab_size, tokens: as published, tokens by split; without them they are counted from the text.
     """
@@ -26,6 +31,7 @@ class Setting:
     config: str
     files_config: str
     splits: tuple[str, ...] = ()
+    files_splits: tuple[str, ...] = SPLITS
     divisor: int = 1
     vocab_size: int | None = None
     tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -33,6 +39,16 @@ class Setting:
     def length(self, length: int) -> int:
         """A length of the paper's in tokens of this scale, at least 1."""
         return max(1, round(length / self.divisor))
+
+    def scaled(self, label: str) -> str:
+        """The paper's `label`, with this scale's value in brackets after each length that differs."""
+
+        def both(found: re.Match[str]) -> str:
+            paper = int(found[0].replace(",", ""))
+            ours = self.length(paper)
+            return found[0] if ours == paper else f"{found[0]} ({ours})"
+
+        return _LENGTH.sub(both, label)
 
     def config_for(self, files: Mapping[str, str], overrides: str) -> str:
         """The config of all runs: with the user's `files` by split, if any, and `overrides`, KEY=VALUE,...
@@ -53,7 +69,7 @@ class Setting:
 
     def check_files(self, files: Mapping[str, str]) -> None:
         """Raises ValueError where a text that the setting needs isn't named."""
-        needed = self.splits or (SPLITS if files else ())
+        needed = self.splits or (self.files_splits if files else ())
         missing = [split for split in needed if split not in files]
         if missing:
             flags = ", ".join(f"--{split}_file" for split in missing)
@@ -95,7 +111,7 @@ SETTINGS = {
             f"configs/wikitext2.py:{_TIED_BPE}",
             divisor=16,
         ),
-        Setting("cc100", "small", _SMALL_1B3, _SMALL_1B3, divisor=16),
+        Setting("cc100", "small", _SMALL_1B3, _SMALL_1B3, files_splits=("train", "valid"), divisor=16),
     )
 }
 

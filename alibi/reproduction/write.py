@@ -1,9 +1,8 @@
 """A table's files: tableNN.md, .csv, .tex and, where the paper draws its numbers too, .png."""
 
-import pathlib
-
 from alibi.reporting import comparison
 from alibi.reporting.comparison_figure import draw_comparison
+from alibi.reporting.files import write_atomically
 from alibi.reporting.tables import to_markdown, to_text
 from alibi.reproduction.reproduction import Reproduction
 from alibi.reproduction.results import Results
@@ -16,21 +15,15 @@ def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
     place.parent.mkdir(parents=True, exist_ok=True)
     markdown = [to_markdown(comparison.to_table(compared, "**{}**".format))]
     written = [place.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
-    lines = reproduction.definition.lines
-    if lines and draw_comparison(compared, lines, place.with_suffix(".png")):
+    drawn = reproduction.definition.lines
+    if drawn and draw_comparison(compared, drawn, place.with_suffix(".png")):
         markdown.append(f"![table {reproduction.number}: paper and ours]({place.name}.png)\n")
         written.append(place.with_suffix(".png"))
     if failures:
-        markdown.append("\n".join(["Runs that failed:", "", *(f"- {run}: {why}" for run, why in failures.items()), ""]))
+        lines = [f"- {run}: {' '.join(why.split())}" for run, why in failures.items()]
+        markdown.append("\n".join(["Runs that failed:", "", *lines, ""]))
     contents = ("\n".join(markdown), comparison.to_csv(compared), comparison.to_latex(compared))
     for path, content in zip(written, contents, strict=False):
-        _write(path, content)
+        write_atomically(path, content)
     files = "\n".join(map(str, written))
     return f"{to_text(comparison.to_table(compared, '{}*'.format))}\n{files}"
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    """A reader sees the old file or the new one, never a part."""
-    partial = path.with_suffix(path.suffix + ".tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -89,7 +89,9 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = "stopped by a signal" if state == "interrupted" else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError, ValueError):
-            run.write_status(state, step=run.status()["step"], steps=steps, reason=reason)
+            before = run.status()
+            kept = {key: before[key] for key in ("tokens_per_second", "peak_memory_bytes", "best") if key in before}
+            run.write_status(state, step=before["step"], steps=steps, reason=reason, **kept)
             (run.path / "error.txt").write_text(traceback.format_exc())
         raise
 
@@ -118,6 +120,7 @@ class Trainer:
             schedule=make_schedule(config.optimizer, self.steps),
             state_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract),
         )
+        self.before = run.status()  # of the process that trained here last
         self.about = {
             "config": config.to_dict(),
             **make_provenance(
@@ -253,8 +256,8 @@ class Trainer:
                 step=self.step,
                 steps=self.steps,
                 reason=reason,
-                tokens_per_second=self.progress.tokens_per_second,
-                peak_memory_bytes=peak_memory_bytes(),
+                tokens_per_second=self.progress.tokens_per_second or self.before.get("tokens_per_second"),
+                peak_memory_bytes=max(peak_memory_bytes(), self.before.get("peak_memory_bytes", 0)),
                 best=best,
             )
 

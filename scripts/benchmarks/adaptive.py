@@ -81,6 +81,7 @@ def _paper_step() -> dict[str, Any]:
         "step_seconds": time.perf_counter() - ready,
         "peak_memory_bytes": peak_memory(),
         "step_memory_bytes": step.memory_bytes,
+        **about(1),
     }
     print(
         f"{row['contender']}: {row['step_seconds']:.0f} s, peak of the process {row['peak_memory_bytes'] / 2**30:.1f} "

@@ -1,6 +1,7 @@
 """The 15 tables as plans: every cell is something that is run or said not to be; commands, costs, results."""
 
 import csv
+import pathlib
 
 import pytest
 
@@ -61,13 +62,16 @@ def test_tables_share_the_runs_of_their_setting(tables):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("number", TABLES)
-def test_commands_give_the_config_that_was_checked(tables, number, scale):
-    for run in tables[number, scale].sweep.runs:
-        flag, *others = run.config_flags()
-        assert not others
+def test_commands_give_each_models_config(tables, number, scale):
+    table = tables[number, scale]
+    steps = load_config(table.setting.config, {}).train.steps
+    for model, run in table.runs.items():
+        (flag,) = run.config_flags()
         told = load_config(flag.removeprefix("--config="), {})
-        assert config_hash(told) == config_hash(run.config)
-        assert run.config.train.batch_tokens % run.config.train_length == 0
+        length = {"paper": model.train_length, "small": model.train_length // 16}[scale]
+        assert (told.position, told.train_length) == (model.position, length)
+        assert told.train.steps == round(model.updates * steps)
+        assert told.train.batch_tokens % length == 0
 
 
 def test_lengths_strides_and_splits(tables):
@@ -99,7 +103,7 @@ def test_equal_training_time_is_fewer_updates_of_a_run_of_its_own(tables):
 def test_costs_of_the_papers_model(tables):
     table = tables[6, "paper"]
     run = next(one for one in table.sweep.runs if one.name == "alibi-L512-seed0")
-    text = describe_text(table.setting, run.config, {"valid"})
+    text = describe_text(table.setting, run.config, {"valid"}, {})
     cost = training_cost(run, text.vocab_size, DEVICES["paper"], 28_300.0)
     # 286,000 updates of 8 x 9,216 tokens at table 1's 28.3k words per second.
     assert (cost.tokens, round(cost.hours)) == (21_086_208_000, 207)
@@ -111,6 +115,18 @@ def test_costs_of_the_papers_model(tables):
     weights = 16 * 12_582_912 + 20_002 * 1_024 + 1_048_576 + 2 * 16 * 1_024 * 3_073 / 2
     assert single.tokens == 217_646
     assert single.flops == pytest.approx(217_646 * 2 * weights, rel=1e-9)
+
+
+def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
+    files = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid", "test")}
+    for split, place in files.items():
+        pathlib.Path(place).write_text(f"a b a {split}\n" * 3)
+    table = Reproduction(6, "paper", tmp_path, files=files, overrides=f"data.cache_dir={tmp_path / 'cache'}")
+    text = describe_text(table.setting, table.sweep.runs[0].config, {"valid"}, files)
+    # Four special entries, a, b and train, padded to 8; three lines of four words and their ends.
+    assert (text.vocab_size, text.tokens) == (8, {"valid": 15})
+    with pytest.raises(ValueError, match="needs --valid_file, --test_file"):
+        describe_text(table.setting, table.sweep.runs[0].config, {"valid"}, {"train": files["train"]})
 
 
 def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
@@ -131,6 +147,7 @@ def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     unknown = plan(Reproduction(9, "paper", tmp_path, overrides=thin), DEVICES["paper"], measured=True)
     assert "data.train=TRAIN" in unknown
     assert "this text's size is not published" in unknown
+    assert "231,235,584" in unknown  # not the 247M that the paper prints
 
 
 def finish(table, run_name, rows, **status):
@@ -141,7 +158,7 @@ def finish(table, run_name, rows, **status):
     directory.claim(run.config, ByteTokenizer())
     directory.release()
     steps = run.config.train.steps
-    directory.write("provenance.json", {"parameters": 246_933_504, "device_count": 8})
+    directory.write("provenance.json", {"parameters": 246_933_504, "device_count": 8, "cores": 64})
     directory.write_status("finished", step=steps, steps=steps, **({"tokens_per_second": 160_000.0} | status))
     known = {"run": run.name, "step": steps, "config_hash": config_hash(run.config)}
     append_rows(
@@ -153,8 +170,9 @@ def finish(table, run_name, rows, **status):
 def test_results_are_found_by_length_stride_and_split(tmp_path):
     table = Reproduction(7, "paper", tmp_path)
     sliding = {"mode": "sliding", "stride": 512}
-    wrong = [(3072, 99.0, {}), (3072, 98.0, sliding | {"step": 9})]  # of another stride, of a run not at its end
-    rows = [*wrong, (3072, 18.25, sliding), (3072, 19.0, sliding | {"split": "test"})]
+    # Of another stride; of a run not at its end, which doesn't replace the rows before it.
+    stride, early = (3072, 99.0, {}), (3072, 98.0, sliding | {"step": 9})
+    rows = [stride, (3072, 18.25, sliding), (3072, 19.0, sliding | {"split": "test"}), early]
     finish(table, "alibi-L512-seed0", rows)
     finish(table, "t5-L3072-seed0", [(3072, None, sliding | {"error": "out of memory"})])
     found = Results(table).compare()
@@ -169,12 +187,39 @@ def test_results_are_found_by_length_stride_and_split(tmp_path):
 
 def test_speed_and_memory_come_from_the_training(tmp_path):
     table = Reproduction(1, "paper", tmp_path)
-    finish(table, "sinusoidal-L512-seed0", [(512, 20.0, {"tokens_per_second": 90_000.0})], peak_memory_bytes=16e9)
+    speed = {"tokens_per_second": 90_000.0, "device": "TPU v5 lite x4"}
+    finish(table, "sinusoidal-L512-seed0", [(512, 20.0, speed)], peak_memory_bytes=16e9)
     found = Results(table).compare()
-    # Words per second of one of the eight devices, as the paper counts.
-    assert [entry.ours for entry in found.entries[0]] == [20_000.0, 90_000.0, 16e9]
+    # Words per second of one of the eight devices, and of the four that evaluated: the paper's are of one.
+    assert [entry.ours for entry in found.entries[0]] == [20_000.0, 22_500.0, 16e9]
+    assert "trained with 64 CPU cores" in found.caption
+    assert "is marked" not in found.caption  # there are no perplexities
     quantity = table.quantities[0, 0]
     assert (quantity.metric, found.entries[3][0].reference) == (Metric.TRAINING_SPEED, (0, 0))
+
+
+def test_a_small_table_says_what_its_lengths_are(tmp_path):
+    table = Reproduction(7, "small", tmp_path)
+    rows = [(192, 80.0, {"mode": "sliding", "stride": 32, "split": split}) for split in ("valid", "test")]
+    finish(table, "alibi-L32-seed0", rows)
+    found = Results(table).compare()
+    assert found.labels[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
+    for text in ("windows of stride 512 (32)", "split valid and test", "; sliding windows of stride 32;"):
+        assert text in found.caption
+    # 960 is the most that whole sequences of 192 leave of 1,024.
+    assert "updates of 960 tokens at L = 192 and 1,024 tokens at L = 32" in found.caption
+    assert found.caption.endswith("The best perplexity of each column is marked.")
+    assert "the paper's 35 lengths round to 30 here" in Results(Reproduction(2, "small", tmp_path)).compare().caption
+    assert Results(Reproduction(12, "small", tmp_path)).compare().header[-1] == "L_valid = 2048 (128)"
+    strides = [Results(Reproduction(number, "small", tmp_path)).compare().stride for number in (5, 7, 13)]
+    assert strides == [None, 32, 1]  # what figures say of their windows
+    assert find_setting("wikitext103", "small").scaled("stride 1, L = 1,024, 1.3B") == "stride 1, L = 1,024 (64), 1.3B"
+
+
+def test_ratios_of_table_12_are_to_the_run_trained_at_the_length(tmp_path):
+    found = Results(Reproduction(12, "paper", tmp_path)).compare()
+    references = [found.labels[entry.reference[0]][0] for entry in found.entries[1] if entry]
+    assert references == [*["Sinusoidal, L_train = 512"] * 4, *(f"Sinusoidal, L_train = {n}" for n in (1024, 2048))]
 
 
 def test_a_run_of_another_config_does_not_count(tmp_path):
@@ -187,7 +232,7 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
     table = Reproduction(2, "small", tmp_path)
     rows = [(32, 200.0, {}), (44, 190.0, {})]
     finish(table, "alibi-L32-seed0", rows)
-    text = write_table(table, {"t5-L32-seed0": "no memory"})
+    text = write_table(table, {"t5-L32-seed0": "no\n memory"})
     markdown = (table.outputs / "table02.md").read_text()
     assert markdown.startswith("**SMALL SCALE, NOT THE PAPER'S. Table 2 of the paper")
     # 712 of the paper's tokens are 44.5 here, and round to the even 44.
@@ -221,7 +266,7 @@ def test_texts_that_must_be_named(tmp_path):
         find_setting("wikitext103", "small").check_files({"train": "a.txt"})
     with pytest.raises(ValueError, match="--train_file=a,b holds a comma"):
         _ = Reproduction(2, "small", tmp_path, files={"train": "a,b"}).sweep
-    named = Reproduction(2, "small", tmp_path, files={"train": "a", "valid": "b", "test": "c"})
-    assert named.sweep.runs[0].config.data.to_dict() | {"corpus": "text", "train": "a", "valid": "b", "test": "c"} == (
-        named.sweep.runs[0].config.data.to_dict()
-    )
+    find_setting("cc100", "small").check_files({"train": "a", "valid": "b"})  # tables 11 and 12 score no test text
+    files = {"train": "a", "valid": "b", "test": "c"}
+    data = Reproduction(2, "small", tmp_path, files=files).sweep.runs[0].config.data
+    assert {key: data[key] for key in ("corpus", *files)} == {"corpus": "text"} | files

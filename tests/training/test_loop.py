@@ -119,7 +119,8 @@ def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, tmp_path: pathlib
             loop.train(config, str(tmp_path / "parts"))
     status = RunDirectory(tmp_path / "parts").status()
     assert (status["state"], status["reason"]) == ("failed", "MemoryError: no memory")
-    loop.train(config, str(tmp_path / "parts"))
+    RunDirectory(tmp_path / "parts").write_status(**(status | {"peak_memory_bytes": 2**60}))
+    assert loop.train(config, str(tmp_path / "parts"))["peak_memory_bytes"] == 2**60  # of all its processes
     assert_same(final_state(config, tmp_path / "parts"), final_state(config, tmp_path / "whole"))
 
 
