@@ -1,6 +1,7 @@
 """One layer of the decoder, on Flax's own attention layer, for any position method."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -14,7 +15,7 @@ from alibi.positions import Bias, PositionMethod
 from alibi.positions.base import KnownPositions
 from alibi.products import dot_general_for
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
     "gelu": nn.gelu,  # Flax's default, by tanh
     "gelu_exact": functools.partial(nn.gelu, approximate=False),

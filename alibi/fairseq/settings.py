@@ -175,7 +175,7 @@ def _number(
         raise ValueError(f"its settings say {said} {key}; give the .pt file that fairseq wrote")
     if not is_right(value):
         raise ValueError(f"its settings say {key}={shown(value)}, which must be {right}; it is damaged")
-    return kind(value)
+    return kind(value)  # type: ignore[arg-type]
 
 
 def _integers(value: Any) -> Any:

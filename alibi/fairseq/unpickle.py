@@ -189,7 +189,7 @@ def _check_opcodes(content: bytes) -> None:
     for opcode, argument, position in pickletools.genops(content):
         if opcode.name in EXTENSIONS:
             raise UnsafePickleError(f"its pickle has the opcode {opcode.name}, which no checkpoint needs")
-        if opcode.name in INDEXED and argument > len(content):
+        if opcode.name in INDEXED and (argument or 0) > len(content):
             raise pickle.UnpicklingError(f"entry {shown(argument)} of the memo, at byte {position}, is beyond its size")
 
 
