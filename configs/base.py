@@ -20,6 +20,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.seed = 0  # of initialization, dropout and the order of the training blocks
     config.train_length = 128  # tokens a training sequence has (the paper's L)
     config.position = "alibi"  # a name from alibi.positions.METHODS
+    config.imported_from = ""  # SHA-256 of the checkpoint that scripts/import_fairseq.py made the run of
     # Options of the position method, by the names of its class's fields (alibi/positions).
     config.position_options = ml_collections.ConfigDict()
 
