@@ -1,5 +1,7 @@
 """One layer of the decoder, on Flax's own attention layer, for any position method."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -14,7 +16,12 @@ from alibi.positions import PositionMethod
 from alibi.positions.base import KnownPositions
 from alibi.products import dot_general_for
 
-ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "silu": nn.silu}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,  # Flax's default, by tanh
+    "gelu_exact": functools.partial(nn.gelu, approximate=False),
+    "silu": nn.silu,
+}
 
 
 class Block(nn.Module):

@@ -166,7 +166,7 @@ class RunEvaluation:
         return measured and (not self.options.dump_nll or is_dump_of(self._dump_path(row), *_dumped(row)))
 
     def _dump_path(self, row: Row) -> pathlib.Path:
-        return find_path(self.output.directory, row["run"], row["eval_length"], row["stride"], *_dumped(row))
+        return find_path(self.output.directory, row["run"], *_dumped(row))
 
     def _score(self, params: PyTree, windows: Windows) -> Score:
         hidden = None if is_primary() else True  # None: only where stderr is no terminal
@@ -245,9 +245,9 @@ def _check_names(paths: Sequence[pathlib.Path]) -> None:
                 )
 
 
-def _dumped(row: Row) -> tuple[int, str, str]:
-    """What identifies a dump of `row`."""
-    return row["step"], row[TOKENS_KEY], row[CONFIG_KEY]
+def _dumped(row: Row) -> tuple[int, int, int, str, str]:
+    """What identifies a dump of `row`, besides the run's name."""
+    return row["eval_length"], row["stride"], row["step"], row[TOKENS_KEY], row[CONFIG_KEY]
 
 
 def _say(message: str) -> None:

@@ -27,7 +27,7 @@ from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState
 
 # Written beside config.json, so that training can be told the run's own config.
-CONFIG_FILE = '''"""This run's config: python train.py --config={workdir}/config.py --workdir={workdir}"""
+CONFIG_FILE = '''"""The config of the run in this directory: python train.py --config=DIR/config.py --workdir=DIR"""
 
 import json
 import pathlib
@@ -38,8 +38,10 @@ from configs import base
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    saved = json.loads((pathlib.Path(__file__).parent / "config.json").read_text())
+    folder = pathlib.Path(__file__).resolve().parent  # which may have been moved since
+    saved = json.loads((folder / "config.json").read_text())
     saved["model"]["cutoffs"] = tuple(saved["model"]["cutoffs"])
+    saved["data"]["tokenizer_file"] = str(folder / "tokenizer" / "dict.txt")
     return base.apply(ml_collections.ConfigDict(saved), arg)
 '''
 
@@ -87,11 +89,12 @@ def import_run(
             raise ValueError(f"checkpoint {os.fspath(checkpoint)} can't be used: {error}") from error
         settings = dataclasses.replace(settings, position=position or settings.position)
         tokenizer = _read_tokenizer(dictionary, sizes.vocab_size)
-        config = _complete(config, sizes, settings, run.path)
+        sha256 = _sha256(checkpoint)
+        config = _complete(config, sizes, settings, run.path, sha256)
         state = _state(config, params, sizes.vocab_size, settings.updates)
         parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
         provenance = make_provenance(
-            imported_from={"checkpoint": os.fspath(checkpoint), "sha256": _sha256(checkpoint)},
+            imported_from={"checkpoint": os.fspath(checkpoint), "sha256": sha256},
             parameters=parameters,
             vocab_size=sizes.vocab_size,
             corpus={},
@@ -104,7 +107,9 @@ def _read(content: Any) -> tuple[Architecture, Settings, PyTree]:
     tensors = content.get("model") if isinstance(content, Mapping) else None
     if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ValueError("it holds no tensors under `model`; give the .pt file that fairseq wrote")
-    arrays = {str(name): tensor.read() for name, tensor in tensors.items()}
+    if not all(isinstance(name, str) for name in tensors):
+        raise ValueError("it holds tensors whose names are no strings; give the .pt file that fairseq wrote")
+    arrays = {name: tensor.read() for name, tensor in tensors.items()}
     sizes = architecture(arrays)
     settings = read_settings(content, sizes)
     return sizes, settings, to_params(arrays, settings.num_heads)
@@ -121,11 +126,12 @@ def _read_tokenizer(dictionary: str | os.PathLike[str], vocab_size: int) -> Word
 
 
 def _complete(
-    config: ml_collections.ConfigDict, sizes: Architecture, settings: Settings, workdir: pathlib.Path
+    config: ml_collections.ConfigDict, sizes: Architecture, settings: Settings, workdir: pathlib.Path, sha256: str
 ) -> ml_collections.ConfigDict:
     """`config` with all that the checkpoint says."""
     config = config.copy_and_resolve_references()
     config.update(seed=settings.seed, train_length=settings.train_length, position=settings.position)
+    config.imported_from = sha256
     config.position_options = ml_collections.ConfigDict()
     config.model.update(sizes.config)
     config.model.update(settings.rates)
@@ -169,7 +175,7 @@ def _write(
         made.claim(config, tokenizer)
         made.release()
         made.write("provenance.json", about)
-        (made.path / "config.py").write_text(CONFIG_FILE.format(workdir=run.path))
+        (made.path / "config.py").write_text(CONFIG_FILE)
         with Checkpoints(made.checkpoints) as checkpoints:
             checkpoints.save(state, updates, about)
         finished = updates >= config.train.steps

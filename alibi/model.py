@@ -43,7 +43,7 @@ class DecoderLM(nn.Module):
       num_layers: blocks.
       position: the position method; it holds width, num_heads and train_length.
       feed_forward: hidden features of the feed-forward layers.
-      activation: relu, gelu or silu.
+      activation: a name from `alibi.block.ACTIVATIONS`.
       dropout, attention_dropout, activation_dropout: rates.
       bands: of adaptive embeddings; None: one matrix, tied.
       final_norm: a layer norm after the last layer.

@@ -89,8 +89,8 @@ class RunDirectory:
         """Keys that define a run and that `config` sets otherwise than the run that is here, to (there, now)."""
         if not (self.path / "config.json").exists():
             return {}
-        old, new = flatten(self.config()), flatten(config)
-        keys = sorted(key for key in old.keys() | new.keys() if not may_differ(key))
+        old, new = _defining(self.config()), _defining(config)
+        keys = sorted(old.keys() | new.keys())
         return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
     def check_corpus(self, manifests: dict[str, dict[str, Any]]) -> None:
@@ -110,8 +110,14 @@ class RunDirectory:
         """Locks the directory for this process and writes the config and, once, the tokenizer.
 
         Raises:
-          ValueError: another process is training here.
+          ValueError: another process is training here, or the tokenizer that is here is another.
         """
+        saved = (self.path / "tokenizer").exists()
+        if saved and self.tokenizer().fingerprint() != tokenizer.fingerprint():
+            raise ValueError(
+                f"the tokenizer of the run in {self.path} is another than that of data.tokenizer_file or of the train "
+                "text now; give the one that is there, or use another --workdir"
+            )
         self._lock = (self.path / ".lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +126,7 @@ class RunDirectory:
         except OSError:
             pass  # a file system without locks
         self.write("config.json", config.to_dict())
-        if not (self.path / "tokenizer").exists():
+        if not saved:
             tokenizer.save(self.path / "tokenizer")
 
     def release(self) -> None:
@@ -157,8 +163,17 @@ def may_differ(key: str) -> bool:
 
 def config_hash(config: ml_collections.ConfigDict) -> str:
     """Twelve hex digits that are the same for configs of the same run: those that differ only where they may."""
-    what = {key: value for key, value in flatten(config).items() if not may_differ(key)}
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(_defining(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _defining(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The leaves that say what a run computes, by dotted key."""
+    leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
+    if "data.tokenizer_file" in leaves:
+        leaves["data.tokenizer_file"] = ""  # where it lies; `RunDirectory.claim` compares what it holds
+    if leaves.get("imported_from") == "":
+        del leaves["imported_from"]  # as in the configs of runs that are older than the key
+    return leaves
 
 
 def flatten(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -20,6 +20,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.seed = 0  # of initialization, dropout and the order of the training blocks
     config.train_length = 128  # tokens a training sequence has (the paper's L)
     config.position = "alibi"  # a name from alibi.positions.METHODS
+    config.imported_from = ""  # SHA-256 of the checkpoint that scripts/import_fairseq.py made the run of
     # Options of the position method, by the names of its class's fields (alibi/positions).
     config.position_options = ml_collections.ConfigDict()
 
@@ -28,7 +29,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.model.width = 128  # features of the residual stream
     config.model.num_heads = 8  # must divide width
     config.model.feed_forward = 512  # hidden features of the feed-forward layers
-    config.model.activation = "relu"  # relu (the paper's), gelu or silu
+    config.model.activation = "relu"  # relu (the paper's), gelu (by tanh), gelu_exact (by erf) or silu
     config.model.final_norm = True  # a layer norm after the last layer; the paper's models have none
     config.model.norm_epsilon = 1e-6  # added to the variance in layer norms; 1e-5 in the paper's code
     config.model.initialization = "xavier"  # xavier: all matrices, biases 0; paper: see alibi/initialization.py

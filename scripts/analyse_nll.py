@@ -5,7 +5,8 @@
     python scripts/analyse_nll.py --dumps='OUT/nll/*.npz' --output_dir=OUT
 
 Writes OUT/by_context.jsonl and OUT/by_context.png, and prints what of each gain of longer
-blocks is explained by fewer tokens with short context.
+blocks is explained by fewer tokens with short context. Texts are told apart by the first
+digits of their tokens' SHA-256.
 """
 
 import glob
@@ -39,14 +40,15 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "by_context.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     draw_by_context(rows, folder / "by_context.png")
-    print("| run | blocks of | gain, nats | explained by context lengths | by a sliding window |")
-    print("|:----|----------:|-----------:|-----------------------------:|--------------------:|")
+    print("| run | updates | text | blocks of | gain, nats | explained by context lengths | by a sliding window |")
+    print("|:----|--------:|:-----|----------:|-----------:|-----------------------------:|--------------------:|")
     for row in rows:
         if row["analysis"] == "early_token_curse":
             shares = (row["composition_share"], row["sliding_share"])
             told = " | ".join("-" if share is None else f"{share:.0%}" for share in shares)
             lengths = f"{row['eval_length']:,} to {row['longer_length']:,}"
-            print(f"| {row['run']} | {lengths} | {row['gain_nats']:.4f} | {told} |")
+            of = f"{row['run']} | {row['step']:,} | {row['tokens_sha256'][:8]}"
+            print(f"| {of} | {lengths} | {row['gain_nats']:.4f} | {told} |")
     return 0
 
 

@@ -161,8 +161,9 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     evaluate_runs([alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False))
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
-    assert is_dump_of(dump, 5, expected.tokens_sha256, expected.config_hash)
-    assert not is_dump_of(dump, 3, expected.tokens_sha256, expected.config_hash)
+    assert is_dump_of(dump, 16, 16, 5, expected.tokens_sha256, expected.config_hash)
+    assert not is_dump_of(dump, 16, 16, 3, expected.tokens_sha256, expected.config_hash)
+    assert not is_dump_of(dump, 16, 8, 5, expected.tokens_sha256, expected.config_hash)
 
 
 def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alibi_run):

@@ -1,28 +1,34 @@
 """A checkpoint of the paper's own code as a work directory: what it computes, and what cannot become one."""
 
+import hashlib
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import optax
 import pytest
 
+from alibi.data.tokenizers import WordTokenizer
 from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.extrapolation import Options, evaluate_runs
 from alibi.imported import import_run
 from alibi.model import build_model
-from alibi.runs import RunDirectory
+from alibi.runs import RunDirectory, config_hash
 from alibi.trained import TrainedRun
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
+from alibi.training.schedules import make_schedule
 from alibi.training.setup import check_config, prepare_files
 from alibi.training.sharding import make_mesh
 from alibi.training.state import abstract_state
-from configs import wikitext103
+from configs import base, wikitext103
 from tests.fairseq.test_archive import rewrite
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -97,18 +103,57 @@ def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, 
 
 def test_training_takes_it_for_its_own(imported):
     """By the config file that lies in it: the state after 150 updates, at the learning rate of the 151st."""
-    namespace = {"__file__": str(imported.run.path / "config.py")}
-    exec((imported.run.path / "config.py").read_text(), namespace)
-    config = namespace["get_config"]()
+    config = config_in(imported.run.path)
     assert imported.run.differing(config) == {}
     check_config(config, make_mesh(config.mesh))
     assert prepare_files(config.data)["train"].manifest.vocab_size == 96  # its dictionary, not one made of the text
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    abstract = abstract_state(build_model(config, 96), optimizer, make_mesh(config.mesh))
+    abstract = abstract_state(build_model(config, 96), optimizer, make_mesh(config.mesh, jax.devices()[:1]))
     with Checkpoints(imported.run.checkpoints, read_only=True) as checkpoints:
         state = checkpoints.restore(checkpoints.latest, abstract)
     assert int(state.step) == int(optax.tree_utils.tree_get(state.opt_state, "count")) == 150
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(optax.tree_utils.tree_get(state.opt_state, "trace")))
+    # Nesterov's first step goes 1 + momentum times as far as the rate; the gradient is clipped to its norm.
+    gradient = jax.tree.map(jnp.ones_like, state.params)
+    change, _ = jax.jit(optimizer.update)(gradient, state.opt_state, state.params)
+    rate = float(make_schedule(config.optimizer, config.train.steps)(150))
+    length = rate * (1 + config.optimizer.momentum) * config.optimizer.clip_norm
+    assert optax.tree.norm(change) == pytest.approx(length, rel=1e-4)
+    assert length > 1e-4  # at update 0 it would be 1e-7 times as much
+
+
+def config_in(workdir):
+    """By the file that the import writes, as train.py reads it."""
+    namespace = {"__file__": str(workdir / "config.py")}
+    exec((workdir / "config.py").read_text(), namespace)
+    return namespace["get_config"]()
+
+
+def test_a_work_directory_that_was_moved_is_the_same_run(imported, tmp_path):
+    moved = RunDirectory(shutil.copytree(imported.run.path, tmp_path / "moved"))
+    config = config_in(moved.path)
+    assert config.data.tokenizer_file == str(moved.path / "tokenizer" / "dict.txt")
+    assert moved.differing(config) == {}
+    assert config_hash(config) == config_hash(imported.run.config())
+    tokenizer = moved.tokenizer()
+    moved.claim(config, tokenizer)
+    moved.release()
+    with pytest.raises(ValueError, match=r"the tokenizer of the run in .* is another than that of"):
+        moved.claim(config, WordTokenizer(tokenizer.symbols[::-1], tokenizer.counts))
+
+
+def test_the_config_tells_runs_of_two_checkpoints_apart(imported):
+    """Provenance is written anew by training; the config stays, and rows of results are known by its hash."""
+    config = imported.run.config()
+    assert config.imported_from == hashlib.sha256(CHECKPOINT.read_bytes()).hexdigest()
+    other = config.copy_and_resolve_references()
+    other.imported_from = "0" * 64
+    assert config_hash(other) != config_hash(config)
+    assert imported.run.differing(other) == {"imported_from": (config.imported_from, "0" * 64)}
+    trained = base.get_config()
+    older = trained.to_dict()
+    del older["imported_from"]
+    assert config_hash(ml_collections.ConfigDict(older)) == config_hash(trained)
 
 
 def renamed(old, new):
@@ -128,6 +173,10 @@ def renamed(old, new):
         (renamed(b"optimizer_history", b"optimizer_mystery"), "saved after None updates"),
         (renamed(b"cfg", b"cfx"), "it has no settings"),
         (renamed(b"model", b"modal"), "no tensors under `model`"),
+        (
+            lambda path: rewrite(path, lambda name, content: None if name == "data/2" else content),
+            "can't be used: it is damaged: data/2 is missing in it; fetch it again",
+        ),
     ],
 )
 def test_another_checkpoint_is_one_line_and_leaves_nothing(tmp_path, make, message):
@@ -135,13 +184,15 @@ def test_another_checkpoint_is_one_line_and_leaves_nothing(tmp_path, make, messa
     with pytest.raises(ValueError, match=message) as error:
         import_run(tmp_path / "x.pt", DICTIONARY, tmp_path / "run", config_of(tmp_path))
     assert "\n" not in str(error.value)
+    assert str(error.value).count("x.pt") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
 
 
-def test_another_dictionary_is_refused(tmp_path):
+def test_another_dictionary_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # no shell expands the ~ in --dictionary=~/dict.txt
     (tmp_path / "dict.txt").write_text("".join(DICTIONARY.read_text().splitlines(keepends=True)[:-8]))
     with pytest.raises(ValueError, match=r"has 88 entries .* and the checkpoint 96; give the dict\.txt"):
-        import_run(CHECKPOINT, tmp_path / "dict.txt", tmp_path / "run", config_of(tmp_path))
+        import_run(CHECKPOINT, "~/dict.txt", tmp_path / "run", config_of(tmp_path))
     assert not (tmp_path / "run").exists()
 
 
@@ -153,12 +204,16 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
-def test_the_position_method_can_be_named(tmp_path):
+def test_the_position_method_can_be_named(tmp_path, expected):
     """Without max_tokens the checkpoint is not the fork's; and the user has the last word."""
     renamed(b"max_tokens", b"max_tokenz")(tmp_path / "x.pt")
     config = config_of(tmp_path)
     made = import_run(tmp_path / "x.pt", DICTIONARY, tmp_path / "sinusoidal", config)
     assert made.run.config().position == "sinusoidal"
+    named = import_run(CHECKPOINT, DICTIONARY, tmp_path / "named", config, position="sinusoidal")
+    assert named.run.config().position == "sinusoidal"
+    found = score(TrainedRun(named.run.path), expected["targets"][:64], 16, 16)
+    assert np.abs(found - expected["nll/length=16,stride=16"][:64]).max() > 0.1
     with pytest.raises(ValueError, match="position='rotary' is unknown; use one of alibi, sinusoidal, none"):
         import_run(CHECKPOINT, DICTIONARY, tmp_path / "other", config, position="rotary")
 

@@ -34,7 +34,7 @@ def read_dictionary(path: str | os.PathLike) -> tuple[list[str], list[int]]:
     symbols, counts = list(SPECIALS), [0] * len(SPECIALS)
     try:
         # Only "\n" ends a line: words may hold other characters that Python calls line breaks.
-        lines = pathlib.Path(path).read_bytes().decode("utf-8").rstrip("\n").split("\n")
+        lines = pathlib.Path(path).expanduser().read_bytes().decode("utf-8").rstrip("\n").split("\n")
     except OSError as error:
         raise ValueError(f"the dictionary {path} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,9 +26,15 @@ class Measured:
     """One text scored by one run at one length and stride."""
 
     run: str
-    length: int
-    stride: int
     dump: Dump
+
+    @property
+    def length(self) -> int:
+        return self.dump.length
+
+    @property
+    def stride(self) -> int:
+        return self.dump.stride
 
     @property
     def nll(self) -> Float[np.ndarray, " tokens"]:
@@ -51,18 +58,32 @@ class Measured:
 
 
 def read_measured(path: str | os.PathLike[str]) -> Measured:
-    """The dump in `path`, which `eval_extrapolation.py --dump_nll` named; ValueError for any other file."""
+    """The dump in `path`, which `eval_extrapolation.py --dump_nll` named.
+
+    Raises:
+      ValueError: any other file, or a dump whose name says another length or stride than it has.
+    """
     path = pathlib.Path(path)
     name = _NAME.fullmatch(path.stem)
     if not name:
         raise ValueError(
             f"{path} is not named RUN-length=l-stride=s.npz, as eval_extrapolation.py --dump_nll names dumps"
         )
-    return Measured(name["run"], int(name["length"]), int(name["stride"]), read_dump(path))
+    dump, said = read_dump(path), (int(name["length"]), int(name["stride"]))
+    if said != (dump.length, dump.stride):
+        raise ValueError(
+            f"{path} holds a dump of length={dump.length} and stride={dump.stride}; give it the name that it had"
+        )
+    return Measured(name["run"], dump)
 
 
 def analyse(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Rows of two kinds: NLL by context of each dump, and the curse for each two lengths of a run and text."""
+    """Rows of two kinds: NLL by context of each dump, and the curse for each two lengths of a run and text.
+
+    Raises:
+      ValueError: two dumps of the same run, text, length and stride.
+    """
+    _check_each_once(measured)
     rows = [row for one in measured for row in by_context(one)]
     blocks = sorted((one for one in measured if one.stride == one.length), key=lambda one: one.length)
     for short in blocks:
@@ -70,6 +91,16 @@ def analyse(measured: Sequence[Measured]) -> list[dict[str, Any]]:
             if short.of == long.of and short.length < long.length:
                 rows.append(early_token_curse(short, long, [one for one in measured if one.of == short.of]))
     return rows
+
+
+def _check_each_once(measured: Sequence[Measured]) -> None:
+    found = Counter((one.of, one.length, one.stride) for one in measured)
+    for ((run, step, tokens_sha256, _), length, stride), times in found.items():
+        if times > 1:
+            raise ValueError(
+                f"{times} dumps are of {run} after {step:,} updates at length={length} and stride={stride}, of the "
+                f"text {tokens_sha256[:8]}; give one of them"
+            )
 
 
 def by_context(measured: Measured) -> list[dict[str, Any]]:

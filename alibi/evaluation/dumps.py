@@ -21,6 +21,7 @@ class Dump:
     Attributes:
       nll_nats: float32.
       targets: int32.
+      length, stride: of the windows, in tokens.
       step: updates of the checkpoint that scored them.
       tokens_sha256: of the token file, so that a dump of another text isn't taken for this one.
       config_hash: of the run, so that a dump of another run of its name isn't either.
@@ -28,6 +29,8 @@ class Dump:
 
     nll_nats: Float[np.ndarray, " tokens"]
     targets: Int[np.ndarray, " tokens"]
+    length: int
+    stride: int
     step: int
     tokens_sha256: str
     config_hash: str
@@ -43,7 +46,7 @@ def find_path(
     """
     folder, name = pathlib.Path(directory) / "nll", f"{run}-length={length}-stride={stride}"
     path = folder / f"{name}.npz"
-    if _identity(path) in (None, (step, tokens_sha256, config_hash)):
+    if _identity(path) in (None, (length, stride, step, tokens_sha256, config_hash)):
         return path
     key = hashlib.sha256(f"{tokens_sha256} {config_hash}".encode()).hexdigest()[:8]
     return folder / f"{name}-step={step}-{key}.npz"
@@ -71,12 +74,12 @@ def read_dump(path: pathlib.Path) -> Dump:
         raise ValueError(f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll") from error
 
 
-def is_dump_of(path: pathlib.Path, step: int, tokens_sha256: str, config_hash: str) -> bool:
-    """Whether `path` holds a whole dump of that checkpoint, text and config."""
-    return _identity(path) == (step, tokens_sha256, config_hash)
+def is_dump_of(path: pathlib.Path, length: int, stride: int, step: int, tokens_sha256: str, config_hash: str) -> bool:
+    """Whether `path` holds a whole dump of those windows, and of that checkpoint, text and config."""
+    return _identity(path) == (length, stride, step, tokens_sha256, config_hash)
 
 
-def _identity(path: pathlib.Path) -> tuple[int, str, str] | None:
+def _identity(path: pathlib.Path) -> tuple[int, int, int, str, str] | None:
     """What the dump is of, without its arrays; None where there is none or it was cut: the table of a .npz ends it."""
     try:
         with np.load(path) as arrays:
@@ -85,5 +88,6 @@ def _identity(path: pathlib.Path) -> tuple[int, str, str] | None:
         return None
 
 
-def _identity_in(arrays: Mapping[str, np.ndarray]) -> tuple[int, str, str]:
-    return int(arrays["step"]), str(arrays["tokens_sha256"]), str(arrays["config_hash"])
+def _identity_in(arrays: Mapping[str, np.ndarray]) -> tuple[int, int, int, str, str]:
+    length, stride, step = (int(arrays[key]) for key in ("length", "stride", "step"))
+    return length, stride, step, str(arrays["tokens_sha256"]), str(arrays["config_hash"])

@@ -1,6 +1,5 @@
 """A PyTorch checkpoint file: a zip archive of one pickle and the storages of its tensors."""
 
-import io
 import os
 import pathlib
 import zipfile
@@ -23,7 +22,8 @@ class Archive:
 
     Raises:
       ValueError: no PyTorch checkpoint, one of before PyTorch 1.6, truncated, damaged, or
-        one that was made to run code; when it is opened, and when a storage is read.
+        one that was made to run code; when it is opened. When a storage is read the message
+        lacks the file's name: it is for who reads many to say it.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -33,9 +33,9 @@ class Archive:
         try:
             self._folder = self._find_folder()
             self.content = self._unpickle()
-        except ValueError:
+        except ValueError as error:
             self._zip.close()
-            raise
+            raise ValueError(f"checkpoint {self._path} can't be used: {error}") from error
 
     def __enter__(self) -> "Archive":
         return self
@@ -63,18 +63,15 @@ class Archive:
         found = [name for name in self._zip.namelist() if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
             raise ValueError(
-                f"checkpoint {self._path} is no PyTorch checkpoint: the archive has {len(found)} files */data.pkl and "
-                "needs 1; give the .pt file that fairseq wrote"
+                f"it is no PyTorch checkpoint: the archive has {len(found)} files */data.pkl and needs 1; "
+                "give the .pt file that fairseq wrote"
             )
         return found[0].removesuffix("data.pkl")
 
     def _unpickle(self) -> Any:
         if f"{self._folder}byteorder" in self._zip.namelist() and self._read("byteorder", 16) != b"little":
-            raise ValueError(f"checkpoint {self._path} is big-endian; save it again on a usual machine")
-        try:
-            return unpickle(io.BytesIO(self._read("data.pkl", PICKLE_BYTES)), self._load)
-        except ValueError as error:
-            raise ValueError(f"checkpoint {self._path} can't be used: {error}") from error
+            raise ValueError("it is big-endian; save it again on a usual machine")
+        return unpickle(self._read("data.pkl", PICKLE_BYTES), self._load)
 
     def _load(self, storage: Storage) -> Shaped[np.ndarray, " numbers"]:
         if storage not in self._loaded:
@@ -82,7 +79,7 @@ class Archive:
             content = self._read(f"data/{storage.key}", needed)
             if len(content) != needed:
                 raise ValueError(
-                    f"checkpoint {self._path} is damaged: storage {storage.key} has {len(content):,} bytes "
+                    f"it is damaged: storage {storage.key} has {len(content):,} bytes "
                     f"and {storage.size:,} {storage.dtype} need {needed:,}; fetch it again"
                 )
             self._loaded[storage] = np.frombuffer(content, storage.dtype)
@@ -93,17 +90,17 @@ class Archive:
         try:
             return self._zip.read(info)
         except (zipfile.BadZipFile, OSError, EOFError, RuntimeError) as error:
-            raise ValueError(f"checkpoint {self._path} is damaged ({error}); fetch it again") from error
+            raise ValueError(f"it is damaged ({error}); fetch it again") from error
 
     def _info(self, name: str, most: int) -> zipfile.ZipInfo:
         """The archive's entry, which PyTorch never compresses: so no small file takes much memory."""
         try:
             info = self._zip.getinfo(self._folder + name)
         except KeyError:
-            raise ValueError(f"checkpoint {self._path} is damaged: {name} is missing in it; fetch it again") from None
+            raise ValueError(f"it is damaged: {name} is missing in it; fetch it again") from None
         if info.compress_type != zipfile.ZIP_STORED or info.file_size > most:
             raise ValueError(
-                f"checkpoint {self._path} is damaged: {name} has {info.file_size:,} bytes and at most {most:,}, "
+                f"it is damaged: {name} has {info.file_size:,} bytes and at most {most:,}, "
                 "uncompressed, are right; fetch it again"
             )
         return info

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from alibi.fairseq.unpickle import shown
+
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 Tree = dict[str, Any]
 
@@ -45,7 +47,6 @@ class Architecture:
             **{key: getattr(self, key) for key in same},
             "embedding": "adaptive" if self.cutoffs else "tied",
             **(adaptive if self.cutoffs else {}),
-            "activation": "relu",
             "norm_epsilon": 1e-5,
             "initialization": "paper",
         }
@@ -57,7 +58,7 @@ def architecture(tensors: Tensors) -> Architecture:
     The number of heads and the position method leave no trace in them.
 
     Raises:
-      ValueError: tensors that are not those of a decoder language model.
+      ValueError: tensors that are not those of a decoder language model, or whose bands get wider.
     """
     layers = {int(found[1]) for name in tensors if (found := re.match(r"decoder\.layers\.(\d+)\.", name))}
     bands = sum(name.startswith(f"{EMBEDDINGS}.embeddings.") and name.endswith(".0.weight") for name in tensors)
@@ -65,6 +66,11 @@ def architecture(tensors: Tensors) -> Architecture:
     embedding = embedding or [_matrix(tensors, f"{EMBEDDINGS}.weight")]
     ends = np.cumsum([len(band) for band in embedding]).tolist()
     widths = [band.shape[1] for band in embedding]
+    if bands > 1 and widths[1] > widths[0]:
+        raise ValueError(
+            f"the checkpoint's bands of words are {widths} wide, and each must be narrower than the one before; "
+            "it is damaged or of another architecture"
+        )
     return Architecture(
         num_layers=len(layers),
         width=widths[0],
@@ -114,7 +120,14 @@ class _Taker:
                 "it is damaged or of another architecture"
             )
         self._left.discard(name)
-        return np.asarray(tensor, np.float32)
+        numbers = np.asarray(tensor, np.float32)
+        wrong = numbers.size - int(np.isfinite(numbers).sum())
+        if wrong:
+            raise ValueError(
+                f"tensor {name} of the checkpoint has {wrong:,} of {numbers.size:,} values that are infinite or no "
+                "number; its training diverged, or it is damaged: use an earlier checkpoint"
+            )
+        return numbers
 
     def same(self, name: str, tied: Float[np.ndarray, "..."]) -> None:
         """Takes a tensor that is a copy of another one."""
@@ -126,7 +139,7 @@ class _Taker:
 
     def check_all_taken(self) -> None:
         if self._left:
-            names = sorted(self._left)
+            names = [shown(name)[1:-1] for name in sorted(self._left)]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise ValueError(
                 f"the checkpoint has tensors that the model has no place for: {', '.join(names[:3])}{more}; "

@@ -2,11 +2,11 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from alibi.fairseq.parameters import Architecture
-from alibi.fairseq.unpickle import Record
+from alibi.fairseq.unpickle import Record, shown
 
 # Settings without which this project's model is another one than the checkpoint's.
 NEEDED = {
@@ -18,6 +18,9 @@ NEEDED = {
     "base_layers": 0,
 }
 POSITIONS = ("alibi", "sinusoidal", "none")
+# fairseq's gelu is the exact form, and its other two names are the tanh form that is Flax's default.
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu_exact", "gelu_fast": "gelu", "gelu_accurate": "gelu", "swish": "silu"}
+MOST = 2**31 - 1  # of updates and lengths, which are int32 in training
 
 
 class _Absent(enum.Enum):
@@ -55,23 +58,21 @@ def read_settings(content: Any, sizes: Architecture) -> Settings:
     _check_architecture(model)
     _check_sizes(model, sizes)
     position, reason = _position(content, model)
-    updates = _updates(content)
     return Settings(
-        num_heads=_number(model, "decoder_attention_heads", int),
+        num_heads=_count(model, "decoder_attention_heads"),
         position=position,
         position_reason=reason,
-        train_length=_number(model, "tokens_per_sample", int),
-        activation=str(_get(model, "activation_fn", "relu")),
+        train_length=_count(model, "tokens_per_sample"),
+        activation=_activation(model),
         rates={
-            "dropout": _number(model, "dropout", float),
-            "attention_dropout": _number(model, "attention_dropout", float),
+            "dropout": _rate(model, "dropout"),
+            "attention_dropout": _rate(model, "attention_dropout"),
             # Older versions know the second name only.
-            "activation_dropout": _number(model, "activation_dropout", float)
-            or _number(model, "relu_dropout", float, 0.0),
-            "softmax_dropout": _number(model, "adaptive_softmax_dropout", float) if sizes.cutoffs else 0.0,
+            "activation_dropout": _rate(model, "activation_dropout", 0.0) or _rate(model, "relu_dropout", 0.0),
+            "softmax_dropout": _rate(model, "adaptive_softmax_dropout") if sizes.cutoffs else 0.0,
         },
-        seed=_number(common, "seed", int),
-        updates=updates,
+        seed=_number(common, "seed", int, lambda seed: 0 <= seed < 2**32, "from 0 to 2**32 - 1"),
+        updates=_updates(content),
     )
 
 
@@ -97,12 +98,12 @@ def _check_architecture(model: Mapping[str, Any]) -> None:
     name = _get(model, "_name", _get(model, "arch", None))
     if not isinstance(name, str) or not name.startswith("transformer_lm"):
         raise ValueError(
-            f"it is of the architecture {name!r}; only fairseq's transformer_lm and its variants can be read"
+            f"it is of the architecture {shown(name)}; only fairseq's transformer_lm and its variants can be read"
         )
     for key, needed in NEEDED.items():
         found = _get(model, key, needed)
         if found != needed:
-            raise ValueError(f"it was trained with {key}={found!r}; only models with {key}={needed!r} can be read")
+            raise ValueError(f"it was trained with {key}={shown(found)}; only models with {key}={needed!r} can be read")
 
 
 def _check_sizes(model: Mapping[str, Any], sizes: Architecture) -> None:
@@ -121,7 +122,7 @@ def _check_sizes(model: Mapping[str, Any], sizes: Architecture) -> None:
             said = _integers(said)
         if said != found:
             raise ValueError(
-                f"its settings say {key}={said!r} and its tensors {found!r}: tensors are missing or surplus, "
+                f"its settings say {key}={shown(said)} and its tensors {shown(found)}: tensors are missing or surplus, "
                 "or it is of another architecture"
             )
 
@@ -138,16 +139,42 @@ def _position(content: Any, model: Mapping[str, Any]) -> tuple[str, str]:
 def _updates(content: Any) -> int:
     history = _get(content, "optimizer_history", None)
     updates = _get(history[-1], "num_updates", None) if isinstance(history, list) and history else None
-    if type(updates) is not int or updates < 1:
-        raise ValueError(f"it was saved after {updates!r} updates (optimizer_history); a trained one has at least 1")
+    if type(updates) is not int or not 1 <= updates <= MOST:
+        raise ValueError(
+            f"it was saved after {shown(updates)} updates (optimizer_history); a trained one has from 1 to {MOST:,}"
+        )
     return updates
 
 
-def _number(section: Mapping[str, Any], key: str, kind: type, default: Any = _Absent.ABSENT) -> Any:
+def _activation(model: Mapping[str, Any]) -> str:
+    name = _get(model, "activation_fn", "relu")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ValueError(f"it has the activation {shown(name)}; only {', '.join(ACTIVATIONS)} can be read")
+    return ACTIVATIONS[name]
+
+
+def _count(section: Mapping[str, Any], key: str) -> int:
+    return _number(section, key, int, lambda count: 1 <= count <= MOST, f"from 1 to {MOST:,}")
+
+
+def _rate(section: Mapping[str, Any], key: str, default: Any = _Absent.ABSENT) -> float:
+    return _number(section, key, float, lambda rate: 0 <= rate < 1, "from 0 to below 1", default)
+
+
+def _number(
+    section: Mapping[str, Any],
+    key: str,
+    kind: type,
+    is_right: Callable[[Any], bool],
+    right: str,
+    default: Any = _Absent.ABSENT,
+) -> Any:
     value = _get(section, key, default)
     if type(value) is not kind and not (kind is float and type(value) is int):
-        said = "nothing of" if value is _Absent.ABSENT else f"{key}={value!r} in place of a number as"
+        said = "nothing of" if value is _Absent.ABSENT else f"{key}={shown(value)} in place of a number as"
         raise ValueError(f"its settings say {said} {key}; give the .pt file that fairseq wrote")
+    if not is_right(value):
+        raise ValueError(f"its settings say {key}={shown(value)}, which must be {right}; it is damaged")
     return kind(value)  # type: ignore[arg-type]
 
 
@@ -156,7 +183,7 @@ def _integers(value: Any) -> Any:
     parts = value.strip("[]()").split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         return value
-    return [int(part) if str(part).strip().isdecimal() else part for part in parts]
+    return [int(part) if isinstance(part, str) and part.strip().isdecimal() else part for part in parts]
 
 
 def _get(mapping: Any, key: str, default: Any) -> Any:

@@ -2,10 +2,14 @@
 
 import builtins
 import dataclasses
+import io
+import math
 import pickle
+import pickletools
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -27,10 +31,21 @@ STORAGES = {
 # is refused, since only a pickle that was made to run code has one.
 HARMLESS_MODULES = ("argparse", "collections", "datetime", "decimal", "enum", "pathlib", "typing", "uuid")
 HARMLESS = ("copyreg._reconstructor", "_codecs.encode")
+# Python makes room for all entries of its memo up to the one that these name.
+INDEXED = ("PUT", "BINPUT", "LONG_BINPUT")
+EXTENSIONS = ("EXT1", "EXT2", "EXT4")  # look classes up in a registry, past `find_class`
+LARGEST = 2**48  # of sizes, strides and offsets: beyond any file, and in bytes still an int64
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
 
 
 class UnsafePickleError(ValueError):
     """The pickle names a function that no checkpoint needs."""
+
+
+def shown(value: Any) -> str:
+    """`value`, which a pickle may have made of any size and depth, in a few words of one line."""
+    return _SHORT.repr(value)
 
 
 class Record:
@@ -71,22 +86,44 @@ class PlainDict(dict):
 
     def __setstate__(self, state: Any) -> None: ...
 
+    def __repr__(self) -> str:  # that of a dict would write out all it holds, however deep
+        return f"<OrderedDict of {len(self)}>"
+
+
+class Stateless:
+    """What a pickle may hold but not alter: without this it could set attributes past all checks."""
+
+    def __setstate__(self, state: Any) -> NoReturn:
+        raise pickle.UnpicklingError(f"it sets attributes of a {type(self).__name__}")
+
 
 @dataclasses.dataclass(frozen=True)
-class Storage:
-    """Numbers of one type, in the file under `key`."""
+class Storage(Stateless):
+    """Numbers of one type, in the file under `key`.
+
+    Raises:
+      ValueError: a key that is no number as a str, or a size that is none.
+    """
 
     key: str
     dtype: np.dtype
     size: int
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.key, str) and self.key.isdecimal() and len(self.key) < 100 and _is_size(self.size)):
+            raise ValueError(
+                f"a storage has the key {shown(self.key)} and the size {shown(self.size)}; "
+                "a numeral as a str and an int of at least 0 are needed"
+            )
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(Stateless):
     """A view of a storage, which `read` loads; strides and offset count numbers.
 
     Raises:
-      ValueError: a view that reaches beyond its storage.
+      ValueError: a view that reaches beyond its storage, or has more numbers than it: none
+        that is expanded (stride 0), which a small file could make fill the memory.
     """
 
     storage: Storage
@@ -96,13 +133,20 @@ class Tensor:
     load: Callable[[Storage], Shaped[np.ndarray, " numbers"]] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        sizes = (self.offset, *self.shape, *self.strides)
-        whole = all(type(size) is int and size >= 0 for size in sizes) and len(self.shape) == len(self.strides)
-        last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=False))
-        if not whole or (0 not in self.shape and last >= self.storage.size):
+        whole = isinstance(self.storage, Storage) and all(map(_is_size, (self.offset, *self.shape, *self.strides)))
+        if not whole or len(self.shape) != len(self.strides):
             raise ValueError(
-                f"a tensor of shape {self.shape} and strides {self.strides} from {self.offset} on "
-                f"doesn't lie in its storage of {self.storage.size} numbers"
+                f"a tensor has the shape {shown(self.shape)}, the strides {shown(self.strides)} and the offset "
+                f"{shown(self.offset)} in {shown(self.storage)}; ints of at least 0 and a storage are needed"
+            )
+        self._check_lies_in(self.storage.size)
+
+    def _check_lies_in(self, size: int) -> None:
+        last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        if 0 not in self.shape and (last >= size or math.prod(self.shape) > size):
+            raise ValueError(
+                f"a tensor of shape {shown(self.shape)} and strides {shown(self.strides)} from {self.offset} on "
+                f"doesn't lie in its storage of {size} numbers"
             )
 
     @property
@@ -112,11 +156,16 @@ class Tensor:
     def read(self) -> Shaped[np.ndarray, "..."]:
         """The numbers, a read-only view of the storage's."""
         strides = [step * self.dtype.itemsize for step in self.strides]
-        numbers = self.load(self.storage)[self.offset :]
-        return np.lib.stride_tricks.as_strided(numbers, self.shape, strides, writeable=False)
+        numbers = self.load(self.storage)
+        self._check_lies_in(numbers.size)  # once more: what follows looks at no bounds
+        return np.lib.stride_tricks.as_strided(numbers[self.offset :], self.shape, strides, writeable=False)
 
 
-def unpickle(stream: IO[bytes], load: Callable[[Storage], Shaped[np.ndarray, " numbers"]]) -> Any:
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def unpickle(content: bytes, load: Callable[[Storage], Shaped[np.ndarray, " numbers"]]) -> Any:
     """What the pickle holds: containers and numbers as they are, each tensor a `Tensor`, all else `Record`s.
 
     Args:
@@ -127,17 +176,27 @@ def unpickle(stream: IO[bytes], load: Callable[[Storage], Shaped[np.ndarray, " n
       ValueError: a pickle that is damaged, or that no PyTorch writes.
     """
     try:
-        return _Unpickler(stream, load).load()
+        _check_opcodes(content)
+        return _Unpickler(io.BytesIO(content), load).load()
     except UnsafePickleError:
         raise
     except Exception as error:  # of a damaged pickle, whatever its bytes happen to mean
-        raise ValueError(f"its pickle is damaged: {type(error).__name__}: {error}") from error
+        raise ValueError(f"its pickle is damaged: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _check_opcodes(content: bytes) -> None:
+    """Refuses a small pickle that would fill the memory; genops also finds lengths beyond the pickle's end."""
+    for opcode, argument, position in pickletools.genops(content):
+        if opcode.name in EXTENSIONS:
+            raise UnsafePickleError(f"its pickle has the opcode {opcode.name}, which no checkpoint needs")
+        if opcode.name in INDEXED and (argument or 0) > len(content):
+            raise pickle.UnpicklingError(f"entry {shown(argument)} of the memo, at byte {position}, is beyond its size")
 
 
 class _Unpickler(pickle.Unpickler):
     """Calls nothing but what `find_class` gives, and that gives only what is defined here."""
 
-    def __init__(self, stream: IO[bytes], load: Callable[[Storage], Shaped[np.ndarray, " numbers"]]):
+    def __init__(self, stream: io.BytesIO, load: Callable[[Storage], Shaped[np.ndarray, " numbers"]]):
         super().__init__(stream, encoding="utf-8")
 
         # Made anew for each pickle, which could set attributes of what it is given.
@@ -162,14 +221,15 @@ class _Unpickler(pickle.Unpickler):
             return self._known[path]
         if not _is_harmless(module, name):
             raise UnsafePickleError(
-                f"its pickle names {path}, which no checkpoint needs and which can run code; nothing was run"
+                f"its pickle names {shown(path)[1:-1]}, which no checkpoint needs and which can run code; "
+                "nothing was run"
             )
         return type("Record", (Record,), {"path": path})
 
     def persistent_load(self, pid: Any) -> Storage:
         kind, of_class, key, _, size = pid
         if kind != "storage" or of_class.path not in STORAGES:
-            raise pickle.UnpicklingError(f"{pid!r} is no storage of a known type; known: {', '.join(STORAGES)}")
+            raise pickle.UnpicklingError(f"{shown(pid)} is no storage of a known type; known: {', '.join(STORAGES)}")
         return Storage(key, STORAGES[of_class.path], size)
 
 

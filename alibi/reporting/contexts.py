@@ -27,7 +27,8 @@ def draw_by_context(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     lines: dict[tuple, list[Row]] = {}
     for row in rows:
         if row["analysis"] == "by_context":
-            lines.setdefault((row["run"], row["eval_length"], row["stride"]), []).append(row)
+            run = (row["run"], row["step"], row["tokens_sha256"], row["config_hash"])
+            lines.setdefault((*run, row["eval_length"], row["stride"]), []).append(row)
     if not lines:
         raise ValueError("there are no rows of NLL by context to draw; give dumps of eval_extrapolation.py --dump_nll")
     with matplotlib.rc_context({"font.size": FONT_SIZE}):
@@ -48,10 +49,11 @@ def draw_by_context(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
 
 
 def _draw_lines(axes: Axes, lines: Mapping[tuple, Sequence[Row]]) -> None:
-    runs = {run for run, _, _ in lines}
-    for number, ((run, length, stride), cells) in enumerate(sorted(lines.items())):
+    differs = [len({line[part] for line in lines}) > 1 for part in range(3)]
+    for number, ((run, step, text, _, length, stride), cells) in enumerate(sorted(lines.items())):
         name = f"L = {length:,}" + ("" if stride == length else f", stride {stride:,}")
-        label = name if len(runs) == 1 else f"{run}, {name}"
+        told = (run, f"{step:,} updates", f"text {text[:8]}")  # what is the same for all lines is left out
+        label = ", ".join([*(word for word, many in zip(told, differs, strict=True) if many), name])
         colour, means = COLOURS[number % len(COLOURS)], [row["nll_nats"] / row["tokens"] for row in cells]
         if stride < length:
             axes.axhline(means[-1], label=label, color=colour, ls="--", linewidth=2)

@@ -1,5 +1,6 @@
 """Contexts against the windows themselves, and the curse on texts where its share is known."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -16,9 +17,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def measured(cost, length, stride, tokens=1000):
     """A text in which a token costs what `cost` says of its context."""
-    empty = Measured("run", length, stride, Dump(np.zeros(tokens, np.float32), np.zeros(tokens, np.int32), 1, "t", "c"))
-    nll = cost(empty.context).astype(np.float32)
-    return Measured("run", length, stride, Dump(nll, np.zeros(tokens, np.int32), 1, "t", "c"))
+    dump = Dump(np.zeros(tokens, np.float32), np.zeros(tokens, np.int32), length, stride, 1, "t", "c")
+    nll = cost(Measured("run", dump).context).astype(np.float32)
+    return Measured("run", dataclasses.replace(dump, nll_nats=nll))
 
 
 def up_to(most):
@@ -92,7 +93,7 @@ def test_from_dumps_to_rows_and_figure(tmp_path):
     command = [sys.executable, ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "| run | 16 to 64 | 0.2835 |" in done.stdout
+    assert "| run | 1 | t | 16 to 64 | 0.2835 |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
     assert {row["analysis"] for row in rows} == {"by_context", "early_token_curse"}
@@ -102,3 +103,20 @@ def test_from_dumps_to_rows_and_figure(tmp_path):
 def test_a_file_of_another_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is not named RUN-length=l-stride=s"):
         read_measured(tmp_path / "results.npz")
+
+
+def test_a_dump_under_the_name_of_another_is_refused(tmp_path):
+    write_dump(tmp_path / "run-length=16-stride=8.npz", measured(up_to(8), 16, 16).dump)
+    with pytest.raises(ValueError, match="holds a dump of length=16 and stride=16; give it the name"):
+        read_measured(tmp_path / "run-length=16-stride=8.npz")
+
+
+def test_the_same_dump_twice_is_refused():
+    """One of them would stand for both lengths' tokens, unseen; another step of the run is no such dump."""
+    once = measured(up_to(8), 16, 16)
+    later = Measured("run", dataclasses.replace(once.dump, step=2))
+    assert {row["step"] for row in analyse([once, later])} == {1, 2}
+    with pytest.raises(
+        ValueError, match="2 dumps are of run after 1 updates at length=16 and stride=16, of the text t"
+    ):
+        analyse([once, later, once])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alibi.fairseq.archive import OLD_FORMAT, Archive
-from alibi.fairseq.unpickle import Record, Storage, Tensor
+from alibi.fairseq.unpickle import Record, Storage, Tensor, UnsafePickleError, shown, unpickle
 
 TINY = pathlib.Path(__file__).resolve().parents[1] / "data" / "fairseq-tiny.pt"
 
@@ -148,12 +148,89 @@ def test_a_flipped_bit_is_found(tmp_path):
         read_all(tmp_path / "x.pt")
 
 
+TWELVE = Storage("0", np.dtype(np.float32), 12)
+
+
 @pytest.mark.parametrize(
-    ("offset", "shape", "strides"), [(1, (3, 4), (4, 1)), (-1, (2,), (1,)), (0, (2,), (12,)), (0, (2, 2), (1,))]
+    ("offset", "shape", "strides", "message"),
+    [
+        (1, (3, 4), (4, 1), "doesn't lie in its storage of 12 numbers"),
+        (0, (2,), (12,), "doesn't lie in its storage of 12 numbers"),
+        (0, (2**20, 2**20), (0, 0), "doesn't lie in its storage of 12 numbers"),  # 4 TiB of one number
+        (-1, (2,), (1,), "ints of at least 0"),
+        (0, (2, 2), (1,), "ints of at least 0"),
+        (0, (1,), (2**70,), "ints of at least 0"),
+        (0, ("2",), (1,), "ints of at least 0"),
+    ],
 )
-def test_a_view_beyond_its_storage_is_refused(offset, shape, strides):
-    with pytest.raises(ValueError, match="doesn't lie in its storage of 12 numbers"):
-        Tensor(Storage("0", np.dtype(np.float32), 12), offset, shape, strides, lambda storage: np.zeros(12))
+def test_a_view_beyond_its_storage_is_refused(offset, shape, strides, message):
+    with pytest.raises(ValueError, match=message):
+        Tensor(TWELVE, offset, shape, strides, lambda storage: np.zeros(12))
+
+
+def test_a_view_is_held_to_what_was_read():
+    tensor = Tensor(TWELVE, 0, (3, 4), (4, 1), lambda storage: np.zeros(11, np.float32))
+    with pytest.raises(ValueError, match="doesn't lie in its storage of 11 numbers"):
+        tensor.read()
+
+
+@pytest.mark.parametrize(("key", "size"), [(0, 12), ("x/../y", 12), ("0", "12"), ("0", -1), ("0", True), ("0", 2**70)])
+def test_a_storage_without_key_or_size_is_refused(key, size):
+    with pytest.raises(ValueError, match="a numeral as a str and an int of at least 0 are needed"):
+        Storage(key, np.dtype(np.float32), size)
+
+
+STORAGE = b"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nK\x0ctQ"  # of 12 numbers
+TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + STORAGE + b"K\x00(K\x0ct(K\x01ttR"
+
+
+def unpickled(content):
+    return unpickle(b"\x80\x02" + content + b".", lambda storage: np.zeros(storage.size, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        (TENSOR + b"}Vshape\n(M\x00\x10tsb", "Tensor"),
+        (TENSOR + b"(N}Voffset\nM\x00\x10stb", "Tensor"),  # the state of slots, which are set one by one
+        (STORAGE + b"}Vsize\nM\x00\x10sb", "Storage"),
+    ],
+)
+def test_a_pickle_sets_no_attributes_of_what_was_checked(state, name):
+    """Such as the shape of a tensor that was found to lie in its storage: it would read other memory."""
+    assert unpickled(TENSOR).read().shape == (12,)
+    with pytest.raises(ValueError, match=f"it sets attributes of a {name}"):
+        unpickled(state)
+
+
+@pytest.mark.parametrize("put", [b"r\x00\x00\x00\x20", b"p536870912\n"])
+def test_a_memo_larger_than_its_pickle_is_refused(put):
+    """Python would make room for all of its entries: 8 GiB for these 7 bytes."""
+    with pytest.raises(ValueError, match="entry 536870912 of the memo"):
+        unpickled(b"}" + put)
+    assert unpickled(b"}q\x01") == {}
+
+
+@pytest.mark.parametrize("code", [b"\x82\x01", b"\x83\x01\x00", b"\x84\x01\x00\x00\x00"])
+def test_the_registry_of_extensions_is_out_of_reach(code):
+    with pytest.raises(UnsafePickleError, match="opcode EXT"):
+        unpickled(code)
+
+
+def test_what_is_large_or_deep_is_shown_short():
+    """Forty lists of the one before twice are a few bytes of pickle, and would be a terabyte of message."""
+    doubled, deep = ["x" * 1000], {}
+    for _ in range(40):
+        doubled = [doubled, doubled]
+    for _ in range(100_000):
+        deep = {"": deep}
+    ordered = unpickled(b"ccollections\nOrderedDict\n)R")
+    ordered["x"] = doubled
+    for value in (doubled, deep, ordered, "x" * 10_000, list(range(10_000))):
+        assert len(shown(value)) < 1000
+    with pytest.raises(UnsafePickleError) as error:
+        unpickled(b"cos\n" + b"x" * 10_000 + b"\n")
+    assert len(str(error.value)) < 300
 
 
 def test_compressed_archives_are_refused(tmp_path):

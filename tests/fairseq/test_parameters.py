@@ -14,6 +14,7 @@ from configs import wikitext103
 
 SMALL = pathlib.Path(__file__).parents[1] / "data" / "trajectory.npz"
 LAYER = "decoder.layers.1"
+WORDS = "decoder.embed_tokens.embeddings"
 
 
 @pytest.fixture
@@ -62,6 +63,9 @@ def test_the_tree_is_the_models_own(tensors, kind: str) -> None:
         ({f"encoder.{i}": np.zeros(1) for i in range(5)}, "encoder.0, encoder.1, encoder.2 and 2 more"),
         ({"decoder.adaptive_softmax.tail.0.0.weight": np.zeros((32, 8))}, "tail.0.0.weight .* differs from the emb"),
         ({"decoder.embed_tokens.embeddings.0.0.weight": np.zeros(5)}, r"has shape \[5\]; a matrix is needed"),
+        ({"decoder.embed_tokens.embeddings.0.0.weight": np.zeros((200, 4))}, r"are \[4, 8, 2\] wide, and each must"),
+        ({f"{LAYER}.fc2.bias": np.full(32, np.nan)}, f"{LAYER}.fc2.bias of the checkpoint has 32 of 32 values that"),
+        ({f"{WORDS}.1.0.weight": np.full((300, 8), np.inf)}, "1.0.weight of the checkpoint has 2,400 of 2,400 values"),
     ],
 )
 def test_what_does_not_fit_is_named(tensors, change: dict[str, np.ndarray | None], message: str) -> None:
