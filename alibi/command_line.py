@@ -26,17 +26,10 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 
-def define_jobs_flag() -> None:
-    """The flag by which an entry point runs several runs of a sweep at a time; `jobs` reads it."""
+def define_jobs_flag() -> flags.FlagHolder[int]:
+    """The flag by which an entry point runs several runs of a sweep at a time."""
     text = "runs at a time, each on its share of the cores; 0: one where there is a GPU or TPU, else one a core up to 4"
-    flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
-
-
-def jobs() -> int:
-    """Runs at a time: as many as --jobs says, or suit this machine."""
-    from alibi.sweeps.children import suitable_jobs
-
-    return flags.FLAGS.jobs or (1 if host_flags() else suitable_jobs())
+    return flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
 
 
 def define_host_flags() -> None:

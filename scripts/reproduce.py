@@ -40,7 +40,7 @@ _FILES = {
 }
 _DEVICE_FLOPS = flags.DEFINE_float("device_flops", None, "assumed peak FLOPs per second of a device, for the plan")
 _UTILISATION = flags.DEFINE_float("utilisation", None, "assumed share of that peak, for the plan")
-command_line.define_jobs_flag()
+_JOBS = command_line.define_jobs_flag()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -77,7 +77,7 @@ def _run(reproduction) -> int:
         reproduction.directory,
         flags=command_line.host_flags(),
         primary=is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ),
-        jobs=command_line.jobs(),
+        jobs=_JOBS.value,
         report=functools.partial(write_table, reproduction),
     )
     return run_sweeper(sweeper)

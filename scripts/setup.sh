@@ -121,7 +121,7 @@ remove_dead_lock() {
 take_lock() {
   local owner told=""
   until mkdir "$lock" 2>/dev/null; do
-    [[ -d "$lock" ]] || fail "$root can't be written; .venv is made there"
+    [[ -w "$root" ]] || fail "$root can't be written; .venv is made there"
     owner=$(cat "$lock/pid" 2>/dev/null) || owner=""
     if [[ -n "$owner" ]] && ! kill -0 "$owner" 2>/dev/null; then
       remove_dead_lock "$owner"

@@ -21,7 +21,7 @@ from alibi import command_line
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the runs, results and report")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
-command_line.define_jobs_flag()
+_JOBS = command_line.define_jobs_flag()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -40,9 +40,7 @@ def main() -> int:
         print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
         return 0
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
-    return run_sweeper(
-        Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=command_line.jobs())
-    )
+    return run_sweeper(Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value))
 
 
 if __name__ == "__main__":

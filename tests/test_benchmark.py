@@ -80,3 +80,15 @@ def test_unknown_names_are_one_line():
     result = attention("--backends=fast", "--lengths=64")
     assert result.returncode == 1
     assert result.stderr.startswith("error: unknown attention backend 'fast'; use auto, ")
+
+
+def test_the_work_of_a_sliding_window_is_counted(monkeypatch):
+    """L = 4, S = 1, one layer, width 64: keys and values of 4 tokens; all else of one, and its head of 2,002 rows."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    evaluate = importlib.import_module("benchmarks.evaluate")
+    config = evaluate.small_config()
+    config.model.num_layers = 1
+    keys_and_values = 4 * 2 * 2 * 64 * 64
+    of_one = 2 * 2 * 64 * 64 + 2 * 2 * 64 * 256  # its query and out; feed-forward
+    attention, head = 2 * 2 * 64 * 4, 2 * 64 * 2002
+    assert evaluate.window_flops(config, 4, 1) == keys_and_values + of_one + attention + head

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
-from alibi.sweeps.children import Children, Place, Stopped, places
+from alibi.sweeps.children import Children, Place, Stopped, places, suitable_jobs
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.failures import read_failures, write_failure
 from alibi.sweeps.plan import RunState, Speed, format_duration, run_directory, state_of, survey
@@ -33,7 +33,8 @@ class Sweeper:
     Args:
       flags: given to every process (those of several hosts).
       primary: whether this process writes the reports.
-      jobs: runs that go at the same time, each on its share of the machine's cores.
+      jobs: runs that go at the same time, each on its share of the machine's cores; 0: as
+        many as suit the machine.
       report: writes what the results are wanted for and returns it as text, given the
         reasons of failed runs; by default `write_report`.
     """
@@ -53,6 +54,7 @@ class Sweeper:
             raise ValueError(
                 f"--workdir {self.workdir} holds a comma, which separates work directories; use a path without one"
             )
+        jobs = jobs or (1 if flags else suitable_jobs())
         if jobs > 1 and flags:
             raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
         self.flags, self.primary = list(flags), primary

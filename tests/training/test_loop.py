@@ -227,7 +227,7 @@ def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> N
         ({"optimizer__name": "sgdd"}, "optimizer.name='sgdd' is unknown"),
         ({"position": "alibbi"}, "did you mean 'alibi'"),
         ({"model__num_heads": 3}, "does not divide model.width=16; use 1, 2, 4"),
-        ({"model__activation": "tanh"}, "model.activation='tanh' is unknown; use one of relu, gelu, silu"),
+        ({"model__activation": "tanh"}, "model.activation='tanh' is unknown; use one of relu, gelu, gelu_exact, silu"),
         ({"train_length": 8192, "train__batch_tokens": 65536}, "longer than the corpus, which has 6,000 tokens"),
         ({"data__train": "missing.txt"}, "missing.txt"),
         ({"model__attention": "flash"}, "model.attention='flash' is unknown"),
