@@ -1,5 +1,6 @@
 """Settings that hold for every test, a run that is small enough to train in seconds, and the optional real corpora."""
 
+import importlib.metadata
 import os
 import pathlib
 import random
@@ -8,8 +9,11 @@ from collections.abc import Callable, Iterator
 
 # Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's own cache.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only.
+# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only and, where
+# JAX is known to have it, the quicker of its two code generators.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+if importlib.metadata.version("jax").startswith("0.10."):
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 # The workers of pytest-xdist inherit the first process's folder.
 os.environ["ALIBI_CACHE"] = os.environ.setdefault("ALIBI_TEST_CACHE", tempfile.mkdtemp(prefix="alibi-test-cache-"))
 

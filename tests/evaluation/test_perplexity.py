@@ -76,8 +76,6 @@ def literal_nll(model, params, tokens, length, stride):
         ("alibi", 16, 16, (3,)),
         ("alibi", 9, 4, (1, 3, 8)),
         ("sinusoidal", 9, 4, (3,)),
-        ("rotary", 9, 4, (3,)),
-        ("t5", 9, 4, (3,)),
     ],
 )
 def test_the_decoder_equals_a_loop_over_single_windows(position, length, stride, batch_sizes):
