@@ -127,7 +127,10 @@ class RunDirectory:
             pass  # a file system without locks
         self.write("config.json", config.to_dict())
         if not saved:
-            tokenizer.save(self.path / "tokenizer")
+            # Whole or not at all: a half-written one would be taken for another run's.
+            partial = self.path / f".tokenizer-{os.getpid()}"
+            tokenizer.save(partial)
+            partial.rename(self.path / "tokenizer")
 
     def release(self) -> None:
         """Gives the lock of `claim` back."""
