@@ -1,13 +1,15 @@
-"""The paper's Toronto BookCorpus model (section 4.2; tables 8 to 10).
+r"""The paper's Toronto BookCorpus model (section 4.2; tables 8 to 10).
 
-python train.py --config=configs/bookcorpus.py:position=alibi,length=512,data.train=TRAIN,data.valid=VALID,data.test=TEST,data.tokenizer_file=tokenizer.json --workdir=workdirs/bookcorpus-alibi-512
+python train.py --config=configs/bookcorpus.py:position=alibi,length=512 --workdir=workdirs/bookcorpus-alibi-512 \
+    --config.data.train=TRAIN --config.data.valid=VALID \
+    --config.data.test=TEST --config.data.tokenizer_file=tokenizer.json
 
 TRAIN, VALID and TEST are text files, one document each, or globs of them: the corpus may
 not be redistributed (about 700M tokens, 2.9 GB), and the hub has it only as a script
 that `datasets` doesn't run any more. The paper uses the splits of Khandelwal et al.
 (2020) and BERT's vocabulary of 29K byte-pair encodings: give it as data.tokenizer_file.
 Without one, a BPE vocabulary of that size is trained on TRAIN.
-"""  # noqa: E501 - a command is one line
+"""
 
 import ml_collections
 

@@ -1,6 +1,7 @@
-"""The paper's 1.3B model on CC100 and RoBERTa's corpora (section 4.3; tables 11 and 12).
+r"""The paper's 1.3B model on CC100 and RoBERTa's corpora (section 4.3; tables 11 and 12).
 
-python train.py --config=configs/cc100_1b3.py:position=alibi,length=512,data.train=TRAIN,data.valid=VALID --workdir=workdirs/cc100-alibi-512
+python train.py --config=configs/cc100_1b3.py:position=alibi,length=512 --workdir=workdirs/cc100-alibi-512 \
+    --config.data.train=TRAIN --config.data.valid=VALID
 
 TRAIN and VALID are text files or globs of them (.xz as CC100 comes). The paper's are the
 English part of CC100 (300 GB) and RoBERTa's training corpora (161 GB), which nobody
@@ -9,7 +10,7 @@ redistributes as one. On several hosts: see train.py.
 Section 4.3 publishes the sizes of the model, the number of updates and of GPUs.
 Optimizer, learning rate, batch, dropout, tokenizer and initialization are not
 published; each is chosen here, and marked CHOICE with the reason.
-"""  # noqa: E501 - a command is one line
+"""
 
 import ml_collections
 

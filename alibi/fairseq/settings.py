@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from alibi.fairseq.parameters import Architecture
 from alibi.fairseq.unpickle import Record, shown
@@ -21,6 +21,9 @@ POSITIONS = ("alibi", "sinusoidal", "none")
 # fairseq's gelu is the exact form, and its other two names are the tanh form that is Flax's default.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu_exact", "gelu_fast": "gelu", "gelu_accurate": "gelu", "swish": "silu"}
 MOST = 2**31 - 1  # of updates and lengths, which are int32 in training
+
+
+Number = TypeVar("Number", int, float)
 
 
 class _Absent(enum.Enum):
@@ -164,18 +167,18 @@ def _rate(section: Mapping[str, Any], key: str, default: Any = _Absent.ABSENT) -
 def _number(
     section: Mapping[str, Any],
     key: str,
-    kind: type,
+    kind: type[Number],
     is_right: Callable[[Any], bool],
     right: str,
     default: Any = _Absent.ABSENT,
-) -> Any:
+) -> Number:
     value = _get(section, key, default)
     if type(value) is not kind and not (kind is float and type(value) is int):
         said = "nothing of" if value is _Absent.ABSENT else f"{key}={shown(value)} in place of a number as"
         raise ValueError(f"its settings say {said} {key}; give the .pt file that fairseq wrote")
     if not is_right(value):
         raise ValueError(f"its settings say {key}={shown(value)}, which must be {right}; it is damaged")
-    return kind(value)  # type: ignore[arg-type]
+    return kind(value)
 
 
 def _integers(value: Any) -> Any:

@@ -77,7 +77,8 @@ def _length(label: str, side: str) -> int:
 
 
 def _is_perplexity(comparison: Comparison, column: int) -> bool:
-    return any(row[column] is not None and row[column].measure is PERPLEXITY for row in comparison.entries)  # type: ignore[union-attr]
+    entries = (row[column] for row in comparison.entries)
+    return any(entry is not None and entry.measure is PERPLEXITY for entry in entries)
 
 
 def _draw_bars(axes: Axes, comparison: Comparison, side: str) -> None:

@@ -42,8 +42,7 @@ def write_report(
         markdown += [tables.explanation(panel) + "\n", f"![perplexity by evaluation length]({figure})\n"]
         text.append(f"figure: {directory / figure}\n")
     if failures:
-        lines = [f"- {name}: {' '.join(reason.split())}" for name, reason in failures.items()]
-        markdown.append("\n".join(["Runs that failed:", "", *lines, ""]))
+        markdown.append(tables.failed_runs(failures))
     write_atomically(directory / REPORT_FILE, "\n".join(markdown))
     return "\n".join([*text, f"report: {directory / REPORT_FILE}\n"])
 

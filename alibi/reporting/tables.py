@@ -2,7 +2,7 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from alibi.reporting.series import Panel, Series
 
@@ -124,6 +124,12 @@ def _bold(text: str) -> str:
 
 def _pipe_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def failed_runs(failures: Mapping[str, str]) -> str:
+    """A Markdown list of why runs failed, by their names; each reason on one line."""
+    lines = [f"- {name}: {' '.join(reason.split())}" for name, reason in failures.items()]
+    return "\n".join(["Runs that failed:", "", *lines, ""])
 
 
 def to_text(table: Table, width: int = 100) -> str:

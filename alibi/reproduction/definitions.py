@@ -94,8 +94,8 @@ def by_model(row: Mapping[str, str], column: str, *, stride: int | None = None) 
     found = re.fullmatch(r"([\w ]+), L(?:_train)? = (\d+)(?:, L_valid = (\d+))?", label)
     if not found:
         return None
-    share = measures.parse_printed(row["Updates"]) / UPDATES if "Updates" in row else 1.0  # type: ignore[operator]
-    model = Model(METHODS[found[1]], int(found[2]), share)
+    updates = measures.parse_printed(row.get("Updates", "")) or UPDATES
+    model = Model(METHODS[found[1]], int(found[2]), updates / UPDATES)
     length = int(found[3] or found[2])
     if column in ("Valid", "Test"):
         return Quantity(model, eval_length=length, stride=stride, split=column.lower())

@@ -3,7 +3,7 @@
 from alibi.reporting import comparison
 from alibi.reporting.comparison_figure import draw_comparison
 from alibi.reporting.files import write_atomically
-from alibi.reporting.tables import to_markdown, to_text
+from alibi.reporting.tables import failed_runs, to_markdown, to_text
 from alibi.reproduction.reproduction import Reproduction
 from alibi.reproduction.results import Results
 
@@ -20,8 +20,7 @@ def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
         markdown.append(f"![table {reproduction.number}: paper and ours]({place.name}.png)\n")
         written.append(place.with_suffix(".png"))
     if failures:
-        lines = [f"- {run}: {' '.join(why.split())}" for run, why in failures.items()]
-        markdown.append("\n".join(["Runs that failed:", "", *lines, ""]))
+        markdown.append(failed_runs(failures))
     contents = ("\n".join(markdown), comparison.to_csv(compared), comparison.to_latex(compared))
     for path, content in zip(written, contents, strict=False):
         write_atomically(path, content)

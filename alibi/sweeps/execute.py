@@ -63,6 +63,7 @@ class Sweeper:
         for place in places(self.jobs):
             self._places.put(place)
         self._reporting = threading.Lock()
+        self._shown = ""  # the latest report
         self.report = report or functools.partial(write_report, self.workdir, sweep.title)
         self.children = Children()
 
@@ -80,8 +81,7 @@ class Sweeper:
         with self._lock(), self.children, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             for done in [pool.submit(self._execute_run, number, failures) for number in range(len(self.sweep.runs))]:
                 done.result()
-        with self._reporting:
-            print(f"\n{self.report(self._known_failures()) if self.primary else ''}", flush=True)
+        print(f"\n{self._shown}", flush=True)
         return failures
 
     def _execute_run(self, number: int, failures: dict[str, str]) -> None:
@@ -100,7 +100,7 @@ class Sweeper:
                 say(f"{run.name} failed: {reason}")
             if self.primary:  # after each run, so that there is something to look at from the first one on
                 write_failure(self.workdir, run.name, reason)
-                self.report(self._known_failures())
+                self._shown = self.report(self._known_failures())
 
     def _known_failures(self) -> dict[str, str]:
         """Of this sweep's runs, those of an earlier start that were not tried again yet included."""

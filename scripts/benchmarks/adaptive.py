@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 
 from benchmarks.processes import Contender, Step, peak_memory
-from benchmarks.rounds import about, print_table, run_rounds, text
+from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
 from benchmarks.training_contenders import training_step
 from configs import wikitext2, wikitext103
 
@@ -48,7 +48,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     print(
         f"{model.num_layers} layers, width {model.width}, {VOCABULARY:,} words, cutoffs {CUTOFFS}, "
         f"L={config.train_length}, {BATCH_TOKENS:,} words a step, float32, {config.position}; "
-        f"matmul {peak / 1e9:.0f} GFLOP/s; medians of {arguments.rounds} rounds\n"
+        f"{measured_on(rows[0])}\n"
     )
     print_table(
         ["", "words/s", "ms a step"],
@@ -57,6 +57,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             for row in rows
         ],
     )
+    print_failures(rows)
     return rows
 
 

@@ -13,7 +13,7 @@ from benchmarks.attention_contenders import (
     project_attention,
     torch_attention,
 )
-from benchmarks.rounds import Runner, about, known, print_table, run_rounds, text
+from benchmarks.rounds import Runner, about, known, measured_on, print_failures, print_table, run_rounds, text
 
 TURN_SECONDS = 0.5  # of one pass of one contender in one round, but at least one call
 LONG, LONG_ROUNDS = 16384, 3  # from this length on, at most so many rounds
@@ -118,9 +118,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     first = rows[0]
     print(
         f"\nL={first['length']}: batch {first['batch']}, {first['heads']} heads of {first['head_dim']}, "
-        f"{first['dtype']}; {first['machine']['cpu']}, {first['machine']['cores']} cores, {first['date']}; "
-        f"float32 matmul peak {first['matmul_gflops']:.0f} GFLOP/s; medians of {first['rounds']} rounds; "
-        "a/b: forward/forward and backward\n"
+        f"{first['dtype']}; {measured_on(first)}; a/b: forward/forward and backward\n"
     )
     peers = list(first["forward_of_peers"])
     print_table(
@@ -128,9 +126,8 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
         + [f"x {name}" for name in peers],
         [list(_cells(row, peers)) for row in rows],
     )
+    print_failures(rows)
     for row in rows:
-        if row["failed"]:
-            print(f"{row['contender']} could not run: {row['failed']}")
         if row["no_backward"]:
             print(f"{row['contender']} has no backward pass here, its memory is the forward's: {row['no_backward']}")
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from alibi.runs import RunDirectory
 from benchmarks.processes import Contender, Step
-from benchmarks.rounds import about, print_table, run_rounds, text
+from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
 from configs import wikitext103
 
 VOCABULARY = 13_792
@@ -110,11 +110,8 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     first = rows[0]
-    print(
-        f"L={first['length']:,}, stride {first['stride']:,}, {first['tokens']:,} tokens; {first['machine']['cpu']}, "
-        f"{first['machine']['cores']} cores, {first['date']}; float32 matmul peak {first['matmul_gflops']:.0f} "
-        f"GFLOP/s; medians of {first['rounds']} rounds\n"
-    )
+    about_text = f"L={first['length']:,}, stride {first['stride']:,}, {first['tokens']:,} tokens"
+    print(f"{about_text}; {measured_on(first)}\n")
     print_table(
         ["", "windows/s", "tokens/s", "share of peak"],
         [
@@ -127,6 +124,4 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
             for row in rows
         ],
     )
-    for row in rows:
-        if row["failed"]:
-            print(f"{row['contender']} could not run: {row['failed']}")
+    print_failures(rows)

@@ -130,6 +130,14 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def measured_on(row: dict[str, Any]) -> str:
+    """The machine, the date and the peak that a row's shares are of."""
+    return (
+        f"{row['machine']['cpu']}, {row['machine']['cores']} cores, {row['date']}; float32 matmul peak "
+        f"{row['matmul_gflops']:.0f} GFLOP/s; medians of {row['rounds']} rounds"
+    )
+
+
 def known(name: str, choices: Iterable[str], what: str) -> str:
     """`name`, if it is among the choices; raises ValueError."""
     if name not in choices:
@@ -146,6 +154,13 @@ def print_table(titles: list[str], rows: list[list[str]]) -> None:
         if cells is titles:
             print("|:" + "|".join([f"{'-' * (widths[0])}-"] + [f"{'-' * (w + 1)}:" for w in widths[1:]]) + "|")
     sys.stdout.flush()
+
+
+def print_failures(rows: list[dict[str, Any]]) -> None:
+    """Each contender that could not run, with the reason."""
+    for row in rows:
+        if row["failed"]:
+            print(f"{row['contender']} could not run: {row['failed']}")
 
 
 def text(value: float | None, form: str, factor: float = 1.0) -> str:

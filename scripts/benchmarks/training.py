@@ -5,7 +5,7 @@ from typing import Any
 
 from alibi.positions import METHODS
 from benchmarks.processes import Contender
-from benchmarks.rounds import about, known, print_table, run_rounds, text
+from benchmarks.rounds import about, known, measured_on, print_failures, print_table, run_rounds, text
 from benchmarks.training_contenders import (
     VOCABULARY,
     model_flops_per_token,
@@ -102,11 +102,7 @@ def _measure(
 
 
 def _print_rows(rows: list[dict[str, Any]], ratio: str, ratio_title: str) -> None:
-    first = rows[0]
-    print(
-        f"{first['machine']['cpu']}, {first['machine']['cores']} cores, {first['date']}; float32 matmul peak "
-        f"{first['matmul_gflops']:.0f} GFLOP/s; medians of {first['rounds']} rounds\n"
-    )
+    print(f"{measured_on(rows[0])}\n")
     print_table(
         ["", "tokens/s", ratio_title, "share of peak", "first step, s", "process, MB", "a step, MB"],
         [
@@ -122,6 +118,4 @@ def _print_rows(rows: list[dict[str, Any]], ratio: str, ratio_title: str) -> Non
             for row in rows
         ],
     )
-    for row in rows:
-        if row["failed"]:
-            print(f"{row['contender']} could not run: {row['failed']}")
+    print_failures(rows)

@@ -67,7 +67,10 @@ def test_all_of_the_gain_is_the_curse_where_longer_context_is_worth_nothing():
 
 def test_only_part_of_it_where_longer_context_helps():
     """By hand for blocks of 2 and 4 of a cost 4 - context: 2.5 to 1.5; at 2 beyond the first token, 2.25."""
-    cost = lambda context: 4.0 - context  # noqa: E731
+
+    def cost(context):
+        return 4.0 - context
+
     blocks = [measured(cost, length, length) for length in (2, 4)]
     sliding = [measured(cost, length, 1, tokens=100_000) for length in (2, 4)]
     row = early_token_curse(*blocks, [*blocks, *sliding])
