@@ -13,6 +13,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 # The workers of pytest-xdist inherit the first process's folder.
 os.environ["ALIBI_CACHE"] = os.environ.setdefault("ALIBI_TEST_CACHE", tempfile.mkdtemp(prefix="alibi-test-cache-"))
+# Many tests, and commands that they start, compile the same tiny programs; each is compiled once.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["ALIBI_CACHE"] + "/compilations"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import jaxtyping
@@ -30,10 +34,6 @@ from configs import base
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Many tests compile the same tiny programs; each is compiled once.
-jax.config.update("jax_compilation_cache_dir", os.environ["ALIBI_CACHE"] + "/compilations")
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="session")
