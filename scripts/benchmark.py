@@ -1,6 +1,7 @@
 """Measures training and attention on this machine, against PyTorch and Flax, and between the position methods.
 
     python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
+    python scripts/benchmark.py train                 # and at 128 to 8,192 tokens, with attention's share of the time
     python scripts/benchmark.py positions             # tokens/s and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
     python scripts/benchmark.py evaluate              # windows/s of sliding windows
@@ -23,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from benchmarks import adaptive, attention, evaluate, training
 
 COMMANDS = {
-    "train": ("the training step, against PyTorch", training.add_train_arguments),
+    "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
     "positions": ("the position methods, against each other", training.add_positions_arguments),
     "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
     "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),

@@ -1,5 +1,6 @@
-"""The benchmark of attention, at lengths where it takes seconds."""
+"""The benchmarks of attention, at lengths where it takes seconds, and of training, with steps that are made up."""
 
+import argparse
 import importlib
 import json
 import os
@@ -7,7 +8,13 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+
+from alibi import attend
+from alibi.attention.backends import BACKENDS
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent / "scripts"
 
@@ -80,6 +87,68 @@ def test_unknown_names_are_one_line():
     result = attention("--backends=fast", "--lengths=64")
     assert result.returncode == 1
     assert result.stderr.startswith("error: unknown attention backend 'fast'; use auto, ")
+
+
+def test_a_length_is_told_by_ratios_of_its_rounds(scripts, monkeypatch, capsys):
+    """Made-up medians: ALiBi's step takes 1.25 s, sinusoidal's 1, and 0.8 without attention."""
+    rounds, training = (importlib.import_module(f"benchmarks.{name}") for name in ("rounds", "training"))
+    seconds = {"alibi": 1.25, "sinusoidal": 1.0, "alibi, no attention": 0.8, "sinusoidal, no attention": 0.8}
+
+    def run_rounds(contenders, number, **_):
+        runners = {name: rounds.Runner(contenders[name], seconds={"run": [seconds[name]] * number}) for name in seconds}
+        return runners, 1e11
+
+    monkeypatch.setattr(training, "run_rounds", run_rounds)
+    parser = argparse.ArgumentParser()
+    training.add_train_arguments(parser)
+    parser.add_argument("--rounds", type=int)
+    words = ["--shapes=none", "--lengths=16,32", "--batch_tokens=64", "--rounds=2"]
+    rows = training.compare_training(parser.parse_args(words))
+    assert [row["length"] for row in rows[::4]] == [16, 32]
+    alibi, sinusoidal, without, _ = rows[4:]
+    assert (alibi["tokens_per_second"], alibi["of_sinusoidal"]) == (64 / 1.25, pytest.approx(0.8))
+    assert alibi["share_in_attention"] == pytest.approx(1 - 0.8 / 1.25)
+    assert sinusoidal["share_in_attention"] == pytest.approx(0.2)
+    assert "share_in_attention" not in without
+    assert "in attention" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="batch_tokens=64 must be a multiple of the length 24"):
+        training.compare_training(parser.parse_args([*words, "--lengths=24"]))
+
+
+def test_attention_that_costs_nothing_keeps_its_projections(scripts, tiny_config, monkeypatch):
+    """What has no part in the loss, XLA would not compute: then the projections would count as attention."""
+    monkeypatch.setitem(BACKENDS, "reference", BACKENDS["reference"])
+    contender = importlib.import_module("benchmarks.training_contenders")
+    config = tiny_config(mesh__data=1, train__batch_tokens=128)
+    monkeypatch.setattr(contender, "_project_step", lambda config: config)
+    assert contender._step_without_attention(config).model.attention == "reference"
+    query, key, value = 1.0 + jax.random.uniform(jax.random.key(0), (3, 1, 4, 2, 8))
+    step = jax.grad(lambda *arrays: attend(*arrays, backend="reference").sum(), (0, 1, 2))
+    for gradient, expected in zip(step(query, key, value), (key, query, jnp.ones_like(value)), strict=True):
+        np.testing.assert_array_equal(gradient, expected)
+
+
+def test_exponents_of_counted_tiles(scripts, monkeypatch):
+    """Steep heads see a tile or two whatever the length; without skipping each head has the causal triangle."""
+    growth = importlib.import_module("benchmarks.attention_growth")
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)  # on several all heads go together
+    ones, slopes = jnp.ones((1, 2048, 4, 1)), jnp.asarray([4.0, 1.0, 0.25, 2.0**-6])
+    every, reached = (growth.computed_weights(*[ones] * 3, slopes, "blocked", epsilon) for epsilon in (None, 0.0))
+    # The triangle of 4 by 4 blocks of 512. With all logits 1, keys count up to 106 / m away: the first two
+    # heads, which go together, reach the block before their own, the others all.
+    assert every == [10 * 512**2] * 4
+    assert reached == [7 * 512**2] * 2 + [10 * 512**2] * 2
+    rows = [
+        {"contender": "steep", "length": length, "failed": None, "computed_weights": [length], "both_seconds": None}
+        for length in (1024, 2048, 4096)
+    ]
+    rows += [{**row, "contender": "square", "computed_weights": [row["length"] ** 2]} for row in rows]
+    steep, square = growth.growth(rows)
+    assert steep["exponents_of_head_groups"] == [pytest.approx(1.0)]
+    assert square["exponent_of_weights"] == pytest.approx(2.0)
+    assert steep["exponent_of_seconds"] is None
+    assert growth.computed_weights(*[ones[:, :64]] * 3, slopes, "auto", 0.0) is None  # another backend's
+    growth.print_growth([steep, square])
 
 
 def test_the_work_of_a_sliding_window_is_counted(monkeypatch):

@@ -1,4 +1,4 @@
-"""Two processes on this machine as two hosts: each reads its own rows, and together they train the same run."""
+"""Two processes as two hosts: each reads its own rows, and together they train the same run, stopped or not."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ from alibi.training import loop
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import make_mesh
-from alibi.training.state import abstract_state
+from alibi.training.state import TrainState, abstract_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -51,18 +51,50 @@ def finish(processes: list[subprocess.Popen]) -> None:
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
 
 
-def params_of(workdir: pathlib.Path) -> dict:
+def stopping_at_its_second_update(words: list[str]) -> list[str]:
+    """The command train.py `words`, which gets the signal of a cluster that takes its machine back."""
+    program = """
+import os, runpy, signal
+from alibi.training import loop
+update = loop.Trainer._update
+def stopping(trainer):
+    if trainer.step == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    update(trainer)
+loop.Trainer._update = stopping
+runpy.run_path("train.py", run_name="__main__")
+"""
+    return [words[0], "-c", program, *words[2:]]
+
+
+def state_of(workdir: pathlib.Path, step: int) -> TrainState:
+    """Parameters, optimizer state and number of updates, on one device of this process."""
     run = RunDirectory(workdir)
     config = run.config()
     config.mesh.update(data=-1, fsdp=1)
-    mesh = make_mesh(config.mesh, jax.devices()[:1])
     model = build_model(config, run.provenance()["vocab_size"])
-    abstract = abstract_state(model, make_optimizer(config.optimizer, config.train.steps), mesh)
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
-        return checkpoints.restore_params(4, abstract.params)
+        return checkpoints.restore(step, abstract_state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1])))
 
 
-def test_two_hosts_train_the_run_of_one(tiny_text, tmp_path: pathlib.Path) -> None:
+def assert_resumed_bitwise(whole: pathlib.Path, text: pathlib.Path, cache: pathlib.Path, parts: pathlib.Path) -> None:
+    """The run of two hosts in `whole` again, in `parts`; the second host is told to stop, and both start again."""
+    for codes in ([130, 130], [0, 0]):
+        shared = command(parts, text, cache, "--config.mesh.fsdp=2", f"--coordinator_address=localhost:{free_port()}")
+        words = [[*shared, "--num_processes=2", f"--process_id={host}"] for host in range(2)]
+        if not parts.exists():
+            words[1] = stopping_at_its_second_update(words[1])
+        hosts = [start(one, devices=2) for one in words]
+        outputs = [host.communicate(timeout=240)[0] for host in hosts]
+        assert [host.returncode for host in hosts] == codes, "\n".join(outputs)
+    assert "going on from the checkpoint of update 2 of 4" in outputs[0]
+    states = [state_of(workdir, 4) for workdir in (whole, parts)]
+    assert int(states[0].step) == 4
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), *states)
+
+
+def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_path: pathlib.Path) -> None:
     text = tiny_text["train"]
     one, two, cache = (tmp_path / name for name in ("one", "two", "cache"))
     alone = start(command(one, text, cache), devices=4)
@@ -76,11 +108,13 @@ def test_two_hosts_train_the_run_of_one(tiny_text, tmp_path: pathlib.Path) -> No
     run = RunDirectory(two)
     assert run.status()["state"] == "finished"
     assert (run.provenance()["process_count"], run.provenance()["device_count"]) == (2, 4)
-    trained = [params_of(workdir) for workdir in (one, two)]
+    trained = [state_of(workdir, 4).params for workdir in (one, two)]
     # Adam turns the rounding of a key bias, whose gradient is zero, into a step; the logits don't see it.
     for params in trained:
         del params["layers_0"]["attention"]["key"]["bias"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *trained)
+    # Here, since it needs this run of two hosts, which takes seconds.
+    assert_resumed_bitwise(two, text, cache, tmp_path / "parts")
 
 
 def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path) -> None:

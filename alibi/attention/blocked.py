@@ -12,11 +12,12 @@ from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
-from alibi.attention.skipping import key_ranges
+from alibi.attention.skipping import key_ranges, logit_bound
 from alibi.attention.tiles import (
     Place,
     Plan,
     Sides,
+    grouped,
     make_plan,
     make_sides,
     tile_bias,
@@ -40,10 +41,10 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
         return jnp.zeros((*batch, q_length, heads, call.value.shape[-1]), call.value.dtype)
     plan = make_plan(call, jax.default_backend())
     sides = make_sides(call, plan)
-    q = _grouped(call.query, plan, plan.q_blocks * plan.q_block)
-    k = _grouped(call.key, plan, plan.k_blocks * plan.k_block)
-    v = _grouped(call.value, plan, plan.k_blocks * plan.k_block)
-    ranges = key_ranges(call, plan, sides, _logit_bound(q, k, v, plan))
+    q = grouped(call.query, plan, plan.q_blocks * plan.q_block)
+    k = grouped(call.key, plan, plan.k_blocks * plan.k_block)
+    v = grouped(call.value, plan, plan.k_blocks * plan.k_block)
+    ranges = key_ranges(call, plan, sides, logit_bound(q, k, v, plan))
     # As leaves: jax.custom_vjp puts into them what is no array, and a bias may check what it is made of.
     bias, bias_tree = jax.tree.flatten(call.bias)
     added, added_tree = jax.tree.flatten(sides)
@@ -51,32 +52,6 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     attended = attended.reshape(plan.batch_groups, plan.head_groups, *attended.shape[1:])
     attended = attended.transpose(0, 2, 4, 1, 3, 5).reshape(-1, attended.shape[-2], heads, attended.shape[-1])
     return attended[:, :q_length].reshape(*batch, q_length, heads, -1)
-
-
-def _grouped(
-    x: Float[Array, "*batch length heads features"], plan: Plan, length: int
-) -> Float[Array, "groups group_batch group_heads whole_blocks features"]:
-    """Batch entries and heads that go together, filled up with zeros to `length`.
-
-    The two stay apart: joined, they could not be split over devices both.
-    """
-    x = x.reshape(plan.batch_groups, plan.batch_group, -1, plan.head_groups, plan.head_group, x.shape[-1])
-    x = x.transpose(0, 3, 1, 4, 2, 5)
-    x = x.reshape(plan.batch_groups * plan.head_groups, *x.shape[2:])
-    return jnp.pad(x, [(0, 0)] * 3 + [(0, length - x.shape[-2]), (0, 0)])
-
-
-def _logit_bound(q: Array, k: Array, v: Array, plan: Plan) -> Float[Array, "batch heads q_blocks"]:
-    """No scaled logit of a block of queries is greater than this; NaN or infinite where an input is not finite."""
-    of_queries, of_keys, of_values = (
-        jnp.linalg.norm(lax.stop_gradient(x).astype(jnp.float32), axis=-1) for x in (q, k, v)
-    )
-    of_queries = of_queries.reshape(*of_queries.shape[:3], plan.q_blocks, -1).max(axis=-1)
-    # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
-    of_keys = of_keys.max(axis=-1) + 0.0 * (of_keys.sum(axis=-1) + of_values.sum(axis=-1))
-    bound = of_queries * of_keys[..., None] * q.shape[-1] ** -0.5
-    bound = bound.reshape(plan.batch_groups, plan.head_groups, *bound.shape[1:])
-    return bound.transpose(0, 2, 1, 3, 4).reshape(plan.batch, plan.heads, -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))

@@ -94,6 +94,19 @@ def _block(length: int) -> int:
     return length if blocks == 1 else -(-length // (8 * blocks)) * 8
 
 
+def grouped(
+    x: Float[Array, "*batch length heads features"], plan: Plan, length: int
+) -> Float[Array, "groups group_batch group_heads whole_blocks features"]:
+    """Batch entries and heads that go together, filled up with zeros to `length`.
+
+    The two stay apart: joined, they could not be split over devices both.
+    """
+    x = x.reshape(plan.batch_groups, plan.batch_group, -1, plan.head_groups, plan.head_group, x.shape[-1])
+    x = x.transpose(0, 3, 1, 4, 2, 5)
+    x = x.reshape(plan.batch_groups * plan.head_groups, *x.shape[2:])
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, length - x.shape[-2]), (0, 0)])
+
+
 @dataclasses.dataclass(frozen=True)
 class Sides:
     """What a tile needs to know of its rows and columns, filled up to whole blocks.

@@ -13,6 +13,7 @@ from benchmarks.attention_contenders import (
     project_attention,
     torch_attention,
 )
+from benchmarks.attention_growth import growth, print_growth
 from benchmarks.rounds import Runner, about, known, measured_on, print_failures, print_table, run_rounds, text
 
 TURN_SECONDS = 0.5  # of one pass of one contender in one round, but at least one call
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time, memory and share of the peak of attention alone, at each length, and of the peers'.
+    """Time, memory and share of the peak of attention alone, at each length, and of the peers'; how the work grows.
 
     Queries, keys and values are normal; how much can be skipped depends on their norms.
     """
@@ -62,7 +63,9 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         measured = [{"benchmark": "attention", **row, **about(rounds)} for row in measured]
         print_rows(measured)
         rows += measured
-    return rows
+    exponents = growth(rows)
+    print_growth(exponents)
+    return rows + exponents
 
 
 def contenders(
@@ -97,7 +100,7 @@ def _row(name: str, runner: Runner, shape: Shape, peak: float) -> dict[str, Any]
         row[title] = seconds
         row[f"{title}_of_rounds"] = runner.seconds.get(part)
         row[title.replace("seconds", "share_of_matmul_peak")] = seconds and useful[part] / seconds / peak
-    for key in ("first_call_seconds", "memory_bytes", "compiler_bytes", "no_backward"):
+    for key in ("first_call_seconds", "memory_bytes", "compiler_bytes", "computed_weights", "no_backward"):
         row[key] = runner.answer.get(key)
     return row
 

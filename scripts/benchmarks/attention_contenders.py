@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.processes import Contender, Step, seconds_of
-
-SHORT_SECONDS = 0.25  # a first warm call that took less is timed again
+from benchmarks.attention_growth import computed_weights
+from benchmarks.processes import SHORT_SECONDS, Contender, Step, seconds_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +44,13 @@ class AttentionStep(Step):
       forward: as `run`, without the backward pass.
       held_bytes: of what it needs besides queries, keys and values: a dense bias.
       compiler_bytes: what the compiler says that a run needs, once there was one.
+      computed_weights: of each head, see `benchmarks.attention_growth`.
     """
 
     forward: Callable[[int], None] | None = None
     held_bytes: int = 0
     compiler_bytes: Callable[[], int | None] = lambda: None
+    computed_weights: list[int] | None = None
 
 
 @dataclasses.dataclass
@@ -86,6 +87,7 @@ class AttentionContender(Contender):
             "first_call_seconds": first_seconds,
             "memory_bytes": None if growth is None else growth + step.held_bytes,
             "compiler_bytes": step.compiler_bytes(),
+            "computed_weights": step.computed_weights,
             "no_backward": reason,
         }
 
@@ -154,6 +156,12 @@ def _arrays(shape: Shape) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(size, dtype=np.float32)
 
 
+def _jax_arrays(shape: Shape) -> list[Any]:
+    import jax.numpy as jnp
+
+    return [jnp.asarray(x, shape.dtype) for x in _arrays(shape)]
+
+
 class _Program:
     """A function for `AttentionStep`, compiled when it first runs."""
 
@@ -179,7 +187,10 @@ def _project_step(shape: Shape, backend: str, skip_epsilon: float | None) -> Att
     from alibi.slopes import alibi_slopes
 
     slopes = alibi_slopes(shape.heads)
-    return _jax_step(shape, functools.partial(attend, slopes=slopes, backend=backend, skip_epsilon=skip_epsilon))
+    step = _jax_step(shape, functools.partial(attend, slopes=slopes, backend=backend, skip_epsilon=skip_epsilon))
+    query, key, value, _ = _jax_arrays(shape)
+    step.computed_weights = computed_weights(query, key, value, slopes, backend, skip_epsilon)
+    return step
 
 
 def _flax_step(shape: Shape) -> AttentionStep:
@@ -199,13 +210,12 @@ def _flax_step(shape: Shape) -> AttentionStep:
 def _jax_step(shape: Shape, attention: Callable, *held: Any) -> AttentionStep:
     """Of attention(query, key, value, *held)."""
     import jax
-    import jax.numpy as jnp
 
     def both(query, key, value, cotangent, *held):
         result, pull = jax.vjp(lambda *arrays: attention(*arrays, *held), query, key, value)
         return result, pull(cotangent)
 
-    query, key, value, cotangent = (jnp.asarray(x, shape.dtype) for x in _arrays(shape))
+    query, key, value, cotangent = _jax_arrays(shape)
     held_bytes = sum(x.nbytes for x in held)
     run = _Program(both, (query, key, value, cotangent, *held), held_bytes)
     forward = _Program(attention, (query, key, value, *held), held_bytes)

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py train` and `positions`: training steps, against PyTorch and between the position methods."""
+"""`scripts/benchmark.py train` and `positions`: training steps, against PyTorch, by length, and by position method."""
 
 import argparse
 from typing import Any
@@ -8,6 +8,7 @@ from benchmarks.processes import Contender
 from benchmarks.rounds import about, known, measured_on, print_failures, print_table, run_rounds, text
 from benchmarks.training_contenders import (
     VOCABULARY,
+    contender_without_attention,
     model_flops_per_token,
     project_contender,
     torch_contender,
@@ -16,6 +17,7 @@ from configs import base, quickstart
 
 TURN_SECONDS = 1.5  # of one contender in one round
 
+LENGTHS = "128,512,2048,8192"
 SHAPES = {
     "quickstart": quickstart.get_config,
     "wide": lambda arg: base.get_config(
@@ -26,7 +28,9 @@ SHAPES = {
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", choices=("torch", "none"), default="none", help="whom to compare with")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}; or none")
+    parser.add_argument("--lengths", help=f"tokens of a sequence; or none; default: {LENGTHS}, with a peer none")
+    parser.add_argument("--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths")
     parser.set_defaults(command=compare_training)
 
 
@@ -37,27 +41,72 @@ def add_positions_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare_training(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """tokens/s of this project's step, and of PyTorch's eager and compiled, at each shape."""
+    """tokens/s at each shape, where asked for beside PyTorch's, and at each length."""
+    lengths = arguments.lengths or (LENGTHS if arguments.peer == "none" else "none")
+    shapes = [known(name, SHAPES, "shape") for name in arguments.shapes.split(",") if name != "none"]
+    numbers = [int(length) for length in lengths.split(",") if length != "none"]
+    for length in numbers:
+        if arguments.batch_tokens % length:
+            raise ValueError(f"--batch_tokens={arguments.batch_tokens} must be a multiple of the length {length}")
     rows = []
-    for shape in arguments.shapes.split(","):
-        config = SHAPES[known(shape, SHAPES, "shape")]("")
-        contenders = {"alibi (JAX)": project_contender(config)}
-        if arguments.peer == "torch":
-            for mode in ("eager", "compiled"):
-                contenders[f"PyTorch {mode}"] = torch_contender(config, compiled=mode == "compiled")
-        model = config.model
-        print(
-            f"\n{shape}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, feed-forward "
-            f"{model.feed_forward}, {VOCABULARY} tokens of vocabulary, L={config.train_length}, "
-            f"{config.train.batch_tokens} tokens a step, float32, {config.position}"
-        )
-        measured = _measure(contenders, arguments.rounds, config.train.batch_tokens, model_flops_per_token(config))
-        peers = [row["tokens_per_second"] for row in measured[1:] if not row["failed"]]
-        for row in measured:
-            row["of_best_peer"] = row["tokens_per_second"] / max(peers) if peers and not row["failed"] else None
-        rows += [{"benchmark": "train", "shape": shape, **row} for row in measured]
-        _print_rows(measured, "of_best_peer", "x best peer")
+    for shape in shapes:
+        rows += _compare_shape(shape, arguments.peer, arguments.rounds)
+    for length in numbers:
+        rows += compare_length(length, arguments.batch_tokens, arguments.rounds)
     return rows
+
+
+def _compare_shape(shape: str, peer: str, rounds: int) -> list[dict[str, Any]]:
+    """tokens/s of this project's step, and of PyTorch's eager and compiled."""
+    config = SHAPES[shape]("")
+    contenders = {"alibi (JAX)": project_contender(config)}
+    if peer == "torch":
+        for mode in ("eager", "compiled"):
+            contenders[f"PyTorch {mode}"] = torch_contender(config, compiled=mode == "compiled")
+    model = config.model
+    print(
+        f"\n{shape}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, feed-forward "
+        f"{model.feed_forward}, {VOCABULARY} tokens of vocabulary, L={config.train_length}, "
+        f"{config.train.batch_tokens} tokens a step, float32, {config.position}"
+    )
+    measured = _measure(contenders, rounds, config.train.batch_tokens, model_flops_per_token(config))
+    peers = [row["tokens_per_second"] for row in measured[1:] if not row["failed"]]
+    for row in measured:
+        row["of_best_peer"] = row["tokens_per_second"] / max(peers) if peers and not row["failed"] else None
+    _print_rows(measured, {"x best peer": "of_best_peer"})
+    return [{"benchmark": "train", "shape": shape, **row} for row in measured]
+
+
+def compare_length(length: int, batch_tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """tokens/s, memory and attention's share of the quickstart's model at one length, ALiBi beside sinusoidal."""
+    methods = ("alibi", "sinusoidal")
+    arguments = f"length={length},train.batch_tokens={batch_tokens}"
+    configs = {method: quickstart.get_config(f"position={method},{arguments}") for method in methods}
+    contenders = {method: project_contender(config) for method, config in configs.items()}
+    contenders |= {_without(method): contender_without_attention(config) for method, config in configs.items()}
+    print(f"\nthe quickstart's model at L={length}, {batch_tokens} tokens a step, float32")
+    measured = _measure(contenders, rounds, batch_tokens, model_flops_per_token(configs["alibi"]))
+    by_name = {row["contender"]: row for row in measured}
+    for row in measured:
+        row["of_sinusoidal"] = _over(row["tokens_per_second"], by_name["sinusoidal"]["tokens_per_second"])
+    for method in methods:
+        kept = _over(by_name[method]["tokens_per_second"], by_name[_without(method)]["tokens_per_second"])
+        by_name[method]["share_in_attention"] = None if kept is None else 1.0 - kept
+        by_name[_without(method)]["share_of_matmul_peak"] = None  # its operations are not those that are counted
+    _print_rows(measured, {"x sinusoidal": "of_sinusoidal", "in attention": "share_in_attention"})
+    print(
+        "in attention: the part of the step's time that is saved, in the same rounds, where queries, keys and values\n"
+        "are only multiplied and added element by element in place of attention; projections are no part of it"
+    )
+    return [{"benchmark": "train", "shape": f"quickstart, L={length}", "length": length, **row} for row in measured]
+
+
+def _without(method: str) -> str:
+    return f"{method}, no attention"
+
+
+def _over(value: float | None, other: float | None) -> float | None:
+    return value / other if value and other else None
 
 
 def compare_positions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -71,8 +120,8 @@ def compare_positions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     measured = _measure(contenders, arguments.rounds, config.train.batch_tokens, model_flops_per_token(config))
     reference = {row["contender"]: row["tokens_per_second"] for row in measured}.get("sinusoidal")
     for row in measured:
-        row["of_sinusoidal"] = row["tokens_per_second"] / reference if reference and not row["failed"] else None
-    _print_rows(measured, "of_sinusoidal", "x sinusoidal")
+        row["of_sinusoidal"] = _over(row["tokens_per_second"], reference)
+    _print_rows(measured, {"x sinusoidal": "of_sinusoidal"})
     return [{"benchmark": "positions", "shape": f"quickstart, L={arguments.length}", **row} for row in measured]
 
 
@@ -101,15 +150,16 @@ def _measure(
     return rows
 
 
-def _print_rows(rows: list[dict[str, Any]], ratio: str, ratio_title: str) -> None:
+def _print_rows(rows: list[dict[str, Any]], ratios: dict[str, str]) -> None:
+    """A table; `ratios` are the keys of two-digit columns, by their titles."""
     print(f"{measured_on(rows[0])}\n")
     print_table(
-        ["", "tokens/s", ratio_title, "share of peak", "first step, s", "process, MB", "a step, MB"],
+        ["", "tokens/s", *ratios, "share of peak", "first step, s", "process, MB", "a step, MB"],
         [
             [
                 row["contender"],
                 text(row["tokens_per_second"], ",.0f"),
-                text(row[ratio], ".2f"),
+                *(text(row.get(key), ".2f") for key in ratios.values()),
                 text(row["share_of_matmul_peak"], ".2f"),
                 text(row["first_step_seconds"], ".1f"),
                 text(row["peak_memory_bytes"], ",.0f", 1e-6),

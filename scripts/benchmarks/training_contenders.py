@@ -15,6 +15,11 @@ def project_contender(config: ml_collections.ConfigDict) -> Contender:
     return Contender(_project_step, (config,))
 
 
+def contender_without_attention(config: ml_collections.ConfigDict) -> Contender:
+    """The same step with an attention that costs next to nothing; its projections stay."""
+    return Contender(_step_without_attention, (config,))
+
+
 def torch_contender(config: ml_collections.ConfigDict, *, compiled: bool) -> Contender:
     """The same model, optimizer and batch in PyTorch.
 
@@ -40,6 +45,17 @@ def model_flops_per_token(config: ml_collections.ConfigDict) -> float:
 
 def _project_step(config: ml_collections.ConfigDict) -> Step:
     return training_step(config, VOCABULARY, _batch(config))
+
+
+def _step_without_attention(config: ml_collections.ConfigDict) -> Step:
+    from alibi.attention.backends import BACKENDS, Backend
+
+    # All three have a part in the result and in the gradients: of what has none, XLA would
+    # leave out the projection too. The process is this contender's own.
+    BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value, lambda call, platform: "")
+    config = config.copy_and_resolve_references()
+    config.model.attention = "reference"
+    return _project_step(config)
 
 
 def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tuple[np.ndarray, np.ndarray]) -> Step:
