@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -50,11 +51,6 @@ def cannot_decode(call: AttentionCall, platform: str) -> str:
     return "it has no dropout" if call.drops else call.wants_weights
 
 
-def blocks_read(call: AttentionCall) -> Int[Array, "batch heads"]:
-    """How many blocks of keys `decoding_attention` reads for each head of the call."""
-    return _forward(call)[1]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Static:
     causal: bool
@@ -71,7 +67,7 @@ class _Static:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _attention(learned: dict[str, Any], added: dict[str, Any], static: _Static) -> Array:
-    return _forward(static.call(learned, added))[0]
+    return attended_and_blocks(static.call(learned, added))[0]
 
 
 def _forward_saving(learned: dict[str, Any], added: dict[str, Any], static: _Static) -> tuple[Array, tuple[Any, ...]]:
@@ -87,11 +83,13 @@ def _backward(static: _Static, saved: tuple[Any, ...], gradient: Array) -> tuple
 _attention.defvjp(_forward_saving, _backward)
 
 
-def _forward(call: AttentionCall) -> tuple[Float[Array, "*batch one heads value_dim"], Int[Array, "batch heads"]]:
-    """The attended values, and how many blocks were read for them."""
+def attended_and_blocks(
+    call: AttentionCall,
+) -> tuple[Float[Array, "*batch one heads value_dim"], Int[Array, "batch heads"]]:
+    """The attended values, and how many blocks of keys each head has read for them; without a gradient."""
     assert isinstance(call.bias, AlibiBias)
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-    (batch, _, heads, _), (k_length, kv_heads) = query.shape, key.shape[1:3]
+    (batch, _, heads, _), (_, k_length, kv_heads, _) = query.shape, key.shape
     slopes = call.bias.slopes.astype(jnp.float32)
     block = min(BLOCK, k_length)
     distance = _distances(call, batch, block)
@@ -99,13 +97,11 @@ def _forward(call: AttentionCall) -> tuple[Float[Array, "*batch one heads value_
     nearest, count = by_block.min(axis=-1), (by_block != HIDDEN).sum(axis=-1)
     left = weight_left(slopes, _logit_bound(call, query), nearest, count, call.skip_epsilon)
     last = jnp.broadcast_to(_last(count > 0), (batch, heads))
-
-    def of_head(pair: Array) -> tuple[Array, Array]:
-        b, h = jnp.divmod(pair, heads)
-        head = _Head(b, h // (heads // kv_heads), h % distance.shape[1], key, value, distance, block, call.precision)
-        return head.attend(query[b, 0, h].astype(jnp.float32), slopes[h], left[b, h], last[b, h], call.skip_epsilon)
-
-    attended, blocks = lax.map(of_head, jnp.arange(batch * heads))
+    cache = _Cache(key, value, distance, block, call.precision, call.skip_epsilon)
+    b, h = (x.reshape(-1) for x in np.indices((batch, heads), np.int32))
+    places = _Place(b, h // (heads // kv_heads), h % distance.shape[1])
+    rows = query.reshape(b.size, -1).astype(jnp.float32), jnp.tile(slopes, batch), left.reshape(b.size, -1)
+    attended, blocks = lax.map(lambda head: cache.attend(*head), (places, *rows, last.reshape(-1)))
     attended = attended.reshape(*call.query.shape[:-1], value.shape[-1])
     return attended.astype(value.dtype), blocks.reshape(batch, heads)
 
@@ -152,33 +148,39 @@ def norm_of_all(
     return norm.max(axis=-2) + 0.0 * sums
 
 
-@dataclasses.dataclass(frozen=True)
-class _Head:
-    """Where one head of one sequence finds its keys and values."""
+class _Place(NamedTuple):
+    """Where a head of a sequence finds its keys, and what it sees of them."""
 
-    batch: Int[Array, ""]
-    kv_head: Int[Array, ""]
-    mask_head: Int[Array, ""]
+    batch: Int[Array | np.ndarray, "..."]
+    kv_head: Int[Array | np.ndarray, "..."]
+    mask_head: Int[Array | np.ndarray, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cache:
+    """What the heads of all sequences read from, `block` keys at a time."""
+
     key: Float[Array, "batch k kv_heads head_dim"]
     value: Float[Array, "batch k kv_heads value_dim"]
     distance: Int[Array, "batch heads_or_1 whole_blocks"]
     block: int
     precision: lax.PrecisionLike
+    skip_epsilon: float | None
 
     def attend(
-        self, query: Array, slope: Array, left: Float[Array, " blocks"], last: Array, epsilon: float | None
+        self, place: _Place, query: Array, slope: Array, left: Float[Array, " blocks"], last: Array
     ) -> tuple[Float[Array, " value_dim"], Int[Array, ""]]:
-        """The attended values, and the number of blocks from `last` downwards that were read."""
+        """The attended values of one head, and the number of blocks from `last` downwards that were read."""
 
-        def counts(state: tuple[Array, ...]) -> Array:
+        def matters(state: tuple[Array, ...]) -> Array:
             block, largest, total, _ = state
-            gathered = largest if epsilon == 0 else largest + jnp.log(total)
+            gathered = largest if self.skip_epsilon == 0 else largest + jnp.log(total)
             # True too where either is not a number.
-            return (block >= 0) & ~(left[block] - gathered < stop_below(epsilon))
+            return (block >= 0) & ~(left[block] - gathered < stop_below(self.skip_epsilon))
 
         def add(state: tuple[Array, ...]) -> tuple[Array, ...]:
             block, largest, total, attended = state
-            logits, visible, values = self._read(query, slope, block)
+            logits, visible, values = self._read(place, query, slope, block)
             larger = jnp.maximum(largest, logits.max())
             exponentials = jnp.where(visible, jnp.exp(logits - larger), 0.0)
             rescale = jnp.exp(largest - larger)
@@ -186,20 +188,20 @@ class _Head:
             return block - 1, larger, total * rescale + exponentials.sum(), attended * rescale + of_block
 
         start = (last, jnp.asarray(MASKED, jnp.float32), jnp.zeros(()), jnp.zeros(self.value.shape[-1]))
-        block, _, total, attended = lax.while_loop(counts, add, start)
+        block, _, total, attended = lax.while_loop(matters, add, start)
         return attended / jnp.where(total == 0.0, 1.0, total), last - block
 
-    def _read(self, query: Array, slope: Array, block: Array) -> tuple[Array, Array, Array]:
+    def _read(self, place: _Place, query: Array, slope: Array, block: Array) -> tuple[Array, Array, Array]:
         """Biased logits of a block of keys, which of them are seen, and their values, float32."""
         first = block * self.block
         # The last block may begin earlier, so as not to end after the last key.
         start = jnp.minimum(first, self.key.shape[1] - self.block)
 
         def rows(x: Array) -> Array:
-            part = lax.dynamic_slice(x, (self.batch, start, self.kv_head, 0), (1, self.block, 1, x.shape[-1]))
+            part = lax.dynamic_slice(x, (place.batch, start, place.kv_head, 0), (1, self.block, 1, x.shape[-1]))
             return part.reshape(self.block, -1).astype(jnp.float32)
 
-        distance = lax.dynamic_slice(self.distance, (self.batch, self.mask_head, start), (1, 1, self.block)).reshape(-1)
+        distance = lax.dynamic_slice(self.distance, (place.batch, place.mask_head, start), (1, 1, self.block))[0, 0]
         visible = (distance != HIDDEN) & (start + jnp.arange(self.block) >= first)
         logits = jnp.matmul(rows(self.key), query, precision=self.precision) * query.size**-0.5
         return jnp.where(visible, logits - slope * distance.astype(jnp.float32), MASKED), visible, rows(self.value)
