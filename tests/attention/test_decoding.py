@@ -16,6 +16,8 @@ from alibi.attention.skipping import MARGIN, skip_distance
 from alibi.model import build_model
 from alibi.positions import AlibiBias
 
+EPSILONS = (None, 0.0, 1e-6)
+
 
 @pytest.fixture
 def blocks(monkeypatch):
@@ -29,41 +31,42 @@ def inputs(k, heads, head_dim, *, batch=2, kv_heads=None, seed=0):
     return tuple(jax.random.normal(key, s) for key, s in zip(keys, ((batch, 1, heads, head_dim), kv, kv), strict=True))
 
 
-def decode(q, k, v, index, *, backend="decoding", skip_epsilon=0.0, knows=True):
-    """As `alibi.model.DecoderLM` calls it: the cache of sequence b is filled up to slot index[b]."""
+def as_call(q, k, v, slopes, epsilon=0.0, **arguments):
+    positions = {"query_positions": np.arange(k.shape[1] - 1, k.shape[1]), "key_positions": np.arange(k.shape[1])}
+    arguments = {**positions, **arguments}
+    return AttentionCall(q, k, v, bias=AlibiBias(slopes), causal=True, skip_epsilon=epsilon, **arguments)
+
+
+@functools.partial(jax.jit, static_argnames=("epsilons", "knows"))
+def dense_and_decoded(q, k, v, index, epsilons=(0.0,), knows=True):
+    """The reference, then with each epsilon, and lastly the blocks read; the cache of b is filled to slot index[b].
+
+    In one program, since compiling takes most of the time.
+    """
     slots = jnp.arange(k.shape[1])
-    return attend(
-        q,
-        k,
-        v,
-        slopes=alibi_slopes(q.shape[2]),
-        query_positions=index[:, None],
-        key_positions=jnp.broadcast_to(slots, (k.shape[0], slots.size)),
-        mask=(slots[None] <= index[:, None])[:, None, None, :],
-        key_norm=norm_of_all(k, v) if knows else None,
-        skip_epsilon=skip_epsilon,
-        backend=backend,
-    )
-
-
-@functools.partial(jax.jit, static_argnames="epsilons")
-def dense_and_decoded(q, k, v, index, epsilons=(0.0,)):
-    """The reference, then with each epsilon; in one program, since compiling takes most of the time."""
-    return decode(q, k, v, index, backend="reference"), *(decode(q, k, v, index, skip_epsilon=e) for e in epsilons)
+    arguments = {
+        "query_positions": index[:, None],
+        "key_positions": jnp.broadcast_to(slots, (k.shape[0], slots.size)),
+        "mask": (slots[None] <= index[:, None])[:, None, None, :],
+        "key_norm": norm_of_all(k, v) if knows else None,
+    }
+    calls = [as_call(q, k, v, alibi_slopes(q.shape[2]), epsilon, **arguments) for epsilon in epsilons]
+    attended, blocks = zip(*map(decoding.attended_and_blocks, calls), strict=True)
+    return dense(calls[0]), *attended, blocks
 
 
 @pytest.mark.parametrize(("k", "heads", "head_dim"), [(1, 1, 16), (7, 8, 64), (300, 12, 80)])
 def test_equals_reference(k, heads, head_dim, blocks):
     arrays = inputs(k, heads, head_dim)
     for index in ((0, k - 1), (k // 2, k // 3), (min(63, k - 1), min(64, k - 1))):
-        expected, got = dense_and_decoded(*arrays, jnp.asarray(index))
+        expected, got, _ = dense_and_decoded(*arrays, jnp.asarray(index))
         np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
 
 
 def test_skipping_loses_no_bit_or_no_more_than_it_may(blocks):
     arrays = inputs(4096, 8, 16)
     for index in ((4095, 0), (63, 64), (2047, 3333)):
-        expected, every, skipped, rough = dense_and_decoded(*arrays, jnp.asarray(index), (None, 0.0, 1e-6))
+        expected, every, skipped, rough, _ = dense_and_decoded(*arrays, jnp.asarray(index), EPSILONS)
         np.testing.assert_allclose(every, expected, atol=1e-5, rtol=0)
         np.testing.assert_array_equal(skipped, every)
         # Leaving out a share e of the mass moves the mean of values by at most 2 e of the largest.
@@ -73,76 +76,62 @@ def test_skipping_loses_no_bit_or_no_more_than_it_may(blocks):
 def test_half_precision_is_no_worse_than_dense(blocks):
     arrays, index = inputs(300, 12, 80), jnp.asarray([299, 200])
     right = dense_and_decoded(*arrays, index)[0]
-    rough, got = dense_and_decoded(*(x.astype(jnp.bfloat16) for x in arrays), index)
+    rough, got, _ = dense_and_decoded(*(x.astype(jnp.bfloat16) for x in arrays), index)
     assert got.dtype == jnp.bfloat16
     errors = [float(jnp.sqrt(((x.astype(jnp.float32) - right) ** 2).mean())) for x in (rough, got)]
     assert errors[1] <= 1.02 * errors[0]
 
 
-def as_call(q, k, v, slopes, epsilon=0.0, **arguments):
-    positions = {"query_positions": np.arange(k.shape[1] - 1, k.shape[1]), "key_positions": np.arange(k.shape[1])}
-    arguments = {**positions, **arguments}
-    return AttentionCall(q, k, v, bias=AlibiBias(slopes), causal=True, skip_epsilon=epsilon, **arguments)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 1e-6])
-def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks):
+def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(blocks):
     """The case that the bound is made for: all norms equal, one far key along the query, all near ones against it."""
     length, size, slope = 4096, 12.0, jnp.full(1, 0.05)
     bound = jnp.full(1, size * size / 4)  # U, as head_dim is 16
-    reach = int(skip_distance(slope, bound, jnp.zeros(1), epsilon)[0])
     q = jnp.zeros((1, 1, 1, 16)).at[..., 0].set(size)
 
     @jax.jit
-    def weight_of(far):
+    def weights_of(far):
         is_far = (jnp.arange(length) == far)[None, :, None, None]
         arrays = q, jnp.where(is_far, q, -q), is_far.astype(jnp.float32)  # so the result is the far key's weight
-        return [decoding.attended_and_blocks(as_call(*arrays, slope, e)) for e in (None, epsilon)]
+        return [decoding.attended_and_blocks(as_call(*arrays, slope, epsilon)) for epsilon in EPSILONS]
 
-    for distance in (reach - 3, 1000, 70, reach + 200):
-        (every, all_blocks), (skipped, some_blocks) = weight_of(length - 1 - distance)
-        assert float(abs(every - skipped).max()) <= epsilon
-        assert int(some_blocks[0, 0]) < int(all_blocks[0, 0]) == length // 64
-        if distance < reach / 2:
-            assert float(skipped.max()) > 0.9
+    reaches = [int(skip_distance(slope, bound, jnp.zeros(1), epsilon)[0]) for epsilon in EPSILONS[1:]]
+    for distance in (*(reach + more for reach in reaches for more in (-3, 200)), 1000, 70):
+        (every, all_blocks), *skipping = weights_of(length - 1 - distance)
+        for epsilon, reach, (skipped, some_blocks) in zip(EPSILONS[1:], reaches, skipping, strict=True):
+            assert float(abs(every - skipped).max()) <= epsilon
+            assert int(some_blocks[0, 0]) < int(all_blocks[0, 0]) == length // 64
+            if distance < reach / 2:
+                assert float(skipped.max()) > 0.9
 
 
 def test_steep_heads_read_few_blocks_however_long_the_cache_is(blocks):
-    """The second sequence's cache has 1,024 older keys."""
-    q, k, v = inputs(2048, 8, 16)
-    q, slopes = jnp.broadcast_to(q[:1] / 4, q.shape), alibi_slopes(8)
-    k = k.at[0, :1024].set(k[1, 1024:])
-    index = jnp.asarray([1023, 2047])[:, None]
-    norm = jnp.broadcast_to(norm_of_all(k[1:], v[1:]), (2, 8))
-
-    @jax.jit
-    def read(q, k, v):
-        hidden = {"mask": (jnp.arange(2048)[None] <= index)[:, None, None], "query_positions": index}
-        calls = [as_call(q, k, v, slopes, epsilon, key_norm=norm, **hidden) for epsilon in (None, 0.0, 1e-6)]
-        return [decoding.attended_and_blocks(call)[1] for call in calls]
-
-    every, *skipping = (np.asarray(blocks) for blocks in read(q, k, v))
-    np.testing.assert_array_equal(every, [[16] * 8, [32] * 8])
-    bound = MARGIN * jnp.linalg.norm(q[0, 0], axis=-1) * norm[0] / 4
+    """The second sequence's cache has 2,048 older keys."""
+    q, k, v = inputs(4096, 8, 16)
+    q = jnp.broadcast_to(q[:1] / 4, q.shape)
+    k = k.at[0, :2048].set(k[1, 2048:]).at[0, 2048:].set(k[1, :2048])  # so both have the same largest norms
+    *_, (every, *skipping) = dense_and_decoded(q, k, v, jnp.asarray([2047, 4095]), EPSILONS)
+    np.testing.assert_array_equal(every, [[32] * 8, [64] * 8])
+    bound = MARGIN * jnp.linalg.norm(q[0, 0], axis=-1) * jnp.linalg.norm(k[1], axis=-1).max(axis=0) / 4
     totals = []
-    for epsilon, (short, long) in zip((0.0, 1e-6), skipping, strict=True):
+    for epsilon, blocks_read in zip(EPSILONS[1:], skipping, strict=True):
+        short, long = np.asarray(blocks_read)
         # No more than what is out of reach before any key is seen, and the block that a window begins in;
         # with the sums of blocks, which know only the nearest key of each, one more.
-        window = skip_distance(slopes, bound, jnp.zeros(8), epsilon)
-        assert (long <= np.minimum(np.ceil(window / 64) + 1 + (epsilon > 0), 32)).all()
+        window = skip_distance(alibi_slopes(8), bound, jnp.zeros(8), epsilon)
+        assert (long <= np.minimum(np.ceil(window / 64) + 1 + (epsilon > 0), 64)).all()
         assert (np.diff(long) >= 0).all()
-        np.testing.assert_array_equal(short, np.minimum(long, 16))
+        assert (short <= long).all()
+        np.testing.assert_array_equal(short[:4], long[:4])  # their windows end within the shorter cache
         totals.append(long.sum())
-    assert totals[1] < totals[0] < 32 * 8 * 3 / 4
+    assert totals[1] < totals[0] < 64 * 8 * 3 / 4
 
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_what_is_no_number_is_not_hidden(knows, blocks):
     arrays, index = dict(zip("qkv", inputs(300, 12, 80), strict=True)), jnp.asarray([299, 200])
-    alone = jax.jit(functools.partial(decode, knows=False))
     for name in "qkv":
         changed = arrays | {name: arrays[name].at[1, 0].set(jnp.nan)}
-        got = dense_and_decoded(**changed, index=index)[1] if knows else alone(**changed, index=index)
+        got = dense_and_decoded(**changed, index=index, knows=knows)[1]
         assert np.isnan(got[1]).all(), name
         assert np.isfinite(got[0]).all(), name
 
@@ -223,7 +212,7 @@ def test_auto_takes_it_for_one_query_on_one_cpu(monkeypatch, unchecked):
 
 def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     """Token by token as the whole sequence, with sequences at positions of their own."""
-    model = build_model(tiny_config(position="alibi"), 40)
+    model = build_model(tiny_config(position="alibi", model__num_layers=1), 40)
     tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 40)
     variables = jax.jit(model.init)(jax.random.key(0), tokens)
     whole = jax.jit(model.apply)(variables, tokens)
@@ -248,8 +237,7 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
         logits, updated = step(cache, tokens[:, i : i + 1], jnp.asarray([[i], [100 + i]]))
         cache = updated["cache"]
         np.testing.assert_allclose(logits[:, 0], whole[:, i], atol=2e-5)
-    assert len(known) == 2
-    assert all(norm is not None for norm in known)
-    for layer in ("layers_0", "layers_1"):
-        norms = jnp.linalg.norm(cache[layer]["attention"]["cached_key"], axis=-1)
-        np.testing.assert_allclose(cache[layer]["key_norm"]["largest"], norms.max(axis=1), rtol=1e-6)
+    assert len(known) == 1
+    assert known[0] is not None
+    norms = jnp.linalg.norm(cache["layers_0"]["attention"]["cached_key"], axis=-1)
+    np.testing.assert_allclose(cache["layers_0"]["key_norm"]["largest"], norms.max(axis=1), rtol=1e-6)
