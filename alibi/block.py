@@ -71,7 +71,8 @@ class Block(nn.Module):
         def largest_norm(key: Array, value: Array) -> Array | None:
             assert key_norm is not None
             # Flax has counted the newest token when it calls this.
-            return key_norm(key, value, attention.get_variable("cache", "cache_index") - 1)
+            written: Array = attention.get_variable("cache", "cache_index")
+            return key_norm(key, value, written - 1)
 
         attention = nn.MultiHeadDotProductAttention(
             num_heads=self.position.num_heads,

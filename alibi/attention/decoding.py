@@ -61,8 +61,9 @@ class _Static:
     def call(self, learned: dict[str, Any], added: dict[str, Any]) -> AttentionCall:
         arrays = {name: learned[name] for name in LEARNED} | added
         bias = AlibiBias(learned["slopes"], self.symmetric)
-        how = {"causal": self.causal, "precision": self.precision, "skip_epsilon": self.skip_epsilon}
-        return AttentionCall(bias=bias, **arrays, **how)
+        return AttentionCall(
+            bias=bias, causal=self.causal, precision=self.precision, skip_epsilon=self.skip_epsilon, **arrays
+        )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -148,6 +149,10 @@ def norm_of_all(
     return norm.max(axis=-2) + 0.0 * sums
 
 
+# The block to read next, the largest logit so far, and relative to it the sum of exponentials and of values.
+State = tuple[Array, Array, Array, Array]
+
+
 class _Place(NamedTuple):
     """Where a head of a sequence finds its keys, and what it sees of them."""
 
@@ -172,13 +177,13 @@ class _Cache:
     ) -> tuple[Float[Array, " value_dim"], Int[Array, ""]]:
         """The attended values of one head, and the number of blocks from `last` downwards that were read."""
 
-        def matters(state: tuple[Array, ...]) -> Array:
+        def matters(state: State) -> Array:
             block, largest, total, _ = state
             gathered = largest if self.skip_epsilon == 0 else largest + jnp.log(total)
             # True too where either is not a number.
             return (block >= 0) & ~(left[block] - gathered < stop_below(self.skip_epsilon))
 
-        def add(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        def add(state: State) -> State:
             block, largest, total, attended = state
             logits, visible, values = self._read(place, query, slope, block)
             larger = jnp.maximum(largest, logits.max())
