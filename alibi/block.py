@@ -158,7 +158,15 @@ class KeyNormCache(nn.Module):
         largest = self.variable("cache", "largest", jnp.zeros, key.shape[::2], jnp.float32)
         if not started:
             return None
-        norm = norm_of_all(*(jax.lax.dynamic_slice_in_dim(x, newest, 1, axis=1) for x in (key, value)))
+        # A branch, always taken: else XLA would compute the written slots from the old cache again, and copy
+        # that whole for it.
+        norm = jax.lax.cond(
+            newest >= 0,
+            lambda *cache: norm_of_all(*(jax.lax.dynamic_slice_in_dim(x, newest, 1, axis=1) for x in cache)),
+            lambda *cache: jnp.zeros(largest.value.shape),
+            key,
+            value,
+        )
         # Not by maximum, which may pass over NaN.
         largest.value = jnp.where(largest.value >= norm, largest.value, norm + 0.0 * largest.value)
         return largest.value
