@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from alibi.attention import attention_fn
+from alibi.attention.decoding import norm_of_all
 from alibi.initialization import Initialization
-from alibi.positions import PositionMethod
+from alibi.positions import AlibiBias, PositionMethod
 from alibi.positions.base import KnownPositions
 from alibi.products import dot_general_for
 
@@ -61,8 +62,17 @@ class Block(nn.Module):
             query_positions = key_positions = np.arange(x.shape[1])
         dot_general = dot_general_for(jax.default_backend())
 
+        bias = self.position.bias(position_params)
+        key_norm = KeyNormCache(name="key_norm") if decode and isinstance(bias, AlibiBias) else None
+
         def rotate(query: Array, key: Array, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
             return self.position.rotate(position_params, query, key, of_queries, of_keys)
+
+        def largest_norm(key: Array, value: Array) -> Array | None:
+            assert key_norm is not None
+            # Flax has counted the newest token when it calls this.
+            written: Array = attention.get_variable("cache", "cache_index")
+            return key_norm(key, value, written - 1)
 
         attention = nn.MultiHeadDotProductAttention(
             num_heads=self.position.num_heads,
@@ -71,7 +81,7 @@ class Block(nn.Module):
             broadcast_dropout=False,
             decode=decode,
             attention_fn=attention_fn(
-                self.position.bias(position_params),
+                bias,
                 num_heads=self.position.num_heads,
                 query_positions=query_positions[..., -last:],
                 key_positions=key_positions,
@@ -79,6 +89,7 @@ class Block(nn.Module):
                 if segment_ids is None or last == x.shape[1]
                 else (segment_ids[..., -last:], segment_ids),
                 rotate=rotate,
+                key_norm=None if key_norm is None else largest_norm,
                 backend=self.attention,
             ),
             qkv_dot_general=dot_general,
@@ -127,3 +138,35 @@ class PositionCache(nn.Module):
         slots.value = jax.lax.dynamic_update_slice(slots.value, positions, (0, index.value))
         index.value = index.value + tokens.shape[-1]
         return positions, slots.value
+
+
+class KeyNormCache(nn.Module):
+    """Remembers the largest norm of each head's keys in Flax's cache, so that no step needs to read them all."""
+
+    @nn.compact
+    def __call__(
+        self,
+        key: Float[Array, "batch slots heads head_dim"],
+        value: Float[Array, "batch slots heads head_dim"],
+        newest: Int[Array, ""],
+    ) -> Float[Array, "batch heads"] | None:
+        """At least the norm of every key up to slot `newest`, NaN where a key or value is not finite.
+
+        None where the cache is being made.
+        """
+        started = self.has_variable("cache", "largest")
+        largest = self.variable("cache", "largest", jnp.zeros, key.shape[::2], jnp.float32)
+        if not started:
+            return None
+        # A branch, always taken: else XLA would compute the written slots from the old cache again, and copy
+        # that whole for it.
+        norm = jax.lax.cond(
+            newest >= 0,
+            lambda *cache: norm_of_all(*(jax.lax.dynamic_slice_in_dim(x, newest, 1, axis=1) for x in cache)),
+            lambda *cache: jnp.zeros(largest.value.shape),
+            key,
+            value,
+        )
+        # Not by maximum, which may pass over NaN.
+        largest.value = jnp.where(largest.value >= norm, largest.value, norm + 0.0 * largest.value)
+        return largest.value

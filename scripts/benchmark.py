@@ -4,6 +4,7 @@
     python scripts/benchmark.py train                 # and at 128 to 8,192 tokens, with attention's share of the time
     python scripts/benchmark.py positions             # tokens/s and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
+    python scripts/benchmark.py decode                # us of one token against caches of 1k to 64k
     python scripts/benchmark.py evaluate              # windows/s of sliding windows
     python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
 
@@ -21,12 +22,13 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, evaluate, training
+from benchmarks import adaptive, attention, decode, evaluate, training
 
 COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
     "positions": ("the position methods, against each other", training.add_positions_arguments),
     "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
+    "decode": ("attention of one token against long caches", decode.add_arguments),
     "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),
     "adaptive": ("adaptive embeddings: training, and the loss against a dense softmax", adaptive.add_arguments),
 }

@@ -161,3 +161,24 @@ def test_the_work_of_a_sliding_window_is_counted(monkeypatch):
     of_one = 2 * 2 * 64 * 64 + 2 * 2 * 64 * 256  # its query and out; feed-forward
     attention, head = 2 * 2 * 64 * 4, 2 * 64 * 2002
     assert evaluate.window_flops(config, 4, 1) == keys_and_values + of_one + attention + head
+
+
+def test_a_token_against_a_cache_is_a_row_for_each_way(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    decode, rounds = (importlib.import_module(f"benchmarks.{name}") for name in ("decode", "rounds"))
+    for name in ("skip none", "skip 1e-6", "skip 0, norms unknown"):  # compile as much as these
+        monkeypatch.delitem(decode.WAYS, name)
+
+    def in_this_process(contenders, rounds_, *, turn_seconds, title):
+        del rounds_, turn_seconds, title
+        for contender in contenders.values():
+            contender.build(*contender.arguments).run(1)
+        seconds = dict(zip(contenders, (3e-3, 1e-3), strict=True))
+        return {name: rounds.Runner(one, seconds={"run": [seconds[name]]}) for name, one in contenders.items()}, 1e11
+
+    monkeypatch.setattr(decode, "run_rounds", in_this_process)
+    shape = {"batch": 1, "heads": 2, "head_dim": 8, "dtype": "float32"}
+    rows = decode.compare(argparse.Namespace(lengths="64", rounds=1, **shape))
+    assert [(row["contender"], row["length"]) for row in rows] == [("dense", 64), ("skip 0", 64)]
+    assert [row["of_dense"] for row in rows] == [1.0, pytest.approx(3.0)]
+    assert "| skip 0 | 1,000 (3.0x) |" in capsys.readouterr().out

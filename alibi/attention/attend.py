@@ -34,6 +34,7 @@ def attend(
     values_einsum: Callable[..., Array] | None = None,
     sow: Callable[[Array], None] | None = None,
     skip_epsilon: float | None = 0.0,
+    key_norm: Float[Array, "*batch kv_heads"] | None = None,
     backend: str = "auto",
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Attention with a position bias, in Flax's layout.
@@ -54,8 +55,10 @@ def attend(
       dropout_rate, dropout_rng, broadcast_dropout: of the weights, as in Flax; no key, no dropout.
       skip_epsilon: share of a row's attention mass that may be lost where ALiBi's slopes put
         keys out of reach; 0: only what float32 rounds to zero, the same result bit by bit;
-        None: nothing. Acts in `blocked`, see `alibi.attention.skipping`; heads that go
-        together, as on several devices, are skipped together.
+        None: nothing. Acts in `blocked` and `decoding`, see `alibi.attention.skipping`; heads
+        that go together, as on several devices, are skipped together.
+      key_norm: at least the largest norm of the keys of each sequence and head, not finite
+        where a key or value is not; for `decoding`, which otherwise reads them all to find it.
       backend: a name from `alibi.attention.backends.BACKENDS`, or "auto" for the fastest that
         can do the call (`python -m alibi.attention` prints which that is).
 
@@ -66,7 +69,6 @@ def attend(
     _check_shapes(query, key, value)
     if slopes is not None:
         bias = _bias_of_slopes(slopes, bias, query.shape[-2], symmetric=not causal)
-    key, value = _share_heads(query, key), _share_heads(query, value)
     if key_positions is None:
         key_positions = np.arange(key.shape[-3])
     if query_positions is None:
@@ -74,6 +76,8 @@ def attend(
     _check_positions(query, key, query_positions, key_positions)
     of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     _check_hiding(query, key, mask, of_queries, of_keys)
+    if key_norm is not None and key_norm.shape != (*key.shape[:-3], key.shape[-2]):
+        raise ValueError(f"key_norm has shape {key_norm.shape}; it must be {(*key.shape[:-3], key.shape[-2])}")
     call = AttentionCall(
         query,
         key,
@@ -93,14 +97,10 @@ def attend(
         values_einsum=values_einsum,
         sow=sow,
         skip_epsilon=skip_epsilon,
+        key_norm=key_norm,
     )
     check_skipping(call)
     return compute(call, choose(call, jax.default_backend()) if backend == "auto" else backend)
-
-
-def _share_heads(query: Array, x: Array) -> Array:
-    """Repeats key or value heads so that each query head has its own (grouped-query attention)."""
-    return x if x.shape[-2] == query.shape[-2] else jnp.repeat(x, query.shape[-2] // x.shape[-2], axis=-2)
 
 
 def _bias_of_slopes(slopes: Array, bias: Bias | None, num_heads: int, *, symmetric: bool) -> Bias:

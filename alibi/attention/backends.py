@@ -9,6 +9,7 @@ from jaxtyping import Array
 from alibi.attention.augmented import augmented_attention, cannot_augment
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
+from alibi.attention.decoding import cannot_decode, decoding_attention
 from alibi.attention.saved import attention_by_saving, cannot_save
 
 
@@ -19,10 +20,12 @@ class Backend:
     Attributes:
       run: computes it.
       cannot: why it can't do a call on a platform, in one sentence; empty if it can.
+      shares_heads: it takes fewer key than query heads; for the others they are repeated.
     """
 
     run: Callable[[AttentionCall], Array]
     cannot: Callable[[AttentionCall, str], str]
+    shares_heads: bool = False
 
 
 BACKENDS = {
@@ -30,6 +33,7 @@ BACKENDS = {
     "saved": Backend(attention_by_saving, cannot_save),
     "blocked": Backend(blocked_attention, lambda call, platform: call.wants_weights),
     "augmented": Backend(augmented_attention, cannot_augment),
+    "decoding": Backend(decoding_attention, cannot_decode, shares_heads=True),
 }
 
 
@@ -55,10 +59,19 @@ class Rule:
 SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 SHORT = 1024  # keys
+WORTH_A_LOOP = 1024  # keys
 WORTH_TILES = 512  # keys
 
 EVERYWHERE = ("cpu", "gpu", "tpu")
 RULES = (
+    Rule(
+        ("cpu",),
+        f"one device, one query, {WORTH_A_LOOP:,} keys or more, ALiBi's bias, no dropout",
+        lambda call: jax.device_count() == 1 and call.key.shape[-3] >= WORTH_A_LOOP,
+        "decoding",
+        "reads what the slopes leave in reach, not the whole cache (measured); accelerators would start "
+        "several kernels for each block of keys (not measured), and several devices gather the heads",
+    ),
     Rule(
         ("cpu",),
         f"below {SHORT:,} keys, at most 2^{SAVED_WEIGHTS.bit_length() - 1} weights",
@@ -116,7 +129,7 @@ def compute(call: AttentionCall, backend: str) -> Array:
     reason = BACKENDS[backend].cannot(call, jax.default_backend())
     if reason:
         raise ValueError(f"attention backend {backend!r} can't do this call: {reason}; use backend='auto'")
-    return BACKENDS[backend].run(call)
+    return BACKENDS[backend].run(call if BACKENDS[backend].shares_heads else call.with_own_heads())
 
 
 def table() -> str:

@@ -19,8 +19,8 @@ class AttentionCall:
     """The arguments of `alibi.attention.attend`, with defaults filled in; see there."""
 
     query: Float[Array, "*batch q heads head_dim"]
-    key: Float[Array, "*batch k heads head_dim"]
-    value: Float[Array, "*batch k heads value_dim"]
+    key: Float[Array, "*batch k kv_heads head_dim"]
+    value: Float[Array, "*batch k kv_heads value_dim"]
     bias: Bias | None
     causal: bool
     query_positions: KnownPositions
@@ -36,6 +36,15 @@ class AttentionCall:
     values_einsum: Callable[..., Array] | None = None
     sow: Callable[[Array], None] | None = None
     skip_epsilon: float | None = 0.0
+    key_norm: Float[Array, "*batch kv_heads"] | None = None
+
+    def with_own_heads(self) -> "AttentionCall":
+        """With keys and values repeated so that each query head has its own (grouped-query attention)."""
+        heads, kv_heads = self.query.shape[-2], self.key.shape[-2]
+        if heads == kv_heads:
+            return self
+        key, value = (jnp.repeat(x, heads // kv_heads, axis=-2) for x in (self.key, self.value))
+        return dataclasses.replace(self, key=key, value=value, key_norm=None)
 
     @property
     def known_slopes(self) -> np.ndarray | None:
@@ -100,7 +109,7 @@ def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
         call.key,
         call.value,
         bias=call.bias,
-        visible=_visible(call),
+        visible=visible_keys(call),
         query_positions=jnp.asarray(call.query_positions),
         key_positions=jnp.asarray(call.key_positions),
         keep=keep,
@@ -111,7 +120,7 @@ def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     )
 
 
-def _visible(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
+def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
     """Where a query sees a key: the conjunction of all that hides keys; None if nothing does."""
     conditions = [] if call.mask is None else [call.mask.astype(bool)]
     if call.causal:

@@ -32,7 +32,8 @@ def alibi_attention_fn(
     The layer is used as it is, with or without batch dimensions, masks, attention
     dropout, mixed precision and `decode=True`. Queries that are fewer than the keys
     stand at their end (bottom-right aligned); a single query with a mask, as in decoding,
-    at the last key that it sees.
+    at the last key that it sees. (Each step of decoding then reads the whole cache once, for the
+    largest norm of its keys; `alibi.model.DecoderLM` remembers it.)
 
     Args:
       num_heads: heads of the layer.
@@ -70,10 +71,16 @@ def attention_fn(
     key_positions: KnownPositions | None = None,
     segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
     rotate: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None,
+    key_norm: Callable[[Array, Array], Array | None] | None = None,
     skip_epsilon: float | None = 0.0,
     backend: str = "auto",
 ) -> AttentionFn:
-    """An `attention_fn` for Flax with any position method's bias and rotation; see `alibi_attention_fn`."""
+    """An `attention_fn` for Flax with any position method's bias and rotation; see `alibi_attention_fn`.
+
+    Args:
+      rotate: is given queries, keys and the positions of both, see `PositionMethod.rotate`.
+      key_norm: is given keys and values, and gives what `alibi.attention.attend` calls so.
+    """
 
     # Flax passes only the keywords that this signature names, so it names each of them:
     # **kwargs would silently lose dropout, dtype and precision.
@@ -120,6 +127,7 @@ def attention_fn(
             values_einsum=attn_weights_value_einsum,
             sow=None if module is None else lambda weights: _sow(module, weights),
             skip_epsilon=skip_epsilon,
+            key_norm=None if key_norm is None else key_norm(key, value),
             backend=backend,
         )
 

@@ -9,6 +9,10 @@ key at distance d has at most U - m d. So relative to the row's largest exponent
 
 the second because a distance occurs once on each side. U is the product of the largest
 norms of queries and keys over sqrt(head_dim), known when the program runs.
+
+One query that has already seen some keys knows more: the largest logit l and the sum s
+of exponentials relative to it. All keys of a set that it has not seen have together at
+most exp(U - l) / s times the sum of exp(-m d) of what it has gathered (`weight_left`).
 """
 
 import math
@@ -27,6 +31,10 @@ UNDERFLOW = 104.0
 # Norms are computed in float32. This covers their rounding, and products whose operands an
 # accelerator rounds to bfloat16 or TF32 by default.
 MARGIN = 1.0 + 2.0**-6
+# Of m d, by its rounding in float32.
+ROUNDING = 2.0**-20
+# A distance that says: this key is not seen.
+HIDDEN = np.iinfo(np.int32).max
 
 
 def logit_bound(
@@ -123,6 +131,40 @@ def skip_distance(
         slack = slack + math.log((2 if symmetric else 1) / epsilon) - jnp.log(-jnp.expm1(-slopes))
     known = (slopes > 0) & jnp.isfinite(slack)
     return jnp.where(known, slack / jnp.where(known, slopes, 1.0), jnp.inf)
+
+
+def weight_left(
+    slopes: Float[Array, " heads"],
+    bound: Float[Array, "batch heads"],
+    nearest: Int[Array, "batch heads_or_1 blocks"],
+    count: Int[Array, "batch heads_or_1 blocks"],
+    epsilon: float | None,
+) -> Float[Array, "batch heads blocks"]:
+    """The logarithm of what all keys up to the end of each block have at most: the sum of their exponentials.
+
+    Whatever their positions are; with epsilon 0, where sums don't count, of the largest one
+    instead. A reader who has gathered exp(g) can stop where this is less than
+    `g + stop_below(epsilon)`. Infinite or NaN, so that nobody stops, where nothing can be said.
+
+    Args:
+      bound: U, the largest absolute logit after scaling, before the bias, rounding included.
+      nearest: the least distance of a key of each block.
+      count: of the keys of each block that are seen.
+    """
+    slopes = slopes[None, :, None]
+    penalty = slopes * nearest.astype(jnp.float32)
+    largest = jnp.where(count > 0, ROUNDING * jnp.abs(penalty) - penalty, -jnp.inf)
+    if epsilon == 0:
+        gathered = lax.cummax(largest, axis=2)
+    else:
+        gathered = lax.cumlogsumexp(largest + jnp.log(count.astype(jnp.float32)), axis=2)
+    # With a slope below zero the nearest key is not the one with the largest bias.
+    return jnp.where(slopes >= 0, bound[..., None], jnp.inf) + gathered
+
+
+def stop_below(epsilon: float | None) -> float:
+    """How much less, as a logarithm, what is left must be than what was gathered; see `weight_left`."""
+    return -math.inf if epsilon is None else -UNDERFLOW if epsilon == 0 else math.log(epsilon)
 
 
 def nearest_distances(call: AttentionCall) -> np.ndarray | None:
