@@ -10,8 +10,9 @@
 
 Each contender lives in a process of its own. In every round each is timed in turn while
 the others sleep, and so is a float32 matrix product, because the speed of a shared
-machine drifts: compare within one run only. Printed are medians over the rounds;
---json=FILE writes them as rows with the machine, the versions and the date.
+machine drifts: compare within one run only. Printed are medians over the rounds, for
+training's ratios of the rounds' ratios; --json=FILE writes them as rows with the
+machine, the versions and the date.
 """
 
 import argparse
@@ -24,6 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from benchmarks import adaptive, attention, decode, evaluate, training
 
+ROUNDS = {"train": 15, "positions": 15}  # of short turns
 COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
     "positions": ("the position methods, against each other", training.add_positions_arguments),
@@ -52,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, (text, add_arguments) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         add_arguments(command)
-        command.add_argument("--rounds", type=int, default=7, help="at least 5 for figures to be told")
+        command.add_argument(
+            "--rounds", type=int, default=ROUNDS.get(name, 7), help="at least 5 for figures to be told"
+        )
         command.add_argument("--json", help="file to write the rows to")
     return parser
 

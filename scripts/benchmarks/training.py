@@ -1,6 +1,7 @@
 """`scripts/benchmark.py train` and `positions`: training steps, against PyTorch, by length, and by position method."""
 
 import argparse
+import statistics
 from typing import Any
 
 from alibi.positions import METHODS
@@ -15,7 +16,8 @@ from benchmarks.training_contenders import (
 )
 from configs import base, quickstart
 
-TURN_SECONDS = 1.5  # of one contender in one round
+# Of one contender in one round: short, since a shared machine's speed changes by half within seconds.
+TURN_SECONDS = 0.5
 
 LENGTHS = "128,512,2048,8192"
 SHAPES = {
@@ -70,9 +72,10 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[dict[str, Any]]:
         f"{config.train.batch_tokens} tokens a step, float32, {config.position}"
     )
     measured = _measure(contenders, rounds, config.train.batch_tokens, model_flops_per_token(config))
-    peers = [row["tokens_per_second"] for row in measured[1:] if not row["failed"]]
+    peers = [row for row in measured[1:] if not row["failed"]]
+    best = max(peers, key=lambda row: row["tokens_per_second"], default=None)
     for row in measured:
-        row["of_best_peer"] = row["tokens_per_second"] / max(peers) if peers and not row["failed"] else None
+        row["of_best_peer"] = best and _times_as_fast(row, best)
     _print_rows(measured, {"x best peer": "of_best_peer"})
     return [{"benchmark": "train", "shape": shape, **row} for row in measured]
 
@@ -88,9 +91,9 @@ def compare_length(length: int, batch_tokens: int, rounds: int) -> list[dict[str
     measured = _measure(contenders, rounds, batch_tokens, model_flops_per_token(configs["alibi"]))
     by_name = {row["contender"]: row for row in measured}
     for row in measured:
-        row["of_sinusoidal"] = _over(row["tokens_per_second"], by_name["sinusoidal"]["tokens_per_second"])
+        row["of_sinusoidal"] = _times_as_fast(row, by_name["sinusoidal"])
     for method in methods:
-        kept = _over(by_name[method]["tokens_per_second"], by_name[_without(method)]["tokens_per_second"])
+        kept = _times_as_fast(by_name[method], by_name[_without(method)])
         by_name[method]["share_in_attention"] = None if kept is None else 1.0 - kept
         by_name[_without(method)]["share_of_matmul_peak"] = None  # its operations are not those that are counted
     _print_rows(measured, {"x sinusoidal": "of_sinusoidal", "in attention": "share_in_attention"})
@@ -105,8 +108,11 @@ def _without(method: str) -> str:
     return f"{method}, no attention"
 
 
-def _over(value: float | None, other: float | None) -> float | None:
-    return value / other if value and other else None
+def _times_as_fast(row: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """The median of the rounds' ratios: the machine drifts less within a round than between them."""
+    if row["failed"] or other["failed"]:
+        return None
+    return statistics.median(b / a for a, b in zip(row["step_seconds"], other["step_seconds"], strict=True))
 
 
 def compare_positions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -118,9 +124,9 @@ def compare_positions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         contenders[name] = project_contender(quickstart.get_config(f"position={position},length={arguments.length}"))
     print(f"\nthe quickstart's model at L={arguments.length}, {config.train.batch_tokens} tokens a step")
     measured = _measure(contenders, arguments.rounds, config.train.batch_tokens, model_flops_per_token(config))
-    reference = {row["contender"]: row["tokens_per_second"] for row in measured}.get("sinusoidal")
+    reference = {row["contender"]: row for row in measured}.get("sinusoidal")
     for row in measured:
-        row["of_sinusoidal"] = _over(row["tokens_per_second"], reference)
+        row["of_sinusoidal"] = reference and _times_as_fast(row, reference)
     _print_rows(measured, {"x sinusoidal": "of_sinusoidal"})
     return [{"benchmark": "positions", "shape": f"quickstart, L={arguments.length}", **row} for row in measured]
 
