@@ -58,7 +58,8 @@ class Rule:
 
 SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
-SHORT = 1024  # keys
+WORTH_SAVING = 1024  # keys, at most
+WORTH_A_KERNEL = 1024  # keys
 WORTH_A_LOOP = 1024  # keys
 WORTH_TILES = 512  # keys
 
@@ -74,8 +75,8 @@ RULES = (
     ),
     Rule(
         ("cpu",),
-        f"below {SHORT:,} keys, at most 2^{SAVED_WEIGHTS.bit_length() - 1} weights",
-        lambda call: call.key.shape[-3] < SHORT and call.num_weights <= SAVED_WEIGHTS,
+        f"{WORTH_SAVING:,} keys or fewer, at most 2^{SAVED_WEIGHTS.bit_length() - 1} weights",
+        lambda call: call.key.shape[-3] <= WORTH_SAVING and call.num_weights <= SAVED_WEIGHTS,
         "saved",
         "fastest forward and backward at these lengths (measured)",
     ),
@@ -84,19 +85,19 @@ RULES = (
         f"two queries or more, {WORTH_TILES} keys or more",
         lambda call: call.query.shape[-3] > 1 and call.key.shape[-3] >= WORTH_TILES,
         "blocked",
-        "fastest from 1,024 keys on (measured); memory linear in the length",
+        "memory linear in the length; fastest where keys are out of reach (measured)",
     ),
     Rule(
         ("gpu",),
-        f"{SHORT:,} keys or more, slopes that don't learn",
-        lambda call: call.key.shape[-3] >= SHORT and call.known_slopes is not None,
+        f"{WORTH_A_KERNEL:,} keys or more, slopes that don't learn",
+        lambda call: call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
         "augmented",
         "cuDNN's flash kernel, with no bias tensor (speed not measured)",
     ),
     Rule(
         ("tpu",),
-        f"one device, {SHORT:,} keys or more, slopes that don't learn",
-        lambda call: jax.device_count() == 1 and call.key.shape[-3] >= SHORT and call.known_slopes is not None,
+        f"one device, {WORTH_A_KERNEL:,} keys or more, slopes that don't learn",
+        lambda call: jax.device_count() == 1 and call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
         "augmented",
         "splash attention, with no bias tensor (speed not measured)",
     ),
