@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from alibi.attention import attention_fn
+from alibi.attention.backends import wants_key_norm
 from alibi.attention.decoding import norm_of_all
 from alibi.initialization import Initialization
 from alibi.positions import AlibiBias, PositionMethod
@@ -60,8 +61,35 @@ class Block(nn.Module):
         """
         if query_positions is None or key_positions is None:
             query_positions = key_positions = np.arange(x.shape[1])
-        dot_general = dot_general_for(jax.default_backend())
+        attention = self._attention(
+            x.shape[-1],
+            position_params,
+            query_positions[..., -last:],
+            key_positions,
+            segment_ids if segment_ids is None or last == x.shape[1] else (segment_ids[..., -last:], segment_ids),
+            decode,
+        )
+        # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
+        y = nn.LayerNorm(self.norm_epsilon, name="attention_norm")(x)
+        y = attention(y[:, -last:], y, deterministic=deterministic)
+        x = x[:, -last:] + nn.Dropout(self.dropout)(y, deterministic)
+        y = nn.LayerNorm(self.norm_epsilon, name="feed_forward_norm")(x)
+        y = self._dense(x.shape[-1], self.feed_forward, "up")(y)
+        y = nn.Dropout(self.activation_dropout)(ACTIVATIONS[self.activation](y), deterministic)
+        y = self._dense(self.feed_forward, x.shape[-1], "down")(y)
+        return x + nn.Dropout(self.dropout)(y, deterministic)
 
+    def _attention(
+        self,
+        width: int,
+        position_params: Any,
+        query_positions: KnownPositions,
+        key_positions: KnownPositions,
+        segment_ids: Int[Array, "batch length"] | tuple[Array, Array] | None,
+        decode: bool,
+    ) -> nn.MultiHeadDotProductAttention:
+        """Flax's own layer, into which the position method is injected."""
+        dot_general = dot_general_for(jax.default_backend())
         bias = self.position.bias(position_params)
         key_norm = KeyNormCache(name="key_norm") if decode and isinstance(bias, AlibiBias) else None
 
@@ -69,7 +97,8 @@ class Block(nn.Module):
             return self.position.rotate(position_params, query, key, of_queries, of_keys)
 
         def largest_norm(key: Array, value: Array) -> Array | None:
-            assert key_norm is not None
+            if key_norm is None or not wants_key_norm(key.shape[-3], self.attention):
+                return None
             # Flax has counted the newest token when it calls this.
             written: Array = attention.get_variable("cache", "cache_index")
             return key_norm(key, value, written - 1)
@@ -83,32 +112,22 @@ class Block(nn.Module):
             attention_fn=attention_fn(
                 bias,
                 num_heads=self.position.num_heads,
-                query_positions=query_positions[..., -last:],
+                query_positions=query_positions,
                 key_positions=key_positions,
-                segment_ids=segment_ids
-                if segment_ids is None or last == x.shape[1]
-                else (segment_ids[..., -last:], segment_ids),
+                segment_ids=segment_ids,
                 rotate=rotate,
-                key_norm=None if key_norm is None else largest_norm,
+                key_norm=largest_norm,
                 backend=self.attention,
             ),
             qkv_dot_general=dot_general,
             out_dot_general=dot_general,
             kernel_init=self.initialization.attention_in,
-            bias_init=self.initialization.bias(x.shape[-1]),
+            bias_init=self.initialization.bias(width),
             out_kernel_init=self.initialization.attention_out,
             out_bias_init=nn.initializers.zeros,
             name="attention",
         )
-        # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
-        y = nn.LayerNorm(self.norm_epsilon, name="attention_norm")(x)
-        y = attention(y[:, -last:], y, deterministic=deterministic)
-        x = x[:, -last:] + nn.Dropout(self.dropout)(y, deterministic)
-        y = nn.LayerNorm(self.norm_epsilon, name="feed_forward_norm")(x)
-        y = self._dense(x.shape[-1], self.feed_forward, "up")(y)
-        y = nn.Dropout(self.activation_dropout)(ACTIVATIONS[self.activation](y), deterministic)
-        y = self._dense(self.feed_forward, x.shape[-1], "down")(y)
-        return x + nn.Dropout(self.dropout)(y, deterministic)
+        return attention
 
     def _dense(self, inputs: int, features: int, name: str) -> nn.Dense:
         return nn.Dense(
@@ -154,9 +173,10 @@ class KeyNormCache(nn.Module):
 
         None where the cache is being made.
         """
-        started = self.has_variable("cache", "largest")
-        largest = self.variable("cache", "largest", jnp.zeros, key.shape[::2], jnp.float32)
-        if not started:
+        # Of a cache that was filled without this, nothing is known: infinity skips nothing.
+        unknown = 0.0 if self.is_initializing() else jnp.inf
+        largest = self.variable("cache", "largest", jnp.full, key.shape[::2], unknown, jnp.float32)
+        if self.is_initializing():
             return None
         # A branch, always taken: else XLA would compute the written slots from the old cache again, and copy
         # that whole for it.

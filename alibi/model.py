@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.adaptive import AdaptiveEmbedding, Bands
-from alibi.attention.backends import BACKENDS
+from alibi.attention.backends import OF_SEQUENCES
 from alibi.batch_split import batch_parts, split_batch
 from alibi.block import ACTIVATIONS, Block, PositionCache
 from alibi.embedding import TiedEmbedding
@@ -26,7 +26,7 @@ CHOICES: dict[str, Collection[str]] = {
     "dtype": DTYPES,
     "embedding": ("tied", "adaptive"),
     "initialization": INITIALIZATIONS,
-    "attention": ("auto", *BACKENDS),
+    "attention": ("auto", *OF_SEQUENCES),
 }
 # Keys of config.model that are attributes of `DecoderLM`.
 SAME_NAMES = (

@@ -47,7 +47,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.model.padding_rows = False
     config.model.dtype = "float32"  # of the products: float32 or bfloat16; parameters are float32
     config.model.remat = False  # recompute each layer in the backward pass: less memory, a third more time
-    config.model.attention = "auto"  # auto, or a name from alibi.attention.backends.BACKENDS
+    config.model.attention = "auto"  # auto, or a name from alibi.attention.backends.OF_SEQUENCES
     config.model.logits_chunk = 2048  # tokens per device whose logits exist at one time
 
     config.data = ml_collections.ConfigDict()

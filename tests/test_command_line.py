@@ -1,6 +1,22 @@
 """What every entry point does with its flags."""
 
-from alibi.command_line import _behind_the_colon
+import pathlib
+
+import jax
+import pytest
+
+from alibi.command_line import _behind_the_colon, _keep_compilations
+
+
+def test_compilations_are_kept_beside_the_token_files(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    set_to = {}
+    monkeypatch.setattr(jax.config, "update", set_to.__setitem__)
+    monkeypatch.setenv("ALIBI_CACHE", str(tmp_path))
+    _keep_compilations()
+    assert not set_to, "the user's own JAX_COMPILATION_CACHE_DIR stays"
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    _keep_compilations()
+    assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compilations")
 
 
 def test_keys_that_a_config_file_must_know_go_behind_the_colon():

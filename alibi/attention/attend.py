@@ -11,7 +11,7 @@ from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall
 from alibi.attention.skipping import check_skipping
 from alibi.positions import AlibiBias, Bias
-from alibi.positions.base import KnownPositions
+from alibi.positions.base import KnownPositions, check_integers
 
 
 def attend(
@@ -142,3 +142,4 @@ def _check_positions(query: Array, key: Array, query_positions: KnownPositions, 
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
         if positions.ndim < 1 or positions.shape[-1] != x.shape[-3]:
             raise ValueError(f"{name}_positions have shape {positions.shape}; {name} has {x.shape[-3]} positions")
+        check_integers(name, positions)

@@ -21,11 +21,13 @@ class Backend:
       run: computes it.
       cannot: why it can't do a call on a platform, in one sentence; empty if it can.
       shares_heads: it takes fewer key than query heads; for the others they are repeated.
+      one_query: it is for one query of each sequence alone, so no choice for a whole model.
     """
 
     run: Callable[[AttentionCall], Array]
     cannot: Callable[[AttentionCall, str], str]
     shares_heads: bool = False
+    one_query: bool = False
 
 
 BACKENDS = {
@@ -33,8 +35,9 @@ BACKENDS = {
     "saved": Backend(attention_by_saving, cannot_save),
     "blocked": Backend(blocked_attention, lambda call, platform: call.wants_weights),
     "augmented": Backend(augmented_attention, cannot_augment),
-    "decoding": Backend(decoding_attention, cannot_decode, shares_heads=True),
+    "decoding": Backend(decoding_attention, cannot_decode, shares_heads=True, one_query=True),
 }
+OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.one_query)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +63,30 @@ SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 WORTH_SAVING = 1024  # keys, at most
 WORTH_A_KERNEL = 1024  # keys
-WORTH_A_LOOP = 1024  # keys
+WORTH_A_LOOP = 1024  # keys whose largest norm is known
+WORTH_A_PASS = 32768  # keys, where it must be found first
 WORTH_TILES = 512  # keys
 
 EVERYWHERE = ("cpu", "gpu", "tpu")
+
+
+def wants_key_norm(k_length: int, backend: str) -> bool:
+    """Whether one query of a cache of `k_length` keys, their largest norm at hand, may be computed by `decoding`."""
+    fitting = jax.default_backend() == "cpu" and jax.device_count() == 1 and k_length >= WORTH_A_LOOP
+    return backend == "decoding" or (backend == "auto" and fitting)
+
+
 RULES = (
     Rule(
         ("cpu",),
-        f"one device, one query, {WORTH_A_LOOP:,} keys or more, ALiBi's bias, no dropout",
-        lambda call: jax.device_count() == 1 and call.key.shape[-3] >= WORTH_A_LOOP,
+        f"one device, one query, {WORTH_A_LOOP:,} keys or more whose largest norm is known, or {WORTH_A_PASS:,}, "
+        "ALiBi's bias, no dropout",
+        lambda call: (
+            jax.device_count() == 1 and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
+        ),
         "decoding",
-        "reads what the slopes leave in reach, not the whole cache (measured); accelerators would start "
-        "several kernels for each block of keys (not measured), and several devices gather the heads",
+        "reads what the slopes leave in reach, not the whole cache (measured on two cores, of which it takes one); "
+        "accelerators would start several kernels for each block (not measured), several devices gather the heads",
     ),
     Rule(
         ("cpu",),

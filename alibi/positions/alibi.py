@@ -6,7 +6,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.base import Params, PositionMethod, rows_and_columns
+from alibi.positions.base import Params, PositionMethod, check_integers, rows_and_columns
 from alibi.slopes import alibi_slopes
 
 
@@ -47,12 +47,8 @@ class AlibiBias:
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*#batch heads q k"]:
         """The bias of one block, float32."""
-        for name, positions in (("query", query_positions), ("key", key_positions)):
-            if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):
-                raise ValueError(
-                    f"{name}_positions have dtype {jnp.result_type(positions)}; they must be integers, "
-                    "since floating-point positions make neighbouring keys equal at long lengths"
-                )
+        check_integers("query", query_positions)
+        check_integers("key", key_positions)
         # Subtracting before the cast keeps nearby keys apart, however long the sequence is.
         rows, columns = rows_and_columns(query_positions, key_positions)
         distance = rows - columns

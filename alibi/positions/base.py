@@ -33,6 +33,16 @@ def rows_and_columns(
     return jnp.expand_dims(rows, -1), jnp.expand_dims(columns, -2)
 
 
+def check_integers(name: str, positions: Array | np.ndarray) -> None:
+    """Raises ValueError where positions are no integers."""
+    dtype = jnp.result_type(positions)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(
+            f"{name}_positions have dtype {dtype}; they must be integers, "
+            "since floating-point positions make neighbouring keys equal at long lengths"
+        )
+
+
 @runtime_checkable
 class Bias(Protocol):
     """A pytree that gives the bias of any block of logits from the positions of its rows and columns."""

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from alibi.attention.backends import BACKENDS
+from alibi.attention.backends import OF_SEQUENCES
 from benchmarks.attention_contenders import (
     AttentionContender,
     Shape,
@@ -34,7 +34,7 @@ PEERS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", default="1024,4096,16384", help="tokens of a sequence, comma-separated")
     parser.add_argument("--peer", default="none", help=f"some of {', '.join(PEERS)}; or none")
-    parser.add_argument("--backends", default="auto", help=f"some of auto, {', '.join(BACKENDS)}")
+    parser.add_argument("--backends", default="auto", help=f"some of auto, {', '.join(OF_SEQUENCES)}")
     parser.add_argument("--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none")
     for name, value in (("batch", 1), ("heads", 8), ("head_dim", 64)):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -49,7 +49,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """
     if arguments.heads < 1 or arguments.heads & (arguments.heads - 1):
         raise ValueError(f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree")
-    backends = [known(name, ["auto", *BACKENDS], "attention backend") for name in arguments.backends.split(",")]
+    backends = [known(name, ["auto", *OF_SEQUENCES], "attention backend") for name in arguments.backends.split(",")]
     epsilons = [None if epsilon.lower() == "none" else float(epsilon) for epsilon in arguments.skip_epsilon.split(",")]
     peers = [known(name, PEERS, "peer") for name in arguments.peer.split(",") if name != "none"]
     rows = []
@@ -63,7 +63,8 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         measured = [{"benchmark": "attention", **row, **about(rounds)} for row in measured]
         print_rows(measured)
         rows += measured
-    exponents = growth(rows)
+    of_all = {key: getattr(arguments, key) for key in ("batch", "heads", "head_dim", "dtype")}
+    exponents = [{**row, **of_all, **about(arguments.rounds)} for row in growth(rows)]
     print_growth(exponents)
     return rows + exponents
 

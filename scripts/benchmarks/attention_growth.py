@@ -10,7 +10,9 @@ from benchmarks.rounds import print_table, text
 GROUPS = 4  # of heads, from the steepest slopes to the flattest
 
 
-def computed_weights(query: Any, key: Any, value: Any, slopes: Any, backend: str, skip_epsilon: float | None) -> Any:
+def computed_weights(
+    query: Any, key: Any, value: Any, slopes: Any, backend: str, skip_epsilon: float | None
+) -> list[int] | None:
     """Of each head, how many weights are in the tiles that `blocked` computes; None: another backend does the call.
 
     All tiles of a shape cost the same, so this is the work of the forward and of the

@@ -106,10 +106,13 @@ class Process:
 
 def _serve(connection: multiprocessing.connection.Connection, contender: Contender) -> None:
     """Answers the parent until it ends; a failure's traceback as a string."""
+    import jax
+
     # As the entry points do, and for the peers too.
     keep_freed_memory()
-    # The time of compiling is measured.
-    os.environ.update(JAX_ENABLE_COMPILATION_CACHE="false", TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
+    # The time of compiling is measured. (JAX, which alibi imports, has read its environment already.)
+    jax.config.update("jax_enable_compilation_cache", False)
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
     step = None
     while True:

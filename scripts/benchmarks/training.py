@@ -48,7 +48,7 @@ def compare_training(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     shapes = [known(name, SHAPES, "shape") for name in arguments.shapes.split(",") if name != "none"]
     numbers = [int(length) for length in lengths.split(",") if length != "none"]
     for length in numbers:
-        if arguments.batch_tokens % length:
+        if length < 1 or arguments.batch_tokens % length:
             raise ValueError(f"--batch_tokens={arguments.batch_tokens} must be a multiple of the length {length}")
     rows = []
     for shape in shapes:

@@ -1,5 +1,6 @@
 """One query against a cache: equals the dense formula, reads no more than the slopes need, and loses nothing."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,6 +14,7 @@ from alibi.attention.backends import choose
 from alibi.attention.call import AttentionCall, dense
 from alibi.attention.decoding import norm_of_all
 from alibi.attention.skipping import MARGIN, skip_distance
+from alibi.block import KeyNormCache
 from alibi.model import build_model
 from alibi.positions import AlibiBias
 
@@ -195,11 +197,13 @@ def test_fewer_key_heads_no_batch_and_vmap(blocks):
 
 
 def test_auto_takes_it_for_one_query_on_one_cpu(monkeypatch, unchecked):
-    call = as_call(*inputs(2048, 2, 16), alibi_slopes(2))
+    unknown = as_call(*inputs(2048, 2, 16), alibi_slopes(2))
+    call = dataclasses.replace(unknown, key_norm=jnp.ones((2, 2)))
     assert choose(call, "cpu") == "reference"  # the tests' CPU stands for several devices
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     assert choose(call, "cpu") == "decoding"
     assert choose(call, "gpu") == "reference"
+    assert choose(unknown, "cpu") == "reference"  # finding it costs more than the loop saves
     q, k, v = inputs(16, 2, 16)
     assert choose(as_call(q, k, v, alibi_slopes(2)), "cpu") == "saved"
     with pytest.raises(ValueError, match="'decoding' can't do this call: its bias is not ALiBi's"):
@@ -216,11 +220,10 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 40)
     variables = jax.jit(model.init)(jax.random.key(0), tokens)
     whole = jax.jit(model.apply)(variables, tokens)
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     started = jax.jit(functools.partial(model.init, decode=True))(jax.random.key(0), jnp.zeros((2, 4096), jnp.int32))
     cache = started["cache"]
     assert not cache["layers_0"]["key_norm"]["largest"].any()
-    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    monkeypatch.setattr(backends, "WORTH_A_LOOP", 16)
     monkeypatch.setattr(decoding, "BLOCK", 4)
     known = []
     run = decoding.decoding_attention
@@ -245,3 +248,18 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     assert known[0] is not None
     norms = jnp.linalg.norm(cache["layers_0"]["attention"]["cached_key"], axis=-1)
     np.testing.assert_allclose(cache["layers_0"]["key_norm"]["largest"], norms.max(axis=1), rtol=1e-6)
+
+
+def test_the_remembered_norm_is_of_all_keys_or_says_that_it_is_not():
+    """A key that is no number stays known, and of a cache filled by other means nothing is."""
+    norms, value = KeyNormCache(), jnp.zeros((1, 4, 2, 3))
+    keys = value.at[0, :, 0, 0].set(jnp.asarray([1.0, jnp.nan, 5.0, 2.0])).at[0, :, 1, 0].set(jnp.arange(4.0))
+    started = norms.init(jax.random.key(0), value, value, jnp.asarray(-1))
+    remember = jax.jit(functools.partial(norms.apply, mutable=["cache"]))
+    variables = started
+    found = []
+    for newest in (0, 1, 2, 3, 7):  # past the end Flax writes into the last slot, again and again
+        largest, variables = remember(variables, keys, value, newest)
+        found.append(largest[0])
+    np.testing.assert_array_equal(found, [[1, 0], [np.nan, 1], [np.nan, 2], [np.nan, 3], [np.nan, 3]])
+    assert np.isposinf(remember({}, keys, value, 3)[0]).all(), "older keys may be larger"
