@@ -32,8 +32,7 @@ def alibi_attention_fn(
     The layer is used as it is, with or without batch dimensions, masks, attention
     dropout, mixed precision and `decode=True`. Queries that are fewer than the keys
     stand at their end (bottom-right aligned); a single query with a mask, as in decoding,
-    at the last key that it sees. (Each step of decoding then reads the whole cache once, for the
-    largest norm of its keys; `alibi.model.DecoderLM` remembers it.)
+    at the last key that it sees.
 
     Args:
       num_heads: heads of the layer.
