@@ -72,8 +72,8 @@ EVERYWHERE = ("cpu", "gpu", "tpu")
 
 def wants_key_norm(k_length: int, backend: str) -> bool:
     """Whether one query of a cache of `k_length` keys, their largest norm at hand, may be computed by `decoding`."""
-    fitting = jax.default_backend() == "cpu" and jax.device_count() == 1 and k_length >= WORTH_A_LOOP
-    return backend == "decoding" or (backend == "auto" and fitting)
+    on_one_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
+    return backend == "auto" and on_one_cpu and k_length >= WORTH_A_LOOP
 
 
 RULES = (

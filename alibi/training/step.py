@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -34,10 +35,11 @@ def make_train_step(
       state_shardings: of the state that comes out; None: as the compiler chooses.
     """
 
+    token_nll = nn.apply(DecoderLM.token_nll, model)
+
     def loss(params: PyTree, inputs: Array, targets: Array, key: Array) -> Array:
         variables, rngs = {"params": params}, {"dropout": key}
-        nll = model.apply(variables, inputs, targets, deterministic=False, rngs=rngs, method="token_nll")
-        return jnp.sum(nll)  # type: ignore[arg-type]  # apply's type allows for mutable collections
+        return jnp.sum(token_nll(variables, inputs, targets, deterministic=False, rngs=rngs))
 
     def update(state: TrainState, inputs: Array, targets: Array) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)

@@ -9,8 +9,10 @@ from alibi.attention.backends import OF_SEQUENCES
 from benchmarks.attention_contenders import (
     AttentionContender,
     Shape,
+    add_shape_arguments,
     flax_attention,
     project_attention,
+    shape_of,
     torch_attention,
 )
 from benchmarks.attention_growth import growth, print_growth
@@ -36,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", default="none", help=f"some of {', '.join(PEERS)}; or none")
     parser.add_argument("--backends", default="auto", help=f"some of auto, {', '.join(OF_SEQUENCES)}")
     parser.add_argument("--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none")
-    for name, value in (("batch", 1), ("heads", 8), ("head_dim", 64)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    add_shape_arguments(parser)
     parser.set_defaults(command=compare)
 
 
@@ -54,7 +54,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     peers = [known(name, PEERS, "peer") for name in arguments.peer.split(",") if name != "none"]
     rows = []
     for length in map(int, arguments.lengths.split(",")):
-        shape = Shape(length, arguments.batch, arguments.heads, arguments.head_dim, arguments.dtype)
+        shape = shape_of(length, arguments)
         rounds = arguments.rounds
         if length >= LONG:
             rounds = min(rounds, LONG_ROUNDS)

@@ -1,5 +1,6 @@
 """The contenders of `scripts/benchmark.py attention`: this project's backends, Flax's and PyTorch's attention."""
 
+import argparse
 import ctypes
 import dataclasses
 import functools
@@ -36,6 +37,18 @@ class Shape:
         return 4.0 * (self.batch * weights + biases) * self.heads * self.length**2
 
 
+def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
+    """All of a `Shape` but its length."""
+    for name, value in (("batch", 1), ("heads", 8), ("head_dim", 64)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+
+
+def shape_of(length: int, arguments: argparse.Namespace) -> Shape:
+    """What `add_shape_arguments` has read, at a length."""
+    return Shape(length, arguments.batch, arguments.heads, arguments.head_dim, arguments.dtype)
+
+
 @dataclasses.dataclass
 class AttentionStep(Step):
     """`run` is the forward and the backward pass.
@@ -44,13 +57,13 @@ class AttentionStep(Step):
       forward: as `run`, without the backward pass.
       held_bytes: of what it needs besides queries, keys and values: a dense bias.
       compiler_bytes: what the compiler says that a run needs, once there was one.
-      computed_weights: of each head, see `benchmarks.attention_growth`.
+      computed_weights: gives those of each head, see `benchmarks.attention_growth`.
     """
 
     forward: Callable[[int], None] | None = None
     held_bytes: int = 0
     compiler_bytes: Callable[[], int | None] = lambda: None
-    computed_weights: list[int] | None = None
+    computed_weights: Callable[[], list[int] | None] = lambda: None
 
 
 @dataclasses.dataclass
@@ -87,7 +100,7 @@ class AttentionContender(Contender):
             "first_call_seconds": first_seconds,
             "memory_bytes": None if growth is None else growth + step.held_bytes,
             "compiler_bytes": step.compiler_bytes(),
-            "computed_weights": step.computed_weights,
+            "computed_weights": step.computed_weights(),  # last: it takes memory of its own
             "no_backward": reason,
         }
 
@@ -156,7 +169,8 @@ def _arrays(shape: Shape) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(size, dtype=np.float32)
 
 
-def _jax_arrays(shape: Shape) -> list[Any]:
+def jax_arrays(shape: Shape) -> list[Any]:
+    """As `_arrays`, of the shape's dtype."""
     import jax.numpy as jnp
 
     return [jnp.asarray(x, shape.dtype) for x in _arrays(shape)]
@@ -188,8 +202,7 @@ def _project_step(shape: Shape, backend: str, skip_epsilon: float | None) -> Att
 
     slopes = alibi_slopes(shape.heads)
     step = _jax_step(shape, functools.partial(attend, slopes=slopes, backend=backend, skip_epsilon=skip_epsilon))
-    query, key, value, _ = _jax_arrays(shape)
-    step.computed_weights = computed_weights(query, key, value, slopes, backend, skip_epsilon)
+    step.computed_weights = lambda: computed_weights(*jax_arrays(shape)[:3], slopes, backend, skip_epsilon)
     return step
 
 
@@ -215,7 +228,7 @@ def _jax_step(shape: Shape, attention: Callable, *held: Any) -> AttentionStep:
         result, pull = jax.vjp(lambda *arrays: attention(*arrays, *held), query, key, value)
         return result, pull(cotangent)
 
-    query, key, value, cotangent = _jax_arrays(shape)
+    query, key, value, cotangent = jax_arrays(shape)
     held_bytes = sum(x.nbytes for x in held)
     run = _Program(both, (query, key, value, cotangent, *held), held_bytes)
     forward = _Program(attention, (query, key, value, *held), held_bytes)

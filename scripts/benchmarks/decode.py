@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from benchmarks.attention_contenders import Shape, add_shape_arguments, jax_arrays, shape_of
 from benchmarks.processes import Contender, Step
 from benchmarks.rounds import Runner, about, measured_on, print_failures, print_table, run_rounds, text
 
@@ -35,43 +36,40 @@ WAYS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", default="1024,4096,16384,65536", help="keys of a cache, comma-separated")
-    for name, value in (("batch", 1), ("heads", 8), ("head_dim", 64)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    add_shape_arguments(parser)
     parser.set_defaults(command=compare)
 
 
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Microseconds of a token at each length, and how many times as fast as the dense formula that is."""
     rows = []
-    shape = {name: getattr(arguments, name) for name in ("batch", "heads", "head_dim", "dtype")}
     for length in map(int, arguments.lengths.split(",")):
-        contenders = {name: Contender(_token, (length, *shape.values(), way)) for name, way in WAYS.items()}
+        shape = shape_of(length, arguments)
+        contenders = {name: Contender(_token, (shape, way)) for name, way in WAYS.items()}
         runners, peak = run_rounds(
             contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title=f"a cache of {length:,}"
         )
-        rows += [_row(name, runner, runners["dense"], length, shape) for name, runner in runners.items()]
+        rows += [_row(name, runner, runners["dense"], shape) for name, runner in runners.items()]
         for row in rows[-len(runners) :]:
             row.update(matmul_gflops=peak / 1e9, **about(arguments.rounds))
     _print_rows(rows)
     return rows
 
 
-def _row(name: str, runner: Runner, dense: Runner, length: int, shape: dict[str, Any]) -> dict[str, Any]:
+def _row(name: str, runner: Runner, dense: Runner, shape: Shape) -> dict[str, Any]:
     seconds, of_dense = runner.median("run"), dense.median("run")
     return {
         "benchmark": "decode",
         "contender": name,
         "failed": runner.failed,
-        "length": length,
-        **shape,
+        **dataclasses.asdict(shape),
         "seconds": seconds,
         "seconds_of_rounds": runner.seconds.get("run"),
         "of_dense": of_dense / seconds if of_dense and seconds else None,
     }
 
 
-def _token(length: int, batch: int, heads: int, head_dim: int, dtype: str, way: Way) -> Step:
+def _token(shape: Shape, way: Way) -> Step:
     """One call for the last token of a full cache."""
     import jax
     import jax.numpy as jnp
@@ -81,12 +79,12 @@ def _token(length: int, batch: int, heads: int, head_dim: int, dtype: str, way: 
 
     @jax.jit
     def token(index: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, norm: jax.Array) -> jax.Array:
-        slots = jnp.arange(length)
+        slots = jnp.arange(shape.length)
         return attend(
             query,
             key,
             value,
-            slopes=alibi_slopes(heads),
+            slopes=alibi_slopes(shape.heads),
             query_positions=index[None],
             key_positions=slots,
             mask=(slots <= index)[None, None, None, :],
@@ -95,12 +93,8 @@ def _token(length: int, batch: int, heads: int, head_dim: int, dtype: str, way: 
             backend=way.backend,
         )
 
-    lengths = (1, length, length)
-    arrays = [
-        jax.random.normal(rng, (batch, keys, heads, head_dim), dtype)
-        for rng, keys in zip(jax.random.split(jax.random.key(0), 3), lengths, strict=True)
-    ]
-    arguments = (jnp.asarray(length - 1), *arrays, norm_of_all(*arrays[1:]))
+    query, key, value, _ = jax_arrays(shape)
+    arguments = (jnp.asarray(shape.length - 1), query[:, -1:], key, value, norm_of_all(key, value))
     return Step(functools.partial(_repeat, token, arguments))
 
 

@@ -11,8 +11,8 @@ import ml_collections
 import numpy as np
 import torch
 import torch.nn.attention.flex_attention as flex
-import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
+from torch.nn import functional
 
 EPSILON = 1e-6  # of layer norms, as in Flax
 FLEX_BLOCK = 128  # queries and keys of a tile of FlexAttention's mask
@@ -36,9 +36,9 @@ class Block(nn.Module):
         batch, length, width = x.shape
         joint = self.query_key_value(self.attention_norm(x))
         query, key, value = joint.view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.relu(self.up(self.feed_forward_norm(x))))
+        return x + self.down(functional.relu(self.up(self.feed_forward_norm(x))))
 
 
 class Decoder(nn.Module):
@@ -61,7 +61,7 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, self.bias)
         logits = self.norm(x) @ self.embedding.weight.T
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -82,7 +82,9 @@ def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) 
 def dense_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
     """With the bias and the causal mask as one tensor; also its bytes."""
     bias = alibi_bias(num_heads, length, dtype)
-    return lambda query, key, value: F.scaled_dot_product_attention(query, key, value, attn_mask=bias), bias.nbytes
+    return lambda query, key, value: functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=bias
+    ), bias.nbytes
 
 
 def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:

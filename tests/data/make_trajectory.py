@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 import torch
-from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.nn import functional
 
 HEADS, PADDING = 8, 1
 CHECKED = 25  # updates of the recording: what float32's rounding does to them grows with each
@@ -35,7 +35,9 @@ def embed(tensors: Tensors, words: torch.Tensor, ends: list[int]) -> torch.Tenso
     for band, (start, end) in enumerate(itertools.pairwise([0, *ends])):
         prefix = f"decoder.embed_tokens.embeddings.{band}"
         mask = (words >= start) & (words < end)
-        out[mask] = F.embedding(words[mask] - start, tensors[f"{prefix}.0.weight"]) @ tensors[f"{prefix}.1.weight"].T
+        out[mask] = (
+            functional.embedding(words[mask] - start, tensors[f"{prefix}.0.weight"]) @ tensors[f"{prefix}.1.weight"].T
+        )
     return math.sqrt(width) * out
 
 
@@ -56,7 +58,7 @@ def attention(tensors: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def norm(tensors: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, x.shape[-1:], tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"], 1e-5)
+    return functional.layer_norm(x, x.shape[-1:], tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"], 1e-5)
 
 
 def features(tensors: Tensors, words: torch.Tensor, ends: list[int]) -> torch.Tensor:
@@ -65,7 +67,7 @@ def features(tensors: Tensors, words: torch.Tensor, ends: list[int]) -> torch.Te
     for prefix in (f"decoder.layers.{layer}" for layer in range(layers)):
         x = x + attention(tensors, f"{prefix}.self_attn", norm(tensors, f"{prefix}.self_attn_layer_norm", x))
         y = norm(tensors, f"{prefix}.final_layer_norm", x)
-        y = F.relu(y @ tensors[f"{prefix}.fc1.weight"].T + tensors[f"{prefix}.fc1.bias"])
+        y = functional.relu(y @ tensors[f"{prefix}.fc1.weight"].T + tensors[f"{prefix}.fc1.bias"])
         x = x + y @ tensors[f"{prefix}.fc2.weight"].T + tensors[f"{prefix}.fc2.bias"]
     return x
 
@@ -82,8 +84,8 @@ def total_nll(tensors: Tensors, words: torch.Tensor, targets: torch.Tensor, ends
         of_head[mask] = ends[0] + band - 1
         hidden = x[mask] @ tensors[f"{embedding}.{band}.1.weight"]
         logits = hidden @ tensors[f"{embedding}.{band}.0.weight"].T
-        total = total + F.cross_entropy(logits, targets[mask] - start, ignore_index=PADDING, reduction="sum")
-    return total + F.cross_entropy(x @ head.T, of_head, ignore_index=PADDING, reduction="sum")
+        total = total + functional.cross_entropy(logits, targets[mask] - start, ignore_index=PADDING, reduction="sum")
+    return total + functional.cross_entropy(x @ head.T, of_head, ignore_index=PADDING, reduction="sum")
 
 
 def learning_rate(update: int, warmup: int, period: int) -> float:

@@ -1,5 +1,4 @@
 """A table beside the paper's: exact Markdown, text, CSV and LaTeX; what is best, missing, not comparable."""
-# ruff: noqa: RUF001 - the multiplication sign is what the tables print
 
 import csv
 import io

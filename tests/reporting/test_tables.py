@@ -1,5 +1,4 @@
 """Tables print exactly what the rows hold: values, ratios, the best, errors and what the numbers are."""
-# ruff: noqa: RUF001 - the multiplication sign is what the tables print
 
 import pytest
 
