@@ -161,7 +161,7 @@ class Tfds(_Hosted):
         self._check_column(list(builder.info.features))
         try:
             records = builder.as_data_source(split=self._place(split))
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError) as error:  # the second: a file format without random access
             raise self._failed(split, error) from error
         yield from self._documents((record[self._column] for record in records), split)
 

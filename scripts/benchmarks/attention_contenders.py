@@ -85,7 +85,7 @@ class AttentionContender(Contender):
         parts, reason = ["run", "forward"], None
         try:
             first_seconds = seconds_of(step.run, 1)
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # so PyTorch says that FlexAttention has no backward pass on CPUs
             parts, reason = ["forward"], str(error).strip().splitlines()[0]
             first_seconds = seconds_of(step.forward, 1)
         growth, seconds = growth_of_peak_memory(functools.partial(seconds_of, getattr(step, parts[0]), 1))
