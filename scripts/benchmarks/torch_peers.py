@@ -82,9 +82,8 @@ def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) 
 def dense_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
     """With the bias and the causal mask as one tensor; also its bytes."""
     bias = alibi_bias(num_heads, length, dtype)
-    return lambda query, key, value: functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=bias
-    ), bias.nbytes
+    attend = functional.scaled_dot_product_attention
+    return lambda query, key, value: attend(query, key, value, attn_mask=bias), bias.nbytes
 
 
 def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
