@@ -10,11 +10,8 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from alibi.attention.call import AttentionCall, at_once
+from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
-
-# 8 MiB of them in float32.
-WEIGHTS_AT_ONCE = 2**21
 
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
 Folded = Float[Array, "batch_heads _ _"]
@@ -72,7 +69,7 @@ def saved_attention(
     if 0 in query.shape or 0 in key.shape:
         attended = jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
     else:
-        attended = _by_sequences(query, key, value, bias, causal, precision)
+        attended = _attention(query, key, value, bias, causal, precision)
     return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
 
 
@@ -82,21 +79,6 @@ def query_blocks(q_length: int) -> list[tuple[int, int]]:
     return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
 
 
-def _by_sequences(query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any) -> Array:
-    """Some sequences at a time, as many as keep `WEIGHTS_AT_ONCE` in a cache near the processor.
-
-    Beyond that, XLA also copies the gradients of a whole batch to their layout twice,
-    once for each use; what leaves a loop is written once.
-    """
-    batch, q_length, heads, _ = query.shape
-    together = at_once(batch, WEIGHTS_AT_ONCE // (heads * q_length * key.shape[1]))
-    if together == batch:
-        return _attention(query, key, value, bias, causal, precision)
-    parts = tuple(x.reshape(batch // together, together, *x.shape[1:]) for x in (query, key, value))
-    attended = lax.map(lambda part: _attention(*part, bias, causal, precision), parts)
-    return attended.reshape(batch, *attended.shape[2:])
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attention(query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any) -> Array:
     return _forward(query, key, value, bias, causal, precision)[0]
@@ -104,24 +86,25 @@ def _attention(query: Array, key: Array, value: Array, bias: Array | None, causa
 
 def _forward(
     query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any
-) -> tuple[Array, tuple[Folded, Folded, Folded, Folded, Exponentials, tuple[Array, ...]]]:
+) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
     batch, q_length, _, head_dim = query.shape
+    # Scaled before the product: there XLA writes the factor out as large as the logits.
+    scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
     # Barriers here and below: XLA would fold these transposes into the products, and
     # compute products of strided operands at a fraction of the speed.
-    q, k, v = lax.optimization_barrier((_fold(query), _fold(key), _fold(value)))
+    q, k, v = lax.optimization_barrier((_fold(scaled), _fold(key), _fold(value)))
     outputs, exponentials, totals = [], [], []
     for start, stop in query_blocks(q_length):
         seen = _keys_seen(stop, q_length, k.shape[1], causal)
-        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision) * head_dim**-0.5
+        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision)
         logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
         largest = logits.max(axis=-1, keepdims=True)
         exponential = jnp.exp(logits - largest)
         totals.append(exponential.sum(axis=-1, keepdims=True))
         exponentials.append(lax.optimization_barrier(exponential.astype(value.dtype)))
         outputs.append(_product(exponentials[-1], v[:, :seen], 2, 1, precision) / totals[-1])
-    output = jnp.concatenate(outputs, axis=1)
-    attended = _unfold(output, batch).astype(value.dtype)
-    return attended, (q, k, v, output, tuple(exponentials), tuple(totals))
+    attended = _unfold(jnp.concatenate(outputs, axis=1), batch).astype(value.dtype)
+    return attended, (q, k, v, attended, tuple(exponentials), tuple(totals))
 
 
 def _forward_saving(query: Any, key: Any, value: Any, bias: Any, causal: bool, precision: Any) -> tuple[Array, tuple]:
@@ -134,19 +117,19 @@ def _forward_saving(query: Any, key: Any, value: Any, bias: Any, causal: bool, p
 
 
 def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tuple[Array, Array, Array, Array | None]:
-    q, k, v, output, exponentials, totals, learned = saved
+    q, k, v, attended, exponentials, totals, learned = saved
     if isinstance(gradient, SymbolicZero):
         gradient = jnp.zeros(gradient.shape, gradient.dtype)
     batch, q_length, scale = gradient.shape[0], q.shape[1], q.shape[-1] ** -0.5
+    along = _fold((gradient.astype(jnp.float32) * attended).sum(axis=-1, keepdims=True))
     incoming = lax.optimization_barrier(_fold(gradient).astype(jnp.float32))
     of_query, of_bias = [], []
     of_key = of_value = jnp.zeros(())
     for (start, stop), exponential, total in zip(query_blocks(q_length), exponentials, totals, strict=True):
         rows, seen = slice(start, stop), exponential.shape[-1]
         part = incoming[:, rows] / total
-        along = (part * output[:, rows]).sum(axis=-1, keepdims=True)
-        part, along = lax.optimization_barrier((part.astype(v.dtype), along))
-        of_logits = exponential * (_product(part, v[:, :seen], 2, 2, precision) - along)
+        part, of_total = lax.optimization_barrier((part.astype(v.dtype), along[:, rows] / total))
+        of_logits = exponential * (_product(part, v[:, :seen], 2, 2, precision) - of_total)
         if learned is not None:
             of_bias.append(_widened(of_logits.reshape(batch, -1, *of_logits.shape[1:]).sum(axis=0), k.shape[1]))
         of_logits = lax.optimization_barrier(of_logits.astype(q.dtype))
@@ -158,7 +141,7 @@ def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tupl
         of_value = of_value + _widened(_product(turned_part, exponential, 2, 1, precision), k.shape[1])
     return (
         _unfold(jnp.concatenate(of_query, axis=1) * scale, batch).astype(q.dtype),
-        _unfold_transposed(of_key * scale, batch).astype(k.dtype),
+        _unfold_transposed(of_key, batch).astype(k.dtype),
         _unfold_transposed(of_value, batch).astype(v.dtype),
         jnp.concatenate(of_bias, axis=1) if of_bias else None,
     )
