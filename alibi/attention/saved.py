@@ -121,14 +121,15 @@ def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tupl
     if isinstance(gradient, SymbolicZero):
         gradient = jnp.zeros(gradient.shape, gradient.dtype)
     batch, q_length, scale = gradient.shape[0], q.shape[1], q.shape[-1] ** -0.5
-    along = _fold((gradient.astype(jnp.float32) * attended).sum(axis=-1, keepdims=True))
+    summed = _unfold(jnp.concatenate(totals, axis=1), batch)
+    along = _fold((gradient.astype(jnp.float32) / summed * attended).sum(axis=-1, keepdims=True))
     incoming = lax.optimization_barrier(_fold(gradient).astype(jnp.float32))
     of_query, of_bias = [], []
     of_key = of_value = jnp.zeros(())
     for (start, stop), exponential, total in zip(query_blocks(q_length), exponentials, totals, strict=True):
         rows, seen = slice(start, stop), exponential.shape[-1]
         part = incoming[:, rows] / total
-        part, of_total = lax.optimization_barrier((part.astype(v.dtype), along[:, rows] / total))
+        part, of_total = lax.optimization_barrier((part.astype(v.dtype), along[:, rows]))
         of_logits = exponential * (_product(part, v[:, :seen], 2, 2, precision) - of_total)
         if learned is not None:
             of_bias.append(_widened(of_logits.reshape(batch, -1, *of_logits.shape[1:]).sum(axis=0), k.shape[1]))
