@@ -1,7 +1,8 @@
-"""Keeps the batch of activations split over the devices, whatever lies on the other side of a product."""
+"""How activations lie on the devices: the batch stays split, whatever lies on the other side of a product."""
 
 import jax
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 
@@ -23,3 +24,16 @@ def split_batch(
     if sharding is None or x.shape[0] % batch_parts(sharding):
         return x
     return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:
+    """Of queries, keys and values `[batch, length, heads, head_dim]`, given that of activations.
+
+    The axes of the mesh that don't split the batch split the heads.
+    """
+    if sharding is None:
+        return None
+    over_batch = sharding.spec[0] if sharding.spec else None
+    taken = over_batch if isinstance(over_batch, tuple) else (over_batch,)
+    rest = tuple(axis for axis in sharding.mesh.axis_names if axis not in taken)
+    return NamedSharding(sharding.mesh, P(over_batch, None, rest or None))

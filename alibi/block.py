@@ -8,11 +8,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.attention import attention_fn
 from alibi.attention.backends import wants_key_norm
 from alibi.attention.decoding import norm_of_all
+from alibi.batch_split import heads_sharding
 from alibi.initialization import Initialization
 from alibi.positions import AlibiBias, PositionMethod
 from alibi.positions.base import KnownPositions
@@ -42,6 +44,7 @@ class Block(nn.Module):
     initialization: Initialization
     dtype: Any
     attention: str
+    activations: NamedSharding | None
 
     @nn.compact
     def __call__(
@@ -117,6 +120,7 @@ class Block(nn.Module):
                 segment_ids=segment_ids,
                 rotate=rotate,
                 key_norm=largest_norm,
+                sharding=heads_sharding(self.activations),
                 backend=self.attention,
             ),
             qkv_dot_general=dot_general,

@@ -91,6 +91,7 @@ class DecoderLM(nn.Module):
                 initialization=INITIALIZATIONS[self.initialization],
                 dtype=self.dtype,
                 attention=self.attention,
+                activations=self.activations,
             )
             for _ in range(self.num_layers)
         ]

@@ -1,14 +1,17 @@
 """The one entry to attention with a position bias, whatever computes it."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall
+from alibi.attention.devices import cannot_split, check_sharding, on_each_device
 from alibi.attention.skipping import check_skipping
 from alibi.positions import AlibiBias, Bias
 from alibi.positions.base import KnownPositions, check_integers
@@ -35,6 +38,7 @@ def attend(
     sow: Callable[[Array], None] | None = None,
     skip_epsilon: float | None = 0.0,
     key_norm: Float[Array, "*batch kv_heads"] | None = None,
+    sharding: NamedSharding | None = None,
     backend: str = "auto",
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Attention with a position bias, in Flax's layout.
@@ -56,15 +60,21 @@ def attend(
       skip_epsilon: share of a row's attention mass that may be lost where ALiBi's slopes put
         keys out of reach; 0: only what float32 rounds to zero, the same result bit by bit;
         None: nothing. Acts in `blocked` and `decoding`, see `alibi.attention.skipping`; heads
-        that go together, as on several devices, are skipped together.
+        that go together, as on several devices without `sharding`, are skipped together.
       key_norm: at least the largest norm of the keys of each sequence and head, not finite
         where a key or value is not; for `decoding`, which otherwise reads them all to find it.
+      sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several
+        devices, such as P("data", None, "tensor"): each device then computes its own
+        sequences and heads by itself (`jax.shard_map`), as kernels need and skipping by heads
+        does. Without it, and for calls with dropout, a mask or parts that don't divide
+        batch and heads, the compiler splits what it can.
       backend: a name from `alibi.attention.backends.BACKENDS`, or "auto" for the fastest that
         can do the call (`python -m alibi.attention` prints which that is).
 
     Raises:
       ValueError: shapes that don't fit, both slopes and bias, a backend that is unknown or
-        can't do the call, a skip_epsilon out of range, a known negative slope with skipping.
+        can't do the call, a skip_epsilon out of range, a known negative slope with skipping, a
+        sharding of lengths or features.
     """
     _check_shapes(query, key, value)
     if slopes is not None:
@@ -100,7 +110,21 @@ def attend(
         key_norm=key_norm,
     )
     check_skipping(call)
-    return compute(call, choose(call, jax.default_backend()) if backend == "auto" else backend)
+    return _computed(call, sharding, backend)
+
+
+def _computed(call: AttentionCall, sharding: NamedSharding | None, backend: str) -> Array:
+    def by_backend(own: AttentionCall) -> Array:
+        # Whether slopes are known is seen of the whole: those of a device's own heads are picked when it runs.
+        like = dataclasses.replace(own, bias=call.bias)
+        return compute(own, choose(like, jax.default_backend()) if backend == "auto" else backend)
+
+    if sharding is None:
+        return by_backend(call)
+    check_sharding(sharding)
+    if sharding.mesh.size == 1:
+        return by_backend(dataclasses.replace(call, devices=1))
+    return by_backend(call) if cannot_split(call, sharding) else on_each_device(call, sharding, by_backend)
 
 
 def _bias_of_slopes(slopes: Array, bias: Bias | None, num_heads: int, *, symmetric: bool) -> Bias:

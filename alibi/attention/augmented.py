@@ -25,7 +25,8 @@ def augmented_attention(call: AttentionCall, platform: str | None = None) -> Flo
     cuDNN on GPUs and Pallas splash attention on TPUs know no ALiBi and need none: the bias
     is part of the products of the widened queries and keys (see `bias_columns`), so
     there is neither a `[heads, q, k]` bias nor its gradient. Differentiable once, by
-    reverse mode, in queries, keys, values and slopes. Kernels are not partitioned here.
+    reverse mode, in queries, keys, values and slopes. Splash attention is for one device, or
+    for each of several (`attend(sharding=...)`).
 
     Of bfloat16 inputs the logits are as exact as the dense ones, but on TPUs with a head_dim
     that is no power of four: there the queries are rounded once more after their

@@ -82,7 +82,7 @@ RULES = (
         f"one device, one query, {WORTH_A_LOOP:,} keys or more whose largest norm is known, or {WORTH_A_PASS:,}, "
         "ALiBi's bias, no dropout",
         lambda call: (
-            jax.device_count() == 1 and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
+            call.devices == 1 and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
         ),
         "decoding",
         "reads what the slopes leave in reach, not the whole cache (measured on two cores, of which it takes one); "
@@ -111,8 +111,8 @@ RULES = (
     ),
     Rule(
         ("tpu",),
-        f"one device, {WORTH_A_KERNEL:,} keys or more, slopes that don't learn",
-        lambda call: jax.device_count() == 1 and call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
+        f"one device, or several with a sharding, {WORTH_A_KERNEL:,} keys or more, slopes that don't learn",
+        lambda call: call.devices == 1 and call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
         "augmented",
         "splash attention, with no bias tensor (speed not measured)",
     ),

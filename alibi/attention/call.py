@@ -37,6 +37,7 @@ class AttentionCall:
     sow: Callable[[Array], None] | None = None
     skip_epsilon: float | None = 0.0
     key_norm: Float[Array, "*batch kv_heads"] | None = None
+    devices: int = dataclasses.field(default_factory=lambda: jax.device_count())  # that may share the arrays
 
     def with_own_heads(self) -> "AttentionCall":
         """With keys and values repeated so that each query head has its own (grouped-query attention)."""
@@ -88,12 +89,12 @@ class AttentionCall:
         return math.prod(self.weights_shape)
 
 
-def at_once(count: int, fitting: int) -> int:
+def at_once(count: int, fitting: int, devices: int) -> int:
     """How many of `count` batch entries or heads go together, of which `fitting` fit: a divisor of `count`.
 
-    Where there are several devices, all: a loop over what is split over them would gather it.
+    Where several devices share them, all: a loop over what is split over devices would gather it.
     """
-    if jax.device_count() > 1:
+    if devices > 1:
         return count
     return max(n for n in range(1, count + 1) if count % n == 0 and n <= max(1, fitting))
 

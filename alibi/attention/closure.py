@@ -8,6 +8,7 @@ import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.attend import attend
@@ -25,6 +26,7 @@ def alibi_attention_fn(
     convention: str = "paper",
     slopes: Float[Array, " heads"] | None = None,
     skip_epsilon: float | None = 0.0,
+    sharding: NamedSharding | None = None,
     backend: str = "auto",
 ) -> AttentionFn:
     """ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or `flax.nnx.MultiHeadAttention`.
@@ -40,7 +42,7 @@ def alibi_attention_fn(
         for encoders.
       convention: of the slopes, see `alibi.alibi_slopes`.
       slopes: `[num_heads]`, in place of the convention's (learned ones, for example).
-      skip_epsilon, backend: see `alibi.attention.attend`.
+      skip_epsilon, sharding, backend: see `alibi.attention.attend`.
 
     Returns:
       A function of (query, key, value) `[*batch, length, heads, head_dim]` and of every
@@ -57,6 +59,7 @@ def alibi_attention_fn(
         num_heads=num_heads,
         causal=causal,
         skip_epsilon=skip_epsilon,
+        sharding=sharding,
         backend=backend,
     )
 
@@ -72,6 +75,7 @@ def attention_fn(
     rotate: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None,
     key_norm: Callable[[Array, Array], Array | None] | None = None,
     skip_epsilon: float | None = 0.0,
+    sharding: NamedSharding | None = None,
     backend: str = "auto",
 ) -> AttentionFn:
     """An `attention_fn` for Flax with any position method's bias and rotation; see `alibi_attention_fn`.
@@ -127,6 +131,7 @@ def attention_fn(
             sow=None if module is None else lambda weights: _sow(module, weights),
             skip_epsilon=skip_epsilon,
             key_norm=None if key_norm is None else key_norm(key, value),
+            sharding=sharding,
             backend=backend,
         )
 

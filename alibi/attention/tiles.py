@@ -70,8 +70,8 @@ def make_plan(call: AttentionCall, platform: str) -> Plan:
     batch = math.prod(call.query.shape[:-3])
     q_block, k_block = _block(q_length), _block(k_length)
     room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
-    batch_group = at_once(batch, room // (q_block * k_block))
-    head_group = at_once(heads, room // (batch_group * q_block * k_block))
+    batch_group = at_once(batch, room // (q_block * k_block), call.devices)
+    head_group = at_once(heads, room // (batch_group * q_block * k_block), call.devices)
     return Plan(
         batch,
         heads,
