@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall
-from alibi.attention.devices import cannot_split, check_sharding, on_each_device
+from alibi.attention.devices import check_sharding, fitting_sharding, on_each_device
 from alibi.attention.skipping import check_skipping
 from alibi.positions import AlibiBias, Bias
 from alibi.positions.base import KnownPositions, check_integers
@@ -66,15 +66,17 @@ def attend(
       sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several
         devices, such as P("data", None, "tensor"): each device then computes its own
         sequences and heads by itself (`jax.shard_map`), as kernels need and skipping by heads
-        does. Without it, and for calls with dropout, a mask or parts that don't divide
-        batch and heads, the compiler splits what it can.
+        does. It should name every axis of the mesh: over others, as over one that doesn't
+        divide batch or heads, each device repeats the work. Without it, and for calls with
+        dropout, a mask, an einsum or `sow`, the compiler splits what it can. Call it under
+        `jax.jit`: outside, each call compiles.
       backend: a name from `alibi.attention.backends.BACKENDS`, or "auto" for the fastest that
         can do the call (`python -m alibi.attention` prints which that is).
 
     Raises:
       ValueError: shapes that don't fit, both slopes and bias, a backend that is unknown or
         can't do the call, a skip_epsilon out of range, a known negative slope with skipping, a
-        sharding of lengths or features.
+        sharding of lengths or features, or of another kind.
     """
     _check_shapes(query, key, value)
     if slopes is not None:
@@ -124,7 +126,8 @@ def _computed(call: AttentionCall, sharding: NamedSharding | None, backend: str)
     check_sharding(sharding)
     if sharding.mesh.size == 1:
         return by_backend(dataclasses.replace(call, devices=1))
-    return by_backend(call) if cannot_split(call, sharding) else on_each_device(call, sharding, by_backend)
+    fitting = fitting_sharding(call, sharding)
+    return by_backend(call) if fitting is None else on_each_device(call, fitting, by_backend)
 
 
 def _bias_of_slopes(slopes: Array, bias: Bias | None, num_heads: int, *, symmetric: bool) -> Bias:
@@ -158,12 +161,23 @@ def _check_hiding(
     if (of_queries is None) != (of_keys is None):
         raise ValueError("segment_ids were given of one side alone; give (of queries, of keys), or one array for both")
     for name, x, segments in (("query", query, of_queries), ("key", key, of_keys)):
-        if segments is not None and (segments.ndim < 1 or segments.shape[-1] != x.shape[-3]):
-            raise ValueError(f"segment_ids have shape {segments.shape}; {name} has {x.shape[-3]} positions")
+        if segments is not None and not _is_side(segments, x):
+            needed = [*x.shape[:-3], x.shape[-3]]
+            raise ValueError(f"segment_ids have shape {segments.shape}; {name} needs {needed}, or 1 for its batch")
 
 
 def _check_positions(query: Array, key: Array, query_positions: KnownPositions, key_positions: KnownPositions) -> None:
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
-        if positions.ndim < 1 or positions.shape[-1] != x.shape[-3]:
-            raise ValueError(f"{name}_positions have shape {positions.shape}; {name} has {x.shape[-3]} positions")
+        if not _is_side(positions, x):
+            needed = [*x.shape[:-3], x.shape[-3]]
+            raise ValueError(f"{name}_positions have shape {positions.shape}; {name} needs {needed[-1:]} or {needed}")
         check_integers(name, positions)
+
+
+def _is_side(side: KnownPositions, x: Array) -> bool:
+    """Whether it is `[length]` of queries or keys `x`, or broadcasts to their `[*batch, length]`."""
+    batch = side.shape[:-1][::-1]
+    fits = len(batch) <= x.ndim - 3 and all(
+        size in (1, full) for size, full in zip(batch, x.shape[:-3][::-1], strict=False)
+    )
+    return side.ndim > 0 and side.shape[-1] == x.shape[-3] and fits

@@ -79,8 +79,8 @@ def wants_key_norm(k_length: int, backend: str) -> bool:
 RULES = (
     Rule(
         ("cpu",),
-        f"one device, one query, {WORTH_A_LOOP:,} keys or more whose largest norm is known, or {WORTH_A_PASS:,}, "
-        "ALiBi's bias, no dropout",
+        f"one device, or several with a sharding, one query, {WORTH_A_LOOP:,} keys or more whose largest norm is "
+        f"known, or {WORTH_A_PASS:,}, ALiBi's bias, no dropout",
         lambda call: (
             call.devices == 1 and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
         ),

@@ -240,6 +240,9 @@ def _joined(blocks: Float[Array, "blocks batch heads block features"]) -> Float[
 
 
 def _product(a: Array, b: Array, of_a: int, of_b: int, plan: Plan) -> Float[Array, "batch heads rows columns"]:
+    if jax.default_backend() == "cpu" and a.dtype == jnp.bfloat16:
+        # As XLA does there itself, except where it has folded a transpose into the product: that it then can't run.
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return lax.dot_general(
         a, b, (((of_a,), (of_b,)), ((0, 1), (0, 1))), precision=plan.precision, preferred_element_type=jnp.float32
     )

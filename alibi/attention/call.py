@@ -16,7 +16,11 @@ from alibi.positions.base import Bias, KnownPositions, rows_and_columns
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of `alibi.attention.attend`, with defaults filled in; see there."""
+    """The arguments of `alibi.attention.attend`, with defaults filled in; see there.
+
+    Attributes:
+      devices: that may share the arrays, which the compiler then splits.
+    """
 
     query: Float[Array, "*batch q heads head_dim"]
     key: Float[Array, "*batch k kv_heads head_dim"]
@@ -37,7 +41,7 @@ class AttentionCall:
     sow: Callable[[Array], None] | None = None
     skip_epsilon: float | None = 0.0
     key_norm: Float[Array, "*batch kv_heads"] | None = None
-    devices: int = dataclasses.field(default_factory=lambda: jax.device_count())  # that may share the arrays
+    devices: int = dataclasses.field(default_factory=lambda: jax.device_count())
 
     def with_own_heads(self) -> "AttentionCall":
         """With keys and values repeated so that each query head has its own (grouped-query attention)."""

@@ -1,7 +1,6 @@
 """Attention on several devices: each computes its own sequences and heads, by itself."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,49 +14,57 @@ from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
 
-# Fields of an AttentionCall that are split as their batch dimension is; NumPy's of one dimension stay known.
+# Fields of an AttentionCall that are split as its batch is, and those that are split by heads too.
 SIDES = ("query_positions", "key_positions", "query_segments", "key_segments")
 HEADS = ("query", "key", "value")
 
 
-def check_sharding(sharding: NamedSharding) -> None:
-    """Raises ValueError where a sharding splits more of `[batch, length, heads, head_dim]` than batch and heads."""
-    spec = _spec(sharding)
-    if len(spec) > 4 or spec[1] is not None or spec[3] is not None:
+def check_sharding(sharding: Any) -> None:
+    """Raises ValueError for a sharding that splits more of `[batch, length, heads, head_dim]` than batch and heads."""
+    if not isinstance(sharding, NamedSharding):
+        raise ValueError(
+            f"sharding is {sharding}; it must be a jax.sharding.NamedSharding(mesh, P(...)), or None on one device"
+        )
+    over_batch, over_length, over_heads, over_features = (*sharding.spec, None, None, None, None)[:4]
+    if len(sharding.spec) > 4 or over_length is not None or over_features is not None:
         raise ValueError(
             f"sharding has spec {sharding.spec}; of [batch, length, heads, head_dim] it may split batch and heads "
-            "alone, such as P('data', None, 'tensor')"
+            f"alone: P({over_batch!r}, None, {over_heads!r})"
         )
 
 
-def cannot_split(call: AttentionCall, sharding: NamedSharding) -> str:
-    """Why the devices can't each compute their own part of the call; empty if they can."""
-    if call.query.ndim != 4:
-        return "query is not [batch, length, heads, head_dim]"
-    if call.mask is not None or call.drops or call.wants_weights:
-        return "it has a mask, dropout or weights to give"
-    batch_parts, head_parts = _parts(sharding)
+def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:
+    """Of a sharding, what divides the batch and the heads of the call; None: it is left to the compiler.
+
+    That is where neither is split, and for calls with a mask, dropout or weights to give.
+    """
+    if call.query.ndim != 4 or call.mask is not None or call.drops or call.wants_weights:
+        return None
+    over_batch, _, over_heads, _ = (*sharding.spec, None, None, None, None)[:4]
+    batch_parts, head_parts = (_parts(sharding, axes) for axes in (over_batch, over_heads))
     if call.query.shape[0] % batch_parts:
-        return f"{batch_parts} parts don't divide a batch of {call.query.shape[0]}"
+        over_batch, batch_parts = None, 1
     if call.query.shape[2] % head_parts or call.key.shape[2] % head_parts:
-        return f"{head_parts} parts don't divide {call.query.shape[2]} query and {call.key.shape[2]} key heads"
-    return ""
+        over_heads, head_parts = None, 1
+    if batch_parts * head_parts == 1:
+        return None
+    return NamedSharding(sharding.mesh, P(over_batch, None, over_heads, None))
 
 
 def on_each_device(
     call: AttentionCall, sharding: NamedSharding, compute: Callable[[AttentionCall], Array]
 ) -> Float[Array, "batch q heads value_dim"]:
-    """A call that `cannot_split` has no objection to, by `compute` of what each device has (`jax.shard_map`).
+    """The call by `compute` of what each device has of it (`jax.shard_map`), for a `fitting_sharding`.
 
     Slopes and other biases go with their heads; their gradients are summed over the devices.
     """
-    over_batch, _, over_heads, _ = _spec(sharding)
-    _, head_parts = _parts(sharding)
-    heads = call.query.shape[2] // head_parts
+    over_batch, _, over_heads, _ = sharding.spec
+    heads = call.query.shape[2] // _parts(sharding, over_heads)
     split: dict[str, Any] = {name: getattr(call, name) for name in HEADS}
-    specs = {name: P(over_batch, None, over_heads, None) for name in HEADS}
+    specs = dict.fromkeys(HEADS, sharding.spec)
     for name in SIDES:
         x = getattr(call, name)
+        # NumPy's positions, one row for all sequences, stay known.
         if x is not None and not (isinstance(x, np.ndarray) and x.ndim == 1):
             split[name] = jnp.asarray(x)
             specs[name] = P(over_batch if x.ndim > 1 and x.shape[0] > 1 else None)
@@ -65,32 +72,20 @@ def on_each_device(
         split["key_norm"], specs["key_norm"] = call.key_norm, P(over_batch, over_heads)
 
     def of_device(split: dict[str, Any], bias: Any) -> Array:
-        if bias is not None and head_parts > 1:
+        if bias is not None and over_heads is not None:
             bias = bias.of_heads(lax.axis_index(over_heads) * heads + jnp.arange(heads))
+        if call.key_segments is call.query_segments and call.query_segments is not None:
+            split = split | {"key_segments": split["query_segments"]}  # skipping must see that they are the same
         return compute(dataclasses.replace(call, **split, bias=bias, devices=1))
 
     mapped = jax.shard_map(
-        of_device,
-        mesh=sharding.mesh,
-        in_specs=(specs, P()),
-        out_specs=P(over_batch, None, over_heads, None),
-        check_vma=False,
+        of_device, mesh=sharding.mesh, in_specs=(specs, P()), out_specs=sharding.spec, check_vma=False
     )
-    # Where nothing else is compiled, this must be: run step by step, shard_map knows no custom_vjp with symbolic zeros.
+    # Where nothing else is compiled, this must be: step by step, shard_map knows no custom_vjp with symbolic zeros.
     return jax.jit(mapped)(split, call.bias)
 
 
-def _spec(sharding: NamedSharding) -> tuple[Any, ...]:
-    """Mesh axes of `[batch, length, heads, head_dim]`, None where there is none."""
-    return (*sharding.spec, *(None,) * (4 - len(sharding.spec)))
-
-
-def _parts(sharding: NamedSharding) -> tuple[int, int]:
-    """Into how many parts batch and heads are split."""
-    over_batch, _, over_heads, _ = _spec(sharding)
-    return _size(sharding, over_batch), _size(sharding, over_heads)
-
-
-def _size(sharding: NamedSharding, axes: Any) -> int:
-    names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
-    return math.prod(sharding.mesh.shape[name] for name in names)
+def _parts(sharding: NamedSharding, axes: Any) -> int:
+    """Into how many parts these axes of the mesh split a dimension."""
+    size = sharding.mesh.size
+    return size // NamedSharding(sharding.mesh, P(axes)).shard_shape((size,))[0]

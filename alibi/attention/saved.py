@@ -1,6 +1,7 @@
 """Attention for CPUs at short lengths: few passes over the logits, and none that a causal mask hides."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -88,23 +89,23 @@ def _forward(
     query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
     batch, q_length, _, head_dim = query.shape
-    # Scaled before the product: there XLA writes the factor out as large as the logits.
-    scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
+    # Before the product where that rounds nothing more: after it XLA writes the factor out as large as the logits.
+    before, after = _scales(head_dim, query.dtype)
     # Barriers here and below: XLA would fold these transposes into the products, and
     # compute products of strided operands at a fraction of the speed.
-    q, k, v = lax.optimization_barrier((_fold(scaled), _fold(key), _fold(value)))
+    q, k, v = lax.optimization_barrier((_fold(query * before), _fold(key), _fold(value)))
     outputs, exponentials, totals = [], [], []
     for start, stop in query_blocks(q_length):
         seen = _keys_seen(stop, q_length, k.shape[1], causal)
-        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision)
+        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision) * after
         logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
         largest = logits.max(axis=-1, keepdims=True)
         exponential = jnp.exp(logits - largest)
         totals.append(exponential.sum(axis=-1, keepdims=True))
         exponentials.append(lax.optimization_barrier(exponential.astype(value.dtype)))
         outputs.append(_product(exponentials[-1], v[:, :seen], 2, 1, precision) / totals[-1])
-    attended = _unfold(jnp.concatenate(outputs, axis=1), batch).astype(value.dtype)
-    return attended, (q, k, v, attended, tuple(exponentials), tuple(totals))
+    attended = _unfold(jnp.concatenate(outputs, axis=1), batch)
+    return attended.astype(value.dtype), (q, k, v, attended, tuple(exponentials), tuple(totals))
 
 
 def _forward_saving(query: Any, key: Any, value: Any, bias: Any, causal: bool, precision: Any) -> tuple[Array, tuple]:
@@ -120,7 +121,8 @@ def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tupl
     q, k, v, attended, exponentials, totals, learned = saved
     if isinstance(gradient, SymbolicZero):
         gradient = jnp.zeros(gradient.shape, gradient.dtype)
-    batch, q_length, scale = gradient.shape[0], q.shape[1], q.shape[-1] ** -0.5
+    batch, q_length, head_dim = gradient.shape[0], q.shape[1], q.shape[-1]
+    _, after = _scales(head_dim, q.dtype)
     summed = _unfold(jnp.concatenate(totals, axis=1), batch)
     along = _fold((gradient.astype(jnp.float32) / summed * attended).sum(axis=-1, keepdims=True))
     incoming = lax.optimization_barrier(_fold(gradient).astype(jnp.float32))
@@ -141,14 +143,21 @@ def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tupl
         of_key = of_key + _widened(_product(turned_query, of_logits, 2, 1, precision), k.shape[1])
         of_value = of_value + _widened(_product(turned_part, exponential, 2, 1, precision), k.shape[1])
     return (
-        _unfold(jnp.concatenate(of_query, axis=1) * scale, batch).astype(q.dtype),
-        _unfold_transposed(of_key, batch).astype(k.dtype),
+        _unfold(jnp.concatenate(of_query, axis=1) * head_dim**-0.5, batch).astype(q.dtype),
+        _unfold_transposed(of_key * after, batch).astype(k.dtype),
         _unfold_transposed(of_value, batch).astype(v.dtype),
         jnp.concatenate(of_bias, axis=1) if of_bias else None,
     )
 
 
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
+
+
+def _scales(head_dim: int, dtype: Any) -> tuple[float, float]:
+    """Factors of queries and of logits whose product is 1/sqrt(head_dim)."""
+    scale = head_dim**-0.5
+    exact = dtype == jnp.float32 or math.frexp(scale)[0] == 0.5
+    return (scale, 1.0) if exact else (1.0, scale)
 
 
 def _keys_seen(stop: int, q_length: int, k_length: int, causal: bool) -> int:

@@ -47,12 +47,19 @@ def make_train_step(
         tokens = (targets >= 0).sum().astype(jnp.float32)
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        update_norm = optax.tree.norm(updates)
+        # An update that is no number is not applied. So the norm comes first, and XLA, which
+        # otherwise copies all parameters before each step for its sake, writes the new ones in their place.
+        params = jax.tree.map(
+            lambda new, old: jnp.where(jnp.isfinite(update_norm), new, old),
+            optax.apply_updates(state.params, updates),
+            state.params,
+        )
         metrics = {
             "nll_nats": nll,
             "tokens": tokens,
             "gradient_norm": optax.tree.norm(gradient),
-            "update_norm": optax.tree.norm(updates),
+            "update_norm": update_norm,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
         }
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics

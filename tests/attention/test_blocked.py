@@ -100,10 +100,10 @@ def test_rows_that_see_no_key_are_zero_with_finite_gradients():
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_is_no_worse_than_dense(dtype):
-    exact = value_and_gradients(*inputs(1, 700, 700, 4, 64), alibi_slopes(4), backend="reference")
-    rough = tuple(x.astype(dtype) for x in inputs(1, 700, 700, 4, 64))
+@pytest.mark.parametrize(("dtype", "length"), [(jnp.bfloat16, 700), (jnp.float16, 700), (jnp.bfloat16, 200)])
+def test_half_precision_is_no_worse_than_dense(dtype, length):
+    exact = value_and_gradients(*inputs(1, length, length, 4, 64), alibi_slopes(4), backend="reference")
+    rough = tuple(x.astype(dtype) for x in inputs(1, length, length, 4, 64))
     dense = value_and_gradients(*rough, alibi_slopes(4), backend="reference")
     blocked = value_and_gradients(*rough, alibi_slopes(4), backend="blocked")
     for right, of_dense, got in zip(exact, dense, blocked, strict=True):
@@ -265,7 +265,7 @@ def test_what_hides_keys_must_fit(backend, unchecked):
     for shape in ((2, 2, 16, 16), (2, 1, 16, 12), (3, 1, 16, 16)):
         with pytest.raises(ValueError, match=r"mask has shape .*must broadcast to .*\(2, 4, 16, 16\)"):
             attend(q, k, v, mask=jnp.ones(shape, bool), backend=backend)
-    with pytest.raises(ValueError, match=r"segment_ids have shape \(2, 12\); query has 16 positions"):
+    with pytest.raises(ValueError, match=r"segment_ids have shape \(2, 12\); query needs \[2, 16\], or 1"):
         attend(q, k, v, segment_ids=jnp.ones((2, 12), int), backend=backend)
     with pytest.raises(ValueError, match="segment_ids were given of one side alone"):
         attend(q, k, v, segment_ids=(jnp.ones((2, 16), int), None), backend=backend)

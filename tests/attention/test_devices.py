@@ -14,7 +14,8 @@ from alibi import alibi_slopes, attend
 from alibi.attention.augmented import augmented_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall
-from alibi.attention.devices import on_each_device
+from alibi.attention.devices import fitting_sharding, on_each_device
+from alibi.attention.skipping import nearest_distances
 from alibi.attention.tiles import make_plan
 from alibi.batch_split import heads_sharding
 from alibi.positions import AlibiBias, make_position
@@ -77,37 +78,79 @@ def test_positions_segments_and_shared_keys_are_split_with_their_sequences():
     assert_as_on_one(arrays, AlibiBias(alibi_slopes(4)), sharding, backend="auto", **sides)
 
 
-@pytest.mark.parametrize("arguments", [{"mask": jnp.ones((1, 1, 12, 12), bool)}, {"backend": "saved"}])
-def test_what_cannot_be_split_is_left_to_the_compiler(arguments):
-    """A mask, and three sequences on four parts of the batch."""
-    batch = 4 if "mask" in arguments else 3
-    arrays, bias = inputs(batch, 12, 4, 8), AlibiBias(alibi_slopes(4))
-    replicated = [*arrays[:3]]
-    got = attend(*replicated, bias=bias, sharding=NamedSharding(mesh(), SPLIT), **arguments)
-    expected = attend(*arrays[:3], bias=bias, backend="reference")
+def test_what_cannot_be_split_is_left_to_the_compiler():
+    """A mask of each sequence and head."""
+    query, key, value, _ = inputs(4, 12, 4, 8)
+    mask = jax.random.bernoulli(jax.random.key(5), 0.5, (4, 4, 12, 12))
+    got = attend(query, key, value, slopes=alibi_slopes(4), mask=mask, sharding=NamedSharding(mesh(), SPLIT))
+    expected = attend(query, key, value, slopes=alibi_slopes(4), mask=mask, backend="reference")
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("batch", "heads", "spec"), [(3, 4, P(None, None, "tensor")), (4, 3, P(("data", "fsdp")))])
+def test_axes_that_do_not_divide_a_dimension_do_not_split_it(batch, heads, spec):
+    """Each device then repeats the work of others; its part of a gradient must not be counted twice."""
+    arrays, bias, sharding = inputs(batch, 12, heads, 8), AlibiBias(alibi_slopes(heads)), NamedSharding(mesh(), SPLIT)
+    call = AttentionCall(*arrays[:3], bias, True, np.arange(12), np.arange(12))
+    assert fitting_sharding(call, sharding).spec == P(*spec, *(None,) * (4 - len(spec)))
+    expected = value_and_gradients(arrays, bias, None, backend="reference")
+    query, key, value, gradient = arrays
+
+    def scalar(arrays, bias):
+        return (attend(*arrays, bias=bias, sharding=sharding, backend="saved") * gradient).sum()
+
+    got = jax.tree.leaves(jax.jit(jax.grad(scalar, argnums=(0, 1)))([query, key, value], bias))
+    for one, right in zip(got, expected[1:], strict=True):
+        np.testing.assert_allclose(one, right, rtol=0, atol=2e-5 * (1 + np.abs(right).max()))
+
+
+def test_on_a_mesh_of_one_device_groups_of_heads_go_in_turn():
+    taken = []
+
+    def plan(call, name):
+        taken.append((call.devices, name))
+        return call.query
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attend_module, "compute", plan)
+        alone = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), P("data"))
+        attend(*inputs(2, 2048, 4, 8)[:3], slopes=alibi_slopes(4), sharding=alone)
+    assert taken == [(1, "blocked")]
 
 
 def test_each_device_skips_by_its_own_heads():
     """Where the compiler splits heads they go together, and the gentlest slope of all keeps every tile."""
-    sharding = NamedSharding(mesh(1, 1, 8), SPLIT)
-    query, key, value, _ = inputs(1, 2048, 8, 8)
-    bias, groups = AlibiBias(alibi_slopes(8)), []
+    sharding = NamedSharding(mesh(1, 1, 2), SPLIT)
+    query, key, value, _ = inputs(1, 2048, 4, 8)
+    bias, positions, segments = AlibiBias(alibi_slopes(4)), np.arange(2048), jnp.zeros((1, 2048), jnp.int32)
+    seen = []
 
-    def heads_together(own):
+    def own_plan(own):
         plan = make_plan(own, "cpu")
-        groups.append((own.query.shape, plan.head_groups))
+        seen.append((own.query.shape[2], plan.head_group, nearest_distances(own) is not None))
         return blocked_attention(own)
 
-    call = AttentionCall(query, key, value, bias, True, np.arange(2048), np.arange(2048))
-    attended = on_each_device(call, sharding, heads_together)
-    assert groups == [((1, 2048, 1, 8), 1)]
-    assert make_plan(call, "cpu").head_group == 8
+    sides = {"query_segments": segments, "key_segments": segments}
+    call = AttentionCall(query, key, value, bias, True, positions, positions, **sides)
+    attended = on_each_device(call, fitting_sharding(call, sharding), own_plan)
+    assert make_plan(call, "cpu").head_group == 4
+    assert seen == [(2, 2, True)], (
+        "heads of a device, that go together, and whether own segments are known to be the same"
+    )
     np.testing.assert_allclose(attended, attend(query, key, value, bias=bias, backend="reference"), atol=2e-5)
     program = jax.jit(lambda *x: attend(*x, bias=bias, backend="blocked", sharding=sharding))
     placed = [jax.device_put(x, sharding) for x in (query, key, value)]
     text = program.lower(*placed).compile().as_text()
     assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", text)
+
+
+def test_one_query_with_a_known_norm():
+    """Decoding without a mask: norms are split with their sequences and heads."""
+    sharding, (query, key, value, _) = NamedSharding(mesh(), SPLIT), inputs(4, 300, 4, 8, kv_heads=2)
+    query, norm = query[:, -1:], jnp.linalg.norm(key, axis=-1).max(axis=1)
+    got = attend(query, key, value, slopes=alibi_slopes(4), key_norm=norm, sharding=sharding, backend="decoding")
+    expected = attend(query, key, value, slopes=alibi_slopes(4), backend="reference")
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
@@ -136,7 +179,7 @@ def test_splash_attention_lowers_for_several_tpus(gradient):
     def attention(query, key, value):
         positions = np.arange(256)
         call = AttentionCall(query, key, value, AlibiBias(alibi_slopes(4)), True, positions, positions)
-        return on_each_device(call, sharding, lambda own: augmented_attention(own, "tpu"))
+        return on_each_device(call, fitting_sharding(call, sharding), lambda own: augmented_attention(own, "tpu"))
 
     step = jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2)) if gradient else attention
     with jax.sharding.use_abstract_mesh(sharding.mesh):
@@ -151,7 +194,14 @@ def test_the_axes_that_do_not_split_the_batch_split_the_heads():
     assert heads_sharding(None) is None
 
 
-def test_a_sharding_of_lengths_is_refused():
+def test_bad_input_is_named(unchecked):
     query, key, value, _ = inputs(4, 16, 4, 8)
-    with pytest.raises(ValueError, match="it may split batch and heads alone"):
+    with pytest.raises(ValueError, match=r"it may split batch and heads alone: P\('data', None, None\)"):
         attend(query, key, value, slopes=alibi_slopes(4), sharding=NamedSharding(mesh(), P("data", "tensor")))
+    with pytest.raises(ValueError, match=r"sharding is SingleDeviceSharding.*it must be a jax.sharding.NamedSharding"):
+        attend(query, key, value, slopes=alibi_slopes(4), sharding=query.sharding)
+    halves = jnp.tile(jnp.arange(16), (2, 1))  # two devices would take a row each for two sequences
+    with pytest.raises(ValueError, match=r"query_positions have shape \(2, 16\); query needs \[16\] or \[4, 16\]"):
+        attend(query, key, value, slopes=alibi_slopes(4), query_positions=halves)
+    with pytest.raises(ValueError, match=r"segment_ids have shape \(2, 16\); query needs \[4, 16\], or 1"):
+        attend(query, key, value, slopes=alibi_slopes(4), segment_ids=halves)

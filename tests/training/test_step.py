@@ -1,5 +1,7 @@
 """One update: the gradient of the mean token NLL, however it is split over devices and micro-batches."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -140,3 +142,27 @@ def test_split_parameters_do_not_gather_the_batch(tiny_config) -> None:
     assert "f32[5,16,48]" in program, "a device's part of the logits"
     assert "f32[40,16,48]" not in program
     assert "f32[40,2,16,16]" not in program
+
+
+def test_an_update_that_is_no_number_is_not_applied(tiny_config) -> None:
+    config = tiny_config(mesh__data=1)
+    mesh, model = make_mesh(config.mesh, jax.devices()[:1]), build_model(config, VOCABULARY)
+    optimizer = optax.sgd(float("inf"))
+    state = initial_state(model, optimizer, mesh, seed=0)
+    before = jax.tree.map(np.asarray, state.params)
+    state, metrics = make_train_step(model, optimizer, 0)(state, *[jnp.zeros((1, 8, 16), jnp.int32)] * 2)
+    assert np.isfinite(metrics["gradient_norm"])
+    assert not np.isfinite(metrics["update_norm"]), "which stops the run"
+    jax.tree.map(np.testing.assert_array_equal, state.params, before)
+
+
+def test_no_parameter_is_copied_before_a_step(tiny_config) -> None:
+    """The norm of an update reads the old parameters, and must do so before they are overwritten."""
+    config = tiny_config(mesh__data=1)
+    mesh, model = make_mesh(config.mesh, jax.devices()[:1]), build_model(config, VOCABULARY)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    state = initial_state(model, optimizer, mesh, seed=0)
+    batch = jnp.zeros((1, 8, 16), jnp.int32)
+    program = make_train_step(model, optimizer, 0).lower(state, batch, batch).compile().as_text()
+    assert "state_params" in program
+    assert not re.search(r"copy\(%state_params", program)
