@@ -86,7 +86,8 @@ RULES = (
         ),
         "decoding",
         "reads what the slopes leave in reach, not the whole cache (measured on two cores, of which it takes one); "
-        "accelerators would start several kernels for each block (not measured), several devices gather the heads",
+        "accelerators would start several kernels for each block (not measured), several devices without a sharding "
+        "would gather the heads",
     ),
     Rule(
         ("cpu",),
