@@ -8,6 +8,8 @@ import pytest
 from alibi import alibi_slopes, attend
 from alibi.attention.saved import query_blocks, saved_attention
 
+compiled_attention = jax.jit(saved_attention, static_argnames="causal")
+
 
 def _inputs(q_length, k_length, heads=2, head_dim=4, batch=2, biased=True):
     rng = np.random.default_rng(0)
@@ -38,6 +40,18 @@ def _dense(query, key, value, bias, out, causal):
     )
 
 
+def _value_and_gradients(query, key, value, bias, out, causal):
+    """The same by `saved_attention`, in float32 and as one program."""
+
+    @jax.jit
+    def compute(arrays, out):
+        attended, vjp = jax.vjp(lambda *x: saved_attention(*x, causal=causal), *arrays)
+        return attended, vjp(out)
+
+    arrays = [None if x is None else jnp.asarray(x, jnp.float32) for x in (query, key, value, bias)]
+    return compute(arrays, jnp.asarray(out, jnp.float32))
+
+
 # Of one block, two, an odd last one; fewer queries than keys, more, and a single one.
 LENGTHS = [(5, 5), (128, 128), (131, 131), (70, 200), (3, 1), (1, 9), (300, 300)]
 
@@ -47,29 +61,27 @@ CALLS = [*((*lengths, True) for lengths in LENGTHS), (131, 131, False), (70, 200
 
 @pytest.mark.parametrize(("q_length", "k_length", "causal"), CALLS)
 def test_value_and_gradients_are_those_of_dense_attention(q_length, k_length, causal):
-    *inputs, out = _inputs(q_length, k_length)
-    expected, expected_gradients = _dense(*inputs, out, causal)
-    arrays = [jnp.asarray(x, jnp.float32) for x in inputs]
-    actual, vjp = jax.vjp(lambda *x: saved_attention(*x, causal=causal), *arrays)
+    inputs = _inputs(q_length, k_length)
+    expected, expected_gradients = _dense(*inputs, causal)
+    actual, gradients = _value_and_gradients(*inputs, causal)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
-    for got, needed in zip(vjp(jnp.asarray(out, jnp.float32)), expected_gradients, strict=True):
+    for got, needed in zip(gradients, expected_gradients, strict=True):
         np.testing.assert_allclose(got, needed, atol=2e-5)
 
 
 def test_a_query_before_the_first_key_gives_zeros():
     *inputs, _ = _inputs(5, 2)
-    attended = saved_attention(*(jnp.asarray(x, jnp.float32) for x in inputs), causal=True)
+    attended = compiled_attention(*(jnp.asarray(x, jnp.float32) for x in inputs), causal=True)
     assert not attended[:, :3].any()
     assert attended[:, 3:].all()
 
 
 def test_without_bias():
-    query, key, value, bias, out = _inputs(9, 9, biased=False)
-    expected, expected_gradients = _dense(query, key, value, bias, out, causal=True)
-    arrays = [jnp.asarray(x, jnp.float32) for x in (query, key, value)]
-    actual, vjp = jax.vjp(lambda *x: saved_attention(*x, None, causal=True), *arrays)
+    inputs = _inputs(9, 9, biased=False)
+    expected, expected_gradients = _dense(*inputs, causal=True)
+    actual, gradients = _value_and_gradients(*inputs, causal=True)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
-    for got, needed in zip(vjp(jnp.asarray(out, jnp.float32)), expected_gradients[:3], strict=True):
+    for got, needed in zip(gradients[:3], expected_gradients[:3], strict=True):
         np.testing.assert_allclose(got, needed, atol=1e-5)
 
 
@@ -103,7 +115,7 @@ def test_logits_above_the_diagonal_are_not_computed():
 def test_large_logits_neither_overflow_nor_vanish():
     *inputs, _ = _inputs(6, 6)
     query, key, value, bias = (jnp.asarray(x, jnp.float32) for x in inputs)
-    attended = saved_attention(query * 1e3, key * 1e3, value, bias, causal=True)
+    attended = compiled_attention(query * 1e3, key * 1e3, value, bias, causal=True)
     assert np.isfinite(attended).all()
     np.testing.assert_allclose(attended[:, 0], value[:, 0], atol=1e-6)  # the first query sees one key
 
@@ -112,14 +124,14 @@ def test_bfloat16_is_as_near_to_float32_as_the_rounding_of_its_inputs():
     *inputs, out = _inputs(130, 130, head_dim=8)
     rounded = [jnp.asarray(x, jnp.bfloat16) for x in inputs[:3]]
     expected, _ = _dense(*(np.asarray(x, np.float64) for x in rounded), inputs[3], out, causal=True)
-    actual = saved_attention(*rounded, jnp.asarray(inputs[3], jnp.float32), causal=True)
+    actual = compiled_attention(*rounded, jnp.asarray(inputs[3], jnp.float32), causal=True)
     assert actual.dtype == jnp.bfloat16
     np.testing.assert_allclose(actual.astype(jnp.float32), expected, atol=2**-6)
 
 
 def test_nan_is_not_hidden():
     query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(6, 6))
-    attended = saved_attention(query.at[0, 3].set(jnp.nan), key, value, bias, causal=True)
+    attended = compiled_attention(query.at[0, 3].set(jnp.nan), key, value, bias, causal=True)
     assert np.isnan(attended[0, 3]).all()
     assert np.isfinite(attended[0, 4:]).all()
 
