@@ -43,6 +43,7 @@ class Block(nn.Module):
     norm_epsilon: float
     initialization: Initialization
     dtype: Any
+    window: int
     attention: str
     activations: NamedSharding | None
 
@@ -120,6 +121,7 @@ class Block(nn.Module):
                 segment_ids=segment_ids,
                 rotate=rotate,
                 key_norm=largest_norm,
+                window=self.window or None,
                 sharding=heads_sharding(self.activations),
                 backend=self.attention,
             ),

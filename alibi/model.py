@@ -31,7 +31,7 @@ CHOICES: dict[str, Collection[str]] = {
 # Keys of config.model that are attributes of `DecoderLM`.
 SAME_NAMES = (
     *("num_layers", "feed_forward", "activation", "dropout", "attention_dropout", "activation_dropout"),
-    *("final_norm", "norm_epsilon", "initialization", "remat", "attention"),
+    *("final_norm", "norm_epsilon", "initialization", "remat", "window", "attention"),
 )
 
 
@@ -51,6 +51,7 @@ class DecoderLM(nn.Module):
       initialization: a name from `alibi.initialization.INITIALIZATIONS`.
       dtype: of the products; parameters, norms, logits, softmax and loss are float32.
       remat: recompute each block in the backward pass.
+      window: positions that attention reaches back, its own included; 0: all.
       attention: backend, see `alibi.attention.attend`.
       logits_chunk: tokens whose logits `token_nll` holds at one time (adaptive: in the head).
       activations: how the batch dimension of activations lies on the devices; None: as
@@ -71,6 +72,7 @@ class DecoderLM(nn.Module):
     initialization: str = "xavier"
     dtype: Any = jnp.float32
     remat: bool = False
+    window: int = 0
     attention: str = "auto"
     logits_chunk: int = 2048
     activations: NamedSharding | None = None
@@ -90,6 +92,7 @@ class DecoderLM(nn.Module):
                 norm_epsilon=self.norm_epsilon,
                 initialization=INITIALIZATIONS[self.initialization],
                 dtype=self.dtype,
+                window=self.window,
                 attention=self.attention,
                 activations=self.activations,
             )
@@ -252,5 +255,7 @@ def _check(model: ml_collections.ConfigDict) -> None:
     for key in ("dropout", "attention_dropout", "activation_dropout", "softmax_dropout"):
         if not 0 <= model[key] < 1:
             raise ValueError(f"model.{key}={model[key]} must be a rate from 0 to below 1")
+    if model.window < 0:
+        raise ValueError(f"model.window={model.window} must be at least 1, or 0 for attention to all tokens before")
     if model.norm_epsilon <= 0:
         raise ValueError(f"model.norm_epsilon={model.norm_epsilon} must be above 0, such as 1e-5")

@@ -19,6 +19,8 @@ from alibi.data.tokenizers import Tokenizer, load_tokenizer
 # Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
+# Keys that are younger than some runs, and the value that says what these computed without them.
+YOUNGER = {"imported_from": "", "model.window": 0}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 
@@ -51,7 +53,12 @@ class RunDirectory:
 
     def config(self) -> ml_collections.ConfigDict:
         """The resolved configuration that the run was trained with."""
-        return ml_collections.ConfigDict(self._read("config.json"))
+        content = self._read("config.json")
+        for key, value in YOUNGER.items():
+            *sections, leaf = key.split(".")
+            inside = functools.reduce(lambda section, name: section.setdefault(name, {}), sections, content)
+            inside.setdefault(leaf, value)
+        return ml_collections.ConfigDict(content)
 
     def provenance(self) -> dict[str, Any]:
         """Commit, versions, devices, corpus and parameters of the run's last start."""
@@ -174,9 +181,7 @@ def _defining(config: ml_collections.ConfigDict) -> dict[str, Any]:
     leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
     if "data.tokenizer_file" in leaves:
         leaves["data.tokenizer_file"] = ""  # where it lies; `RunDirectory.claim` compares what it holds
-    if leaves.get("imported_from") == "":
-        del leaves["imported_from"]  # as in the configs of runs that are older than the key
-    return leaves
+    return {key: value for key, value in leaves.items() if key not in YOUNGER or value != YOUNGER[key]}
 
 
 def flatten(config: ml_collections.ConfigDict) -> dict[str, Any]:

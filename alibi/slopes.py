@@ -5,15 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-CONVENTIONS = ("paper", "closed_form")
+CONVENTIONS = ("paper", "closed_form", "random")
 
 
-def alibi_slopes(num_heads: int, convention: str = "paper") -> Float[Array, " heads"]:
+def alibi_slopes(num_heads: int, convention: str = "paper", seed: int = 0) -> Float[Array, " heads"]:
     """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
 
     `"paper"` is what the authors' code computes: 2^(-8h/n), h = 1..n, when n is a power
     of two; otherwise the slopes of the power of two below n, then every other slope of
     the power of two above, in that order. `"closed_form"` is 2^(-8h/n) for every n.
+    `"random"` draws them from the exponential distribution, which the paper says works at
+    times (section 3); it doesn't publish the scale: here their expectation is the mean of
+    the paper's slopes.
+
+    Args:
+      seed: of `"random"`.
 
     Raises:
       ValueError: `num_heads` below 1, or an unknown convention.
@@ -22,7 +28,10 @@ def alibi_slopes(num_heads: int, convention: str = "paper") -> Float[Array, " he
         raise ValueError(f"num_heads={num_heads} must be at least 1")
     if convention not in CONVENTIONS:
         raise ValueError(f"slope convention {convention!r} is unknown; use one of {', '.join(CONVENTIONS)}")
-    slopes = _geometric(num_heads) if convention == "closed_form" else _paper(num_heads)
+    if convention == "random":
+        slopes = np.random.default_rng(seed).exponential(_paper(num_heads).mean(), num_heads)
+    else:
+        slopes = _geometric(num_heads) if convention == "closed_form" else _paper(num_heads)
     # Also under jit these are numbers, by which attention can choose what computes it.
     with jax.ensure_compile_time_eval():
         return jnp.asarray(slopes, jnp.float32)

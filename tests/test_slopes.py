@@ -35,6 +35,17 @@ def test_conventions_agree_only_at_powers_of_two() -> None:
     assert np.abs(alibi_slopes(12, "closed_form") - alibi_slopes(12)).max() > 0.1
 
 
+def test_random_slopes_have_the_papers_mean_and_are_the_seeds() -> None:
+    slopes = alibi_slopes(4096, "random", 1)
+    assert (slopes > 0).all()
+    mean = float(alibi_slopes(4096).mean())
+    # Of an exponential distribution: as wide as its mean is great, 1 / e of it above that.
+    np.testing.assert_allclose([slopes.mean(), slopes.std()], [mean, mean], rtol=0.05)
+    np.testing.assert_allclose((slopes > mean).mean(), np.exp(-1), atol=0.02)
+    np.testing.assert_array_equal(alibi_slopes(4, "random", 1), alibi_slopes(4, "random", 1))
+    assert (alibi_slopes(4, "random", 1) != alibi_slopes(4, "random", 2)).all()
+
+
 @pytest.mark.parametrize(("num_heads", "convention", "message"), [(0, "paper", "num_heads=0"), (8, "papr", "'papr'")])
 def test_bad_arguments(num_heads: int, convention: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

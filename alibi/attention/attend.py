@@ -28,6 +28,7 @@ def attend(
     query_positions: KnownPositions | None = None,
     key_positions: KnownPositions | None = None,
     segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
+    window: int | None = None,
     mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: PRNGKeyArray | None = None,
@@ -55,7 +56,10 @@ def attend(
         last query stands at the last key (bottom-right aligned).
       segment_ids: integers, of all positions or (of queries, of keys); a query sees only
         keys of its own segment.
-      mask: True where a query may see a key, besides `causal` and `segment_ids`.
+      window: a query sees only keys whose positions are less than this from its own: under the
+        causal mask, itself and the window - 1 before it. None: any. `blocked` then computes
+        nothing of the tiles outside.
+      mask: True where a query may see a key, besides `causal`, `segment_ids` and `window`.
       dropout_rate, dropout_rng, broadcast_dropout: of the weights, as in Flax; no key, no dropout.
       skip_epsilon: share of a row's attention mass that may be lost where ALiBi's slopes put
         keys out of reach; 0: only what float32 rounds to zero, the same result bit by bit;
@@ -75,8 +79,8 @@ def attend(
 
     Raises:
       ValueError: shapes that don't fit, both slopes and bias, a backend that is unknown or
-        can't do the call, a skip_epsilon out of range, a known negative slope with skipping, a
-        sharding of lengths or features, or of another kind.
+        can't do the call, a window below 1, a skip_epsilon out of range, a known negative slope
+        with skipping, a sharding of lengths or features, or of another kind.
     """
     _check_shapes(query, key, value)
     if slopes is not None:
@@ -88,6 +92,8 @@ def attend(
     _check_positions(query, key, query_positions, key_positions)
     of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     _check_hiding(query, key, mask, of_queries, of_keys)
+    if window is not None and window < 1:
+        raise ValueError(f"window={window} must be at least 1 (a query sees its own position), or None")
     if key_norm is not None and key_norm.shape != (*key.shape[:-3], key.shape[-2]):
         raise ValueError(f"key_norm has shape {key_norm.shape}; it must be {(*key.shape[:-3], key.shape[-2])}")
     call = AttentionCall(
@@ -100,6 +106,7 @@ def attend(
         key_positions=key_positions,
         query_segments=of_queries,
         key_segments=of_keys,
+        window=window,
         mask=mask,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,

@@ -59,6 +59,8 @@ def cannot_augment(call: AttentionCall, platform: str) -> str:
         return "its bias is not ALiBi's under a causal mask"
     if reason := call.hides_or_drops or call.wants_weights:
         return reason
+    if call.window is not None:
+        return "it has no window"
     if call.precision is not None:
         return "its kernels take no precision"
     if call.known_positions is None:

@@ -31,6 +31,7 @@ class AttentionCall:
     key_positions: KnownPositions
     query_segments: Int[Array, "*#batch q"] | None = None
     key_segments: Int[Array, "*#batch k"] | None = None
+    window: int | None = None
     mask: Shaped[Array, "*#batch #heads #q k"] | None = None
     dropout_rate: float = 0.0
     dropout_rng: PRNGKeyArray | None = None
@@ -125,12 +126,20 @@ def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     )
 
 
+def within(rows: Int[Array, "*#batch q 1"], columns: Int[Array, "*#batch 1 k"], window: int) -> Bool[Array, "*_"]:
+    """Where keys at positions `columns` are less than `window` from queries at `rows`."""
+    return jnp.abs(rows - columns) < window
+
+
 def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
     """Where a query sees a key: the conjunction of all that hides keys; None if nothing does."""
     conditions = [] if call.mask is None else [call.mask.astype(bool)]
     if call.causal:
         rows, columns = rows_and_columns(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
         conditions.append(jnp.expand_dims(rows >= columns, -3))
+    if call.window is not None:
+        rows, columns = rows_and_columns(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
+        conditions.append(jnp.expand_dims(within(rows, columns, call.window), -3))
     if call.query_segments is not None and call.key_segments is not None:
         rows, columns = rows_and_columns(call.query_segments, call.key_segments)
         conditions.append(jnp.expand_dims(rows == columns, -3))

@@ -25,6 +25,7 @@ def alibi_attention_fn(
     causal: bool = True,
     convention: str = "paper",
     slopes: Float[Array, " heads"] | None = None,
+    window: int | None = None,
     skip_epsilon: float | None = 0.0,
     sharding: NamedSharding | None = None,
     backend: str = "auto",
@@ -42,7 +43,7 @@ def alibi_attention_fn(
         for encoders.
       convention: of the slopes, see `alibi.alibi_slopes`.
       slopes: `[num_heads]`, in place of the convention's (learned ones, for example).
-      skip_epsilon, sharding, backend: see `alibi.attention.attend`.
+      window, skip_epsilon, sharding, backend: see `alibi.attention.attend`.
 
     Returns:
       A function of (query, key, value) `[*batch, length, heads, head_dim]` and of every
@@ -58,6 +59,7 @@ def alibi_attention_fn(
         AlibiBias(slopes, symmetric=not causal),
         num_heads=num_heads,
         causal=causal,
+        window=window,
         skip_epsilon=skip_epsilon,
         sharding=sharding,
         backend=backend,
@@ -74,6 +76,7 @@ def attention_fn(
     segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
     rotate: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None,
     key_norm: Callable[[Array, Array], Array | None] | None = None,
+    window: int | None = None,
     skip_epsilon: float | None = 0.0,
     sharding: NamedSharding | None = None,
     backend: str = "auto",
@@ -121,6 +124,7 @@ def attention_fn(
             query_positions=of_queries,
             key_positions=of_keys,
             segment_ids=segment_ids,
+            window=window,
             mask=mask,
             dropout_rate=dropout_rate,
             dropout_rng=None if deterministic else dropout_rng,

@@ -48,6 +48,8 @@ def cannot_decode(call: AttentionCall, platform: str) -> str:
         return "its bias is not ALiBi's"
     if 0 in call.query.shape or 0 in call.key.shape or 0 in call.value.shape:
         return "it has nothing to read"
+    if call.window is not None:
+        return "it has no window"
     return "it has no dropout" if call.drops else call.wants_weights
 
 

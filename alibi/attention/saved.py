@@ -11,8 +11,9 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from alibi.attention.call import AttentionCall
+from alibi.attention.call import AttentionCall, within
 from alibi.attention.reference import MASKED
+from alibi.positions.base import rows_and_columns
 
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
 Folded = Float[Array, "batch_heads _ _"]
@@ -30,14 +31,20 @@ def cannot_save(call: AttentionCall, platform: str) -> str:
         return "positions are not known when it is traced"
     queries, keys = call.known_positions
     aligned = np.array_equal(np.diff(keys), np.ones(keys.size - 1)) and np.array_equal(queries, keys[-queries.size :])
-    return "" if aligned or not call.causal else "queries do not stand at the last of consecutive keys"
+    hides = call.causal or call.window is not None
+    return "" if aligned or not hides else "queries do not stand at the last of consecutive keys"
 
 
 def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads value_dim"]:
     """A call that `cannot_save` has no objection to, by `saved_attention`."""
     bias = None
+    queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
     if call.bias is not None:
-        bias = call.bias(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
+        bias = call.bias(queries, keys)
+    if call.window is not None:
+        near = within(*rows_and_columns(queries, keys), call.window)
+        hidden = jnp.where(near, 0.0, MASKED)[None]
+        bias = jnp.broadcast_to(hidden if bias is None else bias + hidden, call.weights_shape[-3:])
     return saved_attention(call.query, call.key, call.value, bias, causal=call.causal, precision=call.precision)
 
 

@@ -75,12 +75,14 @@ def key_ranges(
 def tiles_needed(
     call: AttentionCall, plan: Plan, sides: Sides, bound: Float[Array, "batch heads q_blocks"]
 ) -> Bool[Array, "batch heads q_blocks k_blocks"]:
-    """The tiles that the causal mask doesn't hide, and whose keys can matter."""
+    """The tiles that causal mask and window don't hide, and whose keys can matter."""
     lowest_query, highest_query = _extremes(sides.query_positions, plan.q_blocks)
     lowest_key, highest_key = _extremes(sides.key_positions, plan.k_blocks)
     behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]  # the least distance to a key of the tile
     ahead = lowest_key[:, None, None, :] - highest_query[:, None, :, None]
     seen = ahead <= 0 if call.causal else jnp.ones(behind.shape, bool)
+    if call.window is not None:
+        seen = seen & (behind < call.window) & (ahead < call.window)
     seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
     nearest = nearest_distances(call)
     if nearest is None or call.skip_epsilon is None or not isinstance(call.bias, AlibiBias):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from alibi.attention.call import AttentionCall, at_once
+from alibi.attention.call import AttentionCall, at_once, within
 from alibi.attention.reference import dropout_factors
 from alibi.positions import Bias
 from alibi.positions.base import rows_and_columns
@@ -31,7 +31,7 @@ class Plan:
       batch, heads, q_length, k_length: of the call, its batch dimensions taken together.
       batch_group, head_group: how many go together.
       q_block, k_block: queries and keys of a tile.
-      causal, dropout_rate, broadcast_dropout, precision: of the call.
+      causal, window, dropout_rate, broadcast_dropout, precision: of the call.
     """
 
     batch: int
@@ -43,6 +43,7 @@ class Plan:
     q_block: int
     k_block: int
     causal: bool
+    window: int | None
     dropout_rate: float
     broadcast_dropout: bool
     precision: jax.lax.PrecisionLike
@@ -82,6 +83,7 @@ def make_plan(call: AttentionCall, platform: str) -> Plan:
         q_block,
         k_block,
         call.causal,
+        call.window,
         call.dropout_rate,
         call.broadcast_dropout,
         call.precision,
@@ -178,6 +180,8 @@ def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch 
     conditions = []
     if plan.causal:
         conditions.append(_compared(jnp.greater_equal, *_positions(plan, sides, place)))
+    if plan.window is not None:
+        conditions.append(_compared(functools.partial(within, window=plan.window), *_positions(plan, sides, place)))
     if sides.query_segments is not None and sides.key_segments is not None:
         of_queries = _part(sides.query_segments, plan.batch_group, place.batch, plan.q_block, place.q_block)
         of_keys = _part(sides.key_segments, plan.batch_group, place.batch, plan.k_block, place.k_block)

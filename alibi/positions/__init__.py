@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
+from alibi.positions.alibi_learned import AlibiLearned
 from alibi.positions.base import Bias, PositionMethod
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
@@ -20,6 +21,7 @@ METHODS: dict[str, type[PositionMethod]] = {
     "rotary": Rotary,
     "t5": T5,
     "none": NoPosition,
+    "alibi_learned": AlibiLearned,
 }
 
 __all__ = ["METHODS", "AlibiBias", "Bias", "PositionMethod", "T5Bias", "alibi_bias", "make_position"]

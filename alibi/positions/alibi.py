@@ -68,14 +68,16 @@ class Alibi(PositionMethod):
     """No position embedding; each head's logits fall linearly with distance, at a fixed slope.
 
     Attributes:
-      slopes: slope convention, `"paper"` or `"closed_form"` (see `alibi_slopes`).
+      slopes: slope convention, `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`).
+      slopes_seed: of random ones.
     """
 
     slopes: str = "paper"
+    slopes_seed: int = 0
 
     def __post_init__(self) -> None:
         alibi_slopes(self.num_heads, self.slopes)  # raises for an unknown convention
 
     def bias(self, params: Params) -> AlibiBias:
         del params
-        return AlibiBias(alibi_slopes(self.num_heads, self.slopes))
+        return AlibiBias(alibi_slopes(self.num_heads, self.slopes, self.slopes_seed))

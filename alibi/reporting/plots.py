@@ -20,7 +20,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 # These look the same in every figure that shows each method once.
-KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "kerple")
+KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "kerple", "alibi_learned")
 
 FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lecture room
 DOTS_PER_INCH = 200

@@ -28,6 +28,11 @@ def inputs(batch, q, k, heads, head_dim, *, value_dim=None, dtype=jnp.float32, s
     )
 
 
+def compiled(q, k, v, **arguments):
+    """`attend` as one program: step by step, each operation would be compiled by itself."""
+    return jax.jit(lambda *x: attend(*x, **arguments))(q, k, v)
+
+
 def value_and_gradients(q, k, v, incoming, slopes, **arguments):
     def scalar(q, k, v, slopes):
         attended = attend(q, k, v, slopes=slopes, **arguments)
@@ -85,9 +90,9 @@ def test_unsigned_positions_do_not_wrap_around():
     """0 - 511 is four billion in uint32, which would put every key ahead of every query."""
     arrays = inputs(1, 600, 600, 2, 8)
     positions = jnp.arange(600, dtype=jnp.uint32)
-    expected = attend(*arrays[:3], slopes=alibi_slopes(2), backend="reference")
+    expected = compiled(*arrays[:3], slopes=alibi_slopes(2), backend="reference")
     unsigned = {"query_positions": positions, "key_positions": positions}
-    got = attend(*arrays[:3], slopes=alibi_slopes(2), backend="blocked", **unsigned)
+    got = compiled(*arrays[:3], slopes=alibi_slopes(2), backend="blocked", **unsigned)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
@@ -133,16 +138,22 @@ def test_dropout_acts_alike_forward_and_backward():
     q, k, _, _ = inputs(1, length, length, 2, 8)
     v = jnp.broadcast_to(jnp.eye(length)[None, :, None], (1, length, 2, length))
     arguments = {"slopes": alibi_slopes(2), "backend": "blocked"}
-    plain = attend(q, k, v, **arguments)
+    plain = compiled(q, k, v, **arguments)
     dropping = {"dropout_rate": rate, "dropout_rng": jax.random.key(3), "broadcast_dropout": False}
-    dropped, to_value = jax.vjp(lambda v: attend(q, k, v, **arguments, **dropping), v)
+    units = jnp.broadcast_to(jnp.eye(length)[None, :, None], plain.shape)
+
+    @jax.jit
+    def value_and_gradient(v):
+        dropped, to_value = jax.vjp(lambda v: attend(q, k, v, **arguments, **dropping), v)
+        return dropped, to_value(units)[0]
+
+    dropped, of_value = value_and_gradient(v)
     kept = np.asarray(dropped) != 0
     np.testing.assert_allclose(dropped, np.where(kept, plain / (1 - rate), 0), rtol=1e-5)
     seen = np.asarray(plain) > 0
     assert abs(kept[seen].mean() - (1 - rate)) < 0.005  # of 360,600 weights
     assert (kept[:, :, 0] != kept[:, :, 1]).any()  # each head has its own
     # The gradient of the values is the transpose of the same dropped weights.
-    of_value = to_value(jnp.broadcast_to(jnp.eye(length)[None, :, None], dropped.shape))[0]
     np.testing.assert_allclose(of_value, dropped.transpose(0, 3, 2, 1), atol=1e-6)
 
 
@@ -169,8 +180,8 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, devices
         k = jnp.broadcast_to(-size * direction, (1, length, 1, 16)).at[0, far].multiply(-1.0)
         v = jnp.zeros((1, length, 1, 1)).at[0, far].set(1.0)  # the result is the far key's weight
         arguments = {"slopes": jnp.full(1, slope), "backend": "blocked"}
-        every = attend(q, k, v, **arguments, skip_epsilon=None)[0, :, 0, 0]
-        skipped = attend(q, k, v, **arguments, skip_epsilon=epsilon)[0, :, 0, 0]
+        every = compiled(q, k, v, **arguments, skip_epsilon=None)[0, :, 0, 0]
+        skipped = compiled(q, k, v, **arguments, skip_epsilon=epsilon)[0, :, 0, 0]
         assert np.abs(every - skipped).max() <= epsilon
         if distance < reach and epsilon:
             # It had weight near the bound, which allows for 1 / (1 - exp(-m)) = 20 such keys on as many near
@@ -183,12 +194,12 @@ def test_the_lost_mass_stays_within_epsilon():
     ones = jnp.ones((1, 2048, 4, 1))
     for epsilon in (1e-2, 1e-6):
         arguments = {"slopes": jnp.asarray([0.5, 0.1, 0.03, 0.0]), "backend": "blocked"}
-        exact = attend(q, k, q, **arguments, skip_epsilon=None)
-        rough = attend(q, k, q, **arguments, skip_epsilon=epsilon)
+        exact = compiled(q, k, q, **arguments, skip_epsilon=None)
+        rough = compiled(q, k, q, **arguments, skip_epsilon=epsilon)
         # Leaving out a share e of the mass moves the mean of values by at most 2 e of the largest.
         assert np.abs(exact - rough).max() <= 2 * epsilon * np.abs(q).max() + 1e-6
         np.testing.assert_array_equal(exact[:, :, 3], rough[:, :, 3])  # slope zero: nothing is out of reach
-        np.testing.assert_allclose(attend(q, k, ones, **arguments, skip_epsilon=epsilon), 1.0, atol=1e-6)
+        np.testing.assert_allclose(compiled(q, k, ones, **arguments, skip_epsilon=epsilon), 1.0, atol=1e-6)
 
 
 def test_what_is_no_number_is_not_hidden():
@@ -206,7 +217,7 @@ def test_sixteen_thousand_tokens_by_sampled_rows():
     """Against the formula in float64, for rows where a float32 bias in the shift form would be off by 1e-4."""
     q, k, v, _ = inputs(1, 16384, 16384, 2, 8)
     slopes = np.asarray([0.25, 0.0039])
-    attended = attend(q, k, v, slopes=jnp.asarray(slopes, jnp.float32), backend="blocked")
+    attended = compiled(q, k, v, slopes=jnp.asarray(slopes, jnp.float32), backend="blocked")
     for row in (0, 511, 512, 8000, 16383):
         for head in range(2):
             logits = (

@@ -1,5 +1,7 @@
 """The closure inside unchanged Flax layers, against the paper's formula in float64 NumPy."""
 
+import functools
+
 import flax.linen as nn
 import flax.nnx as nnx
 import flax.struct
@@ -106,10 +108,11 @@ def linen_formula(params: dict, x: jax.Array, **options: object) -> np.ndarray:
 def test_linen_layer_computes_the_papers_attention() -> None:
     x = jax.random.normal(jax.random.key(0), (2, 9, 32))
     layer = linen_layer()
-    variables = layer.init(jax.random.key(1), x)
-    result = layer.apply(variables, x)
+    variables = jax.jit(layer.init)(jax.random.key(1), x)
+    apply = jax.jit(layer.apply)
+    result = apply(variables, x)
     np.testing.assert_allclose(result, linen_formula(variables["params"], x), atol=1e-5)
-    np.testing.assert_allclose(layer.apply(variables, x[0]), result[0], atol=1e-6, err_msg="without a batch dimension")
+    np.testing.assert_allclose(apply(variables, x[0]), result[0], atol=1e-6, err_msg="without a batch dimension")
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -132,12 +135,14 @@ def test_padding_masks_of_the_user_act_in_the_linen_layer(causal: bool, dtype: t
 def test_linen_decoding_equals_the_whole_sequence() -> None:
     x = jax.random.normal(jax.random.key(0), (2, 9, 32))
     layer, decoder = linen_layer(), linen_layer(decode=True)
-    params = layer.init(jax.random.key(1), x)["params"]
-    cache = decoder.init(jax.random.key(1), jnp.zeros((2, 16, 32)))["cache"]
+    params = jax.jit(layer.init)(jax.random.key(1), x)["params"]
+    cache = jax.jit(decoder.init)(jax.random.key(1), jnp.zeros((2, 16, 32)))["cache"]
+    decode = jax.jit(functools.partial(decoder.apply, mutable=["cache"]))
+    whole = jax.jit(layer.apply)({"params": params}, x)
     for i in range(9):
-        result, updated = decoder.apply({"params": params, "cache": cache}, x[:, i : i + 1], mutable=["cache"])
+        result, updated = decode({"params": params, "cache": cache}, x[:, i : i + 1])
         cache = updated["cache"]
-        np.testing.assert_allclose(result[:, 0], layer.apply({"params": params}, x)[:, i], atol=1e-5)
+        np.testing.assert_allclose(result[:, 0], whole[:, i], atol=1e-5)
 
 
 def test_decoding_is_exact_far_from_the_caches_end() -> None:
@@ -226,19 +231,21 @@ def test_mask_acts_and_fully_masked_rows_are_zero_with_finite_gradients() -> Non
     query, key, value = random_qkv(6, 6)
     mask = jnp.ones((2, 1, 6, 6), bool).at[0, :, :, 1].set(False).at[1, :, 4].set(False)
     attention = alibi_attention_fn(HEADS)
-    result = attention(query, key, value, mask=mask)
+    result = jax.jit(attention)(query, key, value, mask=mask)
     expected = numpy_attention(query[:1], key[:1], value[:1], mask=mask[:1])
     np.testing.assert_allclose(result[:1], expected, atol=2e-6)
     np.testing.assert_array_equal(result[1, 4], 0.0)
-    gradients = jax.grad(lambda *qkv: attention(*qkv, mask=mask).sum(), argnums=(0, 1, 2))(query, key, value)
+    gradient = jax.jit(jax.grad(lambda *qkv: attention(*qkv, mask=mask).sum(), argnums=(0, 1, 2)))
+    gradients = gradient(query, key, value)
     assert all(bool(jnp.isfinite(gradient).all()) for gradient in gradients)
 
 
 def test_bf16_stays_bf16_and_close_to_float32_at_16k() -> None:
     """A bias built in bf16 would put whole blocks of keys at one distance: errors of 0.9 in L1 at 1k tokens."""
     query, key, value = random_qkv(4, 16_384, batch=1)
-    exact = alibi_attention_fn(HEADS)(query, key, value)
-    half = alibi_attention_fn(HEADS)(*(x.astype(jnp.bfloat16) for x in (query, key, value)))
+    attention = jax.jit(alibi_attention_fn(HEADS))
+    exact = attention(query, key, value)
+    half = attention(*(x.astype(jnp.bfloat16) for x in (query, key, value)))
     assert half.dtype == jnp.bfloat16
     np.testing.assert_allclose(half.astype(jnp.float32), exact, atol=0.03)
 
@@ -272,6 +279,7 @@ def test_segments_do_not_see_each_other() -> None:
 def test_slopes_get_their_gradient() -> None:
     query, key, value = random_qkv(6, 6)
 
+    @jax.jit
     def loss(slopes: jax.Array) -> jax.Array:
         return (attend(query, key, value, slopes=slopes) ** 2).sum()
 

@@ -21,6 +21,7 @@ from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import make_mesh
 from alibi.training.state import TrainState, abstract_state
+from configs import base
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def final_state(config: ml_collections.ConfigDict, workdir: pathlib.Path, step: int | None = None) -> TrainState:
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(base.get_config().mesh, jax.devices()[:1])
     run = RunDirectory(workdir)
     model = build_model(config, run.provenance()["vocab_size"])
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
@@ -65,6 +66,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
 
 def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> None:
     config = tiny_config(train__steps=40, optimizer__learning_rate=0.01, log__every_steps=10, eval__every_steps=20)
+    config.checkpoint.every_steps = 20
     status = loop.train(config, str(tmp_path / "run"))
     assert (status["state"], status["step"], status["steps"]) == ("finished", 40, 40)
     written = rows(tmp_path / "run")

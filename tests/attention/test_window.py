@@ -1,0 +1,121 @@
+"""A window hides what is too far, in each backend alike, and costs nothing of what it hides."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from alibi import alibi_attention_fn, alibi_slopes, attend
+from alibi.attention.call import AttentionCall
+from alibi.attention.skipping import key_ranges, logit_bound
+from alibi.attention.tiles import grouped, make_plan, make_sides
+
+HEADS, DIM = 2, 8
+
+
+def inputs(q_length, k_length, batch=2, seed=0):
+    rng = np.random.default_rng(seed)
+    lengths = (q_length, k_length, k_length, q_length)
+    return [jnp.asarray(rng.standard_normal((batch, length, HEADS, DIM)), jnp.float32) for length in lengths]
+
+
+def by_formula(query, key, value, window, *, causal, slopes):
+    """softmax(q k^T / sqrt(d) - m |i - j|) v over the keys less than `window` away, in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    distance = np.arange(query.shape[1])[:, None] + key.shape[1] - query.shape[1] - np.arange(key.shape[1])
+    seen = (np.abs(distance) < window) & ((distance >= 0) | (not causal))
+    logits = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(DIM)
+    logits = np.where(seen, logits - np.asarray(slopes)[:, None, None] * np.abs(distance), -np.inf)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
+
+
+def value_and_gradients(arrays, **arguments):
+    @jax.jit
+    def compute(query, key, value, incoming):
+        attended, vjp = jax.vjp(lambda *x: attend(*x, **arguments), query, key, value)
+        return attended, *vjp(incoming)
+
+    return compute(*arrays)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("backend", "q_length", "k_length", "window"),
+    [
+        ("saved", 9, 9, 1),  # itself alone
+        ("saved", 131, 131, 20),
+        ("saved", 70, 200, 300),  # wider than the sequence: no window
+        ("blocked", 1100, 1100, 40),  # three tiles by three, of which five matter
+        ("blocked", 600, 1300, 513),
+    ],
+)
+def test_is_the_formula_in_value_and_the_dense_one_in_gradient(backend, q_length, k_length, window, causal):
+    arrays = inputs(q_length, k_length, batch=1)
+    arguments = {"slopes": alibi_slopes(HEADS), "causal": causal, "window": window}
+    expected = value_and_gradients(arrays, **arguments, backend="reference")
+    got = value_and_gradients(arrays, **arguments, backend=backend)
+    formula = by_formula(*arrays[:3], window, causal=causal, slopes=alibi_slopes(HEADS))
+    np.testing.assert_allclose(got[0], formula, atol=1e-5)
+    for mine, dense in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, dense, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["saved", "blocked"])
+def test_acts_without_a_bias_too(backend):
+    arrays = inputs(600, 600, batch=1)
+    attended = value_and_gradients(arrays, window=7, backend=backend)[0]
+    formula = by_formula(*arrays[:3], 7, causal=True, slopes=np.zeros(HEADS))
+    np.testing.assert_allclose(attended, formula, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
+def test_queries_that_see_no_key_are_zero(backend, causal):
+    """Queries at 100 to 104, keys at 0 to 4: softmax over keys that are all hidden must not become their mean."""
+    query, key, value, _ = inputs(5, 5)
+    far = {"query_positions": np.arange(5) + 100, "causal": causal, "backend": backend}
+    none, some = (jax.jit(lambda *x, w=w: attend(*x, **far, window=w))(query, key, value) for w in (50, 99))
+    np.testing.assert_array_equal(none, 0.0)
+    np.testing.assert_array_equal(some[:, 3:], 0.0)
+    np.testing.assert_allclose(some[:, 2], value[:, 4], atol=1e-6)  # at 102, one key is less than 99 away
+
+
+def test_tiles_outside_are_not_computed():
+    """4,096 tokens are 8 blocks; with a window of 512 each needs itself and the one before, whatever the bias."""
+    query, key, value, _ = inputs(4096, 4096, batch=1)
+    positions = np.arange(4096)
+    call = AttentionCall(
+        query, key, value, bias=None, causal=True, query_positions=positions, key_positions=positions, window=512
+    )
+    plan = make_plan(call, "cpu")
+    q, k, v = (grouped(x, plan, 4096) for x in (query, key, value))
+    ranges = key_ranges(call, plan, make_sides(call, plan), logit_bound(q, k, v, plan))
+    np.testing.assert_array_equal(ranges[0], [[max(block - 1, 0), block + 1] for block in range(8)])
+
+
+def test_on_several_devices():
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    arrays = inputs(64, 64, batch=4)
+    arguments = {"slopes": alibi_slopes(HEADS), "window": 9}
+    expected = value_and_gradients(arrays, **arguments, backend="reference")
+    sharding = NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
+    for got, right in zip(value_and_gradients(arrays, **arguments, sharding=sharding), expected, strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-5)
+
+
+def test_the_closure_takes_it():
+    query, key, value, _ = inputs(30, 30)
+    attended = jax.jit(alibi_attention_fn(HEADS, window=5))(query, key, value)
+    formula = by_formula(query, key, value, 5, causal=True, slopes=alibi_slopes(HEADS))
+    np.testing.assert_allclose(attended, formula, atol=1e-5)
+
+
+def test_backends_that_have_none_say_so():
+    query, key, value, _ = inputs(40, 40)
+    for name, length in (("augmented", 40), ("decoding", 1)):
+        with pytest.raises(ValueError, match=f"{name}.* can't do this call: it has no window"):
+            attend(query[:, :length], key, value, slopes=alibi_slopes(HEADS), window=5, backend=name)
+    with pytest.raises(ValueError, match="window=0 must be at least 1"):
+        attend(query, key, value, window=0)
