@@ -67,7 +67,7 @@ def test_token_by_token_decoding_equals_the_whole_sequence(tiny_config, position
 
 @pytest.mark.parametrize("position", METHODS)
 def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
-    model, variables = make(tiny_config, position)
+    model, variables = make(tiny_config, position, model__num_layers=1)
     inputs = tokens(8)
     apply = jax.jit(model.apply)
     alone = apply(variables, inputs)
@@ -92,7 +92,8 @@ def test_each_method_computes_something_of_its_own(tiny_config) -> None:
     inputs = tokens(12)
     logits = {}
     for position in METHODS:
-        model, variables = make(tiny_config, position)  # all parameters but position's own are the same
+        # All parameters but position's own are the same.
+        model, variables = make(tiny_config, position, model__num_layers=1)
         logits[position] = jax.jit(model.apply)(variables, inputs)
     np.testing.assert_array_equal(logits.pop("alibi_learned"), logits["alibi"])
     for one, other in itertools.combinations(logits, 2):

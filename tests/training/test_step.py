@@ -38,9 +38,10 @@ def updated(config: ml_collections.ConfigDict, devices: int, micro_batches: int)
 )
 def test_one_device_against_eight(tiny_config, position: str, meshes: list[tuple[int, int, int]]) -> None:
     """A lost head offset or a gradient averaged over devices instead of tokens would show here."""
-    alone, metrics = updated(tiny_config(position=position, mesh__data=1), devices=1, micro_batches=1)
+    small = {"position": position, "model__num_layers": 1}
+    alone, metrics = updated(tiny_config(**small, mesh__data=1), devices=1, micro_batches=1)
     for data, fsdp, tensor in meshes:
-        config = tiny_config(position=position, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
+        config = tiny_config(**small, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
         split, split_metrics = updated(config, devices=8, micro_batches=1)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), split.params, alone.params)
         for name, value in metrics.items():
@@ -49,7 +50,12 @@ def test_one_device_against_eight(tiny_config, position: str, meshes: list[tuple
 
 def test_adaptive_embeddings_on_one_device_and_on_eight(tiny_config) -> None:
     """Bands split by the rules, tokens of the tails put together on each device."""
-    adaptive = {"model__embedding": "adaptive", "model__cutoffs": (16, 32), "model__adaptive_factor": 2}
+    adaptive = {
+        "model__num_layers": 1,
+        "model__embedding": "adaptive",
+        "model__cutoffs": (16, 32),
+        "model__adaptive_factor": 2,
+    }
     alone, metrics = updated(tiny_config(mesh__data=1, **adaptive), devices=1, micro_batches=1)
     config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2, **adaptive)
     split, split_metrics = updated(config, devices=8, micro_batches=1)
@@ -60,7 +66,7 @@ def test_adaptive_embeddings_on_one_device_and_on_eight(tiny_config) -> None:
 
 def test_micro_batches_add_up_to_the_same_update(tiny_config) -> None:
     """Also with a short last sequence: the mean is over all tokens, not over micro-batch means."""
-    config = tiny_config(mesh__data=1)
+    config = tiny_config(mesh__data=1, model__num_layers=1)
     whole, metrics = updated(config, devices=1, micro_batches=1)
     parts, parts_metrics = updated(config, devices=1, micro_batches=4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), parts.params, whole.params)
@@ -69,7 +75,7 @@ def test_micro_batches_add_up_to_the_same_update(tiny_config) -> None:
 
 
 def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
-    config = tiny_config(mesh__data=1, mesh__fsdp=1)
+    config = tiny_config(mesh__data=1, mesh__fsdp=1, model__num_layers=1)
     state, metrics = updated(config, devices=1, micro_batches=1)
     model = build_model(config, VOCABULARY)
     params = initial_state(model, optax.sgd(0.5), make_mesh(config.mesh, jax.devices()[:1]), seed=0).params
@@ -91,7 +97,7 @@ def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
 @pytest.mark.parametrize("position", [name for name in METHODS if METHODS[name].learns])
 def test_learned_positions_learn(tiny_config, position: str) -> None:
     """A bias that is no parameter, or that starts at zero times zero, never moves (NeMo's KERPLE)."""
-    config = tiny_config(position=position, mesh__data=1)
+    config = tiny_config(position=position, mesh__data=1, model__num_layers=1)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     before = initial_state(build_model(config, VOCABULARY), optax.sgd(0.5), mesh, seed=0).params["position"]
     before = jax.tree.map(np.asarray, before)
