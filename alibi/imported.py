@@ -34,6 +34,7 @@ import pathlib
 
 import ml_collections
 
+from alibi.runs import completed
 from configs import base
 
 
@@ -42,7 +43,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     saved = json.loads((folder / "config.json").read_text())
     saved["model"]["cutoffs"] = tuple(saved["model"]["cutoffs"])
     saved["data"]["tokenizer_file"] = str(folder / "tokenizer" / "dict.txt")
-    return base.apply(ml_collections.ConfigDict(saved), arg)
+    return base.apply(completed(ml_collections.ConfigDict(saved)), arg)
 '''
 
 

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import operator
 import os
 import pathlib
 import subprocess
@@ -53,12 +54,7 @@ class RunDirectory:
 
     def config(self) -> ml_collections.ConfigDict:
         """The resolved configuration that the run was trained with."""
-        content = self._read("config.json")
-        for key, value in YOUNGER.items():
-            *sections, leaf = key.split(".")
-            inside = functools.reduce(lambda section, name: section.setdefault(name, {}), sections, content)
-            inside.setdefault(leaf, value)
-        return ml_collections.ConfigDict(content)
+        return completed(ml_collections.ConfigDict(self._read("config.json")))
 
     def provenance(self) -> dict[str, Any]:
         """Commit, versions, devices, corpus and parameters of the run's last start."""
@@ -98,7 +94,8 @@ class RunDirectory:
             return {}
         old, new = _defining(self.config()), _defining(config)
         keys = sorted(old.keys() | new.keys())
-        return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+        both = {key: tuple(leaves.get(key, YOUNGER.get(key)) for leaves in (old, new)) for key in keys}
+        return {key: (there, now) for key, (there, now) in both.items() if there != now}
 
     def check_corpus(self, manifests: dict[str, dict[str, Any]]) -> None:
         """Raises ValueError if the run that is here was trained on other tokens than those of `manifests` by split."""
@@ -164,6 +161,18 @@ class RunDirectory:
             return json.loads(file.read_text())
         except ValueError as error:
             raise ValueError(f"{file} is damaged ({error}); restore it, or train the run again elsewhere") from None
+
+
+def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """A copy of `config`, in which keys that are younger than it have the value that it was computed with."""
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        for key, value in YOUNGER.items():
+            *sections, leaf = key.split(".")
+            section = functools.reduce(operator.getitem, sections, config)
+            if leaf not in section:
+                section[leaf] = value
+    return config
 
 
 def may_differ(key: str) -> bool:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 CONVENTIONS = ("paper", "closed_form", "random")
 
 
-def alibi_slopes(num_heads: int, convention: str = "paper", seed: int = 0) -> Float[Array, " heads"]:
+def alibi_slopes(num_heads: int, convention: str = "paper", draw: int = 0) -> Float[Array, " heads"]:
     """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
 
     `"paper"` is what the authors' code computes: 2^(-8h/n), h = 1..n, when n is a power
@@ -19,17 +19,20 @@ def alibi_slopes(num_heads: int, convention: str = "paper", seed: int = 0) -> Fl
     the paper's slopes.
 
     Args:
-      seed: of `"random"`.
+      draw: which draw of `"random"`; each is the same for ever.
 
     Raises:
-      ValueError: `num_heads` below 1, or an unknown convention.
+      ValueError: `num_heads` below 1, an unknown convention, or a draw below 0.
     """
     if num_heads < 1:
         raise ValueError(f"num_heads={num_heads} must be at least 1")
     if convention not in CONVENTIONS:
         raise ValueError(f"slope convention {convention!r} is unknown; use one of {', '.join(CONVENTIONS)}")
+    if draw < 0:
+        raise ValueError(f"draw={draw} of random slopes must be at least 0")
     if convention == "random":
-        slopes = np.random.default_rng(seed).exponential(_paper(num_heads).mean(), num_heads)
+        # NumPy keeps this old generator's numbers as they are, so that a saved run always gets its own slopes.
+        slopes = np.random.RandomState(draw).exponential(_paper(num_heads).mean(), num_heads)
     else:
         slopes = _geometric(num_heads) if convention == "closed_form" else _paper(num_heads)
     # Also under jit these are numbers, by which attention can choose what computes it.

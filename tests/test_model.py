@@ -255,10 +255,13 @@ def test_the_nll_is_that_of_the_logits(tiny_config) -> None:
     np.testing.assert_allclose(every, -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0], atol=1e-5)
 
 
-@pytest.mark.parametrize(("position", "packed"), [*((position, False) for position in METHODS), ("alibi", True)])
-def test_the_last_positions_alone_equal_those_of_all(tiny_config, position: str, packed: bool) -> None:
+@pytest.mark.parametrize(
+    ("position", "packed", "window"),
+    [*((position, False, 0) for position in METHODS), ("alibi", True, 0), ("rotary", False, 4)],
+)
+def test_the_last_positions_alone_equal_those_of_all(tiny_config, position: str, packed: bool, window: int) -> None:
     """Fewer queries than keys in the last layer: an offset that is wrong by one would show in every method but none."""
-    model, variables = make(tiny_config, position)
+    model, variables = make(tiny_config, position, model__window=window)
     inputs, targets = tokens(12), tokens(12) % 7
     segments = {"segment_ids": jnp.repeat(jnp.arange(2), 6)[None].repeat(2, 0)} if packed else {}
 

@@ -63,6 +63,23 @@ def test_the_quickstart_is_four_methods_at_128_up_to_16_times_that():
         assert (evaluation.lengths, evaluation.stride, evaluation.split) == ((128, 256, 512, 1024, 2048), None, "valid")
 
 
+@pytest.mark.parametrize("path", sorted(QUICKSTART.parent.glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_every_sweep_of_the_project_can_be_run(path):
+    """Their configs, options and names are checked when they are read."""
+    assert load_sweep(path).runs
+
+
+def test_the_sweep_of_what_the_paper_tried_has_its_options():
+    runs = {run.name: run.config for run in load_sweep(QUICKSTART.parent / "negative_results.py").runs}
+    assert {name for name, config in runs.items() if config.model.window == 128} == {
+        f"{method}-window" for method in ("sinusoidal", "rotary", "alibi")
+    }
+    for method in ("sinusoidal", "rotary", "alibi"):  # each beside itself without a window
+        assert (runs[method].position, runs[method].model.window) == (method, 0)
+    slopes = [runs[f"alibi-random-{draw}"].position_options.to_dict() for draw in range(3)]
+    assert slopes == [{"slopes": "random", "draw": draw} for draw in range(3)]
+
+
 def test_products_explicit_runs_and_evaluations_of_their_own():
     sweep = sweep_of(
         product={"position": ["alibi"], "train_length": [64, 128], "seed": [0, 1]},

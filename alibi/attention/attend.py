@@ -92,8 +92,7 @@ def attend(
     _check_positions(query, key, query_positions, key_positions)
     of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     _check_hiding(query, key, mask, of_queries, of_keys)
-    if window is not None and window < 1:
-        raise ValueError(f"window={window} must be at least 1 (a query sees its own position), or None")
+    _check_window(window)
     if key_norm is not None and key_norm.shape != (*key.shape[:-3], key.shape[-2]):
         raise ValueError(f"key_norm has shape {key_norm.shape}; it must be {(*key.shape[:-3], key.shape[-2])}")
     call = AttentionCall(
@@ -155,6 +154,15 @@ def _check_shapes(query: Array, key: Array, value: Array) -> None:
         )
     if query.shape[-1] != key.shape[-1] or query.shape[-2] % key.shape[-2]:
         raise ValueError(f"query and key need one head_dim, and key heads that divide the query heads; {shapes}")
+
+
+def _check_window(window: int | None) -> None:
+    whole = isinstance(window, (int, np.integer)) and not isinstance(window, bool)
+    if window is not None and not (whole and 1 <= window < 2**31):
+        raise ValueError(
+            f"window={window!r} must be a whole number of positions, known when the call is traced, of at least 1 "
+            "(a query sees its own), or None for no window"
+        )
 
 
 def _check_hiding(

@@ -33,7 +33,7 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     """softmax(query key^T / sqrt(head_dim) + bias) value by the online softmax (Rabe and Staats 2021; Dao et al. 2022).
 
     Nothing of the size `[q, k]` is ever held: neither logits nor bias nor, for the
-    backward pass, weights. Tiles above the diagonal cost nothing, nor do those whose
+    backward pass, weights. Tiles above the diagonal or outside a window cost nothing, nor do those whose
     keys the steep slopes of ALiBi put out of reach, see `alibi.attention.skipping`.
     """
     *batch, q_length, heads, _ = call.query.shape

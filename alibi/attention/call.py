@@ -126,7 +126,9 @@ def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     )
 
 
-def within(rows: Int[Array, "*#batch q 1"], columns: Int[Array, "*#batch 1 k"], window: int) -> Bool[Array, "*_"]:
+def within(
+    rows: Int[Array, "*#batch q 1"], columns: Int[Array, "*#batch 1 k"], window: int
+) -> Bool[Array, "*#batch q k"]:
     """Where keys at positions `columns` are less than `window` from queries at `rows`."""
     return jnp.abs(rows - columns) < window
 

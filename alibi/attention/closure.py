@@ -41,9 +41,10 @@ def alibi_attention_fn(
       num_heads: heads of the layer.
       causal: hide later keys, and bias by -m (i - j); False: the symmetric -m |i - j|,
         for encoders.
-      convention: of the slopes, see `alibi.alibi_slopes`.
+      convention: of the slopes, see `alibi.alibi_slopes`; of random ones the first draw.
       slopes: `[num_heads]`, in place of the convention's (learned ones, for example).
-      window, skip_epsilon, sharding, backend: see `alibi.attention.attend`.
+      window, skip_epsilon, sharding, backend: see `alibi.attention.attend`. In decoding a window
+        ends at the last key that the mask leaves, so a mask must not hide the newest.
 
     Returns:
       A function of (query, key, value) `[*batch, length, heads, head_dim]` and of every
@@ -155,8 +156,8 @@ def _positions(
     if query_positions is not None:
         return query_positions, key_positions
     if q_length == 1 and mask is not None:
-        # Decoding: Flax's cache index is out of sight, but the mask ends at it. The row
-        # shift of softmax would make any position right; this one is also precise.
+        # Decoding: Flax's cache index is out of sight, but the mask ends at it. Without a window
+        # the row shift of softmax would make any position right; this one is also precise.
         seen = mask.any(axis=(-3, -2)) if mask.ndim >= 3 else mask.any(axis=-2)
         return jnp.where(seen, key_positions, -1).max(axis=-1, keepdims=True), key_positions
     return np.arange(q_length) + (k_length - q_length), key_positions

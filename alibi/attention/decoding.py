@@ -34,7 +34,7 @@ def decoding_attention(call: AttentionCall) -> Float[Array, "*batch one heads va
     over all keys and values finds it. Its gradient is that of the dense formula.
     """
     assert isinstance(call.bias, AlibiBias)
-    static = _Static(call.causal, call.bias.symmetric, call.precision, call.skip_epsilon)
+    static = _Static(call.causal, call.window, call.bias.symmetric, call.precision, call.skip_epsilon)
     learned = {name: getattr(call, name) for name in LEARNED} | {"slopes": call.bias.slopes}
     return _attention(learned, {name: getattr(call, name) for name in ADDED}, static)
 
@@ -48,14 +48,13 @@ def cannot_decode(call: AttentionCall, platform: str) -> str:
         return "its bias is not ALiBi's"
     if 0 in call.query.shape or 0 in call.key.shape or 0 in call.value.shape:
         return "it has nothing to read"
-    if call.window is not None:
-        return "it has no window"
     return "it has no dropout" if call.drops else call.wants_weights
 
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
     causal: bool
+    window: int | None
     symmetric: bool
     precision: lax.PrecisionLike
     skip_epsilon: float | None
@@ -64,7 +63,12 @@ class _Static:
         arrays = {name: learned[name] for name in LEARNED} | added
         bias = AlibiBias(learned["slopes"], self.symmetric)
         return AttentionCall(
-            bias=bias, causal=self.causal, precision=self.precision, skip_epsilon=self.skip_epsilon, **arrays
+            bias=bias,
+            causal=self.causal,
+            window=self.window,
+            precision=self.precision,
+            skip_epsilon=self.skip_epsilon,
+            **arrays,
         )
 
 

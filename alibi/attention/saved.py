@@ -31,6 +31,7 @@ def cannot_save(call: AttentionCall, platform: str) -> str:
         return "positions are not known when it is traced"
     queries, keys = call.known_positions
     aligned = np.array_equal(np.diff(keys), np.ones(keys.size - 1)) and np.array_equal(queries, keys[-queries.size :])
+    # Then every query sees its own key; one that saw none would get the mean of all values.
     hides = call.causal or call.window is not None
     return "" if aligned or not hides else "queries do not stand at the last of consecutive keys"
 

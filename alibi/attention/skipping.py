@@ -173,7 +173,7 @@ def nearest_distances(call: AttentionCall) -> np.ndarray | None:
     """Of each query, the distance of the nearest key that it surely sees, int64 `[q]`; None: not known in advance.
 
     Known are NumPy positions with distinct ascending keys and no mask. A query that sees
-    no key has 0: its row is zero whatever is skipped.
+    no key has 0, also where a window hides the nearest: its row is zero whatever is skipped.
     """
     if call.mask is not None or call.known_positions is None:
         return None
@@ -184,9 +184,14 @@ def nearest_distances(call: AttentionCall) -> np.ndarray | None:
         # Then only its own key is sure to be in a query's segment.
         own = call.query_segments is call.key_segments and np.array_equal(queries, keys)
         return np.zeros(queries.size, np.int64) if own else None
+    nearest = _nearest_keys(queries, keys, call.causal)
+    return nearest if call.window is None else np.where(nearest < call.window, nearest, 0)
+
+
+def _nearest_keys(queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
     before = np.searchsorted(keys, queries, side="right") - 1
     below = np.where(before >= 0, queries - keys[np.maximum(before, 0)], 0).astype(np.int64)
-    if call.causal:
+    if causal:
         return below
     after = np.minimum(before + 1, keys.size - 1)
     above = np.where(before + 1 < keys.size, keys[after] - queries, np.iinfo(np.int64).max)

@@ -23,7 +23,8 @@ def alibi_bias(
     It is added to the logits after their scaling by 1/sqrt(head_dim). Positions are
     integers, so distances are exact at any length. Keys after the query get a positive
     bias, which a causal mask hides; `symmetric=True` gives -m_h |i - j| instead, for
-    attention without one.
+    attention without one. `convention` is that of `alibi_slopes`, of whose random slopes
+    these are the first draw.
 
     Raises:
       ValueError: positions that are not integers; see also `alibi_slopes`.
@@ -69,15 +70,15 @@ class Alibi(PositionMethod):
 
     Attributes:
       slopes: slope convention, `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`).
-      slopes_seed: of random ones.
+      draw: which random ones; no other slopes depend on it.
     """
 
     slopes: str = "paper"
-    slopes_seed: int = 0
+    draw: int = 0
 
     def __post_init__(self) -> None:
-        alibi_slopes(self.num_heads, self.slopes)  # raises for an unknown convention
+        alibi_slopes(self.num_heads, self.slopes, self.draw)  # raises for an unknown convention
 
     def bias(self, params: Params) -> AlibiBias:
         del params
-        return AlibiBias(alibi_slopes(self.num_heads, self.slopes, self.slopes_seed))
+        return AlibiBias(alibi_slopes(self.num_heads, self.slopes, self.draw))

@@ -1,8 +1,9 @@
-"""ALiBi whose slopes are trained, which the paper tried and left (section 3): they extrapolate less well."""
+"""ALiBi whose slopes are trained, which the paper tried and left (footnote 11): they extrapolated worse."""
 
 import dataclasses
 from typing import ClassVar
 
+import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from alibi.positions.alibi import Alibi, AlibiBias
@@ -12,17 +13,17 @@ from alibi.slopes import alibi_slopes
 
 @dataclasses.dataclass(frozen=True)
 class AlibiLearned(Alibi):
-    """One slope for each head, shared by the layers, that starts as ALiBi's own and follows its gradient.
+    """One slope for each head, shared by the layers, that starts as `Alibi`'s of the same options and is trained.
 
-    Nothing keeps a slope above zero; one below favours far keys. The paper doesn't say
-    how its trainable slopes started.
+    Its logarithm is the parameter, so that it stays above zero. The paper doesn't say how
+    its own trainable slopes were made.
     """
 
     learns: ClassVar[bool] = True
 
     def init(self, key: PRNGKeyArray) -> Params:
         del key
-        return {"slopes": alibi_slopes(self.num_heads, self.slopes, self.slopes_seed)}
+        return {"log_slopes": jnp.log(alibi_slopes(self.num_heads, self.slopes, self.draw))}
 
     def bias(self, params: Params) -> AlibiBias:
-        return AlibiBias(params["slopes"])
+        return AlibiBias(jnp.exp(params["log_slopes"].astype(jnp.float32)))

@@ -20,7 +20,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 # These look the same in every figure that shows each method once.
-KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "kerple", "alibi_learned")
+KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "alibi_learned")
 
 FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lecture room
 DOTS_PER_INCH = 200
@@ -59,10 +59,11 @@ def draw_axes(axes: Axes, panel: Panel) -> None:
 
 
 def _labels(series: Sequence[Series]) -> list[str]:
-    """The methods' names where they tell the lines apart, else the runs'."""
+    """The methods' names where they tell the lines apart and are all that the runs' names say, else those."""
     positions = [one.position for one in series]
     alike = len({one.train_length for one in series}) <= 1 and len(set(positions)) == len(positions)
-    return positions if alike else [one.label for one in series]
+    plain = all(one.label in (one.position, f"{one.position}-L{one.train_length}") for one in series)
+    return positions if alike and plain else [one.label for one in series]
 
 
 def _style_numbers(series: Sequence[Series]) -> list[int]:

@@ -93,7 +93,7 @@ def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, device: Device
 
 
 def forward_flops(config: ml_collections.ConfigDict, vocab_size: int, length: int) -> float:
-    """Of one token in a sequence of `length`: two for each weight of a product, and attention to half the sequence.
+    """Of one token in a sequence of `length`: two for each weight of a product, and attention to the keys it sees.
 
     Of an adaptive softmax only the head counts, which every token goes through, and of its
     inputs only the first band's projection: tails see a few tokens in a hundred.
@@ -105,7 +105,8 @@ def forward_flops(config: ml_collections.ConfigDict, vocab_size: int, length: in
         ends = model.width * (rows + model.width)
     else:
         ends = model.width * vocab_size
-    attention = 2 * model.num_layers * model.width * (length + 1) / 2
+    reach = min(model.window or length, length)
+    attention = 2 * model.num_layers * model.width * (reach - reach * (reach - 1) / 2 / length)
     return 2 * (layers + ends + attention)
 
 

@@ -18,7 +18,7 @@ from alibi.data.batches import TrainBatches
 from alibi.data.tokens import TokenFile
 from alibi.errors import UserError, disk_errors_named
 from alibi.model import build_model, count_parameters
-from alibi.runs import RunDirectory, make_provenance
+from alibi.runs import RunDirectory, completed, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
@@ -52,6 +52,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
       UserError: no space left.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
+    config = completed(config)  # a config file that an older version wrote beside an imported checkpoint may lack keys
     run = RunDirectory(workdir)
     mesh = make_mesh(config.mesh)
     check_config(config, mesh)

@@ -72,13 +72,15 @@ def small_config() -> ConfigDict:
 def window_flops(config: ConfigDict, length: int, stride: int) -> float:
     """Multiplications and additions of the products that a window needs: the last layer's queries are `stride`.
 
-    Attention is counted for the causal half, the softmax for the head alone.
+    Attention is counted for the keys that are seen, the softmax for the head alone.
     """
     model = config.model
     width, hidden = model.width, model.feed_forward
+    reach = min(model.window or length, length)
+    seen = reach * length - reach * (reach - 1) / 2
     of_token = 2 * (4 * width**2 + 2 * width * hidden)  # queries, keys, values, out, and the feed-forward layer
-    whole = length * of_token + 2 * width * length * (length + 1)
-    last = length * 2 * 2 * width**2 + stride * (of_token - 2 * 2 * width**2) + 4 * width * stride * length
+    whole = length * of_token + 4 * width * seen
+    last = length * 2 * 2 * width**2 + stride * (of_token - 2 * 2 * width**2) + 4 * width * stride * reach
     head = model.cutoffs[0] + len(model.cutoffs) if model.embedding == "adaptive" else VOCABULARY
     return (model.num_layers - 1) * whole + last + 2 * stride * width * head
 

@@ -8,8 +8,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
 from alibi.attention.call import AttentionCall
+from alibi.attention.decoding import attended_and_blocks
 from alibi.attention.skipping import key_ranges, logit_bound
 from alibi.attention.tiles import grouped, make_plan, make_sides
+from alibi.positions import AlibiBias
 
 HEADS, DIM = 2, 8
 
@@ -47,7 +49,7 @@ def value_and_gradients(arrays, **arguments):
         ("saved", 9, 9, 1),  # itself alone
         ("saved", 131, 131, 20),
         ("saved", 70, 200, 300),  # wider than the sequence: no window
-        ("blocked", 1100, 1100, 40),  # three tiles by three, of which five matter
+        ("blocked", 1100, 1100, 40),  # three tiles by three, of which the far ones hold nothing
         ("blocked", 600, 1300, 513),
     ],
 )
@@ -82,17 +84,21 @@ def test_queries_that_see_no_key_are_zero(backend, causal):
     np.testing.assert_allclose(some[:, 2], value[:, 4], atol=1e-6)  # at 102, one key is less than 99 away
 
 
-def test_tiles_outside_are_not_computed():
-    """4,096 tokens are 8 blocks; with a window of 512 each needs itself and the one before, whatever the bias."""
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("bias", [None, AlibiBias(jnp.asarray([1e-3, 1e-4]))])
+def test_tiles_outside_are_not_computed(bias, causal):
+    """4,096 tokens are 8 blocks; with a window of 512 each needs itself and its neighbours, whatever the bias."""
     query, key, value, _ = inputs(4096, 4096, batch=1)
     positions = np.arange(4096)
     call = AttentionCall(
-        query, key, value, bias=None, causal=True, query_positions=positions, key_positions=positions, window=512
+        query, key, value, bias=bias, causal=causal, query_positions=positions, key_positions=positions, window=512
     )
     plan = make_plan(call, "cpu")
     q, k, v = (grouped(x, plan, 4096) for x in (query, key, value))
     ranges = key_ranges(call, plan, make_sides(call, plan), logit_bound(q, k, v, plan))
-    np.testing.assert_array_equal(ranges[0], [[max(block - 1, 0), block + 1] for block in range(8)])
+    np.testing.assert_array_equal(
+        ranges[0], [[max(block - 1, 0), block + 1 if causal else min(block + 2, 8)] for block in range(8)]
+    )
 
 
 def test_on_several_devices():
@@ -112,10 +118,41 @@ def test_the_closure_takes_it():
     np.testing.assert_allclose(attended, formula, atol=1e-5)
 
 
-def test_backends_that_have_none_say_so():
+def test_decoding_reads_no_more_than_the_window():
+    """Two blocks of 256 keys hold any window of 200, though these slopes alone would reach much farther."""
+    arrays = inputs(1, 4096)
+    arguments = {"slopes": jnp.full(HEADS, 1e-4), "window": 200}
+    expected = value_and_gradients(arrays, **arguments, backend="reference")
+    for got, right in zip(value_and_gradients(arrays, **arguments, backend="decoding"), expected, strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-5)
+    query, key, value, _ = arrays
+    positions = {"query_positions": np.arange(4095, 4096), "key_positions": np.arange(4096)}
+    call = AttentionCall(query, key, value, bias=AlibiBias(arguments["slopes"]), causal=True, window=200, **positions)
+    _, blocks = jax.jit(lambda: attended_and_blocks(call))()
+    assert np.max(blocks) <= 2
+
+
+def test_with_segments_shared_heads_and_masks():
+    query, _, _, incoming = inputs(600, 600)
+    key, value = (x[:, :, :1] for x in inputs(600, 600, seed=1)[1:3])
+    segments = jnp.asarray(np.repeat([[0, 1, 2]], 2, axis=0).repeat(200, axis=1))
+    mask = jnp.asarray(np.random.default_rng(2).random((2, 1, 600, 600)) < 0.7)
+    arguments = {"slopes": alibi_slopes(HEADS), "window": 150, "segment_ids": segments, "mask": mask}
+    expected = value_and_gradients((query, key, value, incoming), **arguments, backend="reference")
+    got = value_and_gradients((query, key, value, incoming), **arguments, backend="blocked")
+    for mine, dense in zip(got, expected, strict=True):
+        np.testing.assert_allclose(mine, dense, atol=1e-5)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("window", [0, -3, 2.5, True, float("nan"), 2**31])
+def test_what_is_no_window_is_named(window):
+    query, key, value, _ = inputs(4, 4)
+    with pytest.raises(ValueError, match=r"window=.* must be a whole number of positions"):
+        attend(query, key, value, window=window)
+
+
+def test_kernels_that_have_none_say_so():
     query, key, value, _ = inputs(40, 40)
-    for name, length in (("augmented", 40), ("decoding", 1)):
-        with pytest.raises(ValueError, match=f"{name}.* can't do this call: it has no window"):
-            attend(query[:, :length], key, value, slopes=alibi_slopes(HEADS), window=5, backend=name)
-    with pytest.raises(ValueError, match="window=0 must be at least 1"):
-        attend(query, key, value, window=0)
+    with pytest.raises(ValueError, match=r"augmented.* can't do this call: it has no window"):
+        attend(query, key, value, slopes=alibi_slopes(HEADS), window=5, backend="augmented")

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi import alibi_slopes
 from alibi.positions import METHODS, PositionMethod, make_position
 from alibi.positions.t5 import causal_buckets
 
@@ -99,6 +100,22 @@ def test_t5_bias_looks_up_the_bucket_of_the_distance() -> None:
     np.testing.assert_array_equal(bias[:, 1, 0], params["table"][3])
     np.testing.assert_array_equal(bias[:, 1, 1], params["table"][1])
     np.testing.assert_array_equal(bias[:, 1, 3], params["table"][0])
+
+
+def test_learned_slopes_start_as_the_fixed_ones_and_are_those_of_the_parameters() -> None:
+    method = make("alibi_learned")
+    params = method.init(jax.random.key(0))
+    np.testing.assert_allclose(method.bias(params).slopes, alibi_slopes(4), rtol=1e-6)
+    steeper = {"log_slopes": params["log_slopes"] + np.log(2.0)}
+    bias = method.bias(steeper)(jnp.asarray([7]), jnp.asarray([4]))
+    np.testing.assert_allclose(bias[:, 0, 0], -2.0 * alibi_slopes(4) * 3, rtol=1e-6)
+    assert (method.bias({"log_slopes": jnp.full(4, -50.0)}).slopes > 0).all()
+
+
+def test_random_slopes_are_options_of_the_method() -> None:
+    np.testing.assert_array_equal(make("alibi", slopes="random", draw=3).bias({}).slopes, alibi_slopes(4, "random", 3))
+    with pytest.raises(ValueError, match="draw=-1"):
+        make("alibi", slopes="random", draw=-1)
 
 
 def test_no_position_changes_nothing() -> None:

@@ -6,7 +6,16 @@ import struct
 import pytest
 from matplotlib.figure import Figure
 
-from alibi.reporting.plots import DOTS_PER_INCH, FONT_SIZE, draw_axes, perplexity_ticks, spread
+from alibi.positions import METHODS
+from alibi.reporting.plots import (
+    COLOURS,
+    DOTS_PER_INCH,
+    FONT_SIZE,
+    KNOWN_METHODS,
+    draw_axes,
+    perplexity_ticks,
+    spread,
+)
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import append_rows
 from alibi.reporting.series import panels
@@ -54,6 +63,19 @@ def test_a_method_looks_the_same_in_every_figure():
         return next(line.get_color() for line in axes.get_lines() if line.get_label() == "alibi")
 
     assert colour(ROWS) == colour(ROWS[3:6])
+
+
+def test_a_method_with_options_is_called_by_its_run():
+    """Else a windowed run would look like the method itself."""
+    axes = Figure().add_subplot()
+    rows = [*ROWS[3:6], *(make_row("sinusoidal", 128 * 2**i, 8.0 + i, run="sinusoidal-window") for i in range(3))]
+    draw_axes(axes, panels(rows)[0])
+    assert {"sinusoidal-window", "alibi-L128"} <= {line.get_label() for line in axes.get_lines()}
+
+
+def test_every_method_has_a_colour_of_its_own():
+    colours = [COLOURS[KNOWN_METHODS.index(method) % len(COLOURS)] for method in METHODS]
+    assert len(set(colours)) == len(METHODS)
 
 
 def test_fonts_are_legible_on_a_projector():

@@ -15,7 +15,7 @@ import pytest
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.errors import UserError
 from alibi.model import build_model
-from alibi.runs import RunDirectory
+from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
@@ -153,6 +153,24 @@ def test_latest_and_best_checkpoints_stay(tiny_config, tmp_path: pathlib.Path, m
         assert checkpoints.latest == 6
         assert checkpoints.best == (3, 1.0)
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()} == {"3", "6"}
+
+
+def test_a_run_that_is_older_than_a_config_key_is_still_the_same(tiny_config, tmp_path: pathlib.Path) -> None:
+    """A new key must not shut users out of what they have trained; without it, runs computed what its default does."""
+    config = tiny_config(train__steps=3)
+    loop.train(config, str(tmp_path / "run"))
+    run = RunDirectory(tmp_path / "run")
+    known = config_hash(run.config())
+    older = config.copy_and_resolve_references()
+    with older.unlocked():
+        del older.model["window"], older["imported_from"]
+    run.write("config.json", older.to_dict())
+    assert (run.config().model.window, run.config().imported_from) == (0, "")
+    assert config_hash(run.config()) == config_hash(older) == known
+    assert run.differing(config) == run.differing(older) == {}
+    assert loop.train(older, str(run.path))["state"] == "finished"  # a config file of its own time
+    wide = tiny_config(train__steps=3, model__window=5)
+    assert run.differing(wide) == {"model.window": (0, 5)}
 
 
 def test_another_config_is_refused_with_its_differing_keys(tiny_config, tmp_path: pathlib.Path) -> None:
