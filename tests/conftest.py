@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Compiling takes most of the tests' time, and running almost none: XLA's quick passes only. (Its older code
 # generator is quicker still, but rounds otherwise than the one users get: 1% of a gradient's norm after 50 updates.)
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+QUICK = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_parallel_codegen_split_count=1")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)])
 # The workers of pytest-xdist inherit the first process's folder.
 os.environ["ALIBI_CACHE"] = os.environ.setdefault("ALIBI_TEST_CACHE", tempfile.mkdtemp(prefix="alibi-test-cache-"))
 # Many tests, and commands that they start, compile the same tiny programs; each is compiled once.

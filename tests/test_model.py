@@ -15,12 +15,16 @@ from alibi.model import DecoderLM, build_model, count_parameters
 from alibi.positions import METHODS
 
 VOCABULARY = 40
+MADE: dict[tuple, tuple[DecoderLM, dict]] = {}
 
 
 def make(tiny_config, position: str, **overrides: object) -> tuple[DecoderLM, dict]:
-    """A model of 2 layers for sequences of up to 16 tokens, and its variables."""
-    model = build_model(tiny_config(position=position, **overrides), VOCABULARY)
-    return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))
+    """A model of 2 layers for sequences of up to 16 tokens, and its variables; the same for all tests that want it."""
+    key = (position, *sorted(overrides.items()))
+    if key not in MADE:
+        model = build_model(tiny_config(position=position, **overrides), VOCABULARY)
+        MADE[key] = model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))
+    return MADE[key]
 
 
 def tokens(length: int, batch: int = 2) -> jax.Array:
