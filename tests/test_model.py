@@ -71,7 +71,7 @@ def test_token_by_token_decoding_equals_the_whole_sequence(tiny_config, position
 
 @pytest.mark.parametrize("position", METHODS)
 def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
-    model, variables = make(tiny_config, position, model__num_layers=1)
+    model, variables = make(tiny_config, position)
     inputs = tokens(8)
     apply = jax.jit(model.apply)
     alone = apply(variables, inputs)
@@ -96,8 +96,7 @@ def test_each_method_computes_something_of_its_own(tiny_config) -> None:
     inputs = tokens(12)
     logits = {}
     for position in METHODS:
-        # All parameters but position's own are the same.
-        model, variables = make(tiny_config, position, model__num_layers=1)
+        model, variables = make(tiny_config, position)  # all parameters but position's own are the same
         logits[position] = jax.jit(model.apply)(variables, inputs)
     np.testing.assert_array_equal(logits.pop("alibi_learned"), logits["alibi"])
     for one, other in itertools.combinations(logits, 2):
@@ -111,7 +110,7 @@ def test_one_model_at_many_lengths(tiny_config, position: str) -> None:
     model, variables = make(tiny_config, position, **small)
     apply = jax.jit(model.apply)
     inputs = tokens(4096, batch=1)
-    for length in (511, 513, 4096):
+    for length in (511, 512, 513, 4096):
         # Dense attention of a new model, which has seen no other length.
         fresh = build_model(tiny_config(position=position, **small, model__attention="reference"), VOCABULARY)
         alone = jax.jit(lambda x, fresh=fresh: fresh.apply(variables, x))(inputs[:, :length])

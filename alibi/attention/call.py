@@ -136,11 +136,10 @@ def within(
 def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
     """Where a query sees a key: the conjunction of all that hides keys; None if nothing does."""
     conditions = [] if call.mask is None else [call.mask.astype(bool)]
+    rows, columns = rows_and_columns(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
     if call.causal:
-        rows, columns = rows_and_columns(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
         conditions.append(jnp.expand_dims(rows >= columns, -3))
     if call.window is not None:
-        rows, columns = rows_and_columns(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
         conditions.append(jnp.expand_dims(within(rows, columns, call.window), -3))
     if call.query_segments is not None and call.key_segments is not None:
         rows, columns = rows_and_columns(call.query_segments, call.key_segments)

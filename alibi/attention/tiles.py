@@ -178,10 +178,11 @@ def tile_bias(bias: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array
 def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch #heads q k"] | None:
     """Where the queries of one tile see its keys; None: everywhere."""
     conditions = []
+    positions = _positions(plan, sides, place)
     if plan.causal:
-        conditions.append(_compared(jnp.greater_equal, *_positions(plan, sides, place)))
+        conditions.append(_compared(jnp.greater_equal, *positions))
     if plan.window is not None:
-        conditions.append(_compared(functools.partial(within, window=plan.window), *_positions(plan, sides, place)))
+        conditions.append(_compared(functools.partial(within, window=plan.window), *positions))
     if sides.query_segments is not None and sides.key_segments is not None:
         of_queries = _part(sides.query_segments, plan.batch_group, place.batch, plan.q_block, place.q_block)
         of_keys = _part(sides.key_segments, plan.batch_group, place.batch, plan.k_block, place.k_block)

@@ -105,9 +105,14 @@ def forward_flops(config: ml_collections.ConfigDict, vocab_size: int, length: in
         ends = model.width * (rows + model.width)
     else:
         ends = model.width * vocab_size
-    reach = min(model.window or length, length)
-    attention = 2 * model.num_layers * model.width * (reach - reach * (reach - 1) / 2 / length)
+    attention = 2 * model.num_layers * model.width * keys_seen(model.window, length) / length
     return 2 * (layers + ends + attention)
+
+
+def keys_seen(window: int, length: int) -> int:
+    """How many keys all `length` queries of a sequence see together, under `config.model.window`."""
+    reach = min(window or length, length)
+    return reach * length - reach * (reach - 1) // 2
 
 
 @functools.cache

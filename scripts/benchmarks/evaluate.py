@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from alibi.reproduction.cost import keys_seen
 from alibi.runs import RunDirectory
 from benchmarks.processes import Contender, Step
 from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
@@ -76,10 +77,9 @@ def window_flops(config: ConfigDict, length: int, stride: int) -> float:
     """
     model = config.model
     width, hidden = model.width, model.feed_forward
-    reach = min(model.window or length, length)
-    seen = reach * length - reach * (reach - 1) / 2
     of_token = 2 * (4 * width**2 + 2 * width * hidden)  # queries, keys, values, out, and the feed-forward layer
-    whole = length * of_token + 4 * width * seen
+    whole = length * of_token + 4 * width * keys_seen(model.window, length)
+    reach = min(model.window or length, length)
     last = length * 2 * 2 * width**2 + stride * (of_token - 2 * 2 * width**2) + 4 * width * stride * reach
     head = model.cutoffs[0] + len(model.cutoffs) if model.embedding == "adaptive" else VOCABULARY
     return (model.num_layers - 1) * whole + last + 2 * stride * width * head

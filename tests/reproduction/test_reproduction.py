@@ -8,7 +8,7 @@ import pytest
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET
 from alibi.reporting.rows import append_rows
-from alibi.reproduction.cost import DEVICES, describe_text, evaluation_cost, training_cost
+from alibi.reproduction.cost import DEVICES, describe_text, evaluation_cost, keys_seen, training_cost
 from alibi.reproduction.definitions import TABLES
 from alibi.reproduction.plan import overview, plan
 from alibi.reproduction.quantities import Metric
@@ -115,6 +115,12 @@ def test_costs_of_the_papers_model(tables):
     weights = 16 * 12_582_912 + 20_002 * 1_024 + 1_048_576 + 2 * 16 * 1_024 * 3_073 / 2
     assert single.tokens == 217_646
     assert single.flops == pytest.approx(217_646 * 2 * weights, rel=1e-9)
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 4, 9])
+def test_the_keys_that_a_window_leaves_are_counted(window):
+    expected = sum(i - j < (window or 4) for i in range(4) for j in range(i + 1))
+    assert keys_seen(window, 4) == expected
 
 
 def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):

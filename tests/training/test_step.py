@@ -38,10 +38,9 @@ def updated(config: ml_collections.ConfigDict, devices: int, micro_batches: int)
 )
 def test_one_device_against_eight(tiny_config, position: str, meshes: list[tuple[int, int, int]]) -> None:
     """A lost head offset or a gradient averaged over devices instead of tokens would show here."""
-    small = {"position": position, "model__num_layers": 1}
-    alone, metrics = updated(tiny_config(**small, mesh__data=1), devices=1, micro_batches=1)
+    alone, metrics = updated(tiny_config(position=position, mesh__data=1), devices=1, micro_batches=1)
     for data, fsdp, tensor in meshes:
-        config = tiny_config(**small, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
+        config = tiny_config(position=position, mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
         split, split_metrics = updated(config, devices=8, micro_batches=1)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), split.params, alone.params)
         for name, value in metrics.items():
