@@ -1,5 +1,6 @@
 """Settings that hold for every test, a run that is small enough to train in seconds, and the optional real corpora."""
 
+import gc
 import os
 import pathlib
 import random
@@ -33,6 +34,9 @@ jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
 from configs import base
 
+# Tracing makes many small objects that live on; at Python's own pace, searching all of them for garbage again and
+# again takes a twentieth of the tests' time.
+gc.set_threshold(100_000, 50, 100)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -70,7 +74,7 @@ def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Pat
     return files
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_config(
     tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., ml_collections.ConfigDict]:

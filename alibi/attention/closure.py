@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,4 +167,6 @@ def _sow(module: Any, weights: Array) -> None:
     if isinstance(module, nn.Module):
         module.sow("intermediates", "attention_weights", weights)
     else:
+        import flax.nnx as nnx  # takes as long as the rest of Flax, and is there already where a module of it calls
+
         module.sow(nnx.Intermediate, "attention_weights", weights)

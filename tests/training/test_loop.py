@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import signal
 
 import jax
@@ -33,6 +34,22 @@ def eight_devices() -> None:
 def devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "eight_devices" not in request.fixturenames:
         monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_config, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The run of `tiny_config()`, finished without a stop; of all tests, so not to be changed."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
+        loop.train(tiny_config(), str(workdir))
+    return workdir
+
+
+@pytest.fixture
+def finished(whole: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of `whole`, for one test."""
+    return shutil.copytree(whole, tmp_path / "run")
 
 
 def final_state(config: ml_collections.ConfigDict, workdir: pathlib.Path, step: int | None = None) -> TrainState:
@@ -81,13 +98,11 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
     assert provenance["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def test_a_finished_run_is_not_trained_again(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    config = tiny_config()
-    loop.train(config, str(tmp_path / "run"))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path, monkeypatch) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     monkeypatch.setattr(loop.Trainer, "_update", lambda trainer: pytest.fail("trained again"))
-    assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
-    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    assert loop.train(tiny_config(), str(finished))["state"] == "finished"
+    after = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     assert after == before, "a file of a finished run was touched"
 
 
@@ -108,9 +123,8 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
     assert parts == whole
 
 
-def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, whole, tmp_path: pathlib.Path, monkeypatch) -> None:
     config = tiny_config()
-    loop.train(config, str(tmp_path / "whole"))
 
     def crash(trainer: loop.Trainer) -> None:
         raise MemoryError("no memory")
@@ -123,7 +137,7 @@ def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, tmp_path: pathlib
     assert (status["state"], status["reason"]) == ("failed", "MemoryError: no memory")
     RunDirectory(tmp_path / "parts").write_status(**(status | {"peak_memory_bytes": 2**60}))
     assert loop.train(config, str(tmp_path / "parts"))["peak_memory_bytes"] == 2**60  # of all its processes
-    assert_same(final_state(config, tmp_path / "parts"), final_state(config, tmp_path / "whole"))
+    assert_same(final_state(config, tmp_path / "parts"), final_state(config, whole))
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
@@ -155,11 +169,10 @@ def test_latest_and_best_checkpoints_stay(tiny_config, tmp_path: pathlib.Path, m
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()} == {"3", "6"}
 
 
-def test_a_run_that_is_older_than_a_config_key_is_still_the_same(tiny_config, tmp_path: pathlib.Path) -> None:
+def test_a_run_that_is_older_than_a_config_key_is_still_the_same(tiny_config, finished: pathlib.Path) -> None:
     """A new key must not shut users out of what they have trained; without it, runs computed what its default does."""
-    config = tiny_config(train__steps=3)
-    loop.train(config, str(tmp_path / "run"))
-    run = RunDirectory(tmp_path / "run")
+    config = tiny_config()
+    run = RunDirectory(finished)
     known = config_hash(run.config())
     older = config.copy_and_resolve_references()
     with older.unlocked():
@@ -169,16 +182,15 @@ def test_a_run_that_is_older_than_a_config_key_is_still_the_same(tiny_config, tm
     assert config_hash(run.config()) == config_hash(older) == known
     assert run.differing(config) == run.differing(older) == {}
     assert loop.train(older, str(run.path))["state"] == "finished"  # a config file of its own time
-    wide = tiny_config(train__steps=3, model__window=5)
+    wide = tiny_config(model__window=5)
     assert run.differing(wide) == {"model.window": (0, 5)}
 
 
-def test_another_config_is_refused_with_its_differing_keys(tiny_config, tmp_path: pathlib.Path) -> None:
-    loop.train(tiny_config(), str(tmp_path / "run"))
+def test_another_config_is_refused_with_its_differing_keys(tiny_config, finished: pathlib.Path) -> None:
     with pytest.raises(ValueError, match=r"another config:\n  model.width: 16 there, 32 now\n  seed: 0 there, 1 now\n"):
-        loop.train(tiny_config(model__width=32, seed=1, log__every_steps=3), str(tmp_path / "run"))
+        loop.train(tiny_config(model__width=32, seed=1, log__every_steps=3), str(finished))
     with pytest.raises(ValueError, match=r"model.attention_dropout: 0.0 there, 0.5 now"):
-        RunDirectory(tmp_path / "run").check(tiny_config(model__attention_dropout=0.5, model__attention="reference"))
+        RunDirectory(finished).check(tiny_config(model__attention_dropout=0.5, model__attention="reference"))
 
 
 def test_a_text_that_changed_is_refused_before_anything_is_overwritten(tiny_config, tmp_path: pathlib.Path) -> None:
@@ -227,13 +239,12 @@ def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib
     assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
 
 
-def test_a_damaged_checkpoint_is_named(tiny_config, tmp_path: pathlib.Path) -> None:
-    loop.train(tiny_config(), str(tmp_path / "run"))
-    for file in (tmp_path / "run" / "checkpoints" / "6" / "params").rglob("*"):
+def test_a_damaged_checkpoint_is_named(tiny_config, finished: pathlib.Path) -> None:
+    for file in (finished / "checkpoints" / "6" / "params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(ValueError, match=r"checkpoints/6 is damaged or of another model.*delete the directory"):
-        final_state(tiny_config(), tmp_path / "run")
+        final_state(tiny_config(), finished)
 
 
 @pytest.mark.parametrize(
