@@ -49,7 +49,7 @@ def make_run(folder, position, name, seed=0, steps=(3, 5), text=None):
     run.check(config)
     run.claim(config, tokenizer)
     model = build_model(config, tokenizer.vocab_size)
-    state = initial_state(model, optax.sgd(0.1), make_mesh(config.mesh), seed)
+    state = initial_state(model, optax.sgd(0.1), make_mesh(config.mesh, jax.devices()[:1]), seed)
     with Checkpoints(run.checkpoints) as checkpoints:
         for step in steps:
             checkpoints.save(state, step, {}, valid_nll=float(step))

@@ -86,9 +86,11 @@ def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
         scored = jnp.ones_like(nll).at[-1, 5:].set(0.0)
         return (nll * scored).sum() / scored.sum()
 
-    value, gradient = jax.jit(jax.value_and_grad(mean_nll))(params)
+    params = jax.device_get(params)
+    value, gradient = jax.device_get(jax.jit(jax.value_and_grad(mean_nll))(params))
     np.testing.assert_allclose(metrics["nll_nats"] / metrics["tokens"], value, rtol=1e-5)
-    np.testing.assert_allclose(metrics["gradient_norm"], optax.tree.norm(gradient), rtol=1e-4)
+    norm = np.linalg.norm(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradient)]))
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
     expected = jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
 

@@ -29,16 +29,16 @@ def train(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> tupl
     config.optimizer.update(warmup_steps=warmup, period_steps=period)
     model, optimizer = build_model(config, sizes.vocab_size), make_optimizer(config.optimizer, updates)
     params = jax.tree.map(jnp.asarray, to_params(tensors, num_heads=8))
-    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=jax.jit(optimizer.init)(params))
     step = make_train_step(model, optimizer, 0, schedule=make_schedule(config.optimizer, updates))
     rows = []
     for update in range(updates):
-        inputs, targets = (jnp.asarray(recording[f"{name}/{update}"], jnp.int32)[None] for name in ("src", "tgt"))
-        state, metrics = step(state, inputs, jnp.where(targets == PADDING, -1, targets))
+        inputs, targets = (recording[f"{name}/{update}"].astype(np.int32)[None] for name in ("src", "tgt"))
+        state, metrics = step(state, inputs, np.where(targets == PADDING, np.int32(-1), targets))
         rows.append((metrics["learning_rate"], metrics["nll_nats"] / metrics["tokens"], metrics["gradient_norm"]))
     assert step._cache_size() == 1
     lr, loss, norm = np.asarray(rows, np.float64).T
-    return {"lr": lr, "loss_nats": loss, "gradient_norm": norm}, state.params
+    return {"lr": lr, "loss_nats": loss, "gradient_norm": norm}, jax.device_get(state.params)
 
 
 def check_parameters(params: dict, recording: Mapping[str, np.ndarray]) -> None:
