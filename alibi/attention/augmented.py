@@ -47,9 +47,10 @@ def augmented_attention(call: AttentionCall, platform: str | None = None) -> Flo
     slopes = call.bias.slopes.astype(jnp.float32)
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     if platform == "tpu":
-        attended = by_splash(query, key, value, slopes)
+        attended = by_splash(query, key, value, slopes, window=call.window)
     else:
-        attended = by_dot_product(query, key, value, slopes, "cudnn" if platform == "gpu" else "xla")
+        implementation: Literal["cudnn", "xla"] = "cudnn" if platform == "gpu" else "xla"
+        attended = by_dot_product(query, key, value, slopes, implementation, window=call.window)
     return attended.reshape(*call.query.shape[:-1], value.shape[-1])
 
 
@@ -59,8 +60,6 @@ def cannot_augment(call: AttentionCall, platform: str) -> str:
         return "its bias is not ALiBi's under a causal mask"
     if reason := call.hides_or_drops or call.wants_weights:
         return reason
-    if call.window is not None:
-        return "it has no window"
     if call.precision is not None:
         return "its kernels take no precision"
     if call.known_positions is None:
@@ -108,6 +107,8 @@ def by_dot_product(
     value: Float[Array, "batch length heads value_dim"],
     slopes: Slopes,
     implementation: Literal["cudnn", "xla"],
+    *,
+    window: int | None = None,
 ) -> Float[Array, "batch length heads value_dim"]:
     """By `jax.nn.dot_product_attention`, "cudnn" or "xla"."""
     # The kernel multiplies by the scale in float32. Rounding the queries by it instead
@@ -126,6 +127,7 @@ def by_dot_product(
         padded_value,
         scale=scale,
         is_causal=True,
+        local_window_size=None if window is None or window >= length else (window - 1, 0),
         implementation=implementation,
     )
     return attended[:, :length, :, : value.shape[-1]]
@@ -137,6 +139,7 @@ def by_splash(
     value: Float[Array, "batch length heads value_dim"],
     slopes: Slopes,
     *,
+    window: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch length heads value_dim"]:
     """By Pallas splash attention, which has no scale, so the queries are scaled before."""
@@ -148,8 +151,10 @@ def by_splash(
     padded_length = length + -length % 128
     rows = [_padded(x, 1, padded_length) for x in (*_with_columns(scaled, key, slopes), value)]
     block = next(size for size in (512, 256, 128) if padded_length % size == 0)
+    square = (padded_length, padded_length)
+    causal = splash.CausalMask(square) if window is None else splash.LocalMask(square, (window - 1, 0), offset=0)
     kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([splash.CausalMask((padded_length, padded_length))] * heads),
+        splash.MultiHeadMask([causal] * heads),
         block_sizes=splash.BlockSizes(
             block_q=block,
             block_kv=block,

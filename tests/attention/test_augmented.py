@@ -33,19 +33,18 @@ def _inputs(batch, length, heads, head_dim, value_dim=None, dtype=jnp.float32):
     return [jnp.asarray(x, dtype) for x in (query, key, value, out)]
 
 
-def _call(query, key, value, slopes, first=0):
+def _call(query, key, value, slopes, first=0, window=None):
     positions = first + np.arange(query.shape[-3])
-    return AttentionCall(
-        query, key, value, bias=AlibiBias(slopes), causal=True, query_positions=positions, key_positions=positions
-    )
+    known = {"query_positions": positions, "key_positions": positions}
+    return AttentionCall(query, key, value, bias=AlibiBias(slopes), causal=True, window=window, **known)
 
 
 def _on_cpu(call):
     return augmented_attention(call, "cpu")
 
 
-def _value_and_gradients(attention, query, key, value, out, slopes):
-    attended, vjp = jax.vjp(lambda *x: attention(_call(*x)), query, key, value, slopes)
+def _value_and_gradients(attention, query, key, value, out, slopes, window=None):
+    attended, vjp = jax.vjp(lambda *x: attention(_call(*x, window=window)), query, key, value, slopes)
     return attended, *vjp(out)
 
 
@@ -163,22 +162,24 @@ def test_terms_add_up_to_float32_and_pass_the_whole_gradient():
     np.testing.assert_array_equal(of_slopes, jnp.asarray([1.0, 2.0, 3.0, 0.1]))  # 0.1 is not rounded to bfloat16
 
 
-@pytest.mark.parametrize(("length", "head_dim", "value_dim"), [(200, 64, 64), (128, 80, 40)])
-def test_splash_attention_interpreted(length, head_dim, value_dim):
+@pytest.mark.parametrize(
+    ("length", "head_dim", "value_dim", "window"), [(200, 64, 64, None), (128, 80, 40, None), (300, 16, 16, 130)]
+)
+def test_splash_attention_interpreted(length, head_dim, value_dim, window):
     inputs, slopes = _inputs(2, length, 3, head_dim, value_dim), alibi_slopes(3)
-    expected = jax.jit(lambda *x: _value_and_gradients(dense, *x))(*inputs, slopes)
+    expected = jax.jit(lambda *x: _value_and_gradients(dense, *x, window))(*inputs, slopes)
 
     def splash(call):
-        return by_splash(call.query, call.key, call.value, call.bias.slopes, interpret=True)
+        return by_splash(call.query, call.key, call.value, call.bias.slopes, window=call.window, interpret=True)
 
-    _assert_close(jax.jit(lambda *x: _value_and_gradients(splash, *x))(*inputs, slopes), expected)
+    _assert_close(jax.jit(lambda *x: _value_and_gradients(splash, *x, window))(*inputs, slopes), expected)
 
 
-def _module(platform, target, shape, dtype, gradient, disabled_checks=()):
+def _module(platform, target, shape, dtype, gradient, disabled_checks=(), window=None):
     """The StableHLO of the attention or its gradients for a platform that need not be here."""
 
     def loss(*arguments):
-        return augmented_attention(_call(*arguments), platform).astype(jnp.float32).sum()
+        return augmented_attention(_call(*arguments, window=window), platform).astype(jnp.float32).sum()
 
     function = jax.grad(loss, argnums=(0, 1, 2, 3)) if gradient else loss
     arrays = [jax.ShapeDtypeStruct(shape, dtype)] * 3 + [jax.ShapeDtypeStruct((shape[2],), jnp.float32)]
@@ -191,32 +192,34 @@ def _square_tensors(module, length):
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-@pytest.mark.parametrize("length", [1023, 1024])
-def test_lowers_to_cudnn_without_a_bias(monkeypatch, length, gradient):
+@pytest.mark.parametrize(("length", "window"), [(1023, None), (1024, None), (1024, 100)])
+def test_lowers_to_cudnn_without_a_bias(monkeypatch, length, window, gradient):
     # JAX asks the installed cuDNN for its version; it isn't here. What the GPU's own library
     # then says of the call, only a GPU can tell.
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91100)
     names = ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
     unchecked = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
-    module = _module("gpu", "cuda", (2, length, 12, 64), jnp.bfloat16, gradient, unchecked)
+    module = _module("gpu", "cuda", (2, length, 12, 64), jnp.bfloat16, gradient, unchecked, window)
     assert re.findall(r"@(__cudnn\$\w+)", module) == (names if gradient else names[:1])
     assert not re.findall(r"fmhaScaleBias", module)
     # 64 and the columns; the scale is that of 64.
     assert "tensor<2x1024x12x72xbf16>" in module
     assert re.findall(r"fmha_scale\\22: ([0-9.]+)", module) == ["0.125"] * (1 + gradient)
+    # A window of 100 is a query's own key and the 99 before it; 0 is none.
+    assert re.findall(r"sliding_window_length\\22: ([0-9]+)", module) == [str(window or 0)] * (1 + gradient)
     assert not _square_tensors(module, 1024)
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize(
-    ("length", "heads", "head_dim", "dtype"),
-    [(1000, 12, 64, jnp.bfloat16), (1024, 8, 128, jnp.bfloat16), (640, 8, 80, jnp.float32)],
+    ("length", "heads", "head_dim", "dtype", "window"),
+    [(1000, 12, 64, jnp.bfloat16, None), (1024, 8, 128, jnp.bfloat16, 300), (640, 8, 80, jnp.float32, None)],
 )
-def test_lowers_to_splash_attention_without_a_bias(length, heads, head_dim, dtype, gradient):
+def test_lowers_to_splash_attention_without_a_bias(length, heads, head_dim, dtype, window, gradient):
     """Mosaic's lowering, not the TPU compiler's."""
     device = jax.sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        module = _module("tpu", "tpu", (2, length, heads, head_dim), dtype, gradient)
+        module = _module("tpu", "tpu", (2, length, heads, head_dim), dtype, gradient, window=window)
     assert module.count("tpu_custom_call") == (3 if gradient else 1)
     assert not _square_tensors(module, length + -length % 128)
 

@@ -152,7 +152,10 @@ def test_what_is_no_window_is_named(window):
         attend(query, key, value, window=window)
 
 
-def test_kernels_that_have_none_say_so():
-    query, key, value, _ = inputs(40, 40)
-    with pytest.raises(ValueError, match=r"augmented.* can't do this call: it has no window"):
-        attend(query, key, value, slopes=alibi_slopes(HEADS), window=5, backend="augmented")
+@pytest.mark.parametrize("window", [1, 20, 131, 300])  # itself alone; the sequence; more than that
+def test_by_the_columns_for_flash_kernels(window):
+    arrays = inputs(131, 131, batch=1)
+    arguments = {"slopes": alibi_slopes(HEADS), "window": window}
+    expected = value_and_gradients(arrays, **arguments, backend="reference")
+    for got, right in zip(value_and_gradients(arrays, **arguments, backend="augmented"), expected, strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-5)
