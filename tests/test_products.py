@@ -36,12 +36,16 @@ def _operands(lhs_shape, rhs_shape, dtype=jnp.float32):
 
 @pytest.mark.parametrize(("lhs_shape", "rhs_shape", "dimensions"), DENSE + OTHERS)
 def test_value_and_gradients_are_those_of_lax(lhs_shape, rhs_shape, dimensions):
-    operands = _operands(lhs_shape, rhs_shape)
-    expected, expected_gradients = jax.vjp(lambda a, b: lax.dot_general(a, b, dimensions), *operands)
-    actual, gradients = jax.vjp(lambda a, b: flat_dot_general(a, b, dimensions), *operands)
-    np.testing.assert_allclose(actual, expected, atol=1e-5)
-    cotangent = jnp.asarray(np.random.default_rng(1).standard_normal(expected.shape), jnp.float32)
-    for got, needed in zip(gradients(cotangent), expected_gradients(cotangent), strict=True):
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_gradients(product, *operands):
+        out, vjp = jax.vjp(functools.partial(product, dimension_numbers=dimensions), *operands)
+        return out, *vjp(jnp.asarray(np.random.default_rng(1).standard_normal(out.shape), jnp.float32))
+
+    expected, actual = (
+        value_and_gradients(product, *_operands(lhs_shape, rhs_shape))
+        for product in (lax.dot_general, flat_dot_general)
+    )
+    for got, needed in zip(actual, expected, strict=True):
         np.testing.assert_allclose(got, needed, atol=1e-5)
 
 
@@ -52,11 +56,16 @@ def test_bfloat16_keeps_the_dtypes_of_lax(element_type):
     results = []
     for product in (lax.dot_general, flat_dot_general):
         applied = functools.partial(product, dimension_numbers=dimensions, preferred_element_type=element_type)
-        out, vjp = jax.vjp(applied, *operands)
-        results.append((out, *vjp(jnp.ones_like(out))))
+
+        @jax.jit
+        def value_and_gradients(*operands, applied=applied):
+            out, vjp = jax.vjp(applied, *operands)
+            return out, *vjp(jnp.ones_like(out))
+
+        results.append(value_and_gradients(*operands))
     for got, needed in zip(results[1], results[0], strict=True):
         assert got.dtype == needed.dtype
-        np.testing.assert_allclose(got.astype(jnp.float32), needed.astype(jnp.float32), rtol=2**-7, atol=1e-6)
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (got, needed)), rtol=2**-7, atol=1e-6)
 
 
 def test_inside_flax_layers_nothing_changes_but_the_speed():
@@ -69,8 +78,8 @@ def test_inside_flax_layers_nothing_changes_but_the_speed():
                 nn.Dense(16, dot_general=product),
             ]
         )
-        params = layers.init(jax.random.key(0), x)
-        return jax.grad(lambda params, x: (layers.apply(params, x) ** 2).sum(), argnums=(0, 1))(params, x)
+        params = jax.jit(layers.init)(jax.random.key(0), x)
+        return jax.jit(jax.grad(lambda params, x: (layers.apply(params, x) ** 2).sum(), argnums=(0, 1)))(params, x)
 
     plain, flat = gradients(None), gradients(flat_dot_general)
     jax.tree.map(lambda got, needed: np.testing.assert_allclose(got, needed, rtol=1e-4, atol=1e-5), flat, plain)
@@ -80,12 +89,14 @@ def test_second_derivatives_in_reverse_mode():
     dimensions = (((2,), (0,)), ((), ()))
     x, kernel = _operands((2, 3, 4), (4, 2))
 
-    def penalty(product, kernel):
+    @functools.partial(jax.jit, static_argnums=0)
+    @functools.partial(jax.grad, argnums=1)
+    def of_penalty(product, kernel):
         gradient = jax.grad(lambda x: (product(x, kernel, dimensions) ** 3).sum())(x)
         return (gradient**2).sum()
 
-    expected = jax.grad(lambda kernel: penalty(lax.dot_general, kernel))(kernel)
-    np.testing.assert_allclose(jax.grad(lambda kernel: penalty(flat_dot_general, kernel))(kernel), expected, rtol=1e-4)
+    expected = of_penalty(lax.dot_general, kernel)
+    np.testing.assert_allclose(of_penalty(flat_dot_general, kernel), expected, rtol=1e-4)
 
 
 def test_only_the_cpu_gets_it():
