@@ -1,5 +1,6 @@
 """Attention that each of several devices computes of its own sequences and heads equals the one of a single device."""
 
+import functools
 import importlib
 import re
 
@@ -29,10 +30,10 @@ def mesh(data=2, fsdp=2, tensor=2):
 
 
 def inputs(batch, length, heads, head_dim, *, kv_heads=None, seed=0):
-    of_query, of_key, of_value, of_gradient = jax.random.split(jax.random.key(seed), 4)
-    query, gradient = (jax.random.normal(key, (batch, length, heads, head_dim)) for key in (of_query, of_gradient))
-    kv_shape = (batch, length, kv_heads or heads, head_dim)
-    return query, jax.random.normal(of_key, kv_shape), jax.random.normal(of_value, kv_shape), gradient
+    rng = np.random.default_rng(seed)
+    query, gradient = rng.standard_normal((2, batch, length, heads, head_dim), np.float32)
+    key, value = rng.standard_normal((2, batch, length, kv_heads or heads, head_dim), np.float32)
+    return query, key, value, gradient
 
 
 def value_and_gradients(arrays, bias, sharding, **arguments):
@@ -80,17 +81,19 @@ def test_positions_segments_and_shared_keys_are_split_with_their_sequences():
 
 def test_what_cannot_be_split_is_left_to_the_compiler():
     """A mask of each sequence and head."""
-    query, key, value, _ = inputs(4, 12, 4, 8)
-    mask = jax.random.bernoulli(jax.random.key(5), 0.5, (4, 4, 12, 12))
-    got = attend(query, key, value, slopes=alibi_slopes(4), mask=mask, sharding=NamedSharding(mesh(), SPLIT))
-    expected = attend(query, key, value, slopes=alibi_slopes(4), mask=mask, backend="reference")
+    arrays = inputs(4, 12, 4, 8)[:3]
+    attention = functools.partial(attend, slopes=alibi_slopes(4))
+    mask = np.random.default_rng(5).random((4, 4, 12, 12)) < 0.5
+    got = jax.jit(functools.partial(attention, sharding=NamedSharding(mesh(), SPLIT)))(*arrays, mask=mask)
+    expected = jax.jit(functools.partial(attention, backend="reference"))(*arrays, mask=mask)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("batch", "heads", "spec"), [(3, 4, P(None, None, "tensor")), (4, 3, P(("data", "fsdp")))])
 def test_axes_that_do_not_divide_a_dimension_do_not_split_it(batch, heads, spec):
     """Each device then repeats the work of others; its part of a gradient must not be counted twice."""
-    arrays, bias, sharding = inputs(batch, 12, heads, 8), AlibiBias(alibi_slopes(heads)), NamedSharding(mesh(), SPLIT)
+    arrays = [jnp.asarray(x) for x in inputs(batch, 12, heads, 8)]
+    bias, sharding = AlibiBias(alibi_slopes(heads)), NamedSharding(mesh(), SPLIT)
     call = AttentionCall(*arrays[:3], bias, True, np.arange(12), np.arange(12))
     assert fitting_sharding(call, sharding).spec == P(*spec, *(None,) * (4 - len(spec)))
     expected = value_and_gradients(arrays, bias, None, backend="reference")
@@ -114,14 +117,14 @@ def test_on_a_mesh_of_one_device_groups_of_heads_go_in_turn():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attend_module, "compute", plan)
         alone = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), P("data"))
-        attend(*inputs(2, 2048, 4, 8)[:3], slopes=alibi_slopes(4), sharding=alone)
+        attend(*map(jnp.asarray, inputs(2, 2048, 4, 8)[:3]), slopes=alibi_slopes(4), sharding=alone)
     assert taken == [(1, "blocked")]
 
 
 def test_each_device_skips_by_its_own_heads():
     """Where the compiler splits heads they go together, and the gentlest slope of all keeps every tile."""
     sharding = NamedSharding(mesh(1, 1, 2), SPLIT)
-    query, key, value, _ = inputs(1, 2048, 4, 8)
+    arrays = inputs(1, 2048, 4, 8)[:3]
     bias, positions, segments = AlibiBias(alibi_slopes(4)), np.arange(2048), jnp.zeros((1, 2048), jnp.int32)
     seen = []
 
@@ -130,16 +133,21 @@ def test_each_device_skips_by_its_own_heads():
         seen.append((own.query.shape[2], plan.head_group, nearest_distances(own) is not None))
         return blocked_attention(own)
 
-    sides = {"query_segments": segments, "key_segments": segments}
-    call = AttentionCall(query, key, value, bias, True, positions, positions, **sides)
-    attended = on_each_device(call, fitting_sharding(call, sharding), own_plan)
-    assert make_plan(call, "cpu").head_group == 4
+    @jax.jit
+    def on_each(*arrays):
+        sides = {"query_segments": segments, "key_segments": segments}
+        call = AttentionCall(*arrays, bias, True, positions, positions, **sides)
+        assert make_plan(call, "cpu").head_group == 4
+        return on_each_device(call, fitting_sharding(call, sharding), own_plan)
+
+    attended = on_each(*arrays)
     assert seen == [(2, 2, True)], (
         "heads of a device, that go together, and whether own segments are known to be the same"
     )
-    np.testing.assert_allclose(attended, attend(query, key, value, bias=bias, backend="reference"), atol=2e-5)
+    expected = jax.jit(lambda *x: attend(*x, bias=bias, backend="reference"))(*arrays)
+    np.testing.assert_allclose(attended, expected, atol=2e-5)
     program = jax.jit(lambda *x: attend(*x, bias=bias, backend="blocked", sharding=sharding))
-    placed = [jax.device_put(x, sharding) for x in (query, key, value)]
+    placed = [jax.device_put(x, sharding) for x in arrays]
     text = program.lower(*placed).compile().as_text()
     assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", text)
 
@@ -147,10 +155,11 @@ def test_each_device_skips_by_its_own_heads():
 def test_one_query_with_a_known_norm():
     """Decoding without a mask: norms are split with their sequences and heads."""
     sharding, (query, key, value, _) = NamedSharding(mesh(), SPLIT), inputs(4, 300, 4, 8, kv_heads=2)
-    query, norm = query[:, -1:], jnp.linalg.norm(key, axis=-1).max(axis=1)
-    got = attend(query, key, value, slopes=alibi_slopes(4), key_norm=norm, sharding=sharding, backend="decoding")
-    expected = attend(query, key, value, slopes=alibi_slopes(4), backend="reference")
-    np.testing.assert_allclose(got, expected, atol=1e-5)
+    query, norm = query[:, -1:], np.linalg.norm(key, axis=-1).max(axis=1)
+    attention = functools.partial(attend, slopes=alibi_slopes(4))
+    decoding = jax.jit(functools.partial(attention, sharding=sharding, backend="decoding"))
+    expected = jax.jit(functools.partial(attention, backend="reference"))(query, key, value)
+    np.testing.assert_allclose(decoding(query, key, value, key_norm=norm), expected, atol=1e-5)
 
 
 def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
@@ -195,7 +204,7 @@ def test_the_axes_that_do_not_split_the_batch_split_the_heads():
 
 
 def test_bad_input_is_named(unchecked):
-    query, key, value, _ = inputs(4, 16, 4, 8)
+    query, key, value, _ = map(jnp.asarray, inputs(4, 16, 4, 8))
     with pytest.raises(ValueError, match=r"it may split batch and heads alone: P\('data', None, None\)"):
         attend(query, key, value, slopes=alibi_slopes(4), sharding=NamedSharding(mesh(), P("data", "tensor")))
     with pytest.raises(ValueError, match=r"sharding is SingleDeviceSharding.*it must be a jax.sharding.NamedSharding"):
