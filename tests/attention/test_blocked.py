@@ -20,17 +20,16 @@ def devices(monkeypatch):
 
 
 def inputs(batch, q, k, heads, head_dim, *, value_dim=None, dtype=jnp.float32, seed=0):
-    keys = jax.random.split(jax.random.key(seed), 4)
+    rng = np.random.default_rng(seed)
     shapes = (q, head_dim), (k, head_dim), (k, value_dim or head_dim), (q, value_dim or head_dim)
     return tuple(
-        jax.random.normal(key, (batch, length, heads, features), dtype)
-        for key, (length, features) in zip(keys, shapes, strict=True)
+        rng.standard_normal((batch, length, heads, features), np.float32).astype(dtype) for length, features in shapes
     )
 
 
 def compiled(q, k, v, **arguments):
     """`attend` as one program: step by step, each operation would be compiled by itself."""
-    return jax.jit(lambda *x: attend(*x, **arguments))(q, k, v)
+    return np.asarray(jax.jit(lambda *x: attend(*x, **arguments))(q, k, v))
 
 
 def value_and_gradients(q, k, v, incoming, slopes, **arguments):
@@ -39,7 +38,7 @@ def value_and_gradients(q, k, v, incoming, slopes, **arguments):
         return (attended * incoming).astype(jnp.float32).sum(), attended
 
     gradients, attended = jax.jit(jax.grad(scalar, argnums=(0, 1, 2, 3), has_aux=True))(q, k, v, slopes)
-    return attended, *gradients
+    return [np.asarray(x) for x in (attended, *gradients)]
 
 
 def assert_as_reference(arrays, slopes, tolerance=1e-5, **arguments):
@@ -78,11 +77,11 @@ def test_value_width_of_its_own():
 def test_masks_and_segments(devices):
     arrays, slopes = inputs(2, 600, 600, 4, 8), alibi_slopes(4)
     for mask_shape in ((2, 4, 600, 600), (2, 1, 1, 600)):
-        mask = jax.random.bernoulli(jax.random.key(1), 0.6, mask_shape)
+        mask = jnp.asarray(np.random.default_rng(1).random(mask_shape) < 0.6)
         assert_as_reference(arrays, slopes, mask=mask)
-    segments = jnp.broadcast_to(jnp.arange(600) // 130, (2, 600))
+    segments = jnp.asarray(np.broadcast_to(np.arange(600) // 130, (2, 600)))
     # Packed documents: positions restart, and only the first batch entry is packed.
-    positions = jnp.stack([jnp.arange(600) % 130, jnp.arange(600)])
+    positions = jnp.asarray(np.stack([np.arange(600) % 130, np.arange(600)]))
     assert_as_reference(arrays, slopes, query_positions=positions, key_positions=positions, segment_ids=segments)
 
 
@@ -98,8 +97,10 @@ def test_unsigned_positions_do_not_wrap_around():
 
 def test_rows_that_see_no_key_are_zero_with_finite_gradients():
     q, k, v, incoming = inputs(1, 600, 600, 2, 8)
-    mask = jnp.ones((1, 1, 600, 600), bool).at[:, :, 100:200].set(False)
-    attended, *gradients = value_and_gradients(q, k, v, incoming, alibi_slopes(2), backend="blocked", mask=mask)
+    mask = np.ones((1, 1, 600, 600), bool)
+    mask[:, :, 100:200] = False
+    arguments = {"backend": "blocked", "mask": jnp.asarray(mask)}
+    attended, *gradients = value_and_gradients(q, k, v, incoming, alibi_slopes(2), **arguments)
     assert not attended[:, 100:200].any()
     assert attended[:, 200:].all()
     assert all(np.isfinite(gradient).all() for gradient in gradients)
@@ -122,13 +123,14 @@ def test_half_precision_is_no_worse_than_dense(dtype, length):
 def test_a_learned_bias_gets_its_gradient(devices):
     """The T5 bias goes through the same tiles, and its table learns."""
     method = make_position("t5", num_heads=2, head_dim=8, width=16, train_length=600)
-    params = method.init(jax.random.key(0))
-    q, k, v, incoming = inputs(2, 600, 600, 2, 8)
+    params = jax.jit(method.init)(jax.random.key(0))
+    *qkv, incoming = inputs(2, 600, 600, 2, 8)
 
-    def scalar(params, backend):
-        return (attend(q, k, v, bias=method.bias(params), backend=backend) * incoming).sum()
+    def scalar(params, qkv, backend):
+        return (attend(*qkv, bias=method.bias(params), backend=backend) * incoming).sum()
 
-    dense, blocked = (jax.jit(jax.grad(scalar), static_argnums=1)(params, name) for name in ("reference", "blocked"))
+    gradient = jax.jit(jax.grad(scalar), static_argnums=2)
+    dense, blocked = (gradient(params, qkv, name) for name in ("reference", "blocked"))
     np.testing.assert_allclose(blocked["table"], dense["table"], atol=1e-4)
 
 
@@ -136,21 +138,20 @@ def test_dropout_acts_alike_forward_and_backward():
     """With values that are unit vectors the result is the dropped weights themselves, so both can be told."""
     length, rate = 600, 0.25
     q, k, _, _ = inputs(1, length, length, 2, 8)
-    v = jnp.broadcast_to(jnp.eye(length)[None, :, None], (1, length, 2, length))
+    v = np.broadcast_to(np.eye(length, dtype=np.float32)[None, :, None], (1, length, 2, length))
     arguments = {"slopes": alibi_slopes(2), "backend": "blocked"}
     plain = compiled(q, k, v, **arguments)
     dropping = {"dropout_rate": rate, "dropout_rng": jax.random.key(3), "broadcast_dropout": False}
-    units = jnp.broadcast_to(jnp.eye(length)[None, :, None], plain.shape)
 
     @jax.jit
-    def value_and_gradient(v):
+    def value_and_gradient(q, k, v, units):
         dropped, to_value = jax.vjp(lambda v: attend(q, k, v, **arguments, **dropping), v)
         return dropped, to_value(units)[0]
 
-    dropped, of_value = value_and_gradient(v)
-    kept = np.asarray(dropped) != 0
+    dropped, of_value = map(np.asarray, value_and_gradient(q, k, v, v))  # units of each query, as of each key
+    kept = dropped != 0
     np.testing.assert_allclose(dropped, np.where(kept, plain / (1 - rate), 0), rtol=1e-5)
-    seen = np.asarray(plain) > 0
+    seen = plain > 0
     assert abs(kept[seen].mean() - (1 - rate)) < 0.005  # of 360,600 weights
     assert (kept[:, :, 0] != kept[:, :, 1]).any()  # each head has its own
     # The gradient of the values is the transpose of the same dropped weights.
@@ -169,19 +170,19 @@ def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
 def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, devices):
     """The case that the bound is made for: all norms equal, one far key along the query, all near ones against it."""
     length, size, slope = 2048, 12.0, 0.05
-    direction = jnp.zeros(16).at[0].set(1.0)
+    along = np.broadcast_to(size * np.eye(16, dtype=np.float32)[0], (1, length, 1, 16))
     bound = size * size / 4  # U, as head_dim is 16
-    reach = float(skip_distance(jnp.asarray(slope), jnp.asarray(bound), jnp.asarray(0.0), epsilon))
+    reach = float(jax.jit(skip_distance, static_argnums=3)(slope, bound, 0.0, epsilon))
     for distance in (int(reach) - 3, int(reach) + 600):
         far = length - 1 - distance
         if far < 0:
             continue
-        q = jnp.broadcast_to(size * direction, (1, length, 1, 16))
-        k = jnp.broadcast_to(-size * direction, (1, length, 1, 16)).at[0, far].multiply(-1.0)
-        v = jnp.zeros((1, length, 1, 1)).at[0, far].set(1.0)  # the result is the far key's weight
+        is_far = (np.arange(length) == far)[None, :, None, None]
+        # The result is the far key's weight.
+        arrays = along, np.where(is_far, along, -along), is_far.astype(np.float32)
         arguments = {"slopes": jnp.full(1, slope), "backend": "blocked"}
-        every = compiled(q, k, v, **arguments, skip_epsilon=None)[0, :, 0, 0]
-        skipped = compiled(q, k, v, **arguments, skip_epsilon=epsilon)[0, :, 0, 0]
+        every = compiled(*arrays, **arguments, skip_epsilon=None)[0, :, 0, 0]
+        skipped = compiled(*arrays, **arguments, skip_epsilon=epsilon)[0, :, 0, 0]
         assert np.abs(every - skipped).max() <= epsilon
         if distance < reach and epsilon:
             # It had weight near the bound, which allows for 1 / (1 - exp(-m)) = 20 such keys on as many near
@@ -191,7 +192,7 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, devices
 
 def test_the_lost_mass_stays_within_epsilon():
     q, k, _, _ = inputs(1, 2048, 2048, 4, 16)
-    ones = jnp.ones((1, 2048, 4, 1))
+    ones = np.ones((1, 2048, 4, 1), np.float32)
     for epsilon in (1e-2, 1e-6):
         arguments = {"slopes": jnp.asarray([0.5, 0.1, 0.03, 0.0]), "backend": "blocked"}
         exact = compiled(q, k, q, **arguments, skip_epsilon=None)
@@ -203,12 +204,11 @@ def test_the_lost_mass_stays_within_epsilon():
 
 
 def test_what_is_no_number_is_not_hidden():
-    q, k, v, _ = inputs(1, 2048, 2048, 2, 8)
     slopes = jnp.full(2, 2.0)  # nearly everything is out of reach
     for name in ("q", "k", "v"):
-        arrays = {"q": q, "k": k, "v": v}
-        arrays[name] = arrays[name].at[0, 3].set(jnp.nan)
-        attended = attend(arrays["q"], arrays["k"], arrays["v"], slopes=slopes, backend="blocked")
+        arrays = dict(zip("qkv", inputs(1, 2048, 2048, 2, 8)[:3], strict=True))
+        arrays[name][0, 3] = np.nan
+        attended = compiled(**arrays, slopes=slopes, backend="blocked")
         rows = attended[0, 3:4] if name == "q" else attended[0, 3:]
         assert np.isnan(rows).all(), name
 
@@ -259,7 +259,7 @@ def test_split_over_batch_and_heads_without_gathering():
 
 
 def test_bad_input_is_named():
-    q, k, v, _ = inputs(1, 16, 16, 2, 8)
+    q, k, v, _ = map(jnp.asarray, inputs(1, 16, 16, 2, 8))
     with pytest.raises(ValueError, match=r"skip_epsilon=1\.5 must be from 0"):
         attend(q, k, v, slopes=alibi_slopes(2), skip_epsilon=1.5)
     with pytest.raises(ValueError, match=r"below zero.*use skip_epsilon=0"):
@@ -272,7 +272,7 @@ def test_bad_input_is_named():
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_what_hides_keys_must_fit(backend, unchecked):
-    q, k, v, _ = inputs(2, 16, 16, 4, 8)
+    q, k, v, _ = map(jnp.asarray, inputs(2, 16, 16, 4, 8))
     for shape in ((2, 2, 16, 16), (2, 1, 16, 12), (3, 1, 16, 16)):
         with pytest.raises(ValueError, match=r"mask has shape .*must broadcast to .*\(2, 4, 16, 16\)"):
             attend(q, k, v, mask=jnp.ones(shape, bool), backend=backend)
