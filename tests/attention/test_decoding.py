@@ -28,9 +28,9 @@ def blocks(monkeypatch):
 
 
 def inputs(k, heads, head_dim, *, batch=2, kv_heads=None, seed=0):
-    keys = jax.random.split(jax.random.key(seed), 3)
+    rng = np.random.default_rng(seed)
     kv = (batch, k, kv_heads or heads, head_dim)
-    return tuple(jax.random.normal(key, s) for key, s in zip(keys, ((batch, 1, heads, head_dim), kv, kv), strict=True))
+    return tuple(rng.standard_normal(shape, np.float32) for shape in ((batch, 1, heads, head_dim), kv, kv))
 
 
 def as_call(q, k, v, slopes, epsilon=0.0, **arguments):
@@ -61,26 +61,26 @@ def dense_and_decoded(q, k, v, index, epsilons=(0.0,), knows=True):
 def test_equals_reference(k, heads, head_dim, blocks):
     arrays = inputs(k, heads, head_dim)
     for index in ((0, k - 1), (k // 2, k // 3), (min(63, k - 1), min(64, k - 1))):
-        expected, got, _ = dense_and_decoded(*arrays, jnp.asarray(index))
+        expected, got, _ = dense_and_decoded(*arrays, np.asarray(index))
         np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
 
 
 def test_skipping_loses_no_bit_or_no_more_than_it_may(blocks):
     arrays = inputs(4096, 8, 16)
     for index in ((4095, 0), (63, 64), (2047, 3333)):
-        expected, every, skipped, rough, _ = dense_and_decoded(*arrays, jnp.asarray(index), EPSILONS)
+        expected, every, skipped, rough, _ = dense_and_decoded(*arrays, np.asarray(index), EPSILONS)
         np.testing.assert_allclose(every, expected, atol=1e-5, rtol=0)
         np.testing.assert_array_equal(skipped, every)
         # Leaving out a share e of the mass moves the mean of values by at most 2 e of the largest.
-        np.testing.assert_allclose(rough, every, rtol=0, atol=2e-6 * float(jnp.abs(arrays[2]).max()) + 1e-6)
+        np.testing.assert_allclose(rough, every, rtol=0, atol=2e-6 * np.abs(arrays[2]).max() + 1e-6)
 
 
 def test_half_precision_is_no_worse_than_dense(blocks):
-    arrays, index = inputs(300, 12, 80), jnp.asarray([299, 200])
+    arrays, index = inputs(300, 12, 80), np.asarray([299, 200])
     right = dense_and_decoded(*arrays, index)[0]
     rough, got, _ = dense_and_decoded(*(x.astype(jnp.bfloat16) for x in arrays), index)
     assert got.dtype == jnp.bfloat16
-    errors = [float(jnp.sqrt(((x.astype(jnp.float32) - right) ** 2).mean())) for x in (rough, got)]
+    errors = [np.sqrt(np.mean((np.asarray(x, np.float32) - np.asarray(right)) ** 2)) for x in (rough, got)]
     assert errors[1] <= 1.02 * errors[0]
 
 
@@ -88,7 +88,7 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(blocks):
     """The case that the bound is made for: all norms equal, one far key along the query, all near ones against it."""
     length, size, slope = 4096, 12.0, jnp.full(1, 0.05)
     bound = jnp.full(1, size * size / 4)  # U, as head_dim is 16
-    q = jnp.zeros((1, 1, 1, 16)).at[..., 0].set(size)
+    q = jnp.asarray(size * np.eye(16, dtype=np.float32)[None, None, :1])
 
     @jax.jit
     def weights_of(far):
@@ -96,30 +96,32 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(blocks):
         arrays = q, jnp.where(is_far, q, -q), is_far.astype(jnp.float32)  # so the result is the far key's weight
         return [decoding.attended_and_blocks(as_call(*arrays, slope, epsilon)) for epsilon in EPSILONS]
 
-    reaches = [int(skip_distance(slope, bound, jnp.zeros(1), epsilon)[0]) for epsilon in EPSILONS[1:]]
+    reach_of = jax.jit(skip_distance, static_argnums=3)
+    reaches = [int(np.asarray(reach_of(slope, bound, np.zeros(1), epsilon))[0]) for epsilon in EPSILONS[1:]]
     for distance in (*(reach + more for reach in reaches for more in (-3, 200)), 1000, 70):
-        (every, all_blocks), *skipping = weights_of(length - 1 - distance)
+        (every, all_blocks), *skipping = jax.device_get(weights_of(length - 1 - distance))
         for epsilon, reach, (skipped, some_blocks) in zip(EPSILONS[1:], reaches, skipping, strict=True):
-            assert float(abs(every - skipped).max()) <= epsilon
-            assert int(some_blocks[0, 0]) < int(all_blocks[0, 0]) == length // 64
+            assert abs(every - skipped).max() <= epsilon
+            assert some_blocks[0, 0] < all_blocks[0, 0] == length // 64
             if distance < reach / 2:
-                assert float(skipped.max()) > 0.9
+                assert skipped.max() > 0.9
 
 
 def test_steep_heads_read_few_blocks_however_long_the_cache_is(blocks):
     """The second sequence's cache has 2,048 older keys."""
     q, k, v = inputs(4096, 8, 16)
-    q = jnp.broadcast_to(q[:1] / 4, q.shape)
-    k = k.at[0, :2048].set(k[1, 2048:]).at[0, 2048:].set(k[1, :2048])  # so both have the same largest norms
-    *_, (every, *skipping) = dense_and_decoded(q, k, v, jnp.asarray([2047, 4095]), EPSILONS)
+    q = np.broadcast_to(q[:1] / 4, q.shape)
+    k[0] = np.roll(k[1], 2048, axis=0)  # so both have the same largest norms
+    *_, (every, *skipping) = dense_and_decoded(q, k, v, np.asarray([2047, 4095]), EPSILONS)
     np.testing.assert_array_equal(every, [[32] * 8, [64] * 8])
-    bound = MARGIN * jnp.linalg.norm(q[0, 0], axis=-1) * jnp.linalg.norm(k[1], axis=-1).max(axis=0) / 4
+    bound = MARGIN * np.linalg.norm(q[0, 0], axis=-1) * np.linalg.norm(k[1], axis=-1).max(axis=0) / 4
+    reach_of = jax.jit(skip_distance, static_argnums=3)
     totals = []
     for epsilon, blocks_read in zip(EPSILONS[1:], skipping, strict=True):
         short, long = np.asarray(blocks_read)
         # No more than what is out of reach before any key is seen, and the block that a window begins in;
         # with the sums of blocks, which know only the nearest key of each, one more.
-        window = skip_distance(alibi_slopes(8), bound, jnp.zeros(8), epsilon)
+        window = reach_of(alibi_slopes(8), bound, np.zeros(8), epsilon)
         assert (long <= np.minimum(np.ceil(window / 64) + 1 + (epsilon > 0), 64)).all()
         assert (np.diff(long) >= 0).all()
         assert (short <= long).all()
@@ -130,22 +132,22 @@ def test_steep_heads_read_few_blocks_however_long_the_cache_is(blocks):
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_what_is_no_number_is_not_hidden(knows, blocks):
-    arrays, index = dict(zip("qkv", inputs(300, 12, 80), strict=True)), jnp.asarray([299, 200])
     for name in "qkv":
-        changed = arrays | {name: arrays[name].at[1, 0].set(jnp.nan)}
-        got = dense_and_decoded(**changed, index=index, knows=knows)[1]
+        arrays = dict(zip("qkv", inputs(300, 12, 80), strict=True))
+        arrays[name][1, 0] = np.nan
+        got = np.asarray(dense_and_decoded(**arrays, index=np.asarray([299, 200]), knows=knows)[1])
         assert np.isnan(got[1]).all(), name
         assert np.isfinite(got[0]).all(), name
 
 
 def test_a_query_that_sees_no_key_gives_zeros(blocks):
-    attended = dense_and_decoded(*inputs(300, 12, 80), jnp.asarray([-1, 5]))[1]
+    attended = np.asarray(dense_and_decoded(*inputs(300, 12, 80), np.asarray([-1, 5]))[1])
     np.testing.assert_array_equal(attended[0], 0.0)
     assert attended[1].all()
 
 
 def test_a_slope_below_zero_skips_nothing_or_is_refused(blocks):
-    arrays, slopes = inputs(300, 2, 16, batch=1), jnp.asarray([2.0, -0.05])
+    arrays, slopes = [jnp.asarray(x) for x in inputs(300, 2, 16, batch=1)], jnp.asarray([2.0, -0.05])
     with pytest.raises(ValueError, match=r"below zero.*use skip_epsilon=0"):
         attend(*arrays, slopes=slopes, skip_epsilon=1e-6, backend="decoding")
     call = as_call(*arrays, slopes)
@@ -159,9 +161,9 @@ def test_positions_in_any_order_segments_and_masks_of_heads(blocks):
     arrays = inputs(300, 4, 16)
     arguments = {
         "query_positions": jnp.asarray([[299], [150]]),
-        "key_positions": jnp.stack([jnp.roll(jnp.arange(300), 77), jnp.arange(300)[::-1]]),
-        "segment_ids": (jnp.zeros((2, 1), int), jnp.broadcast_to(jnp.arange(300) % 5 // 4, (2, 300))),
-        "mask": jax.random.bernoulli(jax.random.key(1), 0.7, (2, 4, 1, 300)),
+        "key_positions": jnp.asarray(np.stack([np.roll(np.arange(300), 77), np.arange(300)[::-1]])),
+        "segment_ids": (jnp.zeros((2, 1), int), jnp.asarray(np.broadcast_to(np.arange(300) % 5 // 4, (2, 300)))),
+        "mask": jnp.asarray(np.random.default_rng(1).random((2, 4, 1, 300)) < 0.7),
     }
 
     @jax.jit
@@ -191,20 +193,20 @@ def test_fewer_key_heads_no_batch_and_vmap(blocks):
     (got, attended), (expected, exact) = (attended_and_gradients(*arrays, name) for name in ("decoding", "reference"))
     np.testing.assert_allclose(attended, exact, atol=1e-5)
     for one, right in zip(got, expected, strict=True):
-        np.testing.assert_allclose(one, right, atol=1e-5 * float(1 + jnp.abs(right).max()))
+        np.testing.assert_allclose(one, right, atol=1e-5 * (1 + np.abs(right).max()))
     mapped = jax.jit(jax.vmap(functools.partial(attend, slopes=slopes, backend="decoding")))(*arrays)
     np.testing.assert_allclose(mapped, exact, atol=1e-5)
 
 
 def test_auto_takes_it_for_one_query_on_one_cpu(unchecked):
-    shared = as_call(*inputs(2048, 2, 16), alibi_slopes(2))
+    shared = as_call(*map(jnp.asarray, inputs(2048, 2, 16)), alibi_slopes(2))
     assert choose(dataclasses.replace(shared, key_norm=jnp.ones((2, 2))), "cpu") == "reference"
     unknown = dataclasses.replace(shared, devices=1)
     call = dataclasses.replace(unknown, key_norm=jnp.ones((2, 2)))
     assert choose(call, "cpu") == "decoding"
     assert choose(call, "gpu") == "reference"
     assert choose(unknown, "cpu") == "reference"  # finding it costs more than the loop saves
-    q, k, v = inputs(16, 2, 16)
+    q, k, v = map(jnp.asarray, inputs(16, 2, 16))
     assert choose(as_call(q, k, v, alibi_slopes(2)), "cpu") == "saved"
     with pytest.raises(ValueError, match="'decoding' can't do this call: its bias is not ALiBi's"):
         attend(q, k, v, backend="decoding")
@@ -217,13 +219,13 @@ def test_auto_takes_it_for_one_query_on_one_cpu(unchecked):
 def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     """Token by token as the whole sequence, with sequences at positions of their own."""
     model = build_model(tiny_config(position="alibi", model__num_layers=1), 40)
-    tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 40)
+    tokens = np.random.default_rng(0).integers(0, 40, (2, 12), np.int32)
     variables = jax.jit(model.init)(jax.random.key(0), tokens)
-    whole = jax.jit(model.apply)(variables, tokens)
+    whole = np.asarray(jax.jit(model.apply)(variables, tokens))
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    started = jax.jit(functools.partial(model.init, decode=True))(jax.random.key(0), jnp.zeros((2, 4096), jnp.int32))
+    started = jax.jit(functools.partial(model.init, decode=True))(jax.random.key(0), np.zeros((2, 4096), np.int32))
     cache = started["cache"]
-    assert not cache["layers_0"]["key_norm"]["largest"].any()
+    assert not np.any(cache["layers_0"]["key_norm"]["largest"])
     monkeypatch.setattr(decoding, "BLOCK", 4)
     known = []
     run = decoding.decoding_attention
@@ -235,31 +237,31 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
         now = {"params": variables["params"], "cache": cache}
         return model.apply(now, token, positions=positions, decode=True, mutable=["cache"])
 
-    compiled = step.lower(cache, tokens[:, :1], jnp.zeros((2, 1), jnp.int32)).compile()
+    compiled = step.lower(cache, tokens[:, :1], np.zeros((2, 1), np.int32)).compile()
     # The dense formula holds two transposed copies. (What `KeyNormCache` guards against shows only with the
     # optimizations that tests leave out.)
     assert compiled.memory_analysis().temp_size_in_bytes < cache["layers_0"]["attention"]["cached_value"].nbytes
     for i in range(12):
         # The second sequence begins at position 100: only distances count.
-        logits, updated = compiled(cache, tokens[:, i : i + 1], jnp.asarray([[i], [100 + i]]))
+        logits, updated = compiled(cache, tokens[:, i : i + 1], np.asarray([[i], [100 + i]], np.int32))
         cache = updated["cache"]
-        np.testing.assert_allclose(logits[:, 0], whole[:, i], atol=2e-5)
+        np.testing.assert_allclose(np.asarray(logits)[:, 0], whole[:, i], atol=2e-5)
     assert len(known) == 1
     assert known[0] is not None
-    norms = jnp.linalg.norm(cache["layers_0"]["attention"]["cached_key"], axis=-1)
+    norms = np.linalg.norm(cache["layers_0"]["attention"]["cached_key"], axis=-1)
     np.testing.assert_allclose(cache["layers_0"]["key_norm"]["largest"], norms.max(axis=1), rtol=1e-6)
 
 
 def test_the_remembered_norm_is_of_all_keys_or_says_that_it_is_not():
     """A key that is no number stays known, and of a cache filled by other means nothing is."""
-    norms, value = KeyNormCache(), jnp.zeros((1, 4, 2, 3))
-    keys = value.at[0, :, 0, 0].set(jnp.asarray([1.0, jnp.nan, 5.0, 2.0])).at[0, :, 1, 0].set(jnp.arange(4.0))
-    started = norms.init(jax.random.key(0), value, value, jnp.asarray(-1))
+    norms, value = KeyNormCache(), np.zeros((1, 4, 2, 3), np.float32)
+    keys = value.copy()
+    keys[0, :, :, 0] = np.transpose([[1.0, np.nan, 5.0, 2.0], np.arange(4)])
     remember = jax.jit(functools.partial(norms.apply, mutable=["cache"]))
-    variables = started
+    variables = jax.jit(norms.init)(jax.random.key(0), value, value, -1)
     found = []
     for newest in (0, 1, 2, 3, 7):  # past the end Flax writes into the last slot, again and again
         largest, variables = remember(variables, keys, value, newest)
-        found.append(largest[0])
+        found.append(np.asarray(largest)[0])
     np.testing.assert_array_equal(found, [[1, 0], [np.nan, 1], [np.nan, 2], [np.nan, 3], [np.nan, 3]])
     assert np.isposinf(remember({}, keys, value, 3)[0]).all(), "older keys may be larger"
