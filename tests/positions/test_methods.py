@@ -16,7 +16,8 @@ def make(name: str, **options: object) -> PositionMethod:
 
 def test_sinusoidal_is_the_papers_code() -> None:
     """Sines then cosines, positions from 2, half - 1 in the exponent: each is easy to get wrong."""
-    embedding = make("sinusoidal").embed({}, jnp.zeros((1, 5, 32)), jnp.arange(5))[0]
+    embedded = jax.jit(make("sinusoidal").embed)({}, np.zeros((1, 5, 32), np.float32), np.arange(5))
+    embedding = np.asarray(embedded)[0]
     for position in range(5):
         for i in range(16):
             angle = (position + 2) * np.exp(-i * np.log(10_000) / 15)
@@ -26,14 +27,13 @@ def test_sinusoidal_is_the_papers_code() -> None:
 
 def test_learned_table_ends_at_the_training_length() -> None:
     method = make("learned")
-    params = method.init(jax.random.key(0))
+    params = jax.jit(method.init)(jax.random.key(0))
     assert params["table"].shape == (16, 32)
-    x = jnp.ones((2, 3, 32))
-    np.testing.assert_allclose(
-        method.embed(params, x, jnp.asarray([4, 5, 6])), x + params["table"][4:7][None], rtol=1e-6
-    )
-    outside = method.embed(params, x, jnp.asarray([15, 16, -1]))
-    assert jnp.isnan(outside).any(axis=(0, 2)).tolist() == [False, True, True], "never a neighbour's row"
+    x, embed = np.ones((2, 3, 32), np.float32), jax.jit(method.embed)
+    rows = np.asarray(params["table"])[4:7]
+    np.testing.assert_allclose(embed(params, x, np.asarray([4, 5, 6])), x + rows[None], rtol=1e-6)
+    outside = embed(params, x, np.asarray([15, 16, -1]))
+    assert np.isnan(outside).any(axis=(0, 2)).tolist() == [False, True, True], "never a neighbour's row"
     method.check_length(16)
     with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
         method.check_length(17)
@@ -41,7 +41,8 @@ def test_learned_table_ends_at_the_training_length() -> None:
 
 def test_rotary_turns_pairs_by_position() -> None:
     query = np.random.default_rng(0).normal(size=(1, 6, 4, 8)).astype(np.float32)
-    turned, _ = make("rotary").rotate({}, jnp.asarray(query), jnp.asarray(query), jnp.arange(6), jnp.arange(6))
+    turned, _ = jax.jit(make("rotary").rotate)({}, query, query, np.arange(6), np.arange(6))
+    turned = np.asarray(turned)
     for position in range(6):
         for k in range(4):
             angle = position * 10_000 ** (-2 * k / 8)
@@ -55,12 +56,13 @@ def test_rotary_logits_depend_on_distance_alone() -> None:
     rng = np.random.default_rng(1)
     query, key = (jnp.asarray(rng.normal(size=(1, 1, 4, 8)), jnp.float32) for _ in range(2))
 
-    def logits(i: int, j: int) -> jax.Array:
-        q, k = make("rotary").rotate({}, query, key, jnp.asarray([i]), jnp.asarray([j]))
+    @jax.jit
+    def logits(i: jax.Array, j: jax.Array) -> jax.Array:
+        q, k = make("rotary").rotate({}, query, key, i[None], j[None])
         return jnp.einsum("bqhd,bkhd->h", q, k)
 
     np.testing.assert_allclose(logits(7, 3), logits(1004, 1000), atol=1e-3)
-    assert float(jnp.abs(logits(7, 3) - logits(7, 5)).max()) > 1e-2
+    assert np.abs(np.subtract(logits(7, 3), logits(7, 5))).max() > 1e-2
 
 
 def test_rotary_refuses_an_odd_head_dim() -> None:
@@ -92,24 +94,28 @@ def test_t5_buckets() -> None:
 
 def test_t5_bias_looks_up_the_bucket_of_the_distance() -> None:
     method = make("t5")
-    params = method.init(jax.random.key(0))
-    assert params["table"].shape == (32, 4)
-    bias = method.bias(params)(jnp.asarray([1000, 3]), jnp.asarray([0, 2, 3, 5]))
+    params = jax.jit(method.init)(jax.random.key(0))
+    table = np.asarray(params["table"])
+    assert table.shape == (32, 4)
+    compute = jax.jit(lambda params, *positions: method.bias(params)(*positions))
+    bias = np.asarray(compute(params, np.asarray([1000, 3]), np.asarray([0, 2, 3, 5])))
     assert bias.shape == (4, 2, 4)
-    np.testing.assert_array_equal(bias[:, 0, 0], params["table"][31])
-    np.testing.assert_array_equal(bias[:, 1, 0], params["table"][3])
-    np.testing.assert_array_equal(bias[:, 1, 1], params["table"][1])
-    np.testing.assert_array_equal(bias[:, 1, 3], params["table"][0])
+    np.testing.assert_array_equal(bias[:, 0, 0], table[31])
+    np.testing.assert_array_equal(bias[:, 1, 0], table[3])
+    np.testing.assert_array_equal(bias[:, 1, 1], table[1])
+    np.testing.assert_array_equal(bias[:, 1, 3], table[0])
 
 
 def test_learned_slopes_start_as_the_fixed_ones_and_are_those_of_the_parameters() -> None:
     method = make("alibi_learned")
-    params = method.init(jax.random.key(0))
-    np.testing.assert_allclose(method.bias(params).slopes, alibi_slopes(4), rtol=1e-6)
-    steeper = {"log_slopes": params["log_slopes"] + np.log(2.0)}
-    bias = method.bias(steeper)(jnp.asarray([7]), jnp.asarray([4]))
-    np.testing.assert_allclose(bias[:, 0, 0], -2.0 * alibi_slopes(4) * 3, rtol=1e-6)
-    assert (method.bias({"log_slopes": jnp.full(4, -50.0)}).slopes > 0).all()
+    params = jax.jit(method.init)(jax.random.key(0))
+    slopes = jax.jit(lambda log_slopes: method.bias({"log_slopes": log_slopes}).slopes)
+    np.testing.assert_allclose(slopes(params["log_slopes"]), alibi_slopes(4), rtol=1e-6)
+    compute = jax.jit(lambda params, *positions: method.bias(params)(*positions))
+    steeper = {"log_slopes": np.asarray(params["log_slopes"]) + np.log(np.float32(2.0))}
+    bias = np.asarray(compute(steeper, np.asarray([7]), np.asarray([4])))
+    np.testing.assert_allclose(bias[:, 0, 0], -2.0 * np.asarray(alibi_slopes(4)) * 3, rtol=1e-6)
+    assert (np.asarray(slopes(np.full(4, -50.0))) > 0).all()
 
 
 def test_random_slopes_are_options_of_the_method() -> None:
