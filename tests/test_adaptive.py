@@ -1,6 +1,7 @@
 """Adaptive input and softmax against dense ones of the same weights, whatever words there are and however they lie."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +31,10 @@ def params() -> dict:
     for band, (start, end) in enumerate(zip((0, *CUTOFFS), ENDS, strict=True)):
         shape = (end - start, WIDTH // 4**band)
         adaptive[f"band_{band}"] = {"embedding": rng.normal(size=shape), "kernel": rng.normal(size=(shape[1], WIDTH))}
-    return {"adaptive": jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), adaptive)}
+    return {"adaptive": jax.tree.map(lambda leaf: leaf.astype(np.float32), adaptive)}
 
 
+@jax.jit
 def dense_log_probs(params: dict, features: jax.Array) -> jax.Array:
     """log p of every word, by the two-step formula written out."""
     bands = [params["adaptive"][f"band_{i}"] for i in range(3)]
@@ -55,6 +57,10 @@ def texts() -> dict[str, np.ndarray]:
     return {"mixed": mixed, "last band": rng.integers(35, 60, (2, 150)), "first band": rng.integers(0, 20, (2, 150))}
 
 
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
 def nll(
     model: DecoderLM,
     params: dict,
@@ -71,8 +77,7 @@ def nll(
 
 def test_values_and_gradients_are_those_of_a_dense_softmax_for_any_words(tiny_config, params) -> None:
     model = make(tiny_config)
-    features = jax.random.normal(jax.random.key(0), (2, 150, WIDTH))
-    weights = jax.random.normal(jax.random.key(1), (2, 150))
+    features, weights = normal(0, 2, 150, WIDTH), normal(1, 2, 150)
 
     def adaptive(params: dict, features: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
         values = nll(model, params, features, targets)
@@ -86,7 +91,7 @@ def test_values_and_gradients_are_those_of_a_dense_softmax_for_any_words(tiny_co
     ours, theirs = (jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True)) for f in (adaptive, dense))
     for name, targets in texts().items():
         ((_, value), gradient), ((_, expected), expected_gradient) = (
-            f(params, features, jnp.asarray(targets)) for f in (ours, theirs)
+            f(params, features, targets) for f in (ours, theirs)
         )
         np.testing.assert_allclose(value, expected, atol=2e-5, err_msg=name)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), gradient, expected_gradient)
@@ -95,9 +100,14 @@ def test_values_and_gradients_are_those_of_a_dense_softmax_for_any_words(tiny_co
 
 def test_log_probabilities_of_all_words_sum_to_one(tiny_config, params) -> None:
     model = make(tiny_config)
-    features = jax.random.normal(jax.random.key(0), (2, 5, WIDTH))
-    log_probs = jax.jit(lambda p: model.apply({"params": p}, method=lambda m: m.vocabulary.logits(features)))(params)
-    np.testing.assert_allclose(jnp.exp(log_probs).sum(-1), 1.0, rtol=1e-5)
+    features = normal(0, 2, 5, WIDTH)
+
+    @jax.jit
+    def logits(params: dict, features: jax.Array) -> jax.Array:
+        return model.apply({"params": params}, method=lambda module: module.vocabulary.logits(features))
+
+    log_probs = logits(params, features)
+    np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1.0, rtol=1e-5)
     np.testing.assert_allclose(log_probs, dense_log_probs(params, features), atol=2e-5)
 
 
@@ -107,12 +117,12 @@ def test_inputs_are_the_projected_rows_of_their_band(tiny_config, params) -> Non
     embed = jax.jit(lambda p: model.apply({"params": p}, method=lambda m: m.vocabulary.embed(words)))(params)
     bands = params["adaptive"]
     rows = [bands[f"band_{i}"]["embedding"] @ bands[f"band_{i}"]["kernel"] for i in range(3)]
-    np.testing.assert_allclose(embed[0], jnp.concatenate(rows), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(embed)[0], np.concatenate(rows), atol=1e-5)
 
 
 def test_eight_devices_and_one_give_the_same_loss_and_gradient(tiny_config, params) -> None:
     """With dropout, and with all the words of the last band on one device."""
-    features = jax.random.normal(jax.random.key(0), (8, 20, WIDTH))
+    features = normal(0, 8, 20, WIDTH)
     targets = np.random.default_rng(0).integers(0, 20, (8, 20))
     targets[3] = 35 + np.arange(20)
     found = []
@@ -123,7 +133,7 @@ def test_eight_devices_and_one_give_the_same_loss_and_gradient(tiny_config, para
         def loss(params: dict, features: jax.Array, targets: jax.Array, model: DecoderLM = model) -> jax.Array:
             return nll(model, params, features, targets, False, {"dropout": jax.random.key(3)}).sum()
 
-        batch = jax.device_put((features, jnp.asarray(targets)), sharding)
+        batch = jax.device_put((features, targets), sharding)
         found.append(jax.jit(jax.value_and_grad(loss))(params, *batch))
     (alone, gradient), (split, split_gradient) = found
     np.testing.assert_allclose(split, alone, rtol=1e-5)
@@ -133,11 +143,11 @@ def test_eight_devices_and_one_give_the_same_loss_and_gradient(tiny_config, para
 def test_dropout_acts_on_the_input_and_again_inside_the_tails(tiny_config, params) -> None:
     """Of one feature, dropout leaves two values; inside a tail it drops from what that becomes."""
     model = make(tiny_config, model__softmax_dropout=0.5)
-    features = jnp.zeros((2, 64, WIDTH)).at[..., 0].set(1.0)
-    targets = jnp.asarray([[3], [30]]).repeat(64, axis=1)
+    features = np.broadcast_to(np.eye(WIDTH, dtype=np.float32)[0], (2, 64, WIDTH))
+    targets = np.repeat([[3], [30]], 64, axis=1)
     rngs = {"dropout": jax.random.key(0)}
-    dropped = jax.jit(lambda params: nll(model, params, features, targets, deterministic=False, rngs=rngs))(params)
-    of_head, of_tail = (len(np.unique(np.round(row, 4))) for row in dropped)
+    dropped = jax.jit(lambda *x: nll(model, *x, deterministic=False, rngs=rngs))(params, features, targets)
+    of_head, of_tail = (len(np.unique(np.round(row, 4))) for row in np.asarray(dropped))
     assert of_head == 2
     assert 4 < of_tail <= 1 + 2**4, "four features in the band"
 
@@ -145,12 +155,11 @@ def test_dropout_acts_on_the_input_and_again_inside_the_tails(tiny_config, param
 def test_padding_rows_are_no_targets_of_a_tail_in_training_only(tiny_config, params) -> None:
     """As the paper's code computes its loss: ids 21 and 36 here, 20001 and 60001 there."""
     model = make(tiny_config, model__padding_rows=True)
-    features = jax.random.normal(jax.random.key(0), (1, 3, WIDTH))
-    targets = jnp.asarray([[21, 22, 36]])
-    run = jax.jit(lambda deterministic: nll(model, params, features, targets, deterministic), static_argnums=0)
-    scored, trained = run(True), run(False)
-    head = jnp.concatenate([params["adaptive"]["band_0"]["embedding"], params["adaptive"]["clusters"].T])
-    of_clusters = -jax.nn.log_softmax(features @ head.T)[0, [0, 2], [20, 21]]
+    features = normal(0, 1, 3, WIDTH)
+    run = jax.jit(functools.partial(nll, model), static_argnums=3)
+    scored, trained = (np.asarray(run(params, features, np.asarray([[21, 22, 36]]), still)) for still in (True, False))
+    head = np.concatenate([params["adaptive"]["band_0"]["embedding"], params["adaptive"]["clusters"].T])
+    of_clusters = -np.asarray(jax.jit(jax.nn.log_softmax)(features @ head.T))[0, [0, 2], [20, 21]]
     np.testing.assert_allclose(trained[0, [0, 2]], of_clusters, rtol=1e-5)
     np.testing.assert_allclose(trained[0, 1], scored[0, 1], rtol=1e-6)
     assert (scored[0, [0, 2]] > of_clusters).all()
