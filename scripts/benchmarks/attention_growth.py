@@ -33,9 +33,14 @@ def computed_weights(
     if (choose(call, platform) if backend == "auto" else backend) != "blocked":
         return None
     plan = make_plan(call, platform)
-    q = grouped(query, plan, plan.q_blocks * plan.q_block)
-    k, v = (grouped(x, plan, plan.k_blocks * plan.k_block) for x in (key, value))
-    ranges = np.asarray(key_ranges(call, plan, make_sides(call, plan), logit_bound(q, k, v, plan)))
+
+    @jax.jit
+    def ranges_of(query: Any, key: Any, value: Any) -> Any:
+        q = grouped(query, plan, plan.q_blocks * plan.q_block)
+        k, v = (grouped(x, plan, plan.k_blocks * plan.k_block) for x in (key, value))
+        return key_ranges(call, plan, make_sides(call, plan), logit_bound(q, k, v, plan))
+
+    ranges = np.asarray(ranges_of(query, key, value))
     tiles = (ranges[..., 1] - ranges[..., 0]).sum(axis=-1).reshape(plan.batch_groups, plan.head_groups).sum(axis=0)
     of_head = tiles * plan.batch_group * plan.q_block * plan.k_block
     return [int(weights) for weights in np.repeat(of_head, plan.head_group)]
