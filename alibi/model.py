@@ -230,6 +230,11 @@ def build_model(
     )
 
 
+def evaluated(model: DecoderLM, config: ml_collections.ConfigDict) -> DecoderLM:
+    """The model as evaluations compute it: with products of `config.eval.dtype`, whatever it is trained with."""
+    return model.clone(dtype=DTYPES[config.eval.dtype])
+
+
 def count_parameters(model: DecoderLM) -> int:
     """How many numbers the model learns; nothing is allocated."""
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
@@ -239,6 +244,8 @@ def count_parameters(model: DecoderLM) -> int:
 
 def _check(model: ml_collections.ConfigDict) -> None:
     """Raises ValueError for a value of config.model that no model can have."""
+    if model.width < 1:
+        raise ValueError(f"model.width={model.width} must be at least 1")
     if model.num_heads < 1 or model.width % model.num_heads:
         divisors = [n for n in range(1, model.width + 1) if model.width % n == 0]
         nearest = sorted(sorted(divisors, key=lambda n: abs(n - model.num_heads))[:3])
@@ -255,7 +262,9 @@ def _check(model: ml_collections.ConfigDict) -> None:
     for key in ("dropout", "attention_dropout", "activation_dropout", "softmax_dropout"):
         if not 0 <= model[key] < 1:
             raise ValueError(f"model.{key}={model[key]} must be a rate from 0 to below 1")
-    if model.window < 0:
-        raise ValueError(f"model.window={model.window} must be at least 1, or 0 for attention to all tokens before")
+    if not 0 <= model.window < 2**31:
+        raise ValueError(
+            f"model.window={model.window} must be from 1 to 2^31 - 1, or 0 for attention to all tokens before"
+        )
     if model.norm_epsilon <= 0:
         raise ValueError(f"model.norm_epsilon={model.norm_epsilon} must be above 0, such as 1e-5")

@@ -21,7 +21,7 @@ from alibi.data.tokenizers import Tokenizer, load_tokenizer
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
 # Keys that are younger than some runs, and the value that says what these computed without them.
-YOUNGER = {"imported_from": "", "model.window": 0}
+YOUNGER = {"imported_from": "", "model.window": 0, "eval.dtype": "float32"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 
@@ -80,6 +80,10 @@ class RunDirectory:
             raise ValueError(
                 f"work directory {self.path} can't be written ({error}); choose another --workdir"
             ) from None
+        self._check_same(config)
+
+    def _check_same(self, config: ml_collections.ConfigDict) -> None:
+        """Raises ValueError if a run of another config is here."""
         differing = self.differing(config)
         if differing:
             raise ValueError(
@@ -114,7 +118,8 @@ class RunDirectory:
         """Locks the directory for this process and writes the config and, once, the tokenizer.
 
         Raises:
-          ValueError: another process is training here, or the tokenizer that is here is another.
+          ValueError: another process is training here, or has begun a run of another config since
+            `check`; or the tokenizer that is here is another.
         """
         saved = (self.path / "tokenizer").exists()
         if saved and self.tokenizer().fingerprint() != tokenizer.fingerprint():
@@ -129,6 +134,11 @@ class RunDirectory:
             raise ValueError(f"another process is training in {self.path}; wait for it, or stop it") from None
         except OSError:
             pass  # a file system without locks
+        try:
+            self._check_same(config)
+        except ValueError:
+            self.release()
+            raise
         self.write("config.json", config.to_dict())
         if not saved:
             # Whole or not at all: a half-written one would be taken for another run's.

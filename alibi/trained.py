@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from alibi.data.tokenizers import Tokenizer
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model import DecoderLM, build_model, count_parameters
+from alibi.model import DecoderLM, build_model, count_parameters, evaluated
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.sharding import batch_sharding, make_mesh, tree_shardings
@@ -53,7 +53,8 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
-        return build_model(self.config, self.tokenizer.vocab_size, activations=batch_sharding(self.mesh))
+        model = build_model(self.config, self.tokenizer.vocab_size, activations=batch_sharding(self.mesh))
+        return evaluated(model, self.config)
 
     @functools.cached_property
     def num_parameters(self) -> int:

@@ -145,10 +145,15 @@ class Scorer:
 
 
 def model_nll(model: nn.Module) -> NllFunction:
-    """The function that a `Scorer` needs, of a model with `token_nll` such as `alibi.model.DecoderLM`."""
+    """The function that a `Scorer` needs, of a model with `token_nll` such as `alibi.model.DecoderLM`.
+
+    A float32 model's products are float32's on accelerators too, which by default round their operands to fewer bits.
+    """
+    rounds = jax.default_backend() != "cpu" and getattr(model, "dtype", None) == jnp.float32
 
     def nll(params: PyTree, inputs: Array, targets: Array) -> Array:
-        return jnp.asarray(model.apply({"params": params}, inputs, targets, method="token_nll"))
+        with jax.default_matmul_precision("highest" if rounds else None):
+            return jnp.asarray(model.apply({"params": params}, inputs, targets, method="token_nll"))
 
     return nll
 

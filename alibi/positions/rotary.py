@@ -21,7 +21,7 @@ class Rotary(PositionMethod):
       base: of the geometric series of frequencies.
 
     Raises:
-      ValueError: an odd head_dim.
+      ValueError: an odd head_dim, or a base that is not above 0.
     """
 
     base: float = 10_000.0
@@ -29,6 +29,8 @@ class Rotary(PositionMethod):
     def __post_init__(self) -> None:
         if self.head_dim % 2:
             raise ValueError(f"rotary needs an even head_dim and got {self.head_dim}; change num_heads or width")
+        if not self.base > 0:
+            raise ValueError(f"rotary needs a base above 0, such as 10000, and got base={self.base}")
 
     def rotate(
         self,

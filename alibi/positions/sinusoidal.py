@@ -19,10 +19,17 @@ class Sinusoidal(PositionMethod):
     Attributes:
       first_position: the number that the first token's position gets; 2 in the paper's code.
       max_period: tokens, over 2 pi, of the slowest wave.
+
+    Raises:
+      ValueError: a max_period that is not above 0.
     """
 
     first_position: int = 2
     max_period: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if not self.max_period > 0:
+            raise ValueError(f"sinusoidal needs a max_period above 0, such as 10000, and got {self.max_period}")
 
     def embed(
         self, params: Params, x: Float[Array, "*batch length width"], positions: Positions

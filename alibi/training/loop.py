@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -30,6 +31,10 @@ from alibi.training.sharding import batch_sharding, batch_shards, make_mesh
 from alibi.training.state import abstract_state, initial_state
 from alibi.training.step import Metrics, make_train_step
 from alibi.training.validation import make_validator
+
+# Hosts ask each other at least this often whether one was told to stop: a cluster that takes a machine back gives
+# it half a minute or so, in which the checkpoint must be saved too.
+MOST_UPDATES_ALONE = 10
 
 
 class NonFiniteLossError(UserError):
@@ -68,8 +73,14 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     )
     manifests = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
     on_first_host(lambda: run.check_corpus(manifests))
-    if run.status()["state"] == "finished":
-        return run.status()
+    if (status := run.status())["state"] == "finished":
+        if jax.process_index() == 0:
+            print(
+                f"{run.path} was finished before, with {status['steps']} updates; evaluate it by\n"
+                f"  python eval_extrapolation.py --workdirs={run.path} --multiples=1,2,4,8",
+                file=sys.stderr,
+            )
+        return status
     on_first_host(lambda: run.claim(config, files["train"].tokenizer()))
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
@@ -215,11 +226,11 @@ class Trainer:
         self._write_status("running")
 
     def _decide(self, interrupted: bool) -> tuple[bool, bool]:
-        """Whether to stop and whether to save now; all hosts decide alike."""
+        """Whether to stop and whether to save now; all hosts decide alike, every few updates."""
         checkpoint = self.config.checkpoint
         late = bool(checkpoint.every_minutes) and time.monotonic() - self.saved_at > 60 * checkpoint.every_minutes
         if jax.process_count() > 1:
-            if not _due(self.step, self.config.log.every_steps):
+            if not _due(self.step, min(self.config.log.every_steps, MOST_UPDATES_ALONE)):
                 interrupted = late = False
             else:  # one signal stops all; the first host's clock counts
                 flags = multihost_utils.process_allgather(np.array([interrupted, late and self.primary]))

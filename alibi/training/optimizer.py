@@ -1,5 +1,7 @@
 """The optimizers."""
 
+import math
+
 import jax
 import ml_collections
 import optax
@@ -11,15 +13,18 @@ def make_optimizer(optimizer: ml_collections.ConfigDict, steps: int) -> optax.Gr
     """The optimizer that the config's section names, with clipping by the global norm before it.
 
     Raises:
-      ValueError: an unknown name, nag with weight decay or a momentum outside 0 to below 1;
-        see also `make_schedule`.
+      ValueError: an unknown name, a number outside its range, nag with weight decay; see
+        also `make_schedule`.
     """
     if optimizer.name not in ("adamw", "nag"):
         raise ValueError(f"optimizer.name={optimizer.name!r} is unknown; use one of adamw, nag")
+    if not 0 <= optimizer.learning_rate < math.inf:
+        raise ValueError(f"optimizer.learning_rate={optimizer.learning_rate} must be a number of at least 0")
     schedule = make_schedule(optimizer, steps)
     if optimizer.name == "nag":
         chosen = _nag(optimizer, schedule)
     else:
+        _check_adamw(optimizer)
         chosen = optax.adamw(
             schedule,
             b1=optimizer.b1,
@@ -29,6 +34,16 @@ def make_optimizer(optimizer: ml_collections.ConfigDict, steps: int) -> optax.Gr
             mask=_decayed,
         )
     return optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), chosen) if optimizer.clip_norm else chosen
+
+
+def _check_adamw(optimizer: ml_collections.ConfigDict) -> None:
+    for key in ("b1", "b2"):
+        if not 0 <= optimizer[key] < 1:
+            raise ValueError(f"optimizer.{key}={optimizer[key]} must be from 0 to below 1")
+    if not optimizer.eps > 0:
+        raise ValueError(f"optimizer.eps={optimizer.eps} must be above 0, such as 1e-8")
+    if not optimizer.weight_decay >= 0:
+        raise ValueError(f"optimizer.weight_decay={optimizer.weight_decay} must be at least 0")
 
 
 def _nag(optimizer: ml_collections.ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:

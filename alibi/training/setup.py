@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from alibi.data.tokens import TokenFile, prepare, prepare_with
 from alibi.errors import UserError
-from alibi.model import build_model
+from alibi.model import DTYPES, build_model
 from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import batch_shards
 
@@ -29,6 +29,13 @@ def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
         value = _get(config, key)
         if value < 0:
             raise ValueError(f"{key}={value} must be at least 0")
+    if not 0 <= config.seed < 2**31:
+        raise ValueError(f"seed={config.seed} must be from 0 to 2^31 - 1")
+    for key in ("data.max_train_bytes", "data.max_valid_bytes"):
+        if (value := _get(config, key)) == 0 or value < -1:
+            raise ValueError(f"{key}={value} must be positive, or -1 for all")
+    if config.eval.dtype not in DTYPES:
+        raise ValueError(f"eval.dtype={config.eval.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     if config.eval.max_tokens == 0 or config.eval.max_tokens < -1:
         raise ValueError(f"eval.max_tokens={config.eval.max_tokens} must be positive, or -1 for all")
     sequences_per_update(config, batch_shards(mesh))
@@ -51,7 +58,8 @@ def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
         raise ValueError(
             f"train.batch_tokens={tokens} must be a multiple of {unit} (train_length={length} x "
             f"train.accumulation={micro_batches} x {shards} devices that split the batch); "
-            f"use {f'{below} or ' if below > 0 else ''}{above}"
+            f"use {f'{below} or ' if below > 0 else ''}{above}, or let fewer devices split it: mesh.tensor=2 halves "
+            "their number"
         )
     return tokens // length
 

@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from alibi.data.tokens import TokenFile
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model import DecoderLM
+from alibi.model import DecoderLM, evaluated
 from alibi.training.sharding import batch_sharding
 
 # Parameters to the mean NLL of a text in nats per token.
@@ -24,7 +24,7 @@ def make_validator(
     limit = config.eval.max_tokens
     tokens = file.tokens if limit < 0 else file.tokens[:limit]
     scorer = Scorer(
-        model_nll(model),
+        model_nll(evaluated(model, config)),
         boundary_id=file.manifest.boundary_id,
         batch_tokens=config.eval.batch_tokens,
         sharding=batch_sharding(mesh),

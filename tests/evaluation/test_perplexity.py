@@ -1,6 +1,7 @@
 """The same NLL whatever the batch and the devices, against literal loops."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from alibi.evaluation.perplexity import Scorer, metrics, model_nll
-from alibi.model import build_model
+from alibi.model import build_model, evaluated
 from configs import base
 
 VOCAB, BOUNDARY = 11, 10
@@ -56,6 +57,23 @@ def tiny_model(position):
     config.model.feed_forward = 32
     model = build_model(config, VOCAB)
     return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+def test_what_bfloat16_has_trained_is_scored_in_float32(monkeypatch):
+    """As the paper's code scores what float16 has trained; and on accelerators with no fewer bits in the products."""
+    config = base.get_config("length=8,model.num_layers=1,model.width=16,model.num_heads=2,model.dtype=bfloat16")
+    trained = build_model(config, VOCAB)
+    params = jax.jit(trained.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    batch = [stream(64 + number).astype(np.int32)[:64].reshape(8, 8) for number in range(2)]
+    config.model.dtype = "float32"
+    exact, rounded = (jax.jit(model_nll(model)) for model in (build_model(config, VOCAB), trained))
+    found = jax.jit(model_nll(evaluated(trained, config)))(params, *batch)
+    np.testing.assert_array_equal(found, exact(params, *batch))
+    assert np.abs(np.asarray(rounded(params, *batch)) - np.asarray(found)).max() > 1e-4
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    for model, precision in ((evaluated(trained, config), {"HIGHEST"}), (trained, {"DEFAULT"})):
+        lowered = jax.jit(model_nll(model)).lower(params, *batch).as_text()
+        assert set(re.findall(r"precision = \[(\w+), \w+\]", lowered)) == precision
 
 
 def literal_nll(model, params, tokens, length, stride):

@@ -98,12 +98,13 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
     assert provenance["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path, monkeypatch) -> None:
+def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     monkeypatch.setattr(loop.Trainer, "_update", lambda trainer: pytest.fail("trained again"))
     assert loop.train(tiny_config(), str(finished))["state"] == "finished"
     after = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     assert after == before, "a file of a finished run was touched"
+    assert f"{finished} was finished before, with 6 updates; evaluate it by" in capsys.readouterr().err
 
 
 def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
@@ -221,6 +222,21 @@ def test_two_processes_do_not_train_in_one_directory(tiny_config, tmp_path: path
     other.release()
 
 
+def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_path: pathlib.Path) -> None:
+    """Between the check and the lock lies the preparing of the text, which may take an hour."""
+    first, second = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
+    configs = tiny_config(seed=1), tiny_config(seed=2)
+    first.check(configs[0])
+    second.check(configs[1])
+    first.claim(configs[0], ByteTokenizer())
+    first.release()
+    with pytest.raises(ValueError, match=r"another config:\n  seed: 1 there, 2 now"):
+        second.claim(configs[1], ByteTokenizer())
+    assert first.config().seed == 1
+    first.claim(configs[0], ByteTokenizer())  # the lock was given back
+    first.release()
+
+
 def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     config = tiny_config()
     save = Checkpoints.save
@@ -271,6 +287,18 @@ def test_a_damaged_checkpoint_is_named(tiny_config, finished: pathlib.Path) -> N
         ({"train__max_device_tokens": -1}, "train.max_device_tokens=-1 must be at least 0"),
         ({"log__every_steps": 0}, "log.every_steps=0 must be at least 1"),
         ({"eval__max_tokens": 0}, "eval.max_tokens=0 must be positive"),
+        ({"eval__dtype": "float8"}, "eval.dtype='float8' is unknown; use one of float32, bfloat16"),
+        ({"seed": -1}, r"seed=-1 must be from 0 to 2\^31 - 1"),
+        ({"seed": 5_000_000_000}, "seed=5000000000 must be"),
+        ({"data__max_train_bytes": 0}, "data.max_train_bytes=0 must be positive, or -1 for all"),
+        ({"model__width": 0}, "model.width=0 must be at least 1"),
+        ({"model__window": 2**31}, r"model.window=2147483648 must be from 1"),
+        ({"optimizer__learning_rate": -1.0}, "optimizer.learning_rate=-1.0 must be"),
+        ({"optimizer__b2": 1.5}, "optimizer.b2=1.5 must be from 0 to below 1"),
+        ({"optimizer__eps": 0.0}, "optimizer.eps=0.0 must be above 0"),
+        ({"optimizer__weight_decay": -1.0}, "optimizer.weight_decay=-1.0 must be at least 0"),
+        ({"position": "rotary", "position_options__base": 0.0}, "rotary needs a base above 0"),
+        ({"position": "sinusoidal", "position_options__max_period": -1.0}, "sinusoidal needs a max_period above 0"),
         ({"position_options__slopes": "foo"}, "slope convention 'foo' is unknown"),
         ({"position_options__slopes": 3}, "option slopes=3 of position method 'alibi' must be of type str"),
         ({"position": "learned", "position_options__num_positions": 8}, "at least the training length 16"),
