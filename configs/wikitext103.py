@@ -3,8 +3,9 @@
 python train.py --config=configs/wikitext103.py:position=alibi,length=512 --workdir=workdirs/wikitext103-alibi-512
 
 Model, optimizer and schedule are those of Baevski and Auli (2019) as the paper's code
-has them: `transformer_lm_wiki103`. An update sees 8 parts of 9,216 tokens, whatever the
-devices: those with less than 8 of them take several parts in turn.
+has them: `transformer_lm_wiki103`. An update sees 8 parts of 9,216 tokens; fewer than 8
+devices take several in turn. More must divide an update's 73,728 / L sequences, or split
+the heads too: `--config.mesh.tensor=2` on 16 devices, 4 on 32, 8 on 64.
 """
 
 import ml_collections
@@ -23,6 +24,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         num_heads=8,
         feed_forward=4096,
         activation="relu",
+        dtype="float32",  # the paper trained in float16 with scaled losses; bfloat16 is the nearest here
         final_norm=False,  # the paper's code
         norm_epsilon=1e-5,  # PyTorch's
         initialization="paper",

@@ -8,7 +8,7 @@ Without --run it prints the plan: every command, with tokens, parameters, FLOPs 
 estimate of device-hours. With it, what is missing is trained and evaluated, and the same
 command, given again, goes on where it stopped. Then WORKDIR/SCALE/SETTING/tables/ holds
 the table as Markdown, CSV and LaTeX, and the figure where the paper draws one. Tables
-share their runs.
+share their runs; other --overrides or files have a directory of their own.
 
 The small scale divides lengths by 16 and uses the books inside this repository, or the
 text of --train_file, --valid_file and --test_file, such as WikiText-2's. The paper scale

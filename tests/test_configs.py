@@ -98,6 +98,10 @@ def test_the_papers_batch_by_length_and_devices() -> None:
         config = wikitext103.get_config(f"length={length}")
         assert config.train.batch_tokens == tokens
         assert [micro_batches(config, devices) for devices in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    for length in (512, 1024, 1536, 2048, 3072):  # more devices, as the docstring says: the heads are split too
+        config = wikitext103.get_config(f"length={length}")
+        assert [micro_batches(config, devices // tensor) for devices, tensor in ((16, 2), (32, 4), (64, 8))] == [1] * 3
+        assert sequences_per_update(config, 8) * length == config.train.batch_tokens
     config = wikitext103.get_config("length=512,train.max_device_tokens=1024,train.batch_tokens=9216")
     assert (config.train.batch_tokens, micro_batches(config, 1)) == (9_216, 9)
     config.train.max_device_tokens = 100  # less than a sequence: one at a time

@@ -8,8 +8,8 @@ import tokenizers as hf
 END_OF_TEXT = "<|endoftext|>"
 # What other tokenizer.json files call the token between two documents.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
-# Characters that are encoded at a time: enough for all cores, and bounded.
-CHUNK_CHARS = 1 << 14
+CHUNK_CHARS = 1 << 14  # of a text, that are encoded as one
+BATCH_CHARS = 1 << 20  # that are encoded at a time: enough for all cores, and bounded
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:

@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers as hf
 from jaxtyping import Int32
 
-from alibi.data.bpe import END_OF_TEXT, cut_chunks, find_end_of_text, read_bpe, train_bpe
+from alibi.data.bpe import BATCH_CHARS, END_OF_TEXT, cut_chunks, find_end_of_text, read_bpe, train_bpe
 from alibi.data.dictionary import SPECIALS, count_words, read_dictionary, write_dictionary
 from alibi.data.pieces import Corpus, Piece, limit_bytes, split_long
 
@@ -140,14 +140,24 @@ class BpeTokenizer(Tokenizer):
 
     def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
         """The tokens of each document, then the boundary; cut only where byte-level BPE cuts anyway."""
-        rest = ""
+        rest, size = "", 0
+        waiting: list[str | None] = []
         for piece in pieces:
             rest += piece.text
             chunks, rest = cut_chunks(rest, piece.ends_document)
-            encodings = self._tokenizer.encode_batch_fast(chunks, add_special_tokens=False)
-            yield from (np.array(encoding.ids, np.int32) for encoding in encodings)
-            if piece.ends_document:
-                yield np.array([self.boundary_id], np.int32)
+            waiting += [*chunks, None] if piece.ends_document else chunks
+            size += sum(map(len, chunks)) + 1
+            if size >= BATCH_CHARS:
+                yield from self._encode(waiting)
+                waiting, size = [], 0
+        yield from self._encode(waiting)
+
+    def _encode(self, chunks: list[str | None]) -> Iterator[Ids]:
+        """The tokens of each chunk, those of many on all cores at a time; the boundary for each None."""
+        texts = [chunk for chunk in chunks if chunk is not None]
+        encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        for chunk in chunks:
+            yield np.array([self.boundary_id] if chunk is None else next(encodings).ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text, boundaries spelt out."""

@@ -1,7 +1,9 @@
 """A table of the paper at one scale: the sweep that makes its numbers, and where they lie."""
 
 import functools
+import hashlib
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,8 +17,8 @@ from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 class Reproduction:
     """Table `number` of the paper at `scale`, in `workdir`.
 
-    Tables of one setting keep their runs in one directory and name them alike, so that
-    what they share is trained and evaluated once.
+    Tables of one setting, files and overrides keep their runs in one directory and name
+    them alike, so that what they share is trained and evaluated once.
 
     Args:
       files: the user's text files by split, in place of the setting's own text.
@@ -38,7 +40,7 @@ class Reproduction:
         self.number, self.definition = number, find_table(number)
         self.setting = find_setting(self.definition.setting, scale)
         self.files, self._overrides = files or {}, overrides
-        self.directory = workdir.absolute() / scale / self.setting.name
+        self.directory = workdir.absolute() / scale / (self.setting.name + _suffix(self.files, overrides))
         self.outputs = self.directory / "tables"
 
     @functools.cached_property
@@ -104,6 +106,15 @@ class Reproduction:
             }
             for stride, split in ways
         ]
+
+
+def _suffix(files: Mapping[str, str], overrides: str) -> str:
+    """What sets a directory of runs apart: the overrides, where they make a short name, and the files."""
+    suffix = re.sub(r"[^\w.=+-]", "_", f"-{overrides}") if overrides else ""
+    if files or len(suffix) > 80:
+        digest = hashlib.sha256(repr((sorted(files.items()), overrides)).encode()).hexdigest()[:8]
+        suffix = f"{suffix if len(suffix) <= 80 else ''}-{digest}"
+    return suffix
 
 
 def _ascending(lengths: Iterable[int]) -> list[int]:

@@ -9,7 +9,7 @@ import tokenizers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alibi.data import bpe, pieces
+from alibi.data import bpe, pieces, tokenizers
 from alibi.data.corpora import BOOKS, make_corpus
 from alibi.data.dictionary import count_words, read_dictionary
 from alibi.data.pieces import Piece
@@ -172,6 +172,16 @@ def _chunks_of_12(text):
         return bpe.cut_chunks(text, True)[0][:-1]
     finally:
         bpe.CHUNK_CHARS = before
+
+
+def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):
+    """Short documents are encoded many at a time; where a batch ends must not show."""
+    documents = [Piece(text, True) for text in ("one two", "", "three\n\nfour", "five" * 9, "", "six")]
+    each = [token for document in documents for token in stream(trained_bpe, document)]
+    assert each.count(0) == len(documents)
+    for size in (1, 12, 1 << 20):
+        monkeypatch.setattr(tokenizers, "BATCH_CHARS", size)
+        assert stream(trained_bpe, *documents) == each
 
 
 def test_bpe_of_a_real_book_is_the_same_in_pieces(trained_bpe, monkeypatch):

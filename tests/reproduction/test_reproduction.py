@@ -60,6 +60,19 @@ def test_tables_share_the_runs_of_their_setting(tables):
         assert all(len(hashes) == 1 for hashes in runs.values())
 
 
+def test_other_overrides_and_files_have_runs_of_their_own(tmp_path):
+    """Else the runs of one would stand in the way of the other's, with another config under the same name."""
+    settings = [
+        {}, {"overrides": "train.steps=600"}, {"overrides": "train.steps=600,seed=1"},
+        {"overrides": "model.dropout=0.5," * 20}, {"files": {"train": "a.txt"}}, {"files": {"train": "b.txt"}},
+    ]  # fmt: skip
+    directories = [Reproduction(2, "small", tmp_path, **setting).directory for setting in settings]
+    assert len(set(directories)) == len(settings)
+    assert directories[0].name == Reproduction(5, "small", tmp_path).directory.name == "wikitext103"
+    assert directories[2].name == "wikitext103-train.steps=600_seed=1", "a comma would part it in --workdirs"
+    assert all(len(directory.name) < 120 for directory in directories)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("number", TABLES)
 def test_commands_give_each_models_config(tables, number, scale):
