@@ -105,14 +105,16 @@ RULES = (
     ),
     Rule(
         ("gpu",),
-        f"{WORTH_A_KERNEL:,} keys or more, slopes that don't learn",
+        f"bfloat16, {WORTH_A_KERNEL:,} keys or more, heads of at most 120 features (248 from compute capability 9.0 "
+        "on), slopes that don't learn, no dropout or mask",
         lambda call: call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
         "augmented",
         "cuDNN's flash kernel, with no bias tensor (speed not measured)",
     ),
     Rule(
         ("tpu",),
-        f"one device, or several with a sharding, {WORTH_A_KERNEL:,} keys or more, slopes that don't learn",
+        f"one device, or several with a sharding, bfloat16 or float32, {WORTH_A_KERNEL:,} keys or more, slopes that "
+        "don't learn, no dropout or mask",
         lambda call: call.devices == 1 and call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
         "augmented",
         "splash attention, with no bias tensor (speed not measured)",
