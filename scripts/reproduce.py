@@ -54,6 +54,8 @@ def main() -> int:
 
     if _LIST.value:
         print(overview([_reproduction(number) for number in TABLES]), end="")
+        if _SCALE.value == "small":
+            print("\nRun before, and not counted here: results/tables-small/README.md")
         return 0
     if _TABLE.value is None:
         raise ValueError("give --table=N, 1 to 15, or --list")

@@ -185,7 +185,7 @@ def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenizer
         return WordTokenizer(*count_words(limit_bytes(corpus.pieces("train"), data.max_train_bytes)))
     if data.tokenizer == "bpe":
         if data.tokenizer_file:
-            path = pathlib.Path(data.tokenizer_file)
+            path = pathlib.Path(data.tokenizer_file).expanduser()
             tokenizer = read_bpe(path)
             return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
         pieces = limit_bytes(corpus.pieces("train"), data.max_train_bytes)
