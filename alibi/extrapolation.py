@@ -23,7 +23,7 @@ from alibi.evaluation.perplexity import Score, metrics
 from alibi.evaluation.processes import agreed, is_primary, together
 from alibi.evaluation.windows import Windows, plan
 from alibi.reporting.rows import CONFIG_KEY, LIMIT_KEY, ROW_KEYS, Row, is_measured
-from alibi.runs import config_hash, git_commit
+from alibi.runs import evaluation_hash, git_commit
 from alibi.trained import TrainedRun
 
 __all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs"]
@@ -225,7 +225,8 @@ class RunEvaluation:
             "parameters": self.trained.num_parameters,
             "device": f"{jax.devices()[0].device_kind} x{jax.device_count()}",
             "commit": git_commit(),
-            CONFIG_KEY: config_hash(config),
+            "dtype": config.eval.dtype,
+            CONFIG_KEY: evaluation_hash(config),
             TOKENS_KEY: manifest.sha256,
             TEXT_KEY: text,
         }

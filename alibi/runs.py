@@ -20,7 +20,8 @@ from alibi.data.tokenizers import Tokenizer, load_tokenizer
 # Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
-# Keys that are younger than some runs, and the value that says what these computed without them.
+# Keys that are younger than some runs, and the value that says what these computed without them; of eval.dtype,
+# what evaluations of any run now take.
 YOUNGER = {"imported_from": "", "model.window": 0, "eval.dtype": "float32"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
@@ -121,12 +122,6 @@ class RunDirectory:
           ValueError: another process is training here, or has begun a run of another config since
             `check`; or the tokenizer that is here is another.
         """
-        saved = (self.path / "tokenizer").exists()
-        if saved and self.tokenizer().fingerprint() != tokenizer.fingerprint():
-            raise ValueError(
-                f"the tokenizer of the run in {self.path} is another than that of data.tokenizer_file or of the train "
-                "text now; give the one that is there, or use another --workdir"
-            )
         self._lock = (self.path / ".lock").open("a")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,15 +131,24 @@ class RunDirectory:
             pass  # a file system without locks
         try:
             self._check_same(config)
-        except ValueError:
+            self._keep(tokenizer)
+            self.write("config.json", config.to_dict())
+        except BaseException:
             self.release()
             raise
-        self.write("config.json", config.to_dict())
-        if not saved:
+
+    def _keep(self, tokenizer: Tokenizer) -> None:
+        """Writes the tokenizer, once; raises ValueError if another is here."""
+        if not (self.path / "tokenizer").exists():
             # Whole or not at all: a half-written one would be taken for another run's.
             partial = self.path / f".tokenizer-{os.getpid()}"
             tokenizer.save(partial)
             partial.rename(self.path / "tokenizer")
+        elif self.tokenizer().fingerprint() != tokenizer.fingerprint():
+            raise ValueError(
+                f"the tokenizer of the run in {self.path} is another than that of data.tokenizer_file or of the train "
+                "text now; give the one that is there, or use another --workdir"
+            )
 
     def release(self) -> None:
         """Gives the lock of `claim` back."""
@@ -193,6 +197,12 @@ def may_differ(key: str) -> bool:
 def config_hash(config: ml_collections.ConfigDict) -> str:
     """Twelve hex digits that are the same for configs of the same run: those that differ only where they may."""
     return hashlib.sha256(json.dumps(_defining(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def evaluation_hash(config: ml_collections.ConfigDict) -> str:
+    """`config_hash`, and after it eval.dtype where that is not the run's own: their rows are no measurements alike."""
+    own = config.eval.dtype == config.model.dtype
+    return config_hash(config) + ("" if own else f"-{config.eval.dtype}")
 
 
 def _defining(config: ml_collections.ConfigDict) -> dict[str, Any]:

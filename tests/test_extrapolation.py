@@ -135,6 +135,27 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
     assert (copied / "results.jsonl").read_text() == before
 
 
+def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
+    """What bfloat16 evaluated is not taken for done, nor mixed with what float32 does now."""
+    rounded = RunDirectory(shutil.copytree(alibi_run, tmp_path / "alibi-run"))
+    config = rounded.config()
+    config.model.dtype = config.eval.dtype = "bfloat16"  # as runs of bfloat16 were evaluated before there was a choice
+    rounded.write("config.json", config.to_dict())
+    output = tmp_path / "dtypes"
+    assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+    config.eval.dtype = "float32"
+    rounded.write("config.json", config.to_dict())
+    assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+    before, after = read_rows(output / "results.jsonl")
+    assert (before["dtype"], after["dtype"]) == ("bfloat16", "float32")
+    assert after["config_hash"] == before["config_hash"] + "-float32"
+    exact = next(
+        row for row in read_rows(copied / "results.jsonl") if (row["run"], row["eval_length"]) == ("alibi-run", 16)
+    )
+    assert after["nll_nats"] == pytest.approx(exact["nll_nats"], rel=1e-6) != before["nll_nats"]
+    assert latest([before, after]) == [after]
+
+
 def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
     options = {"output_dir": copied, "lengths": (16,), "report": False}
     assert evaluate_runs([alibi_run], Options(**options, checkpoint="3")) == []

@@ -181,7 +181,7 @@ def test_a_window_is_what_each_layer_sees(tiny_config) -> None:
     reach = jnp.abs(jax.jit(jax.grad(last_logits))(embedding[tokens(12, batch=1)[0]])).sum(-1)
     np.testing.assert_array_equal(reach[:7], 0.0)
     assert (reach[7:] > 0).all()
-    with pytest.raises(ValueError, match=r"model\.window=-1 must be at least 1, or 0"):
+    with pytest.raises(ValueError, match=r"model\.window=-1 must be from 1 to .*, or 0"):
         build_model(tiny_config(model__window=-1), VOCABULARY)
 
 

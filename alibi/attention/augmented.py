@@ -46,11 +46,12 @@ def augmented_attention(call: AttentionCall, platform: str | None = None) -> Flo
     assert isinstance(call.bias, AlibiBias)
     slopes = call.bias.slopes.astype(jnp.float32)
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
+    window = None if call.window is None or call.window >= key.shape[1] else call.window
     if platform == "tpu":
-        attended = by_splash(query, key, value, slopes, window=call.window)
+        attended = by_splash(query, key, value, slopes, window=window)
     else:
         implementation: Literal["cudnn", "xla"] = "cudnn" if platform == "gpu" else "xla"
-        attended = by_dot_product(query, key, value, slopes, implementation, window=call.window)
+        attended = by_dot_product(query, key, value, slopes, implementation, window=window)
     return attended.reshape(*call.query.shape[:-1], value.shape[-1])
 
 
@@ -127,7 +128,7 @@ def by_dot_product(
         padded_value,
         scale=scale,
         is_causal=True,
-        local_window_size=None if window is None or window >= length else (window - 1, 0),
+        local_window_size=None if window is None else (window - 1, 0),
         implementation=implementation,
     )
     return attended[:, :length, :, : value.shape[-1]]
@@ -152,9 +153,9 @@ def by_splash(
     rows = [_padded(x, 1, padded_length) for x in (*_with_columns(scaled, key, slopes), value)]
     block = next(size for size in (512, 256, 128) if padded_length % size == 0)
     square = (padded_length, padded_length)
-    causal = splash.CausalMask(square) if window is None else splash.LocalMask(square, (window - 1, 0), offset=0)
+    mask = splash.CausalMask(square) if window is None else splash.LocalMask(square, (window - 1, 0), offset=0)
     kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([causal] * heads),
+        splash.MultiHeadMask([mask] * heads),
         block_sizes=splash.BlockSizes(
             block_q=block,
             block_kv=block,

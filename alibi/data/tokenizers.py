@@ -146,7 +146,7 @@ class BpeTokenizer(Tokenizer):
             rest += piece.text
             chunks, rest = cut_chunks(rest, piece.ends_document)
             waiting += [*chunks, None] if piece.ends_document else chunks
-            size += sum(map(len, chunks)) + 1
+            size += sum(map(len, chunks)) + 1  # an empty document takes room too
             if size >= BATCH_CHARS:
                 yield from self._encode(waiting)
                 waiting, size = [], 0

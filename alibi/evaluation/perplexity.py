@@ -1,6 +1,7 @@
 """The negative log-likelihood of every token of a stream, window by window, on any number of devices and hosts."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
@@ -152,7 +153,7 @@ def model_nll(model: nn.Module) -> NllFunction:
     rounds = jax.default_backend() != "cpu" and getattr(model, "dtype", None) == jnp.float32
 
     def nll(params: PyTree, inputs: Array, targets: Array) -> Array:
-        with jax.default_matmul_precision("highest" if rounds else None):
+        with jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext():
             return jnp.asarray(model.apply({"params": params}, inputs, targets, method="token_nll"))
 
     return nll

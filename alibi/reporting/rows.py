@@ -39,7 +39,7 @@ ROW_KEYS = (
 # What a row measures; its other fields are what was found. A run has one value a cell: that of the last row.
 CELL_KEYS = ("run", "eval_length", "mode", "stride", "corpus", "split")
 
-# Of the config that defines a run (alibi.runs.config_hash): a name may be used again for another run.
+# Of the config that defines a run and its evaluation (alibi.runs.evaluation_hash): a name may be used again.
 CONFIG_KEY = "config_hash"
 # Set where an error is final: the method or the text has no such length, however often it is tried.
 LIMIT_KEY = "limit"
@@ -116,6 +116,12 @@ def latest(rows: Iterable[Row]) -> list[Row]:
         if key not in cells or is_measured(row) or not is_measured(cells[key]):
             cells[key] = row
     return list(cells.values())
+
+
+def short_commit(row: Mapping[str, Any]) -> str:
+    """Twelve digits of the commit that a row was measured with, and "-dirty" where the files were not the commit's."""
+    commit, dirty, _ = str(row["commit"]).partition("-dirty")
+    return commit[:12] + dirty
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from alibi.reporting.rows import short_commit
 from alibi.reporting.series import Panel, Series
 
 
@@ -85,7 +86,7 @@ def caption(panel: Panel, metric: Metric) -> str:
         fact("{} tokens scored in each cell", (f"{row['tokens']:,}" for row in measured), " or "),
         fact("seed {}", (row["seed"] for row in measured)),
         fact("step {}", (f"{row['step']:,}" for row in measured)),
-        fact("commit {}", (str(row["commit"])[:12] for row in measured if row["commit"])),
+        fact("commit {}", (short_commit(row) for row in measured if row["commit"])),
         fact("on {}", (row["device"] for row in measured if row["device"])),
     ]
     text = f"{metric.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}"

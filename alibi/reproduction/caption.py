@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from alibi.reporting.rows import Row
+from alibi.reporting.rows import Row, short_commit
 from alibi.reporting.tables import fact
 from alibi.reproduction.definitions import REFERENCES
 from alibi.reproduction.quantities import Metric
@@ -26,7 +26,7 @@ def make_caption(reproduction: Reproduction, rows: Sequence[Row]) -> str:
         fact("seed {}", (row["seed"] for row in rows)),
         fact("step {}", (f"{row['step']:,}" for row in rows)),
         _updates(reproduction),
-        fact("commit {}", (str(row["commit"])[:12] for row in rows if row["commit"])),
+        fact("commit {}", (short_commit(row) for row in rows if row["commit"])),
         fact("on {}", (row["device"] for row in rows if row["device"])),
         fact("trained with {} CPU cores", _cores(reproduction), " or ") if metrics & SPEEDS else "",
         reproduction.definition.note,

@@ -11,6 +11,7 @@ from alibi.reporting.paper import PaperTable, load_table
 from alibi.reproduction.definitions import find_table
 from alibi.reproduction.quantities import Model, Quantity
 from alibi.reproduction.settings import find_setting
+from alibi.runs import may_differ
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
 
@@ -109,10 +110,12 @@ class Reproduction:
 
 
 def _suffix(files: Mapping[str, str], overrides: str) -> str:
-    """What sets a directory of runs apart: the overrides, where they make a short name, and the files."""
-    suffix = re.sub(r"[^\w.=+-]", "_", f"-{overrides}") if overrides else ""
+    """What sets a directory of runs apart: overrides that change a run, where they make a short name, and the files."""
+    parts = sorted(part.strip() for part in overrides.split(",") if part.strip())
+    parts = [part for part in parts if not may_differ(part.partition("=")[0])]
+    suffix = re.sub(r"[^\w.=+-]", "_", "-" + ",".join(parts)) if parts else ""
     if files or len(suffix) > 80:
-        digest = hashlib.sha256(repr((sorted(files.items()), overrides)).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(repr((sorted(files.items()), parts)).encode()).hexdigest()[:8]
         suffix = f"{suffix if len(suffix) <= 80 else ''}-{digest}"
     return suffix
 

@@ -8,7 +8,7 @@ from alibi.reporting.rows import CONFIG_KEY, Row, is_measured, latest, read_rows
 from alibi.reproduction.caption import make_caption
 from alibi.reproduction.quantities import Metric, Quantity
 from alibi.reproduction.reproduction import Reproduction
-from alibi.runs import RunDirectory, config_hash
+from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.definition import Run
 from alibi.sweeps.plan import run_directory
 
@@ -23,7 +23,7 @@ class Results:
         self.reproduction = reproduction
         self._trainings: dict[str, dict[Metric, float]] = {}
         # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
-        trained = {run.name: (run.config.train.steps, config_hash(run.config)) for run in reproduction.sweep.runs}
+        trained = {run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in reproduction.sweep.runs}
         rows = read_rows(reproduction.directory / ROWS_FILE)
         self._rows = latest(row for row in rows if (row["step"], row.get(CONFIG_KEY)) == trained.get(row["run"]))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from alibi.reporting.rows import CONFIG_KEY, LIMIT_KEY, Row, is_measured, read_rows
-from alibi.runs import RunDirectory, config_hash
+from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.failures import read_failures
 
@@ -90,7 +90,7 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         state, reason = "conflict", f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
     elif state == "running" and not in_progress:
         state = "interrupted"
-    key = (run.name, status["step"], config_hash(run.config))
+    key = (run.name, status["step"], evaluation_hash(run.config))
     found = [row for row in rows if (row["run"], row["step"], row.get(CONFIG_KEY)) == key]
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
     seconds = [row["seconds"] for row in found if row["seconds"] is not None]

@@ -33,7 +33,8 @@ from alibi.training.step import Metrics, make_train_step
 from alibi.training.validation import make_validator
 
 # Hosts ask each other at least this often whether one was told to stop: a cluster that takes a machine back gives
-# it half a minute or so, in which the checkpoint must be saved too.
+# it half a minute or so, in which the checkpoint must be saved too. All must ask at the same update, so it is a
+# number of updates; each time they wait for the update before.
 MOST_UPDATES_ALONE = 10
 
 

@@ -54,12 +54,13 @@ def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
     tokens, length, micro_batches = config.train.batch_tokens, config.train_length, config.train.accumulation
     unit = length * micro_batches * shards
     if tokens < 1 or tokens % unit:
+        fits_alone = tokens > 0 and tokens % (length * micro_batches) == 0
+        fewer = ", or a larger mesh.tensor, so that fewer devices split the batch" if shards > 1 and fits_alone else ""
         below, above = tokens // unit * unit, (tokens // unit + 1) * unit
         raise ValueError(
             f"train.batch_tokens={tokens} must be a multiple of {unit} (train_length={length} x "
             f"train.accumulation={micro_batches} x {shards} devices that split the batch); "
-            f"use {f'{below} or ' if below > 0 else ''}{above}, or let fewer devices split it: mesh.tensor=2 halves "
-            "their number"
+            f"use {f'{below} or ' if below > 0 else ''}{above}{fewer}"
         )
     return tokens // length
 

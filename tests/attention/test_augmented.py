@@ -166,7 +166,8 @@ def test_terms_add_up_to_float32_and_pass_the_whole_gradient():
 
 
 @pytest.mark.parametrize(
-    ("length", "head_dim", "value_dim", "window"), [(200, 64, 64, None), (128, 80, 40, None), (300, 16, 16, 130)]
+    ("length", "head_dim", "value_dim", "window"),
+    [(200, 64, 64, None), (128, 80, 40, None), (300, 16, 16, 130), (130, 16, 16, 1)],
 )
 def test_splash_attention_interpreted(length, head_dim, value_dim, window):
     inputs, slopes = _inputs(2, length, 3, head_dim, value_dim), alibi_slopes(3)

@@ -179,6 +179,7 @@ def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):
     documents = [Piece(text, True) for text in ("one two", "", "three\n\nfour", "five" * 9, "", "six")]
     each = [token for document in documents for token in stream(trained_bpe, document)]
     assert each.count(0) == len(documents)
+    assert list(trained_bpe.encode_stream([])) == []
     for size in (1, 12, 1 << 20):
         monkeypatch.setattr(tokenizers, "BATCH_CHARS", size)
         assert stream(trained_bpe, *documents) == each

@@ -69,7 +69,9 @@ def test_other_overrides_and_files_have_runs_of_their_own(tmp_path):
     directories = [Reproduction(2, "small", tmp_path, **setting).directory for setting in settings]
     assert len(set(directories)) == len(settings)
     assert directories[0].name == Reproduction(5, "small", tmp_path).directory.name == "wikitext103"
-    assert directories[2].name == "wikitext103-train.steps=600_seed=1", "a comma would part it in --workdirs"
+    assert directories[2].name == "wikitext103-seed=1_train.steps=600", "a comma would part it in --workdirs"
+    same = {"overrides": "mesh.data=1,seed=1,train.steps=600"}  # in another order, and how it is computed
+    assert Reproduction(2, "small", tmp_path, **same).directory == directories[2]
     assert all(len(directory.name) < 120 for directory in directories)
 
 

@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from alibi.data.tokenizers import ByteTokenizer
+from alibi.data.tokenizers import ByteTokenizer, WordTokenizer
 from alibi.errors import UserError
 from alibi.model import build_model
 from alibi.runs import RunDirectory, config_hash
@@ -177,9 +177,9 @@ def test_a_run_that_is_older_than_a_config_key_is_still_the_same(tiny_config, fi
     known = config_hash(run.config())
     older = config.copy_and_resolve_references()
     with older.unlocked():
-        del older.model["window"], older["imported_from"]
+        del older.model["window"], older["imported_from"], older.eval["dtype"]
     run.write("config.json", older.to_dict())
-    assert (run.config().model.window, run.config().imported_from) == (0, "")
+    assert (run.config().model.window, run.config().imported_from, run.config().eval.dtype) == (0, "", "float32")
     assert config_hash(run.config()) == config_hash(older) == known
     assert run.differing(config) == run.differing(older) == {}
     assert loop.train(older, str(run.path))["state"] == "finished"  # a config file of its own time
@@ -233,8 +233,23 @@ def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_p
     with pytest.raises(ValueError, match=r"another config:\n  seed: 1 there, 2 now"):
         second.claim(configs[1], ByteTokenizer())
     assert first.config().seed == 1
+    with pytest.raises(ValueError, match=r"the tokenizer of the run in .* is another"):
+        second.claim(configs[0], WordTokenizer(["<s>", "<pad>", "</s>", "<unk>"], [0] * 4))
     first.claim(configs[0], ByteTokenizer())  # the lock was given back
     first.release()
+
+
+def test_hosts_ask_each_other_every_ten_updates_however_rarely_they_log(tiny_config, monkeypatch) -> None:
+    """One host was told to stop; a cluster that takes it back waits for half a minute, not for a hundred updates."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(loop.multihost_utils, "process_allgather", lambda flags: np.stack([flags, [False, False]]))
+    trainer = object.__new__(loop.Trainer)
+    trainer.config = tiny_config(log__every_steps=100, checkpoint__every_steps=0, checkpoint__every_minutes=0.0)
+    trainer.primary, trainer.steps, trainer.saved_at = True, 1000, 0.0
+    decided = {}
+    for trainer.step in range(1, 31):
+        decided[trainer.step] = trainer._decide(interrupted=True)[0]
+    assert [step for step, stop in decided.items() if stop] == [10, 20, 30]
 
 
 def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
