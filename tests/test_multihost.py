@@ -100,21 +100,13 @@ def assert_resumed_bitwise(whole: pathlib.Path, text: pathlib.Path, cache: pathl
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), *states)
 
 
-@pytest.fixture
-def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process itself trains, it trains on one device, which takes a fraction of the time of eight."""
-    monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
-
-
-def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
-    tiny_text: dict[str, pathlib.Path], tmp_path: pathlib.Path, one_device: None
-) -> None:
+def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_path: pathlib.Path) -> None:
     text = tiny_text["train"]
     one, two, cache = (tmp_path / name for name in ("one", "two", "cache"))
     config = base.get_config()
     for key, value in overrides(text, cache).items():
         base.set_key(config, key, str(value) if isinstance(value, pathlib.Path) else value)
-    loop.train(config, str(one))  # on one host: this process
+    loop.train(config, str(one))  # on one host: this process, with devices of its own number
     port = free_port()
     shared = command(two, text, cache, "--config.mesh.fsdp=2", f"--coordinator_address=localhost:{port}")
     hosts = [start([*shared, "--num_processes=2", f"--process_id={host}"], devices=2) for host in range(2)]
@@ -132,9 +124,11 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     assert_resumed_bitwise(two, text, cache, tmp_path / "parts")
 
 
-def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path, one_device: None) -> None:
+def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host scores its part of every batch; the sums, the rows and the NLL of each token must not show it."""
     workdir, one, two = (tmp_path / name for name in ("run", "one", "two"))
+    # What is evaluated may come from one device, which trains it in a fraction of the time of eight.
+    monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
     loop.train(tiny_config(), str(workdir))
     words = [sys.executable, "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=16,40", "--dump_nll"]
     shared = [*words, f"--output_dir={two}", f"--coordinator_address=localhost:{free_port()}", "--num_processes=2"]

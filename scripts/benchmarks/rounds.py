@@ -41,7 +41,7 @@ class Runner:
             self.seconds = {part: [] for part in self.calls}
 
     def turn(self) -> None:
-        """Times each part once, after a call that is not timed where calls are short.
+        """Times each part once, after a call that is not timed where a turn has several.
 
         That one finds its threads asleep and the caches full of another contender's data; a run under way doesn't.
         """
