@@ -17,9 +17,10 @@ from alibi.attention.tiles import (
     Place,
     Plan,
     Sides,
-    grouped,
     make_plan,
     make_sides,
+    put_group,
+    take_group,
     tile_bias,
     tile_dropout,
     tile_visible,
@@ -41,41 +42,36 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
         return jnp.zeros((*batch, q_length, heads, call.value.shape[-1]), call.value.dtype)
     plan = make_plan(call, jax.default_backend())
     sides = make_sides(call, plan)
-    q = grouped(call.query, plan, plan.q_blocks * plan.q_block)
-    k = grouped(call.key, plan, plan.k_blocks * plan.k_block)
-    v = grouped(call.value, plan, plan.k_blocks * plan.k_block)
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     ranges = key_ranges(call, plan, sides, logit_bound(q, k, v, plan))
     # As leaves: jax.custom_vjp puts into them what is no array, and a bias may check what it is made of.
     bias, bias_tree = jax.tree.flatten(call.bias)
     added, added_tree = jax.tree.flatten(sides)
     attended = _attention(q, k, v, tuple(bias), tuple(added), ranges, plan, (bias_tree, added_tree))
-    attended = attended.reshape(plan.batch_groups, plan.head_groups, *attended.shape[1:])
-    attended = attended.transpose(0, 2, 4, 1, 3, 5).reshape(-1, attended.shape[-2], heads, attended.shape[-1])
-    return attended[:, :q_length].reshape(*batch, q_length, heads, -1)
+    return attended.reshape(*batch, q_length, heads, -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def _attention(
     q: Array, k: Array, v: Array, bias: Leaves, sides: Leaves, ranges: Array, plan: Plan, trees: Trees
-) -> Array:
+) -> Float[Array, "batch q heads value_dim"]:
     return _forward(q, k, v, bias, sides, ranges, plan, trees)[0]
 
 
 def _forward(
     q: Array, k: Array, v: Array, bias_leaves: Leaves, side_leaves: Leaves, ranges: Array, plan: Plan, trees: Trees
-) -> tuple[Float[Array, "groups batch heads q value_dim"], Float[Array, "groups batch heads q"]]:
+) -> tuple[Float[Array, "batch q heads value_dim"], Float[Array, "groups group_batch group_heads whole_blocks"]]:
     """The attended values, and the logarithm of each row's sum of exponentials."""
     bias, sides = jax.tree.unflatten(trees[0], bias_leaves), jax.tree.unflatten(trees[1], side_leaves)
 
-    def of_group(group: tuple[Array, ...]) -> tuple[Array, Array]:
-        index, q, k, v, ranges = group
-        attended, log_total = lax.map(
-            lambda block: _forward_rows(_Group(index, q, k, v, bias, sides, plan), *block),
-            (jnp.arange(plan.q_blocks), ranges),
-        )
-        return _joined(attended), _joined(log_total[..., None])[..., 0]
+    def add_group(attended: Array, group: tuple[Array, Array]) -> tuple[Array, Array]:
+        index, ranges = group
+        own = _make_group(index, q, k, v, bias, sides, plan)
+        rows, log_total = lax.map(lambda block: _forward_rows(own, *block), (jnp.arange(plan.q_blocks), ranges))
+        return put_group(attended, plan, index, _joined(rows)), _joined(log_total[..., None])[..., 0]
 
-    return lax.map(of_group, (jnp.arange(q.shape[0]), q, k, v, ranges))
+    attended = jnp.zeros((*q.shape[:3], v.shape[-1]), v.dtype)
+    return lax.scan(add_group, attended, (jnp.arange(plan.groups), ranges))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +87,7 @@ class _Group:
     plan: Plan
 
     def place(self, q_block: Any, k_block: Any) -> Place:
-        batch, head = jnp.divmod(self.index, self.plan.head_groups)
-        return Place(batch * self.plan.batch_group, head * self.plan.head_group, q_block, k_block)
+        return Place(*self.plan.first_of_group(self.index), q_block, k_block)
 
     def queries(
         self, x: Float[Array, "batch heads q features"], q_block: Any
@@ -121,6 +116,13 @@ class _Group:
     def dropout(self, weights: Float[Array, "batch heads q k"], place: Place) -> Float[Array, "batch heads q k"]:
         keep = tile_dropout(self.plan, self.sides, place)
         return weights if keep is None else weights * keep
+
+
+def _make_group(index: Array, q: Array, k: Array, v: Array, bias: Any, sides: Sides, plan: Plan) -> _Group:
+    """The group of this number, of the call's whole queries, keys and values."""
+    q = take_group(q, plan, index, plan.q_blocks * plan.q_block)
+    k, v = (take_group(x, plan, index, plan.k_blocks * plan.k_block) for x in (k, v))
+    return _Group(index, q, k, v, bias, sides, plan)
 
 
 def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) -> tuple[Array, Array]:
@@ -167,20 +169,28 @@ def _backward(plan: Plan, trees: Trees, saved: tuple[Any, ...], gradient: Any) -
     bias, sides = jax.tree.unflatten(trees[0], bias_leaves), jax.tree.unflatten(trees[1], side_leaves)
     if isinstance(gradient, SymbolicZero):
         gradient = jnp.zeros(gradient.shape, gradient.dtype)
-    along = (gradient.astype(jnp.float32) * attended.astype(jnp.float32)).sum(axis=-1)
     of_bias = None if learned is None else jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), bias)
 
-    def of_group(of_bias: Any, group: tuple[Array, ...]) -> tuple[Any, tuple[Array, Array, Array]]:
-        index, q, k, v, gradient, along, log_total, ranges = group
-        rows = functools.partial(_backward_rows, _Group(index, q, k, v, bias, sides, plan), gradient, along, log_total)
-        start = (of_bias, *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (k, v)))
-        (of_bias, of_key, of_value), of_query = lax.scan(rows, start, (jnp.arange(plan.q_blocks), ranges))
+    def add_group(state: tuple[Any, ...], group: tuple[Array, ...]) -> tuple[tuple[Any, ...], None]:
+        of_bias, of_query, of_key, of_value = state
+        index, log_total, ranges = group
+        own = _make_group(index, q, k, v, bias, sides, plan)
+        incoming, result = (take_group(x, plan, index, own.q.shape[2]) for x in (gradient, attended))
+        along = (incoming.astype(jnp.float32) * result.astype(jnp.float32)).sum(axis=-1)
+        rows = functools.partial(_backward_rows, own, incoming, along, log_total)
+        start = (of_bias, *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (own.k, own.v)))
+        (of_bias, of_own_key, of_own_value), of_own_query = lax.scan(rows, start, (jnp.arange(plan.q_blocks), ranges))
         scale = q.shape[-1] ** -0.5
-        turned = (of_key.swapaxes(2, 3) * scale).astype(k.dtype), of_value.swapaxes(2, 3).astype(v.dtype)
-        return of_bias, ((_joined(of_query) * scale).astype(q.dtype), *turned)
+        return (
+            of_bias,
+            put_group(of_query, plan, index, _joined(of_own_query) * scale),
+            put_group(of_key, plan, index, of_own_key.swapaxes(2, 3) * scale),
+            put_group(of_value, plan, index, of_own_value.swapaxes(2, 3)),
+        ), None
 
-    groups = (jnp.arange(q.shape[0]), q, k, v, gradient, along, log_total, ranges)
-    of_bias, (of_query, of_key, of_value) = lax.scan(of_group, of_bias, groups)
+    start: tuple[Any, ...] = (of_bias, *(jnp.zeros(x.shape, x.dtype) for x in (q, k, v)))
+    groups: tuple[Array, ...] = (jnp.arange(plan.groups), log_total, ranges)
+    (of_bias, of_query, of_key, of_value), _ = lax.scan(add_group, start, groups)
     if of_bias is not None:
         of_bias = tuple(x.astype(like.dtype) for x, like in zip(jax.tree.leaves(of_bias), bias_leaves, strict=True))
     return of_query, of_key, of_value, of_bias, None, None

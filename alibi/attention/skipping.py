@@ -38,21 +38,20 @@ HIDDEN = np.iinfo(np.int32).max
 
 
 def logit_bound(
-    q: Float[Array, "groups group_batch group_heads q features"],
-    k: Float[Array, "groups group_batch group_heads k features"],
-    v: Float[Array, "groups group_batch group_heads k value_dim"],
+    q: Float[Array, "batch q heads features"],
+    k: Float[Array, "batch k heads features"],
+    v: Float[Array, "batch k heads value_dim"],
     plan: Plan,
 ) -> Float[Array, "batch heads q_blocks"]:
     """No scaled logit of a block of queries is greater than this; NaN or infinite where an input is not finite."""
     of_queries, of_keys, of_values = (
-        jnp.linalg.norm(lax.stop_gradient(x).astype(jnp.float32), axis=-1) for x in (q, k, v)
+        jnp.linalg.norm(lax.stop_gradient(x).astype(jnp.float32), axis=-1).swapaxes(1, 2) for x in (q, k, v)
     )
-    of_queries = of_queries.reshape(*of_queries.shape[:3], plan.q_blocks, -1).max(axis=-1)
+    of_queries = jnp.pad(of_queries, [(0, 0), (0, 0), (0, plan.q_blocks * plan.q_block - plan.q_length)])
+    of_queries = of_queries.reshape(plan.batch, plan.heads, plan.q_blocks, -1).max(axis=-1)
     # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
     of_keys = of_keys.max(axis=-1) + 0.0 * (of_keys.sum(axis=-1) + of_values.sum(axis=-1))
-    bound = of_queries * of_keys[..., None] * q.shape[-1] ** -0.5
-    bound = bound.reshape(plan.batch_groups, plan.head_groups, *bound.shape[1:])
-    return bound.transpose(0, 2, 1, 3, 4).reshape(plan.batch, plan.heads, -1)
+    return of_queries * of_keys[..., None] * q.shape[-1] ** -0.5
 
 
 def key_ranges(

@@ -57,6 +57,15 @@ class Plan:
         return self.heads // self.head_group
 
     @property
+    def groups(self) -> int:
+        return self.batch_groups * self.head_groups
+
+    def first_of_group(self, index: Any) -> tuple[Any, Any]:
+        """The first batch entry and the first head of a group, whose number may be traced."""
+        batch, head = jnp.divmod(index, self.head_groups)
+        return batch * self.batch_group, head * self.head_group
+
+    @property
     def q_blocks(self) -> int:
         return -(-self.q_length // self.q_block)
 
@@ -96,17 +105,31 @@ def _block(length: int) -> int:
     return length if blocks == 1 else -(-length // (8 * blocks)) * 8
 
 
-def grouped(
-    x: Float[Array, "*batch length heads features"], plan: Plan, length: int
-) -> Float[Array, "groups group_batch group_heads whole_blocks features"]:
-    """Batch entries and heads that go together, filled up with zeros to `length`.
+def take_group(
+    x: Float[Array, "batch length heads features"], plan: Plan, index: Any, length: int
+) -> Float[Array, "group_batch group_heads whole_blocks features"]:
+    """The batch entries and heads of one group, filled up with zeros to `length`.
 
     The two stay apart: joined, they could not be split over devices both.
     """
-    x = x.reshape(plan.batch_groups, plan.batch_group, -1, plan.head_groups, plan.head_group, x.shape[-1])
-    x = x.transpose(0, 3, 1, 4, 2, 5)
-    x = x.reshape(plan.batch_groups * plan.head_groups, *x.shape[2:])
-    return jnp.pad(x, [(0, 0)] * 3 + [(0, length - x.shape[-2]), (0, 0)])
+    if plan.groups > 1:
+        batch, head = plan.first_of_group(index)
+        x = jax.lax.dynamic_slice(x, (batch, 0, head, 0), (plan.batch_group, x.shape[1], plan.head_group, x.shape[3]))
+    return jnp.pad(x.transpose(0, 2, 1, 3), [(0, 0), (0, 0), (0, length - x.shape[1]), (0, 0)])
+
+
+def put_group(
+    whole: Float[Array, "batch length heads features"],
+    plan: Plan,
+    index: Any,
+    part: Float[Array, "group_batch group_heads whole_blocks features"],
+) -> Float[Array, "batch length heads features"]:
+    """`whole` with one group's part of it, which `take_group` undoes; in place in a loop."""
+    part = part[:, :, : whole.shape[1]].transpose(0, 2, 1, 3).astype(whole.dtype)
+    if plan.groups == 1:
+        return part
+    batch, head = plan.first_of_group(index)
+    return jax.lax.dynamic_update_slice(whole, part, (batch, 0, head, 0))
 
 
 @dataclasses.dataclass(frozen=True)

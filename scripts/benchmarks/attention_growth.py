@@ -24,7 +24,7 @@ def computed_weights(
     from alibi.attention.backends import choose
     from alibi.attention.call import AttentionCall
     from alibi.attention.skipping import key_ranges, logit_bound
-    from alibi.attention.tiles import grouped, make_plan, make_sides
+    from alibi.attention.tiles import make_plan, make_sides
     from alibi.positions import AlibiBias
 
     positions, bias = np.arange(query.shape[1]), AlibiBias(slopes)
@@ -36,9 +36,7 @@ def computed_weights(
 
     @jax.jit
     def ranges_of(query: Any, key: Any, value: Any) -> Any:
-        q = grouped(query, plan, plan.q_blocks * plan.q_block)
-        k, v = (grouped(x, plan, plan.k_blocks * plan.k_block) for x in (key, value))
-        return key_ranges(call, plan, make_sides(call, plan), logit_bound(q, k, v, plan))
+        return key_ranges(call, plan, make_sides(call, plan), logit_bound(query, key, value, plan))
 
     ranges = np.asarray(ranges_of(query, key, value))
     tiles = (ranges[..., 1] - ranges[..., 0]).sum(axis=-1).reshape(plan.batch_groups, plan.head_groups).sum(axis=0)

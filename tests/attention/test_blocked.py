@@ -238,6 +238,19 @@ def test_memory_grows_with_the_length_alone():
     assert temporary(32768) < 2.1 * temporary(16384) < 100 * 2**20  # one [q, k] would be 1 GiB
 
 
+def test_groups_are_copied_one_at_a_time():
+    """Whole copies of queries, keys, values and their gradients, turned to heads first, would be six more."""
+    x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)  # goes in four groups of two heads
+    one_device = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), PartitionSpec())
+
+    def product(q, k, v, w):
+        return (attend(q, k, v, slopes=alibi_slopes(8), sharding=one_device) * w).sum()
+
+    step = jax.jit(jax.grad(product, argnums=(0, 1, 2)))
+    memory = step.lower(x, x, x, x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * x.size * x.dtype.itemsize
+
+
 def test_split_over_batch_and_heads_without_gathering():
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     split = NamedSharding(mesh, PartitionSpec("data", None, "tensor", None))
