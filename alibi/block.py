@@ -44,6 +44,7 @@ class Block(nn.Module):
     initialization: Initialization
     dtype: Any
     window: int
+    skip_epsilon: float
     attention: str
     activations: NamedSharding | None
 
@@ -122,6 +123,7 @@ class Block(nn.Module):
                 rotate=rotate,
                 key_norm=largest_norm,
                 window=self.window or None,
+                skip_epsilon=self.skip_epsilon,
                 sharding=heads_sharding(self.activations),
                 backend=self.attention,
             ),

@@ -31,7 +31,7 @@ CHOICES: dict[str, Collection[str]] = {
 # Keys of config.model that are attributes of `DecoderLM`.
 SAME_NAMES = (
     *("num_layers", "feed_forward", "activation", "dropout", "attention_dropout", "activation_dropout"),
-    *("final_norm", "norm_epsilon", "initialization", "remat", "window", "attention"),
+    *("final_norm", "norm_epsilon", "initialization", "remat", "window", "skip_epsilon", "attention"),
 )
 
 
@@ -52,7 +52,7 @@ class DecoderLM(nn.Module):
       dtype: of the products; parameters, norms, logits, softmax and loss are float32.
       remat: recompute each block in the backward pass.
       window: positions that attention reaches back, its own included; 0: all.
-      attention: backend, see `alibi.attention.attend`.
+      skip_epsilon, attention: its `skip_epsilon` and `backend`, see `alibi.attention.attend`.
       logits_chunk: tokens whose logits `token_nll` holds at one time (adaptive: in the head).
       activations: how the batch dimension of activations lies on the devices; None: as
         the compiler chooses, which may gather the batch where parameters are split too.
@@ -73,6 +73,7 @@ class DecoderLM(nn.Module):
     dtype: Any = jnp.float32
     remat: bool = False
     window: int = 0
+    skip_epsilon: float = 0.0
     attention: str = "auto"
     logits_chunk: int = 2048
     activations: NamedSharding | None = None
@@ -93,6 +94,7 @@ class DecoderLM(nn.Module):
                 initialization=INITIALIZATIONS[self.initialization],
                 dtype=self.dtype,
                 window=self.window,
+                skip_epsilon=self.skip_epsilon,
                 attention=self.attention,
                 activations=self.activations,
             )
@@ -265,6 +267,10 @@ def _check(model: ml_collections.ConfigDict) -> None:
     if not 0 <= model.window < 2**31:
         raise ValueError(
             f"model.window={model.window} must be from 1 to 2^31 - 1, or 0 for attention to all tokens before"
+        )
+    if not 0 <= model.skip_epsilon < 1:
+        raise ValueError(
+            f"model.skip_epsilon={model.skip_epsilon} must be a share of the attention from 0 to below 1, such as 1e-6"
         )
     if model.norm_epsilon <= 0:
         raise ValueError(f"model.norm_epsilon={model.norm_epsilon} must be above 0, such as 1e-5")

@@ -22,7 +22,7 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
               "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
 # Keys that are younger than some runs, and the value that says what these computed without them; of eval.dtype,
 # what evaluations of any run now take.
-YOUNGER = {"imported_from": "", "model.window": 0, "eval.dtype": "float32"}
+YOUNGER = {"imported_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 

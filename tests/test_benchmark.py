@@ -133,7 +133,7 @@ def test_attention_that_costs_nothing_keeps_its_projections(scripts, tiny_config
         np.testing.assert_array_equal(gradient, expected)
 
 
-def test_exponents_of_counted_tiles(scripts, monkeypatch):
+def test_exponents_of_counted_tiles(scripts, monkeypatch, capsys):
     """Steep heads see a tile or two whatever the length; without skipping each head has the causal triangle."""
     growth = importlib.import_module("benchmarks.attention_growth")
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)  # on several all heads go together
@@ -148,12 +148,15 @@ def test_exponents_of_counted_tiles(scripts, monkeypatch):
         for length in (1024, 2048, 4096)
     ]
     rows += [{**row, "contender": "square", "computed_weights": [row["length"] ** 2]} for row in rows]
+    rows += [{**row, "length": 512, "computed_weights": None} for row in rows[::3]]  # `saved` took it
     steep, square = growth.growth(rows)
+    assert steep["counted_lengths"] == [1024, 2048, 4096]
     assert steep["exponents_of_head_groups"] == [pytest.approx(1.0)]
     assert square["exponent_of_weights"] == pytest.approx(2.0)
     assert steep["exponent_of_seconds"] is None
     assert growth.computed_weights(*[ones[:, :64]] * 3, slopes, "auto", 0.0) is None  # another backend's
     growth.print_growth([steep, square])
+    assert "1,024 2,048 4,096" in capsys.readouterr().out
 
 
 def test_the_work_of_a_sliding_window_is_counted(monkeypatch):

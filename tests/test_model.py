@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.attention import tiles
 from alibi.attention.backends import compute
 from alibi.block import ACTIVATIONS
 from alibi.model import DecoderLM, build_model, count_parameters
@@ -183,6 +184,21 @@ def test_a_window_is_what_each_layer_sees(tiny_config) -> None:
     assert (reach[7:] > 0).all()
     with pytest.raises(ValueError, match=r"model\.window=-1 must be from 1 to .*, or 0"):
         build_model(tiny_config(model__window=-1), VOCABULARY)
+
+
+def test_skip_epsilon_reaches_attention(tiny_config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tiles of 8 by 8, one head at a time."""
+    monkeypatch.setattr(tiles, "BLOCK", 8)
+    monkeypatch.setattr(tiles, "TILE_WEIGHTS", 64)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    exact, variables = make(tiny_config, "alibi", model__attention="blocked")
+    rough = exact.clone(skip_epsilon=0.5)
+    inputs = tokens(256, batch=1)
+    exact, rough = (jax.jit(model.apply)(variables, inputs) for model in (exact, rough))
+    assert 0 < jnp.abs(exact - rough).max() < 0.1
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=r"model\.skip_epsilon=.* must be a share"):
+            build_model(tiny_config(model__skip_epsilon=wrong), VOCABULARY)
 
 
 @pytest.mark.parametrize("position", ["alibi", "rotary"])

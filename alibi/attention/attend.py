@@ -78,13 +78,16 @@ def attend(
         can do the call (`python -m alibi.attention` prints which that is).
 
     Raises:
-      ValueError: shapes that don't fit, both slopes and bias, a backend that is unknown or
-        can't do the call, a window below 1, a skip_epsilon out of range, a known negative slope
-        with skipping, a sharding of lengths or features, or of another kind.
+      ValueError: shapes that don't fit, slopes or a bias of another number of heads, both slopes
+        and bias, a backend that is unknown or can't do the call, a window below 1, a skip_epsilon
+        out of range, a known negative slope with a skip_epsilon above 0 (with 0 its head skips
+        nothing), a sharding of lengths or features, or of another kind.
     """
     _check_shapes(query, key, value)
     if slopes is not None:
         bias = _bias_of_slopes(slopes, bias, query.shape[-2], symmetric=not causal)
+    elif bias is not None:
+        _check_heads(bias, query.shape[-2])
     if key_positions is None:
         key_positions = np.arange(key.shape[-3])
     if query_positions is None:
@@ -118,6 +121,8 @@ def attend(
         key_norm=key_norm,
     )
     check_skipping(call)
+    if 0 in (*query.shape, *key.shape, *value.shape):
+        return jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
     return _computed(call, sharding, backend)
 
 
@@ -142,6 +147,14 @@ def _bias_of_slopes(slopes: Array, bias: Bias | None, num_heads: int, *, symmetr
     if jnp.shape(slopes) != (num_heads,):
         raise ValueError(f"slopes have shape {jnp.shape(slopes)}; the query's {num_heads} heads need ({num_heads},)")
     return AlibiBias(slopes, symmetric)
+
+
+def _check_heads(bias: Bias, num_heads: int) -> None:
+    # Where a tile picks its heads, JAX would take the last head for one that isn't there.
+    one = jax.ShapeDtypeStruct((1,), jnp.int32)
+    heads = jax.eval_shape(lambda bias, *sides: bias(*sides), bias, one, one).shape[-3]
+    if heads != num_heads:
+        raise ValueError(f"the bias is of {heads} heads and the query has {num_heads}; they must be the same")
 
 
 def _check_shapes(query: Array, key: Array, value: Array) -> None:

@@ -65,6 +65,8 @@ def cannot_augment(call: AttentionCall, platform: str) -> str:
         return "its kernels take no precision"
     if call.known_positions is None:
         return "positions are not known when it is traced"
+    if platform == "tpu" and call.devices > 1:
+        return "splash attention is of one device, and several need sharding= to split the call"
     queries, keys = call.known_positions
     if not np.array_equal(queries, keys) or (np.diff(keys) != 1).any():
         return "queries do not stand at the same consecutive positions as the keys"

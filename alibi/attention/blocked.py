@@ -38,8 +38,6 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     keys the steep slopes of ALiBi put out of reach, see `alibi.attention.skipping`.
     """
     *batch, q_length, heads, _ = call.query.shape
-    if 0 in call.query.shape or 0 in call.key.shape or 0 in call.value.shape:
-        return jnp.zeros((*batch, q_length, heads, call.value.shape[-1]), call.value.dtype)
     plan = make_plan(call, jax.default_backend())
     sides = make_sides(call, plan)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
@@ -204,7 +202,10 @@ def _backward_rows(
     state: tuple[Any, Array, Array],
     block: tuple[Array, Array],
 ) -> tuple[tuple[Any, Array, Array], Float[Array, "batch heads block features"]]:
-    """One block of queries: adds to the gradients of bias, keys and values, the latter `[group, features, k]`."""
+    """One block of queries: adds to the gradients of bias, keys and values, of which the last two are turned.
+
+    They are `[batch, heads, features, k]`.
+    """
     q_block, key_range = block
     plan, q, incoming = group.plan, group.queries(group.q, q_block), group.queries(gradient, q_block)
     along, log_total = (group.queries(x[..., None], q_block) for x in (along, log_total))

@@ -124,7 +124,10 @@ def put_group(
     index: Any,
     part: Float[Array, "group_batch group_heads whole_blocks features"],
 ) -> Float[Array, "batch length heads features"]:
-    """`whole` with one group's part of it, which `take_group` undoes; in place in a loop."""
+    """`whole` with this part of a group in its place, without the filling: the inverse of `take_group`.
+
+    Of one group nothing of `whole` is left but its shape and dtype. In place where a loop carries `whole`.
+    """
     part = part[:, :, : whole.shape[1]].transpose(0, 2, 1, 3).astype(whole.dtype)
     if plan.groups == 1:
         return part

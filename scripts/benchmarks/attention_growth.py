@@ -52,16 +52,20 @@ def growth(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         lengths = [row["length"] for row in measured]
         if len(set(lengths)) < 2:
             continue
-        by_head = [row["computed_weights"] for row in measured]
-        counted = all(by_head)
+        # Short lengths may take another backend, which computes no tiles.
+        counted = [row for row in measured if row["computed_weights"]]
+        counted_lengths = [row["length"] for row in counted]
+        by_head = np.asarray([row["computed_weights"] for row in counted])
+        enough = len(set(counted_lengths)) >= 2
         seconds = [row["both_seconds"] for row in measured]
         found.append(
             {
                 "benchmark": "attention growth",
                 "contender": name,
                 "lengths": lengths,
-                "exponents_of_head_groups": _of_groups(lengths, np.asarray(by_head)) if counted else None,
-                "exponent_of_weights": exponent(lengths, np.sum(by_head, axis=1)) if counted else None,
+                "counted_lengths": counted_lengths,
+                "exponents_of_head_groups": _of_groups(counted_lengths, by_head) if enough else None,
+                "exponent_of_weights": exponent(counted_lengths, by_head.sum(axis=1)) if enough else None,
                 "exponent_of_seconds": exponent(lengths, seconds) if all(seconds) else None,
             }
         )
@@ -89,10 +93,11 @@ def print_growth(rows: list[dict[str, Any]]) -> None:
     if groups:
         names[0], names[-1] = f"{names[0]} (steepest)", f"{names[-1]} (flattest)"
     print_table(
-        ["", *names, "all heads", "time, with backward"],
+        ["", "tiles counted at", *names, "all heads", "time, with backward"],
         [
             [
                 row["contender"],
+                " ".join(f"{length:,}" for length in row["counted_lengths"]) or "-",
                 *(text(value, ".2f") for value in row["exponents_of_head_groups"] or [None] * groups),
                 text(row["exponent_of_weights"], ".2f"),
                 text(row["exponent_of_seconds"], ".2f"),

@@ -235,7 +235,7 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     wide = {name: jnp.zeros((1, 8, 2, 128), jnp.bfloat16) for name in half}
     later = np.arange(8) + 1
     assert cannot_augment(call, "cpu") == ""
-    assert cannot_augment(call, "tpu") == ""
+    assert cannot_augment(dataclasses.replace(call, devices=1), "tpu") == ""
     assert cannot_augment(dataclasses.replace(call, **half), "gpu") == ""
     refused = [
         ({"bias": None}, "cpu", "its bias is not"),
@@ -251,6 +251,7 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
         ({"query_positions": later}, "cpu", "same consecutive positions"),
         ({"query_positions": 2 * later, "key_positions": 2 * later}, "cpu", "same consecutive positions"),
         ({"query_positions": np.arange(MAX_LENGTH + 1), "key_positions": np.arange(MAX_LENGTH + 1)}, "cpu", "262145"),
+        ({"devices": 4}, "tpu", "of one device, and several need sharding="),
         ({}, "gpu", "on gpu it takes bfloat16, and got float32"),
         ({"value": half["value"]}, "cpu", "bfloat16 or float32"),
         (wide, "gpu", "heads up to 128 wide here, and with its columns this one has 136"),

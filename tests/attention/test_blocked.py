@@ -1,5 +1,7 @@
 """Attention by tiles equals the dense one in value and gradient, and leaves out only what can't matter."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,11 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alibi import alibi_slopes, attend
+from alibi.attention import tiles
 from alibi.attention.backends import BACKENDS, choose, table
 from alibi.attention.call import AttentionCall
-from alibi.attention.skipping import skip_distance
+from alibi.attention.skipping import key_ranges, logit_bound, skip_distance
+from alibi.attention.tiles import make_plan, make_sides
 from alibi.positions import AlibiBias, make_position
 
 
@@ -166,41 +170,87 @@ def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
         np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1e-6])
-def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, devices):
+@pytest.fixture
+def small_tiles(devices, monkeypatch):
+    """Tiles of 64 by 64 of one head at a time, so that sequences of 2,048 have much to leave out."""
+    monkeypatch.setattr(tiles, "BLOCK", 64)
+    monkeypatch.setattr(tiles, "TILE_WEIGHTS", 64**2)
+
+
+def blocks_computed(q, k, v, slopes, epsilon):
+    """Of each head, how many blocks of keys each block of queries goes through, `[heads, q_blocks]`."""
+    positions = np.arange(q.shape[1])
+
+    @jax.jit
+    def ranges(q, k, v):
+        call = AttentionCall(q, k, v, AlibiBias(jnp.asarray(slopes)), True, positions, positions, skip_epsilon=epsilon)
+        plan = make_plan(call, "cpu")
+        return key_ranges(call, plan, make_sides(call, plan), logit_bound(q, k, v, plan))
+
+    first, after_last = np.moveaxis(np.asarray(ranges(q, k, v)), -1, 0)
+    return after_last - first
+
+
+@pytest.mark.parametrize(("epsilon", "blocks"), [(0.0, 12), (1e-6, 5)])
+def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks, small_tiles):
     """The case that the bound is made for: all norms equal, one far key along the query, all near ones against it."""
-    length, size, slope = 2048, 12.0, 0.05
+    length, size, slope = 2048, 8.0, 0.2
     along = np.broadcast_to(size * np.eye(16, dtype=np.float32)[0], (1, length, 1, 16))
     bound = size * size / 4  # U, as head_dim is 16
     reach = float(jax.jit(skip_distance, static_argnums=3)(slope, bound, 0.0, epsilon))
-    for distance in (int(reach) - 3, int(reach) + 600):
-        far = length - 1 - distance
-        if far < 0:
-            continue
-        is_far = (np.arange(length) == far)[None, :, None, None]
+    # (2 U + 104) / m for 0 and (2 U + 13.8 + 1.7) / m for 1e-6, U a 64th larger; the block that reach ends in counts.
+    assert -(-reach // 64) + 1 == blocks
+    incoming = np.ones((1, length, 1, 1), np.float32)
+
+    @functools.partial(jax.jit, static_argnums=3)
+    def value_and_gradients(q, k, v, epsilon):
+        attended, back = jax.vjp(
+            lambda *x: attend(*x, slopes=jnp.full(1, slope), backend="blocked", skip_epsilon=epsilon), q, k, v
+        )
+        return attended, *back(jnp.asarray(incoming))
+
+    for distance, skipped in ((int(reach) - 3, False), (int(reach) + 200, True)):
+        is_far = (np.arange(length) == length - 1 - distance)[None, :, None, None]
         # The result is the far key's weight.
         arrays = along, np.where(is_far, along, -along), is_far.astype(np.float32)
-        arguments = {"slopes": jnp.full(1, slope), "backend": "blocked"}
-        every = compiled(*arrays, **arguments, skip_epsilon=None)[0, :, 0, 0]
-        skipped = compiled(*arrays, **arguments, skip_epsilon=epsilon)[0, :, 0, 0]
-        assert np.abs(every - skipped).max() <= epsilon
-        if distance < reach and epsilon:
-            # It had weight near the bound, which allows for 1 / (1 - exp(-m)) = 20 such keys on as many near
-            # ones, and for the margin of U: exp(2 U 2^-6) = 3.
-            assert every[-1] > epsilon / 20**2 / 3 / 2
+        assert blocks_computed(*arrays, [slope], epsilon)[0].max() == blocks  # of 32
+        exact, rough = ([np.asarray(x) for x in value_and_gradients(*arrays, e)] for e in (None, epsilon))
+        # The bounds are those of docs/attention.md.
+        assert np.abs(exact[0] - rough[0]).max() <= epsilon
+        assert np.linalg.norm(exact[1] - rough[1], axis=-1).max() <= 6 * epsilon * size / 4
+        weight, left = exact[0][0, -1, 0, 0], rough[0][0, -1, 0, 0]
+        if epsilon and skipped:
+            assert weight > left == 0
+            assert np.abs(exact[1][0, -1]).max() > np.abs(rough[1][0, -1]).max() == 0
+        elif epsilon:
+            # It has weight near the bound, which allows for 1 / (1 - exp(-m)) = 5.5 such keys on as many near
+            # ones, and for the margin of U: exp(2 U 2^-6) = 1.6.
+            assert epsilon > left > epsilon / 5.6**2 / 1.7
 
 
-def test_the_lost_mass_stays_within_epsilon():
+def test_the_lost_mass_stays_within_epsilon(small_tiles):
     q, k, _, _ = inputs(1, 2048, 2048, 4, 16)
     ones = np.ones((1, 2048, 4, 1), np.float32)
+    slopes = jnp.asarray([0.5, 0.1, 0.03, 0.0])
+    steepest, steep, flat, level = blocks_computed(q, k, ones, slopes, 1e-6).max(axis=1)
+    assert steepest < steep < flat < level == 32
     for epsilon in (1e-2, 1e-6):
-        arguments = {"slopes": jnp.asarray([0.5, 0.1, 0.03, 0.0]), "backend": "blocked"}
+        arguments = {"slopes": slopes, "backend": "blocked"}
         exact = compiled(q, k, q, **arguments, skip_epsilon=None)
         rough = compiled(q, k, q, **arguments, skip_epsilon=epsilon)
         # Leaving out a share e of the mass moves the mean of values by at most 2 e of the largest.
         assert np.abs(exact - rough).max() <= 2 * epsilon * np.abs(q).max() + 1e-6
         np.testing.assert_array_equal(exact[:, :, 3], rough[:, :, 3])  # slope zero: nothing is out of reach
         np.testing.assert_allclose(compiled(q, k, ones, **arguments, skip_epsilon=epsilon), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+def test_nothing_gives_nothing(backend):
+    """No sequences, no tokens: zeros, of which there are none where there are no queries."""
+    for batch, q, k in ((0, 3, 3), (2, 0, 3), (2, 3, 0), (1, 0, 0)):
+        query, key, value, _ = inputs(batch, q, k, 2, 8, value_dim=4)
+        attended = attend(*map(jnp.asarray, (query, key, value)), slopes=alibi_slopes(2), backend=backend)
+        np.testing.assert_array_equal(attended, np.zeros((batch, q, 2, 4)))
 
 
 def test_what_is_no_number_is_not_hidden():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
+from alibi.positions import AlibiBias
 
 HEADS, DIM = 4, 8
 
@@ -310,6 +311,8 @@ def test_slopes_get_their_gradient() -> None:
     [
         (lambda q, k, v: alibi_attention_fn(8)(q, k, v), "for 8 heads and the layer has 4"),
         (lambda q, k, v: attend(q, k, v, slopes=jnp.ones(3)), r"4 heads need \(4,\)"),
+        (lambda q, k, v: attend(q, k, v, bias=AlibiBias(jnp.ones(3))), "bias is of 3 heads and the query has 4"),
+        (lambda q, k, v: alibi_attention_fn(4, slopes=jnp.ones(1))(q, k, v), "bias is of 1 heads"),
         (lambda q, k, v: attend(q, k, v, backend="fast"), "unknown attention backend 'fast'"),
         (lambda q, k, v: attend(q[0], k, v), "all of one rank"),
         (lambda q, k, v: attend(q, k, v[:, :2]), "lengths of key and value"),
