@@ -1,4 +1,4 @@
-"""NLL by context and the early token curse, from dumps (paper, section 5 and appendix B).
+"""NLL by context and the early token curse, from dumps (paper, appendix B).
 
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --dump_nll --output_dir=OUT
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --stride=1 --dump_nll --output_dir=OUT

@@ -1,4 +1,4 @@
-"""Where in its window a token stands, and what that costs: the early token curse (paper, section 5 and appendix B).
+"""Where in its window a token stands, and what that costs: the early token curse (paper, appendix B).
 
 In windows that don't overlap, a token near the start of its window has little context.
 Longer windows have fewer such tokens, and are better for that alone, even where the model
