@@ -18,14 +18,14 @@ from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.extrapolation import Options, evaluate_runs
-from alibi.imported import import_run
+from alibi.imported import _whole_batch, import_run
 from alibi.model import build_model
 from alibi.runs import RunDirectory, config_hash
 from alibi.trained import TrainedRun
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.schedules import make_schedule
-from alibi.training.setup import check_config, prepare_files
+from alibi.training.setup import check_config, prepare_files, sequences_per_update
 from alibi.training.sharding import make_mesh
 from alibi.training.state import abstract_state
 from configs import base, wikitext103
@@ -204,6 +204,29 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="holds something already"):
         import_run(CHECKPOINT, DICTIONARY, tmp_path / "run", config_of(tmp_path))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("length", "max_device_tokens", "tokens"),
+    [
+        (2048, 9_216, 65_536),  # 8 x 8,192: of each part of 9,216 four sequences
+        (3072, 9_216, 73_728),
+        (512, 9_216, 73_728),
+        (2048, 0, 73_728),  # one part: 36 sequences
+        (2048, 10_000, 73_728),  # no part of the batch
+        (10_000, 9_216, 80_000),  # a sequence at least
+    ],
+)
+def test_the_batch_is_cut_as_the_papers_code_cuts_it(length, max_device_tokens, tokens):
+    """And at the paper's lengths as configs/wikitext103.py has it, so that 8 devices go on with the training."""
+    config = wikitext103.get_config()
+    config.train_length = length
+    config.train.max_device_tokens = max_device_tokens
+    config.train.batch_tokens = _whole_batch(config)
+    assert config.train.batch_tokens == tokens
+    if max_device_tokens == 9_216:
+        assert wikitext103.get_config(f"length={length}").train.batch_tokens == tokens
+        assert sequences_per_update(config, 8) * length == tokens
 
 
 def test_the_position_method_can_be_named(tmp_path, expected):
