@@ -1,4 +1,4 @@
-"""The experiments' configs: whole batches at every length, the device counts that divide them, and tuples on the command line."""
+"""The experiments' configs: whole batches at every length and device count, and tuples on the command line."""
 
 import importlib
 

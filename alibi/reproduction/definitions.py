@@ -161,8 +161,8 @@ TABLES: Mapping[int, TableDefinition] = {
         "1.3B parameters, equal training time",
         "cc100",
         by_model,
-        note="hours are device-hours; the paper halts its sinusoidal runs early, when ALiBi's run of the same time ends; "
-        "here the learning rate's schedule ends with each run",
+        note="hours are device-hours; the paper halts its sinusoidal runs early, when the ALiBi run beside each ends; "
+        "here the learning rate's schedule ends with the run",
     ),
     12: TableDefinition(
         "1.3B parameters, equal updates",
