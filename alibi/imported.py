@@ -25,7 +25,6 @@ from alibi.runs import RunDirectory, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState
-from configs import base
 
 # Written beside config.json, so that training can be told the run's own config.
 CONFIG_FILE = '''"""The config of the run in this directory: python train.py --config=DIR/config.py --workdir=DIR"""
@@ -145,9 +144,9 @@ def _complete(
 
 def _whole_batch(config: ml_collections.ConfigDict) -> int:
     """train.batch_tokens with each device's part of it cut to whole sequences, as the paper's code does: 8 x 8,192."""
-    tokens, part = config.train.batch_tokens, config.train.max_device_tokens
+    tokens, part, length = config.train.batch_tokens, config.train.max_device_tokens, config.train_length
     part = part if part and tokens % part == 0 else tokens
-    return tokens // part * base.whole_sequences(part, config, "")
+    return tokens // part * max(part // length, 1) * length
 
 
 def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, updates: int) -> TrainState:
