@@ -94,9 +94,11 @@ def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, 
     options = Options(tmp_path, lengths=(16,), text_file=str(TEXT), dump_nll=True, report=False)
     assert evaluate_runs([imported.run.path], options) == []
     words = TEXT.read_text().split()
-    unknown = words.count("unheard") + words.count("<unk>")
+    lacking, literal = words.count("unheard"), words.count("<unk>")
+    unknown = lacking + literal
     assert unknown == (expected["targets"] == 3).sum() > 0
-    assert f"{unknown} of {expected['targets'].size} tokens are <unk>: words that" in capsys.readouterr().err
+    told = f"{lacking} words that the run's dictionary lacks, {literal} <unk> in the text itself"
+    assert f"{unknown} of {expected['targets'].size} tokens are <unk>: {told}" in capsys.readouterr().err
     dump = read_dump(tmp_path / "nll" / "run-length=16-stride=16.npz")
     np.testing.assert_allclose(dump.nll_nats, expected["nll/length=16,stride=16"], atol=2e-5)
 

@@ -86,8 +86,8 @@ class Sweeper:
                 done.result()
         print(f"\n{self._shown}", flush=True)
         minutes = int(time.monotonic() - started) // 60
-        done = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
-        print(f"took {minutes // 60} h {minutes % 60} min; {done}", flush=True)
+        ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
+        print(f"took {minutes // 60} h {minutes % 60} min; {ended}", flush=True)
         return failures
 
     def _execute_run(self, number: int, failures: dict[str, str]) -> None:
