@@ -62,7 +62,7 @@ class Bands:
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Bands of words, in inputs and softmax (paper, section 3, after Baevski and Auli 2019; fairseq's code).
+    """Bands of words, in inputs and softmax (paper, section 2.1, after Baevski and Auli 2019; fairseq's code).
 
     Band i has an embedding of width // factor^i features, and a projection to `width`. The
     softmax is in two steps: the head gives the first band's words, by their embedding

@@ -154,11 +154,11 @@ class RunEvaluation:
             text = prepare_text(self.options.text_file, tokenizer, data.cache_dir, progress=progress)
         else:
             text = prepare_with(data, self.options.split, tokenizer, progress=progress)
-        if text.manifest.unknown_words:
-            _say(
-                f"{text.manifest.source}: {text.manifest.unknown_words:,} of {text.manifest.tokens:,} tokens are "
-                "<unk>: words that the run's dictionary lacks, or <unk> in the text itself"
-            )
+        manifest = text.manifest
+        if unknown := manifest.unknown_words:
+            literal = manifest.unk_in_text
+            why = f"{unknown - literal:,} words that the run's dictionary lacks, {literal:,} <unk> in the text itself"
+            _say(f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {why}")
         return text
 
     def _is_done(self, row: Row) -> bool:

@@ -138,8 +138,15 @@ def _complete(
     config.model.update(settings.rates)
     config.model.update(num_heads=settings.num_heads, activation=settings.activation)
     config.data.update(tokenizer="words", tokenizer_file=str(workdir / "tokenizer" / "dict.txt"))
-    config.train.batch_tokens = max(config.train.batch_tokens // config.train_length, 1) * config.train_length
+    config.train.batch_tokens = _whole_batch(config)
     return config
+
+
+def _whole_batch(config: ml_collections.ConfigDict) -> int:
+    """train.batch_tokens with each device's part of it cut to whole sequences, as the paper's code does: 8 x 8,192."""
+    tokens, part, length = config.train.batch_tokens, config.train.max_device_tokens, config.train_length
+    part = part if part and tokens % part == 0 else tokens
+    return tokens // part * max(part // length, 1) * length
 
 
 def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, updates: int) -> TrainState:

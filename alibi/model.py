@@ -36,7 +36,7 @@ SAME_NAMES = (
 
 
 class DecoderLM(nn.Module):
-    """A causal language model (paper, section 2.2 and appendix A.1).
+    """A causal language model (paper, section 2.1).
 
     Attributes:
       vocab_size: tokens of the vocabulary.

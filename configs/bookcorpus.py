@@ -1,4 +1,4 @@
-r"""The paper's Toronto BookCorpus model (section 4.2; tables 8 to 10).
+r"""The paper's Toronto BookCorpus model (appendix A.3; tables 8 to 10).
 
 python train.py --config=configs/bookcorpus.py:position=alibi,length=512 --workdir=workdirs/bookcorpus-alibi-512 \
     --config.data.train=TRAIN --config.data.valid=VALID \
@@ -17,11 +17,11 @@ from configs import base, wikitext103
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    # Section 4.2: the WikiText-103 model and its hyperparameters; of those not published
-    # again (dropout, updates, batch) this keeps WikiText-103's.
+    # Appendix A.3: "a similar model architecture" to WikiText-103's. What is not published
+    # again (dropout, updates, batch) is kept from there.
     config = wikitext103.get_config(arg)
     config.model.update(
-        embedding="tied",  # section 4.2: "we replace the adaptive word embedding and softmax ... with a tied" one
+        embedding="tied",  # appendix A.3: "we replace the adaptive word embedding and softmax ... with a tied" one
         softmax_dropout=0.0,  # there are no tails
         padding_rows=False,
     )
@@ -34,6 +34,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         valid="",
         test="",
         tokenizer="bpe",
-        bpe_vocab_size=29_000,  # section 4.2: "BERT's vocabulary of 29K byte-pair encodings"
+        bpe_vocab_size=29_000,  # appendix A.3: "BERT's vocabulary of 29K byte-pair encodings"
     )
     return base.apply(config, arg)

@@ -1,4 +1,4 @@
-r"""The paper's 1.3B model on CC100 and RoBERTa's corpora (section 4.3; tables 11 and 12).
+r"""The paper's 1.3B model on CC100 and RoBERTa's corpora (section 4.2; tables 11 and 12).
 
 python train.py --config=configs/cc100_1b3.py:position=alibi,length=512 --workdir=workdirs/cc100-alibi-512 \
     --config.data.train=TRAIN --config.data.valid=VALID
@@ -7,7 +7,7 @@ TRAIN and VALID are text files or globs of them (.xz as CC100 comes). The paper'
 English part of CC100 (300 GB) and RoBERTa's training corpora (161 GB), which nobody
 redistributes as one. On several hosts: see train.py.
 
-Section 4.3 publishes the sizes of the model, the number of updates and of GPUs.
+Section 4.2 publishes the sizes of the model, the number of updates and of GPUs.
 Optimizer, learning rate, batch, dropout, tokenizer and initialization are not
 published; each is chosen here, and marked CHOICE with the reason.
 """
@@ -23,7 +23,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = base.get_config()
     config.train_length = 512  # tables 11 and 12: 512, 1,024 and 2,048
     config.model.update(
-        num_layers=25,  # section 4.3: "25 transformer layers with 16 heads and a dimension of 2048,
+        num_layers=25,  # section 4.2: "25 transformer layers with 16 heads and a dimension of 2048,
         width=2048,  # with an 8192 hidden dimension of the feedforward sublayers"
         num_heads=16,
         feed_forward=8192,
@@ -58,7 +58,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         weight_decay=0.1,
         clip_norm=1.0,
     )
-    config.train.steps = 50_000  # section 4.3: "one epoch, which is 50k updates on 128 V100 GPUs"
+    config.train.steps = 50_000  # section 4.2: "one epoch, which is 50k updates on 128 V100 GPUs"
     # CHOICE: 461 GB are about 105B tokens at RoBERTa's 4.4 bytes a token, and 50,000 updates
     # of 2,097,152 tokens see each once: 16,384 a GPU.
     config.train.batch_tokens = GPUS * GPU_TOKENS

@@ -1,11 +1,13 @@
-"""The paper's WikiText-103 model, 247M parameters (section 3, appendix A; tables 1 to 7 and 13 to 15).
+"""The paper's WikiText-103 model, 247M parameters (section 2.1; tables 1 to 7 and 13 to 15).
 
 python train.py --config=configs/wikitext103.py:position=alibi,length=512 --workdir=workdirs/wikitext103-alibi-512
 
 Model, optimizer and schedule are those of Baevski and Auli (2019) as the paper's code
-has them: `transformer_lm_wiki103`. An update sees 8 parts of 9,216 tokens; fewer than 8
-devices take several in turn. More must divide an update's 73,728 / L sequences, or split
-the heads too: `--config.mesh.tensor=2` on 16 devices, 4 on 32, 8 on 64.
+has them: `transformer_lm_wiki103`. An update sees 8 parts of 9,216 tokens, each cut to whole
+sequences: 73,728 / L of them, 32 at L = 2,048. The number of devices, divided by mesh.tensor
+(which splits the heads), must divide that. 1, 2, 4 and 8 devices do, and take the parts in
+turn; at the paper's lengths 5 and 7 don't, nor 3 and 6 at L = 2,048; 16 devices do at each
+length with `--config.mesh.tensor=2`, 32 with 4, 64 with 8.
 """
 
 import ml_collections
@@ -19,17 +21,17 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = base.get_config()
     config.train_length = 512  # table 5 has 64 to 3,072
     config.model.update(
-        num_layers=16,  # section 3, as all of these: "16 transformer layers of dimension 1024, with 8 heads,
+        num_layers=16,  # section 2.1, as all of these: "16 transformer layers of dimension 1024, with 8 heads,
         width=1024,  # and a feedforward inner dimension of 4096"
         num_heads=8,
         feed_forward=4096,
-        activation="relu",
+        activation="relu",  # the paper's code
         dtype="float32",  # CHOICE: the paper trained in float16 with scaled losses, which is not here
         final_norm=False,  # the paper's code
         norm_epsilon=1e-5,  # PyTorch's
-        initialization="paper",
-        embedding="adaptive",  # section 3: word embedding and softmax matrices are tied
-        cutoffs=(20_000, 60_000),  # the paper's code, and the rest of the model
+        initialization="paper",  # the paper's code
+        embedding="adaptive",  # section 2.1: word embedding and softmax matrices are tied
+        cutoffs=(20_000, 60_000),  # the paper's code, as all below
         adaptive_factor=4,
         dropout=0.3,
         attention_dropout=0.1,
@@ -47,7 +49,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         test="test",
         tokenizer="words",
     )
-    steps = base.chosen_steps(286_000, config, arg)  # 205 epochs (section 3): the warm-up and one period
+    steps = base.chosen_steps(286_000, config, arg)  # 205 epochs (section 2.1): the warm-up and one period
     warmup = steps * 16 // 286
     config.optimizer.update(
         name="nag",  # this and all below: the paper's code

@@ -1,12 +1,12 @@
-"""NLL by context and the early token curse, from dumps (paper, section 5 and appendix B).
+"""NLL by context, by position in the window, and the early token curse, from dumps (paper, appendix B).
 
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --dump_nll --output_dir=OUT
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --stride=1 --dump_nll --output_dir=OUT
     python scripts/analyse_nll.py --dumps='OUT/nll/*.npz' --output_dir=OUT
 
-Writes OUT/by_context.jsonl and OUT/by_context.png, and prints what of each gain of longer
-blocks is explained by fewer tokens with short context. Texts are told apart by the first
-digits of their tokens' SHA-256.
+Writes OUT/by_context.jsonl (rows of all three, told by their key `analysis`) and
+OUT/by_context.png, and prints what of each gain of longer blocks is explained by fewer
+tokens with short context. Texts are told apart by the first digits of their tokens' SHA-256.
 """
 
 import glob

@@ -1,4 +1,4 @@
-"""The experiments' configs: whole batches at every length, any number of devices, and tuples on the command line."""
+"""The experiments' configs: whole batches at every length and device count, and tuples on the command line."""
 
 import importlib
 
@@ -60,9 +60,9 @@ WIKITEXT103 = {
     "optimizer.shrink": 0.75,
     "optimizer.min_learning_rate": 1e-4,
 }
-# Of section 4.2 what differs, and that it leaves the rest.
+# Of appendix A.3 what differs, and that it leaves the rest.
 BOOKCORPUS = {"model.embedding": "tied", "data.tokenizer": "bpe", "data.bpe_vocab_size": 29_000, "model.dropout": 0.3}
-# All that section 4.3 publishes of a run.
+# All that section 4.2 publishes of a run.
 CC100 = {
     "model.num_layers": 25,
     "model.width": 2048,
@@ -92,13 +92,27 @@ def test_the_schedule_ends_with_the_run(name: str) -> None:
     assert get(name, "train.steps=110,optimizer.warmup_steps=3").optimizer.warmup_steps == 3
 
 
+LENGTHS = (64, 128, 256, 512, 1024, 1536, 2048, 3072)  # of table 5
+
+
+def divides(config: ml_collections.ConfigDict, devices: int) -> bool:
+    try:
+        return sequences_per_update(config, devices) > 0
+    except ValueError:
+        return False
+
+
 def test_the_papers_batch_by_length_and_devices() -> None:
     """8 x 9,216 tokens (8 x 8,192 at L = 2,048), in as many micro-batches as the devices leave."""
     for length, tokens in ((512, 73_728), (2048, 65_536), (3072, 73_728)):
         config = wikitext103.get_config(f"length={length}")
         assert config.train.batch_tokens == tokens
         assert [micro_batches(config, devices) for devices in (1, 2, 4, 8)] == [8, 4, 2, 1]
-    for length in (512, 1024, 1536, 2048, 3072):  # more devices, as the docstring says: the heads are split too
+    refused = {length: {5, 7} | ({3, 6} if length == 2048 else set()) for length in LENGTHS}
+    for length in LENGTHS:  # up to 8 devices, as the docstring says
+        config = wikitext103.get_config(f"length={length}")
+        assert {devices for devices in range(1, 9) if not divides(config, devices)} == refused[length]
+    for length in LENGTHS:  # more devices, as the docstring says: the heads are split too
         config = wikitext103.get_config(f"length={length}")
         assert [micro_batches(config, devices // tensor) for devices, tensor in ((16, 2), (32, 4), (64, 8))] == [1] * 3
         assert sequences_per_update(config, 8) * length == config.train.batch_tokens
@@ -111,7 +125,7 @@ def test_the_papers_batch_by_length_and_devices() -> None:
 
 
 def test_the_sizes_of_the_largest_model() -> None:
-    """Section 4.3: 1.3B parameters. 25 layers of 12 w^2 and biases and norms, the vocabulary, the last norm."""
+    """Section 4.2: 1.3B parameters. 25 layers of 12 w^2 and biases and norms, the vocabulary, the last norm."""
     width = 2048
     layers = 25 * (12 * width**2 + 4 * width + 8192 + width + 4 * width)
     model = build_model(get("cc100_1b3"), 50_264)

@@ -18,14 +18,14 @@ from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.extrapolation import Options, evaluate_runs
-from alibi.imported import import_run
+from alibi.imported import _whole_batch, import_run
 from alibi.model import build_model
 from alibi.runs import RunDirectory, config_hash
 from alibi.trained import TrainedRun
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.schedules import make_schedule
-from alibi.training.setup import check_config, prepare_files
+from alibi.training.setup import check_config, prepare_files, sequences_per_update
 from alibi.training.sharding import make_mesh
 from alibi.training.state import abstract_state
 from configs import base, wikitext103
@@ -94,9 +94,11 @@ def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, 
     options = Options(tmp_path, lengths=(16,), text_file=str(TEXT), dump_nll=True, report=False)
     assert evaluate_runs([imported.run.path], options) == []
     words = TEXT.read_text().split()
-    unknown = words.count("unheard") + words.count("<unk>")
+    lacking, literal = words.count("unheard"), words.count("<unk>")
+    unknown = lacking + literal
     assert unknown == (expected["targets"] == 3).sum() > 0
-    assert f"{unknown} of {expected['targets'].size} tokens are <unk>: words that" in capsys.readouterr().err
+    told = f"{lacking} words that the run's dictionary lacks, {literal} <unk> in the text itself"
+    assert f"{unknown} of {expected['targets'].size} tokens are <unk>: {told}" in capsys.readouterr().err
     dump = read_dump(tmp_path / "nll" / "run-length=16-stride=16.npz")
     np.testing.assert_allclose(dump.nll_nats, expected["nll/length=16,stride=16"], atol=2e-5)
 
@@ -206,6 +208,29 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(
+    ("length", "max_device_tokens", "tokens"),
+    [
+        (2048, 9_216, 65_536),  # 8 x 8,192: of each part of 9,216 four sequences
+        (3072, 9_216, 73_728),
+        (512, 9_216, 73_728),
+        (2048, 0, 73_728),  # one part: 36 sequences
+        (2048, 10_000, 73_728),  # no part of the batch
+        (10_000, 9_216, 80_000),  # a sequence at least
+    ],
+)
+def test_the_batch_is_cut_as_the_papers_code_cuts_it(length, max_device_tokens, tokens):
+    """And at the paper's lengths as configs/wikitext103.py has it, so that 8 devices go on with the training."""
+    config = wikitext103.get_config()
+    config.train_length = length
+    config.train.max_device_tokens = max_device_tokens
+    config.train.batch_tokens = _whole_batch(config)
+    assert config.train.batch_tokens == tokens
+    if max_device_tokens == 9_216:
+        assert wikitext103.get_config(f"length={length}").train.batch_tokens == tokens
+        assert sequences_per_update(config, 8) * length == tokens
+
+
 def test_the_position_method_can_be_named(tmp_path, expected):
     """Without max_tokens the checkpoint is not the fork's; and the user has the last word."""
     renamed(b"max_tokens", b"max_tokenz")(tmp_path / "x.pt")
@@ -254,10 +279,7 @@ def in_stream_order(recorded, ours, length):
 
 
 def test_what_the_papers_code_computes(shared_dir, tmp_path):
-    """Each of 13,175 tokens within 2e-4 nats, the mean within 1e-5, the perplexities to 0.01.
-
-    Of stride 1 the first 3,000 alone, for the time that it takes.
-    """
+    """Each of 13,175 tokens within 2e-4 nats, the mean within 1e-5, the perplexities to 0.01."""
     oracle = shared_dir / "oracle"
     config = config_of(tmp_path)
     config.eval.batch_tokens = 8192
@@ -265,15 +287,14 @@ def test_what_the_papers_code_computes(shared_dir, tmp_path):
     run, recorded = TrainedRun(made.run.path), np.load(oracle / "expected.npz")
     text = prepare_text(oracle / "valid.txt", run.tokenizer, tmp_path / "cache", progress=False)
     np.testing.assert_array_equal(text.tokens, recorded["targets"])
-    perplexities = {(64, 64): 528.281, (128, 128): 525.980, (512, 512): 524.470, (128, 64): 524.466, (64, 1): None}
+    perplexities = {(64, 64): 528.281, (128, 128): 525.980, (512, 512): 524.470, (128, 64): 524.466, (64, 1): 524.980}
     for (length, stride), perplexity in perplexities.items():
-        tokens = text.tokens if perplexity else text.tokens[:3000]
-        nll = recorded[f"nll/length={length},stride={stride}"][: tokens.size]
-        ours = score(run, tokens, length, stride)
+        nll = recorded[f"nll/length={length},stride={stride}"]
+        ours = score(run, text.tokens, length, stride)
         nll = in_stream_order(nll, ours, length) if length == stride else nll
         np.testing.assert_allclose(ours, nll, atol=2e-4)
         assert ours.mean(dtype=np.float64) == pytest.approx(nll.mean(dtype=np.float64), abs=1e-5)
-        assert perplexity is None or np.exp(ours.mean(dtype=np.float64)) == pytest.approx(perplexity, abs=0.01)
+        assert np.exp(ours.mean(dtype=np.float64)) == pytest.approx(perplexity, abs=0.01)
 
 
 def test_the_run_names_where_it_comes_from(imported):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -285,6 +286,30 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path):
         "\n"
         "time left in all: about 9 min\n"
     )
+
+
+def test_a_sweep_says_how_long_it_took_for_what(tmp_path, monkeypatch, capsys):
+    """Of three runs one is trained and evaluated before, one trained, one neither: it takes 2 h 0 min and 59 s."""
+    sweep = sweep_of(product={"position": ["alibi", "t5", "none"]}, multiples=[1])
+    for position in ("alibi", "t5"):
+        finish(sweep, tmp_path, f"{position}-L128-seed0")
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now, strftime=time.strftime)
+
+    def script(self, name, flags, place):
+        if name == "train.py":
+            finish(sweep, tmp_path, "none-L128-seed0")
+            clock.now += 2 * 3600 + 59
+        else:
+            position = "t5" if "/t5-L128-seed0" in flags[0] else "none"
+            append_rows(tmp_path / "results.jsonl", [result(sweep, position, run=f"{position}-L128-seed0")])
+            clock.now += 100
+        return 0, ""
+
+    monkeypatch.setattr(execute.Sweeper, "_run_script", script)
+    monkeypatch.setattr(execute, "time", clock)
+    assert execute.Sweeper(sweep, tmp_path, report=lambda failures: "report").execute() == {}
+    assert capsys.readouterr().out.endswith("\nreport\ntook 2 h 4 min; runs trained: 1, evaluated: 2\n")
 
 
 def test_a_signal_is_passed_on_once_and_the_sweep_ends_when_the_run_has():

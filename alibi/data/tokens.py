@@ -21,7 +21,8 @@ from alibi.data.progress import WatchedCorpus, byte_bar
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of token files
+TOKENIZER_FORMAT_VERSION = 1
 # Below this many bytes a token file is hashed when a process first opens it; above, only its size is checked.
 VERIFY_BYTES = 1 << 30  # WikiText-103 has 0.4 GB; hashing takes about a second
 
@@ -37,7 +38,8 @@ class Manifest:
     words: int  # between white space
     bytes: int  # of the text in UTF-8
     documents: int
-    unknown_words: int  # tokens that are <unk>
+    unknown_words: int  # tokens that are <unk>: words that the dictionary lacks, and
+    unk_in_text: int  # words of the text that are <unk> itself
     max_bytes: int  # the limit the text was cut at (-1: none)
     dtype: str  # of the file: <u2 or <u4
     sha256: str  # of the file
@@ -131,7 +133,7 @@ def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: b
     if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
         return make_tokenizer(data, corpus)
     content = {
-        "format": FORMAT_VERSION,
+        "format": TOKENIZER_FORMAT_VERSION,
         "train": corpus.description("train"),
         "max_bytes": data.max_train_bytes,
         "tokenizer": data.tokenizer,
@@ -200,7 +202,7 @@ def _write_tokens(
 ) -> dict[str, Any]:
     """Writes the ids and returns the manifest's counts; memory is bounded by a few pieces."""
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-    counts: dict[str, Any] = {"tokens": 0, "words": 0, "bytes": 0, "documents": 0, "unknown_words": 0}
+    counts: dict[str, Any] = {"tokens": 0, "words": 0, "bytes": 0, "documents": 0, "unknown_words": 0, "unk_in_text": 0}
     hasher = hashlib.sha256()
     bar = byte_bar(f"{corpus.name} {split}", corpus.size(split), max_bytes, visible=progress)
     with bar, path.open("wb") as stream:
@@ -223,7 +225,9 @@ def _count(pieces: Iterator[Piece], counts: dict[str, Any], bar: tqdm.tqdm) -> I
     for piece in pieces:
         size = len(piece.text.encode("utf-8"))
         counts["bytes"] += size
-        counts["words"] += len(piece.text.split())
+        words = piece.text.split()
+        counts["words"] += len(words)
+        counts["unk_in_text"] += words.count("<unk>")
         counts["documents"] += piece.ends_document
         bar.update(size)
         yield piece

@@ -1,4 +1,4 @@
-"""Where in its window a token stands, and what that costs: the early token curse (paper, section 5 and appendix B).
+"""Where in its window a token stands, and what that costs: the early token curse (paper, appendix B).
 
 In windows that don't overlap, a token near the start of its window has little context.
 Longer windows have fewer such tokens, and are better for that alone, even where the model
@@ -78,13 +78,16 @@ def read_measured(path: str | os.PathLike[str]) -> Measured:
 
 
 def analyse(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Rows of two kinds: NLL by context of each dump, and the curse for each two lengths of a run and text.
+    """Rows of three kinds, told by `analysis`: two for each dump, and the curse for each two lengths of a run and text.
+
+    by_context: NLL by ranges of context; by_position: by single position in the window;
+    early_token_curse: see there.
 
     Raises:
       ValueError: two dumps of the same run, text, length and stride.
     """
     _check_each_once(measured)
-    rows = [row for one in measured for row in by_context(one)]
+    rows = [row for one in measured for row in by_context(one) + by_position(one)]
     blocks = sorted((one for one in measured if one.stride == one.length), key=lambda one: one.length)
     for short in blocks:
         for long in blocks:
@@ -110,12 +113,21 @@ def by_context(measured: Measured) -> list[dict[str, Any]]:
         inside = (context >= low) & (context <= high)
         if inside.any():
             rows.append(
-                _about(measured, "by_context")
-                | {"eval_length": measured.length, "mode": measured.mode, "stride": measured.stride}
+                _about_windows(measured, "by_context")
                 | {"context_from": low, "context_to": high}
                 | {"tokens": int(inside.sum()), "nll_nats": float(nll[inside].sum())}
             )
     return rows
+
+
+def by_position(measured: Measured) -> list[dict[str, Any]]:
+    """NLL of the tokens at each position in their window, 1 to `length`: the window's inputs up to the token's own."""
+    tokens, nats = (np.bincount(measured.context, weights) for weights in (None, measured.nll))
+    about = _about_windows(measured, "by_position")
+    return [
+        about | {"position": int(position), "tokens": int(tokens[position]), "nll_nats": float(nats[position])}
+        for position in np.flatnonzero(tokens)
+    ]
 
 
 def ranges(length: int) -> list[tuple[int, int]]:
@@ -178,6 +190,11 @@ def _with_costs_of(short: Measured, long: Measured, sliding: Measured | None) ->
     else:
         full = short.nll[short.context > short.length // 2].mean()
     return float(np.where(long.context <= short.length, costs[np.minimum(long.context, short.length)], full).mean())
+
+
+def _about_windows(measured: Measured, analysis: str) -> dict[str, Any]:
+    windows = {"eval_length": measured.length, "mode": measured.mode, "stride": measured.stride}
+    return _about(measured, analysis) | windows
 
 
 def _about(measured: Measured, analysis: str) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class Batch:
 
 
 def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
-    """The windows that score a stream of `num_tokens` at `length`, as the paper's code does (section 2.2, appendix B).
+    """The windows that score a stream of `num_tokens` at `length`, as the paper's code does (section 2.1, appendix B).
 
     Args:
       num_tokens: at least 1.

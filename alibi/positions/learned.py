@@ -12,7 +12,7 @@ from alibi.positions.base import Params, PositionMethod, Positions
 
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionMethod):
-    """One learned vector for each position, added to the token embeddings (paper, section 2.2).
+    """One learned vector for each position, added to the token embeddings (paper, section 2.1).
 
     Attributes:
       num_positions: rows of the table; 0: the training length. Beyond them the method

@@ -29,10 +29,10 @@ REFERENCES = {
     "trained": "the column's first that was trained at its length",
 }
 BOOKS = (
-    "the paper prints its adaptive model's 247M parameters; with the tied 29,000 entries of section 4.2 there are "
+    "the paper prints its adaptive model's 247M parameters; with the tied 29,000 entries of appendix A.3 there are "
     "231,235,584; where data.tokenizer_file names no vocabulary, one is trained on the train text"
 )
-UPDATES = 50_000.0  # of the runs of tables 11 and 12 (section 4.3)
+UPDATES = 50_000.0  # of the runs of tables 11 and 12 (section 4.2)
 
 # (the row's cells by column, the column) -> the quantity; None for a system that the project doesn't have.
 CellRule = Callable[[Mapping[str, str], str], Quantity | None]
@@ -161,8 +161,8 @@ TABLES: Mapping[int, TableDefinition] = {
         "1.3B parameters, equal training time",
         "cc100",
         by_model,
-        note="hours are device-hours; the paper doesn't say whether the learning rate of its shorter runs reached its "
-        "end; here each run has a schedule of its own, which does",
+        note="hours are device-hours; the paper halts its sinusoidal runs early, when the ALiBi run beside each ends; "
+        "here the learning rate's schedule ends with the run",
     ),
     12: TableDefinition(
         "1.3B parameters, equal updates",

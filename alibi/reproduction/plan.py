@@ -1,9 +1,12 @@
 """What is printed before anything is run: a table's commands with their cost, and all tables with what has been run."""
 
 import functools
+import pathlib
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 
+from alibi.reporting.report import ROWS_FILE
+from alibi.reporting.rows import is_measured, latest, read_rows
 from alibi.reproduction.cost import (
     Cost,
     Device,
@@ -65,7 +68,7 @@ def _commands(
 
 
 def overview(reproductions: Sequence[Reproduction]) -> str:
-    """One line a table: what it shows, and how much of it has been run."""
+    """One line a table: what it shows, and how much of it has been run; below, where else there are results."""
     lines = [("table", "setting", "runs", "results", "written", "what")]
     for one in reproductions:
         states = survey(one.sweep, one.directory)
@@ -76,7 +79,22 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
         what = TABLES[one.number].title
         lines.append((str(one.number), one.setting.name, f"{trained}/{len(states)}", f"{done}/{cells}", written, what))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines) + "\n"
+    table = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines) + "\n"
+    return table + _elsewhere({one.directory for one in reproductions})
+
+
+def _elsewhere(counted: Set[pathlib.Path]) -> str:
+    """The directories beside those `counted` that have results, of other overrides and files."""
+    files = {file for directory in counted for file in directory.parent.glob(f"*/{ROWS_FILE}")}
+    results = {
+        file.parent: sum(map(is_measured, latest(read_rows(file))))
+        for file in sorted(files)
+        if file.parent not in counted
+    }
+    if not results:
+        return ""
+    lines = [f"  {directory}: {number} results" for directory, number in results.items()]
+    return "\n".join(["", "Of other --overrides or files, and not counted here:", *lines, ""])
 
 
 def _lengths(evaluation: Evaluation) -> str:

@@ -101,7 +101,7 @@ SETTINGS = {
             "configs/cc100_1b3.py",
             splits=("train", "valid"),
             vocab_size=50_264,
-            tokens={"valid": 649_000},  # section 4.3
+            tokens={"valid": 649_000},  # section 4.2
         ),
         Setting("wikitext103", "small", "configs/books_tables.py", "configs/wikitext2.py", divisor=16),
         Setting(

@@ -64,6 +64,8 @@ class Sweeper:
             self._places.put(place)
         self._reporting = threading.Lock()
         self._shown = ""  # the latest report
+        self._trained: set[str] = set()  # names of the runs that this start brought so far
+        self._evaluated: set[str] = set()
         self.report = report or functools.partial(write_report, self.workdir, sweep.title)
         self.children = Children()
 
@@ -78,10 +80,14 @@ class Sweeper:
           Stopped: SIGINT or SIGTERM arrived.
         """
         failures: dict[str, str] = {}
+        started = time.monotonic()
         with self._lock(), self.children, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             for done in [pool.submit(self._execute_run, number, failures) for number in range(len(self.sweep.runs))]:
                 done.result()
         print(f"\n{self._shown}", flush=True)
+        minutes = int(time.monotonic() - started) // 60
+        ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
+        print(f"took {minutes // 60} h {minutes % 60} min; {ended}", flush=True)
         return failures
 
     def _execute_run(self, number: int, failures: dict[str, str]) -> None:
@@ -121,11 +127,13 @@ class Sweeper:
             reason = self._train(run, place)
             if reason:
                 return reason
+            self._trained.add(run.name)
         for evaluation in self._state(run).missing:
             say(f"{heading}: evaluating at {_listed(evaluation)}; {self._time_left()}")
             reason = self._evaluate(run, evaluation, place)
             if reason:
                 return reason
+            self._evaluated.add(run.name)
         left = self._state(run).missing if self.primary else ()
         return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
 

@@ -50,8 +50,15 @@ def test_words_of_valid_by_the_dictionary_of_train(data):
     made = tokens.prepare(data, "valid", progress=False)
     assert made.tokenizer().symbols[4:7] == ["one", "three", "two"]
     assert made.tokens.tolist() == [4, 3, 6, 2]
-    assert made.manifest.unknown_words == 1
+    assert (made.manifest.unknown_words, made.manifest.unk_in_text) == (1, 0)
     assert (made.manifest.words, made.manifest.bytes) == (3, len(VALID))
+
+
+def test_what_the_text_leaves_out_itself_is_told_from_what_the_dictionary_lacks(data):
+    data.tokenizer = "words"
+    pathlib.Path(data.valid).write_text("one <unk> four <unk>\n")
+    made = tokens.prepare(data, "valid", progress=False)
+    assert (made.manifest.unknown_words, made.manifest.unk_in_text) == (3, 2)
 
 
 def test_large_vocabularies_take_four_bytes(data, tmp_path):

@@ -9,7 +9,15 @@ import sys
 import numpy as np
 import pytest
 
-from alibi.evaluation.by_position import Measured, analyse, by_context, early_token_curse, ranges, read_measured
+from alibi.evaluation.by_position import (
+    Measured,
+    analyse,
+    by_context,
+    by_position,
+    early_token_curse,
+    ranges,
+    read_measured,
+)
 from alibi.evaluation.dumps import Dump, write_dump
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -49,6 +57,26 @@ def test_rows_by_context_hold_each_token_once():
     assert sum(row["nll_nats"] for row in rows) == pytest.approx(one.nll.sum())
     assert rows[0]["nll_nats"] / rows[0]["tokens"] == pytest.approx(5.0)
     assert rows[-1]["nll_nats"] / rows[-1]["tokens"] == pytest.approx(5.0 - np.log(4), rel=1e-6)
+
+
+def test_rows_by_position_are_the_means_of_single_places():
+    """10 tokens in blocks of 4: the places 1 and 2 are there three times, 3 and 4 twice; sliding by 2: 1 and 2 once."""
+    dump = Dump(np.arange(10, dtype=np.float32), np.zeros(10, np.int32), 4, 4, 1, "t", "c")
+    rows = by_position(Measured("run", dump))
+    about = {"analysis": "by_position", "run": "run", "step": 1, "tokens_sha256": "t", "config_hash": "c"}
+    assert rows[0] == about | {
+        "eval_length": 4,
+        "mode": "nonoverlapping",
+        "stride": 4,
+        "position": 1,
+        "tokens": 3,
+        "nll_nats": 0.0 + 4.0 + 8.0,
+    }
+    found = [(row["position"], row["tokens"], row["nll_nats"]) for row in rows]
+    assert found == [(1, 3, 12.0), (2, 3, 15.0), (3, 2, 8.0), (4, 2, 10.0)]
+    sliding = by_position(Measured("run", dataclasses.replace(dump, stride=2)))
+    found = [(row["position"], row["tokens"], row["nll_nats"]) for row in sliding]
+    assert found == [(1, 1, 0.0), (2, 1, 1.0), (3, 4, 2.0 + 4 + 6 + 8), (4, 4, 3.0 + 5 + 7 + 9)]
 
 
 def test_all_of_the_gain_is_the_curse_where_longer_context_is_worth_nothing():
@@ -99,7 +127,9 @@ def test_from_dumps_to_rows_and_figure(tmp_path):
     assert "| run | 1 | t | 16 to 64 | 0.2835 |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
-    assert {row["analysis"] for row in rows} == {"by_context", "early_token_curse"}
+    assert {row["analysis"] for row in rows} == {"by_context", "by_position", "early_token_curse"}
+    places = [row for row in rows if row["analysis"] == "by_position" and row["mode"] == "nonoverlapping"]
+    assert len(places) == 16 + 64
     assert (tmp_path / "by_context.png").read_bytes().startswith(b"\x89PNG")
 
 

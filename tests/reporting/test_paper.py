@@ -49,7 +49,7 @@ def test_every_row_has_a_cell_for_each_column(number):
 def test_values_of_the_text():
     table = load_table(2)
     by_length = dict(zip(table.column("Inputs"), table.column("ALiBi PPL"), strict=True))
-    # "19.73 -> 18.40" for a model trained at 512 and tested at 512 and 3,512 (section 4.1, table 2).
+    # "19.73 -> 18.40" for a model trained at 512 and tested at 512 and 3,512 (table 2).
     assert (by_length["512"], by_length["3512"]) == ("19.73", "18.40")
     assert load_table(5).rows[1][:3] == ("128", "", "23.98")
 

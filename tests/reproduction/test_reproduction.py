@@ -105,6 +105,19 @@ def test_lengths_strides_and_splits(tables):
     assert evaluations(2, "paper", "t5-L512-seed0")[0][0][-1] == 15512
 
 
+def test_the_list_names_directories_that_it_does_not_look_into(tmp_path):
+    """Else runs with --overrides look as if they had never been, unless the same overrides are given again."""
+    plain, short = (Reproduction(2, "small", tmp_path, overrides=keys) for keys in ("", "train.steps=600"))
+    assert len(overview([plain]).splitlines()) == 2
+    rows = [make_row(eval_length=length, perplexity=8.0) for length in (32, 33, 34)]
+    again, failed = make_row(eval_length=32, perplexity=9.0), make_row(eval_length=35, perplexity=None, error="no")
+    append_rows(short.directory / "results.jsonl", [*rows, again, failed])
+    (tmp_path / "small" / "cc100-empty").mkdir()
+    said = "Of other --overrides or files, and not counted here:"
+    assert overview([plain]).splitlines()[2:] == ["", said, f"  {short.directory}: 3 results"]
+    assert len(overview([short]).splitlines()) == 2
+
+
 def test_equal_training_time_is_fewer_updates_of_a_run_of_its_own(tables):
     steps = {run.name: run.config.train.steps for run in tables[11, "paper"].sweep.runs}
     assert steps == {
