@@ -33,6 +33,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        if not os.fspath(path):
+            raise ValueError("the work directory's name is empty; give a directory, or . for the current one")
         if "://" in str(path):
             raise ValueError(
                 f"work directory {path} is an address; a directory is needed, whose files can be locked and appended "

@@ -122,6 +122,15 @@ def test_scripts_are_valid_bash():
         subprocess.run(["bash", "-n", str(script)], check=True)
 
 
+@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("-h", 0), ("--job=2", 2)])
+def test_an_option_of_the_quickstart_is_no_name_of_a_folder(tmp_path, option, code):
+    """Alone in a folder: whatever came after the usage would fail, and train nothing."""
+    script = shutil.copy(PROJECT / "scripts" / "quickstart.sh", tmp_path)
+    result = subprocess.run(["bash", script, option], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == code
+    assert "usage: bash scripts/quickstart.sh [WORKDIR]" in result.stdout + result.stderr
+
+
 def sweep(*arguments):
     command = [sys.executable, str(PROJECT / "scripts" / "sweep.py"), *arguments]
     return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
@@ -140,7 +149,7 @@ def test_dry_run_lists_the_quickstart_and_writes_nothing(tmp_path):
 def test_a_bad_sweep_file_is_one_line_and_a_non_zero_exit(tmp_path):
     result = sweep(f"--sweep={tmp_path / 'absent.py'}", f"--workdir={tmp_path}")
     assert result.returncode == 1
-    assert result.stderr.strip().splitlines()[-1].startswith(f"error: {tmp_path / 'absent.py'} does not exist")
+    assert result.stderr.startswith(f"error: {tmp_path / 'absent.py'} does not exist")
 
 
 def test_an_unknown_table_is_one_line_with_those_there_are(tmp_path):
