@@ -46,7 +46,7 @@ def setup(clone, path, *arguments, **environment):
 def test_without_any_python_it_says_what_is_needed(clone, tools):
     result = setup(clone, tools)
     assert result.returncode == 1
-    assert "Python 3.11 or newer is needed, with its venv module; found no python at all." in result.stderr
+    assert "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found no python at all." in result.stderr
     assert "PYTHON=/path/to/python" in result.stderr
 
 
@@ -57,6 +57,16 @@ def test_an_old_python_is_named_with_its_version(clone, tools):
     result = setup(clone, tools)
     assert result.returncode == 1
     assert "found python3 (3.9.2)." in result.stderr
+
+
+def test_a_python_newer_than_the_pins_is_taken_only_by_name(clone, tools):
+    new = tools / "python3"
+    new.write_text('#!/bin/bash\n[[ "$1" == -c ]] || exit 1\n[[ $# == 2 ]] || { echo 3.14.1; exit $(($3 < 14)); }\n')
+    new.chmod(0o755)
+    result = setup(clone, tools)
+    assert result.returncode == 1
+    assert "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found python3 (3.14.1)." in result.stderr
+    assert f"making .venv with {new}" in setup(clone, tools, PYTHON="python3").stdout
 
 
 def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone, tools):
