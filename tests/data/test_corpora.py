@@ -84,6 +84,8 @@ def test_unknown_names_list_those_that_exist():
         list(make_corpus(data_config(valid="nope")).pieces("valid"))
     with pytest.raises(ValueError, match=r"data\.corpus='book' is unknown; use one of books, text, hub, tfds"):
         make_corpus(data_config(corpus="book"))
+    with pytest.raises(ValueError, match=r"data\.streaming=True is of corpus=hub only: tfds prepares a dataset first"):
+        make_corpus(data_config(corpus="tfds", name="lm1b", streaming=True))
 
 
 # Text files.
