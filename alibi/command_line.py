@@ -1,6 +1,8 @@
 """What the entry points share: flags read, and whatever the user can mend said in one line instead of a traceback."""
 
+import difflib
 import os
+import pathlib
 import re
 import sys
 from collections.abc import Callable
@@ -11,6 +13,10 @@ from absl import app, flags, logging
 from alibi.data.cache import cache_root
 from alibi.errors import UserError
 from alibi.host_memory import keep_freed_memory
+
+CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
+
+flags.disclaim_key_flags()  # what is defined here belongs to the entry point that asks for it: --help shows it
 
 
 def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> None:
@@ -66,6 +72,7 @@ def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:
     try:
         if argv[1:]:
             raise ValueError(f"unknown arguments: {' '.join(argv[1:])}; flags start with --")
+        _check_directories()
         return main() or 0
     except (ValueError, OSError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -75,8 +82,16 @@ def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:
         return 130
 
 
+def _check_directories() -> None:
+    """Raises ValueError for an empty name: what an unset shell variable leaves would be the current directory."""
+    for name in ("workdir", "output_dir"):
+        if name in flags.FLAGS and flags.FLAGS[name].value == "":
+            raise ValueError(f"--{name} is empty; give a directory (is a shell variable unset?)")
+
+
 def _parse(argv: list[str]) -> list[str]:
     try:
+        _check_config_file(argv)
         return flags.FLAGS(_behind_the_colon(argv))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         unknown_key = "unknown config key: " if isinstance(error, AttributeError | KeyError) else ""
@@ -98,6 +113,29 @@ def _behind_the_colon(argv: list[str]) -> list[str]:
     keys = ",".join(word.partition("config.")[2] for word in moved)
     whole = files[-1] + ("," if ":" in files[-1] else ":") + keys
     return [whole if word is files[-1] else word for word in argv if word not in moved]
+
+
+def _check_config_file(argv: list[str]) -> None:
+    """Raises ValueError where --config names no file: of that ml_collections tells only what comes of it."""
+    for index, word in enumerate(argv):
+        given = re.fullmatch(r"--?config(?:=(.*))?", word, re.DOTALL)
+        if given is None or "config" not in flags.FLAGS:
+            continue
+        value = given[1] if given[1] is not None else " ".join(argv[index + 1 : index + 2])
+        file = value.partition(":")[0]
+        if not os.path.isfile(file):
+            raise ValueError(f"there is no config file {file!r}; did you mean {_nearest_config(file)}?")
+
+
+def _nearest_config(file: str) -> str:
+    """`file` with its ending if only that is missing, else the project's config of the nearest name."""
+    if os.path.isfile(f"{file}.py"):
+        return f"{file}.py"
+    known = {path.stem: path for path in sorted(CONFIGS.glob("[!_]*.py"))}
+    nearest = difflib.get_close_matches(pathlib.PurePath(file).stem, known, n=1, cutoff=0.5)
+    path = known[nearest[0] if nearest else "quickstart"]
+    here = pathlib.Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _last_cause(message: str) -> str:

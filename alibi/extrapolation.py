@@ -15,6 +15,9 @@ import tqdm
 from jaxtyping import PyTree
 
 from alibi.data.cache import content_key
+from alibi.data.corpora import make_corpus
+from alibi.data.pieces import Corpus
+from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, prepare_text, prepare_with
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_path, is_dump_of
@@ -161,6 +164,11 @@ class RunEvaluation:
             _say(f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {why}")
         return text
 
+    def _corpus(self) -> Corpus:
+        """Where the text comes from, of which its title is wanted; the run's own is not read for that."""
+        own = self.options.text_file
+        return TextFiles({"file": own}) if own else make_corpus(self.trained.config.data)
+
     def _is_done(self, row: Row) -> bool:
         measured = any(is_measured(found) for found in self.output.find(row))
         return measured and (not self.options.dump_nll or is_dump_of(self._dump_path(row), *_dumped(row)))
@@ -208,8 +216,6 @@ class RunEvaluation:
     def _unmeasured(self, windows: Windows) -> Row:
         """The row without its results."""
         config, manifest = self.trained.config, self.text.manifest
-        # A user's text is known by its name, so that the rows of several stand side by side.
-        names = ",".join(pathlib.Path(name).name for name in self.options.text_file.split(","))
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
         return dict.fromkeys(ROW_KEYS) | {
             "run": self.trained.name,
@@ -218,7 +224,7 @@ class RunEvaluation:
             "eval_length": windows.length,
             "mode": windows.mode,
             "stride": windows.stride,
-            "corpus": self.output.name_text(names or manifest.corpus, manifest.split, text),
+            "corpus": self.output.name_text(self._corpus().title(manifest.split), manifest.split, text),
             "split": manifest.split,
             "seed": config.seed,
             "step": self.trained.step,

@@ -33,6 +33,8 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        if not os.fspath(path):
+            raise ValueError("the work directory's name is empty; give a directory, or . for the current one")
         if "://" in str(path):
             raise ValueError(
                 f"work directory {path} is an address; a directory is needed, whose files can be locked and appended "
@@ -242,6 +244,9 @@ def make_provenance(**more: Any) -> dict[str, Any]:
     """What made a run: command, commit, versions, CPU cores; `more` adds devices, corpus, parameters."""
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
     versions["python"] = sys.version.split()[0]
-    # Those that this process may use, where the system tells (Linux).
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"command": sys.argv, "commit": git_commit(), "versions": versions, "cores": cores, **more}
+    return {"command": sys.argv, "commit": git_commit(), "versions": versions, "cores": usable_cores(), **more}
+
+
+def usable_cores() -> int:
+    """The processor cores that this process may use; all, where the system doesn't tell which (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -57,7 +57,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.data = ml_collections.ConfigDict()
     config.data.corpus = "books"  # books (embedded), text (files), hub (datasets) or tfds
     # Where each split comes from. books: its own names; text: comma-separated files and globs;
-    # hub and tfds: a split expression such as "train" or "validation". Empty: there is none.
+    # hub and tfds: a split expression such as "validation" or "train[:10%]". Empty: there is none.
     config.data.train = "train"
     config.data.valid = "valid"
     config.data.test = ""

@@ -17,6 +17,7 @@ machine, the versions and the date.
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 
@@ -39,13 +40,25 @@ COMMANDS = {
 def main() -> int:
     arguments = _parser().parse_args()
     try:
+        _check(arguments)
         rows = arguments.command(arguments)
-    except ValueError as error:
+        if arguments.json is not None:
+            pathlib.Path(arguments.json).write_text(json.dumps(rows, indent=2) + "\n")
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(rows, indent=2) + "\n")
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What would show only after the measurements; raises ValueError."""
+    for name, value in vars(arguments).items():
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"--{name}={value} must be at least 1")
+    if arguments.json is not None:
+        file = pathlib.Path(arguments.json)
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise ValueError(f"--json={arguments.json} can't be written; name a file in a folder that exists")
 
 
 def _parser() -> argparse.ArgumentParser:

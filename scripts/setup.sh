@@ -4,7 +4,7 @@
 #   bash scripts/setup.sh [--test] [--extra=gpu|tpu]
 #
 # --test adds the tools of the tests and checks. The extra may also be given as ALIBI_EXTRA=gpu.
-# PYTHON=/path/to/python chooses the interpreter that .venv is made from.
+# PYTHON=/path/to/python chooses the interpreter that .venv is made from, which may then be newer than 3.13.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -29,16 +29,19 @@ case "$extra" in
   *) fail "unknown extra '$extra'; known are gpu and tpu" ;;
 esac
 
-# Prints the version and succeeds if the interpreter $1 is new enough.
+# Prints the version and succeeds if the interpreter $1 is of Python 3.11 to 3.$2.
 python_version() {
-  "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+  local code='import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(not 11 <= sys.version_info[1] <= int(sys.argv[1]))'
+  "$1" -c "$code" "$2" 2>/dev/null
 }
 
 find_python() {
-  local candidate version found=""
+  local candidate newest version found=""
   for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3 python; do
     command -v "$candidate" >/dev/null || continue
-    if version=$(python_version "$candidate"); then
+    newest=13  # that requirements.txt is pinned for
+    [[ "$candidate" != "${PYTHON:-}" ]] || newest=99
+    if version=$(python_version "$candidate" "$newest"); then
       # Debian ships Python without ensurepip, from which no environment with pip can be made.
       if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
         command -v "$candidate"
@@ -48,15 +51,15 @@ find_python() {
     fi
     found="$found${found:+, }$candidate (${version:-does not start})"
   done
-  fail "Python 3.11 or newer is needed, with its venv module; found ${found:-no python at all}." \
+  fail "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found ${found:-no python at all}." \
     "Install it (Debian, Ubuntu: apt install python3.11-venv; macOS: brew install python@3.11)," \
-    "or name one: PYTHON=/path/to/python bash scripts/setup.sh"
+    "or name one, which may also be newer, untested: PYTHON=/path/to/python bash scripts/setup.sh"
 }
 
 make_venv() {
   if [[ -d "$venv" ]]; then
     local version
-    if version=$(python_version "$venv/bin/python"); then return; fi
+    if version=$(python_version "$venv/bin/python" 99); then return; fi
     [[ -z "$version" ]] || fail "$venv holds Python $version, 3.11 or newer is needed; remove it and start again"
     say ".venv is not whole; making it again"
   fi

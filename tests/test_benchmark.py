@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -83,10 +84,44 @@ def test_the_memory_of_a_call_is_its_own(scripts):
         assert growth == pytest.approx(2**26, abs=2**23)
 
 
-def test_unknown_names_are_one_line():
-    result = attention("--backends=fast", "--lengths=64")
-    assert result.returncode == 1
-    assert result.stderr.startswith("error: unknown attention backend 'fast'; use auto, ")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["attention", "--backends=fast", "--lengths=64"], "unknown attention backend 'fast'; use auto, "),
+        (["attention", "--lengths=64,abc"], "--lengths=64,abc must be whole numbers above 0, separated by commas"),
+        (["decode", "--lengths=0"], "--lengths=0 must be whole numbers above 0"),
+        (["train", "--shapes=none", "--lengths=-8"], "--lengths=-8 must be whole numbers above 0"),
+        (["evaluate", "--batch_tokens="], "--batch_tokens= must be whole numbers above 0"),
+        (["evaluate", "--workdir={tmp_path}/none", "--rounds=0"], "--rounds=0 must be at least 1"),
+        (
+            ["adaptive", "--json={tmp_path}/absent/rows.json"],
+            "--json={tmp_path}/absent/rows.json can't be written; name",
+        ),
+        (["adaptive", "--json={tmp_path}"], "--json={tmp_path} can't be written"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_measured(scripts, monkeypatch, capsys, tmp_path, words, message):
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *(word.format(tmp_path=tmp_path) for word in words)])
+    assert importlib.import_module("benchmark").main() == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {message.format(tmp_path=tmp_path)}")
+    assert said.count("\n") == 1
+
+
+def test_what_stops_a_measurement_is_one_line(scripts, monkeypatch, capsys):
+    benchmark, adaptive = (importlib.import_module(name) for name in ("benchmark", "benchmarks.adaptive"))
+    for error in (RuntimeError("the matrix product was not measured"), OSError("no such disk")):
+        monkeypatch.setattr(adaptive, "compare", mock.Mock(side_effect=error))
+        monkeypatch.setattr(sys, "argv", ["benchmark.py", "adaptive"])
+        assert benchmark.main() == 1
+        assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_system_that_tells_no_cores_of_a_process(scripts, monkeypatch):
+    """Such as macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert importlib.import_module("benchmarks.rounds").about(1)["machine"]["cores"] == 3
 
 
 def test_a_length_is_told_by_ratios_of_its_rounds(scripts, monkeypatch, capsys):

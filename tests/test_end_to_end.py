@@ -178,14 +178,18 @@ def test_a_killed_process_goes_on_bit_for_bit(files: dict[str, pathlib.Path]) ->
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
+NO_FILE = "there is no config file '{}'; did you mean configs/quickstart.py?"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config=configs/nope.py", "--workdir={out}"], "configs/nope.py"),
+        (["--config=configs/quikstart.py", "--workdir={out}"], NO_FILE.format("configs/quikstart.py")),
         (["--config={config}:lenght=3", "--workdir={out}"], "unknown config key 'lenght'; did you mean 'length'?"),
         (["--config={config}", "--config.train.stepz=3", "--workdir={out}"], 'Did you mean "steps"'),
         (["--config={config}:position=alibbi", "--workdir={out}"], "did you mean 'alibi'"),
         (["--config={config}"], "--workdir"),
+        (["--config={config}", "--workdir="], "--workdir is empty; give a directory (is a shell variable unset?)"),
         (["--config={config}", "--workdir={out}", "--wrokdir=x"], "Unknown command line flag 'wrokdir'"),
     ],
 )
@@ -196,4 +200,5 @@ def test_a_mistake_is_one_line_and_a_failure(files: dict[str, pathlib.Path], wor
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
     assert not out.exists()

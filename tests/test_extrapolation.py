@@ -91,7 +91,7 @@ def test_rows_say_what_was_measured(evaluated, alibi_run):
     assert set(ROW_KEYS) <= set(row)
     assert "error" not in row
     assert (row["position"], row["train_length"], row["stride"], row["mode"]) == ("alibi", 16, 32, "nonoverlapping")
-    assert (row["corpus"], row["split"], row["seed"], row["step"]) == ("text", "valid", 0, 5)
+    assert (row["corpus"], row["split"], row["seed"], row["step"]) == ("text.txt", "valid", 0, 5)
     assert row["parameters"] == count_parameters(build_model(config, 256))
     assert row["bytes"] == len(TEXT.encode())
     assert row["words"] == len(TEXT.split())
@@ -135,6 +135,24 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
     assert (copied / "results.jsonl").read_text() == before
 
 
+def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_beside_them(copied, alibi_run, folder):
+    """As rows did once: "text" and "hub" told nothing of which text."""
+    file = copied / "results.jsonl"
+    file.write_text(file.read_text().replace('"corpus": "text.txt"', '"corpus": "text"'))
+    assert len(read_rows(file)) == 4
+    options = Options(output_dir=copied, lengths=(16, 24), report=False)
+    assert evaluate_runs([alibi_run], options) == []
+    assert [(row["corpus"], row["eval_length"]) for row in read_rows(file)[4:]] == [("text", 24)]
+    (folder / "other").mkdir()
+    (folder / "other" / "text.txt").write_text(TEXT * 2)  # another text of the same file name
+    other = make_run(folder, "none", "other-run", text=folder / "other" / "text.txt")
+    assert evaluate_runs([other], options) == []
+    assert {row["corpus"] for row in read_rows(file)[5:]} == {"text.txt"}
+    again = make_run(folder, "none", "another-run", text=folder / "text.txt")
+    assert evaluate_runs([again], options) == []
+    assert {row["corpus"] for row in read_rows(file)[7:]} == {"text"}
+
+
 def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     """What bfloat16 evaluated is not taken for done, nor mixed with what float32 does now."""
     rounded = RunDirectory(shutil.copytree(alibi_run, tmp_path / "alibi-run"))
@@ -166,7 +184,7 @@ def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
     assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "copies" / "mine.txt"))) == []
     steps_and_texts = [(row["step"], row["corpus"], row["split"]) for row in read_rows(copied / "results.jsonl")[4:]]
     named = steps_and_texts[-1][1]
-    assert steps_and_texts == [(3, "text", "valid"), (5, "mine.txt", "file"), (5, named, "file")]
+    assert steps_and_texts == [(3, "text.txt", "valid"), (5, "mine.txt", "file"), (5, named, "file")]
     assert named.startswith("mine.txt#")
 
 

@@ -46,7 +46,7 @@ def setup(clone, path, *arguments, **environment):
 def test_without_any_python_it_says_what_is_needed(clone, tools):
     result = setup(clone, tools)
     assert result.returncode == 1
-    assert "Python 3.11 or newer is needed, with its venv module; found no python at all." in result.stderr
+    assert "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found no python at all." in result.stderr
     assert "PYTHON=/path/to/python" in result.stderr
 
 
@@ -57,6 +57,16 @@ def test_an_old_python_is_named_with_its_version(clone, tools):
     result = setup(clone, tools)
     assert result.returncode == 1
     assert "found python3 (3.9.2)." in result.stderr
+
+
+def test_a_python_newer_than_the_pins_is_taken_only_by_name(clone, tools):
+    new = tools / "python3"
+    new.write_text('#!/bin/bash\n[[ "$1" == -c ]] || exit 1\n[[ $# == 2 ]] || { echo 3.14.1; exit $(($3 < 14)); }\n')
+    new.chmod(0o755)
+    result = setup(clone, tools)
+    assert result.returncode == 1
+    assert "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found python3 (3.14.1)." in result.stderr
+    assert f"making .venv with {new}" in setup(clone, tools, PYTHON="python3").stdout
 
 
 def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone, tools):
@@ -122,6 +132,15 @@ def test_scripts_are_valid_bash():
         subprocess.run(["bash", "-n", str(script)], check=True)
 
 
+@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("-h", 0), ("--job=2", 2)])
+def test_an_option_of_the_quickstart_is_no_name_of_a_folder(tmp_path, option, code):
+    """Alone in a folder: whatever came after the usage would fail, and train nothing."""
+    script = shutil.copy(PROJECT / "scripts" / "quickstart.sh", tmp_path)
+    result = subprocess.run(["bash", script, option], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == code
+    assert "usage: bash scripts/quickstart.sh [WORKDIR]" in result.stdout + result.stderr
+
+
 def sweep(*arguments):
     command = [sys.executable, str(PROJECT / "scripts" / "sweep.py"), *arguments]
     return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
@@ -140,7 +159,7 @@ def test_dry_run_lists_the_quickstart_and_writes_nothing(tmp_path):
 def test_a_bad_sweep_file_is_one_line_and_a_non_zero_exit(tmp_path):
     result = sweep(f"--sweep={tmp_path / 'absent.py'}", f"--workdir={tmp_path}")
     assert result.returncode == 1
-    assert result.stderr.strip().splitlines()[-1].startswith(f"error: {tmp_path / 'absent.py'} does not exist")
+    assert result.stderr.startswith(f"error: {tmp_path / 'absent.py'} does not exist")
 
 
 def test_an_unknown_table_is_one_line_with_those_there_are(tmp_path):

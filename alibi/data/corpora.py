@@ -20,7 +20,7 @@ CORPORA = ("books", "text", "hub", "tfds")
 def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
     """The corpus that the config section `data` describes; nothing is read yet.
 
-    Raises ValueError for an unknown `data.corpus`.
+    Raises ValueError for an unknown `data.corpus`, or a key that it doesn't have.
     """
     places = {"train": data.train, "valid": data.valid, "test": data.test}
     if data.corpus == "books":
@@ -32,6 +32,10 @@ def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
             places, data.name, subset=data.subset, revision=data.revision, column=data.column, streaming=data.streaming
         )
     if data.corpus == "tfds":
+        if data.streaming:
+            raise ValueError(
+                "data.streaming=True is of corpus=hub only: tfds prepares a dataset first; set it to False"
+            )
         return hosted.Tfds(places, data.name, subset=data.subset, revision=data.revision, column=data.column)
     raise ValueError(f"data.corpus={data.corpus!r} is unknown; use one of {', '.join(CORPORA)}")
 

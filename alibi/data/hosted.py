@@ -45,6 +45,11 @@ class _Hosted(Corpus):
             "column": self._column,
         }
 
+    def title(self, split: str) -> str:
+        """The dataset's name, of a local one the folder's, and its subset."""
+        name = pathlib.Path(self._name).resolve().name if self._local else self._name
+        return "/".join(filter(None, [name, self._subset]))
+
     def source(self, split: str) -> str:
         """The dataset as people name it."""
         parts = [self._name, self._subset, self._place(split), self._revision and f"revision {self._revision}"]

@@ -32,6 +32,10 @@ class Corpus(abc.ABC):
     def description(self, split: str) -> dict[str, Any]:
         """What identifies the text of `split`, JSON-able: two equal descriptions mean the same text."""
 
+    def title(self, split: str) -> str:
+        """What results call the text of `split`, besides the split's own name."""
+        return self.name
+
     def source(self, split: str) -> str:
         """For people: where the text of `split` was found."""
         return f"{self.name}: {split}"

@@ -44,6 +44,12 @@ class TextFiles(Corpus):
         """The contents of the files, whatever their names."""
         return {"corpus": self.name, "files": [_identity(path) for path in self.files(split)]}
 
+    def title(self, split: str) -> str:
+        """The files' names without their folders, globs as they were given."""
+        place = self._places[split]
+        parts = place.split(",") if isinstance(place, str) else place
+        return ",".join(pathlib.PurePath(part).name for part in parts)
+
     def source(self, split: str) -> str:
         """The paths."""
         return "text: " + ", ".join(map(str, self.files(split)))

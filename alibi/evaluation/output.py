@@ -39,10 +39,16 @@ class Output:
         ]
 
     def name_text(self, name: str, split: str, text_hash: str) -> str:
-        """`name`, or a longer one where rows of another text of the same split have it already."""
-        others = (found for found in latest(self.rows) if (found["corpus"], found["split"]) == (name, split))
-        taken = any(found.get(TEXT_KEY, text_hash) != text_hash for found in others)
-        return f"{name}#{text_hash[:6]}" if taken else name
+        """What rows call a text: as rows of it do already, else `name`, or a longer one where another text has that.
+
+        A user's own text, of the split "file", is always known by its `name`.
+        """
+        of_split = [found for found in self.rows if found["split"] == split]
+        before = [found["corpus"] for found in of_split if split != "file" and found.get(TEXT_KEY) == text_hash]
+        others = (found for found in latest(self.rows) if found["split"] == split)
+        taken = {found["corpus"] for found in others if found.get(TEXT_KEY, text_hash) != text_hash}
+        free = (one for one in [*before, name] if one not in taken)
+        return next(free, f"{name}#{text_hash[:6]}")
 
     def append(self, row: Row) -> None:
         self._guard(lambda: append_rows(self.directory / ROWS_FILE, [row]))

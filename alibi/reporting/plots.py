@@ -1,6 +1,7 @@
 """The extrapolation figure: perplexity against evaluation length, one line a method."""
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
-# These look the same in every figure that shows each method once.
+# These look the same in every figure that shows each method once; any other takes a style that they leave.
 KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "alibi_learned")
 
 FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lecture room
@@ -68,9 +69,12 @@ def _labels(series: Sequence[Series]) -> list[str]:
 
 def _style_numbers(series: Sequence[Series]) -> list[int]:
     positions = [one.position for one in series]
-    if len(set(positions)) == len(positions) and set(positions) <= set(KNOWN_METHODS):
-        return [KNOWN_METHODS.index(position) for position in positions]
-    return list(range(len(series)))
+    if len(set(positions)) < len(positions):
+        return list(range(len(series)))
+    numbers = {position: KNOWN_METHODS.index(position) for position in positions if position in KNOWN_METHODS}
+    left = [number for number in reversed(range(len(KNOWN_METHODS))) if number not in numbers.values()]
+    others = itertools.chain(left, itertools.count(len(KNOWN_METHODS)))
+    return [numbers[position] if position in numbers else next(others) for position in positions]
 
 
 def _draw_line(axes: Axes, series: Series, label: str, number: int) -> _End | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from alibi.runs import usable_cores
 from alibi.sweeps.definition import PROJECT
 
 # Of GPUs and TPUs. Asking JAX would claim them, and the runs need them.
@@ -48,7 +49,7 @@ def places(jobs: int) -> list[Place]:
       ValueError: fewer than one job, or more than there are cores.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    most = len(cores) or os.cpu_count() or 1
+    most = usable_cores()
     if not 1 <= jobs <= most:
         raise ValueError(f"jobs={jobs} must be between 1 and {most}, the processor cores of this machine")
     if jobs == 1 or not cores:
@@ -60,8 +61,7 @@ def places(jobs: int) -> list[Place]:
 def suitable_jobs() -> int:
     """How many small runs this machine does best at a time: one with an accelerator, else one a core, at most four."""
     on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu" or not any(map(glob.glob, ACCELERATORS))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_JOBS) if on_cpu else 1
+    return min(usable_cores(), MOST_JOBS) if on_cpu else 1
 
 
 class Children:

@@ -16,7 +16,17 @@ from benchmarks.attention_contenders import (
     torch_attention,
 )
 from benchmarks.attention_growth import growth, print_growth
-from benchmarks.rounds import Runner, about, known, measured_on, print_failures, print_table, run_rounds, text
+from benchmarks.rounds import (
+    Runner,
+    about,
+    known,
+    measured_on,
+    print_failures,
+    print_table,
+    run_rounds,
+    text,
+    whole_numbers,
+)
 
 TURN_SECONDS = 0.5  # of one pass of one contender in one round, but at least one call
 LONG, LONG_ROUNDS = 16384, 3  # from this length on, at most so many rounds
@@ -53,7 +63,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     epsilons = [None if epsilon.lower() == "none" else float(epsilon) for epsilon in arguments.skip_epsilon.split(",")]
     peers = [known(name, PEERS, "peer") for name in arguments.peer.split(",") if name != "none"]
     rows = []
-    for length in map(int, arguments.lengths.split(",")):
+    for length in whole_numbers(arguments.lengths, "lengths"):
         shape = shape_of(length, arguments)
         rounds = arguments.rounds
         if length >= LONG:

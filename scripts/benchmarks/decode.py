@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.attention_contenders import Shape, add_shape_arguments, jax_arrays, shape_of
 from benchmarks.processes import Contender, Step
-from benchmarks.rounds import Runner, about, measured_on, print_failures, print_table, run_rounds, text
+from benchmarks.rounds import Runner, about, measured_on, print_failures, print_table, run_rounds, text, whole_numbers
 
 TURN_SECONDS = 0.3  # of one contender in one round
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Microseconds of a token at each length, and how many times as fast as the dense formula that is."""
     rows = []
-    for length in map(int, arguments.lengths.split(",")):
+    for length in whole_numbers(arguments.lengths, "lengths"):
         shape = shape_of(length, arguments)
         contenders = {name: Contender(_token, (shape, way)) for name, way in WAYS.items()}
         runners, peak = run_rounds(

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from alibi.reproduction.cost import keys_seen
 from alibi.runs import RunDirectory
 from benchmarks.processes import Contender, Step
-from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
+from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text, whole_numbers
 from configs import wikitext103
 
 VOCABULARY = 13_792
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of each token budget: medians over the rounds."""
     length, stride, tokens = arguments.length, arguments.stride, arguments.tokens
-    budgets = [int(budget) for budget in arguments.batch_tokens.split(",")]
+    budgets = whole_numbers(arguments.batch_tokens, "batch_tokens")
     contenders = {
         f"{budget:,} inputs a batch": Contender(_pass_over_text, (arguments.workdir, budget, length, stride, tokens))
         for budget in budgets

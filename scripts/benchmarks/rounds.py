@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import importlib.metadata
-import os
 import pathlib
 import platform
 import statistics
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from alibi.runs import usable_cores
 from benchmarks.processes import Contender, Process, matmul_contender
 
 MATMUL = "matmul"
@@ -124,7 +124,7 @@ def about(rounds: int) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    machine = {"cpu": _cpu_model(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform()}
+    machine = {"cpu": _cpu_model(), "cores": usable_cores(), "system": platform.platform()}
     return {"rounds": rounds, "machine": machine, "versions": versions, "date": date}
 
 
@@ -149,6 +149,14 @@ def known(name: str, choices: Iterable[str], what: str) -> str:
     if name not in choices:
         raise ValueError(f"unknown {what} {name!r}; use {', '.join(choices)}")
     return name
+
+
+def whole_numbers(words: str, flag: str) -> list[int]:
+    """The numbers of a comma-separated `flag`; ValueError for what is none, or below 1."""
+    numbers = words.split(",")
+    if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
+        raise ValueError(f"--{flag}={words} must be whole numbers above 0, separated by commas, such as 64,128")
+    return [int(number) for number in numbers]
 
 
 def print_table(titles: list[str], rows: list[list[str]]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from alibi.positions import METHODS
 from benchmarks.processes import Contender
-from benchmarks.rounds import about, known, measured_on, print_failures, print_table, run_rounds, text
+from benchmarks.rounds import about, known, measured_on, print_failures, print_table, run_rounds, text, whole_numbers
 from benchmarks.training_contenders import (
     VOCABULARY,
     contender_without_attention,
@@ -46,9 +46,9 @@ def compare_training(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """tokens/s at each shape, where asked for beside PyTorch's, and at each length."""
     lengths = arguments.lengths or (LENGTHS if arguments.peer == "none" else "none")
     shapes = [known(name, SHAPES, "shape") for name in arguments.shapes.split(",") if name != "none"]
-    numbers = [int(length) for length in lengths.split(",") if length != "none"]
+    numbers = [] if lengths == "none" else whole_numbers(lengths, "lengths")
     for length in numbers:
-        if length < 1 or arguments.batch_tokens % length:
+        if arguments.batch_tokens % length:
             raise ValueError(f"--batch_tokens={arguments.batch_tokens} must be a multiple of the length {length}")
     rows = []
     for shape in shapes:

@@ -84,6 +84,18 @@ def test_unknown_names_list_those_that_exist():
         list(make_corpus(data_config(valid="nope")).pieces("valid"))
     with pytest.raises(ValueError, match=r"data\.corpus='book' is unknown; use one of books, text, hub, tfds"):
         make_corpus(data_config(corpus="book"))
+    with pytest.raises(ValueError, match=r"data\.streaming=True is of corpus=hub only: tfds prepares a dataset first"):
+        make_corpus(data_config(corpus="tfds", name="lm1b", streaming=True))
+
+
+def test_titles_say_which_text_it_is():
+    """Result rows are told by them; "hub" or "text" would say nothing."""
+    named = {"name": "Salesforce/wikitext", "subset": "wikitext-103-v1"}
+    assert make_corpus(data_config(corpus="hub", **named)).title("valid") == "Salesforce/wikitext/wikitext-103-v1"
+    assert make_corpus(data_config(corpus="tfds", name="lm1b")).title("train") == "lm1b"
+    assert make_corpus(data_config(corpus="hub", name=str(pathlib.Path(__file__).parent))).title("test") == "data"
+    assert text_corpus("a/one.txt,b/*.gz").title("train") == "one.txt,*.gz"
+    assert make_corpus(data_config()).title("valid") == "books"
 
 
 # Text files.

@@ -73,9 +73,20 @@ def test_a_method_with_options_is_called_by_its_run():
     assert {"sinusoidal-window", "alibi-L128"} <= {line.get_label() for line in axes.get_lines()}
 
 
-def test_every_method_has_a_colour_of_its_own():
-    colours = [COLOURS[KNOWN_METHODS.index(method) % len(COLOURS)] for method in METHODS]
-    assert len(set(colours)) == len(METHODS)
+@pytest.mark.parametrize("shown", [("alibi", "sinusoidal"), tuple(METHODS)])
+def test_every_method_has_a_style_of_its_own_and_so_has_a_new_one(shown):
+    """A method is a file, a registry line and a test: a figure needs no further list of them."""
+    axes = Figure().add_subplot()
+    draw_axes(axes, panels([make_row(position) for position in ("new", *shown, "newer")])[0])
+    styles = {
+        line.get_label(): (line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.get_lines()
+    }
+    shown_styles = [styles[position] for position in ("new", *shown, "newer")]
+    assert len(set(shown_styles)) == len(shown) + 2
+    for position in set(shown) & set(KNOWN_METHODS):
+        assert styles[position][0] == COLOURS[KNOWN_METHODS.index(position)]
+    if len(shown) + 2 <= len(COLOURS):
+        assert len({colour for colour, _, _ in shown_styles}) == len(shown) + 2
 
 
 def test_fonts_are_legible_on_a_projector():

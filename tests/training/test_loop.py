@@ -336,3 +336,8 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
 def test_an_address_is_no_work_directory(tiny_config) -> None:
     with pytest.raises(ValueError, match=r"gs://bucket/run is an address.*Mount the bucket"):
         loop.train(tiny_config(), "gs://bucket/run")
+
+
+def test_an_empty_name_is_not_the_current_directory(tiny_config) -> None:
+    with pytest.raises(ValueError, match="the work directory's name is empty"):
+        loop.train(tiny_config(), "")
