@@ -53,7 +53,7 @@ def main() -> int:
 def _check(arguments: argparse.Namespace) -> None:
     """What would show only after the measurements; raises ValueError."""
     for name, value in vars(arguments).items():
-        if isinstance(value, int) and value < 1:
+        if type(value) is int and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     if arguments.json is not None:
         file = pathlib.Path(arguments.json)
