@@ -38,9 +38,9 @@ def finish(sweep, workdir, name, **status):
     directory.claim(run.config, ByteTokenizer())
     directory.release()
     steps = run.config.train.steps
-    directory.write_status(
-        **({"state": "finished", "step": steps, "steps": steps, "tokens_per_second": 2048.0} | status)
-    )
+    status = {"state": "finished", "step": steps, "steps": steps, "tokens_per_second": 2048.0} | status
+    (directory.checkpoints / str(status["step"])).mkdir(parents=True)
+    directory.write_status(**status)
 
 
 def result(sweep, position="alibi", eval_length=128, perplexity=8.0, **changed):
@@ -195,6 +195,16 @@ def test_states_of_runs(tmp_path):
     # Only a process that is at work now makes "running" true.
     assert survey(sweep, tmp_path, in_progress=True)[2].describe() == "running, at step 200 of 500"
     assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]
+    # Without its last checkpoint a run can't be evaluated: it is trained from the one before, if there is one. What
+    # has all its results needs none.
+    checkpoints = {method: tmp_path / "runs" / f"{method}-L128-seed0" / "checkpoints" for method in ("alibi", "t5")}
+    (checkpoints["alibi"] / "500").rmdir()
+    (checkpoints["t5"] / "500").rename(checkpoints["t5"] / "400")
+    alibi, t5, *_ = survey(sweep, tmp_path)
+    assert (alibi.describe(), t5.describe(), t5.tokens_left) == ("done", "at step 400 of 500", 100 * 2048)
+    (checkpoints["t5"] / "400").rmdir()
+    described = survey(sweep, tmp_path)[1].describe()
+    assert described.startswith(f"failed: {checkpoints['t5'].parent} has no checkpoint, but that of step 500 was saved")
 
 
 def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):

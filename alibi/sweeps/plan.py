@@ -85,20 +85,22 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
     except ValueError as error:
         status |= {"state": "failed", "reason": str(error)}
         differing = []
-    state, reason = status["state"], status["reason"]
-    if differing:
-        state, reason = "conflict", f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
-    elif state == "running" and not in_progress:
-        state = "interrupted"
     key = (run.name, status["step"], evaluation_hash(run.config))
     found = [row for row in rows if (row["run"], row["step"], row.get(CONFIG_KEY)) == key]
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
+    if differing:
+        reason = f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
+        status |= {"state": "conflict", "reason": reason}
+    elif status["state"] == "running" and not in_progress:
+        status["state"] = "interrupted"
+    if missing and not differing:  # a run that has all its results needs no checkpoint
+        status |= _lost(directory)
     seconds = [row["seconds"] for row in found if row["seconds"] is not None]
     return RunState(
         run=run,
-        state=state,
+        state=status["state"],
         step=status["step"],
-        reason=reason,
+        reason=status["reason"],
         tokens_per_second=status["tokens_per_second"],
         directory=directory,
         results=sum(len(one.lengths) for one in run.evaluations) - sum(len(one.lengths) for one in missing),
@@ -106,6 +108,17 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         failure=read_failures(workdir).get(run.name, ""),
         seconds=sum(seconds) if seconds else None,
     )
+
+
+def _lost(directory: RunDirectory) -> dict[str, Any]:
+    """What differs from a run's status where checkpoints were lost: it has failed, or is back at an earlier step."""
+    try:
+        directory.check_checkpoints()
+        if directory.status()["state"] != "finished" or directory.is_finished():
+            return {}
+    except ValueError as error:
+        return {"state": "failed", "reason": str(error)}
+    return {"state": "interrupted", "step": directory.saved_steps()[-1]}
 
 
 @dataclasses.dataclass(frozen=True)

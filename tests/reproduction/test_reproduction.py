@@ -180,6 +180,7 @@ def finish(table, run_name, rows, **status):
     directory.release()
     steps = run.config.train.steps
     directory.write("provenance.json", {"parameters": 246_933_504, "device_count": 8, "cores": 64})
+    (directory.checkpoints / str(steps)).mkdir(parents=True, exist_ok=True)
     directory.write_status("finished", step=steps, steps=steps, **({"tokens_per_second": 160_000.0} | status))
     known = {"run": run.name, "step": steps, "config_hash": config_hash(run.config)}
     append_rows(

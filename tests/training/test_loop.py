@@ -107,6 +107,29 @@ def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path
     assert f"{finished} was finished before, with 6 updates; evaluate it by" in capsys.readouterr().err
 
 
+def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
+    """Training goes on from an earlier one; from none it would overwrite what is known of the run, so it refuses."""
+    run = RunDirectory(finished)
+    assert run.status()["saved"] == 6
+    (run.checkpoints / "6").rename(run.checkpoints / "4")  # as if the one before had been kept
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "run_to_end", lambda trainer: {"from": trainer.step})
+        assert loop.train(tiny_config(), str(finished)) == {"from": 4}
+    assert "was finished before, but its checkpoint of update 6 was lost since" in capsys.readouterr().err
+    shutil.rmtree(run.checkpoints)
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    older = {key: value for key, value in run.status().items() if key != "saved"}  # which knows no saved step
+    for status in (run.status() | {"state": "interrupted", "saved": 4}, older):
+        run.write("status.json", status)
+        before[finished / "status.json"] = (finished / "status.json").read_bytes()
+        with pytest.raises(ValueError, match=rf"run has no checkpoint, but that of step {status.get('saved', 6)} was"):
+            loop.train(tiny_config(), str(finished))
+        assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+    # A run that was stopped before it first saved begins again.
+    run.write_status("interrupted", step=1, steps=6)
+    run.check_checkpoints()
+
+
 def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
     config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2)
