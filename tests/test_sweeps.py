@@ -231,6 +231,18 @@ def test_what_a_method_cannot_do_is_not_tried_again(tmp_path):
     assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
 
 
+def test_a_limit_is_no_failure_of_a_run(tmp_path, monkeypatch):
+    """The evaluation alone fails where a text is too short for all its lengths; in a sweep the row says so for good."""
+    sweep = sweep_of(product={"position": ["alibi"]})
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    sweeper = execute.Sweeper(sweep, tmp_path)
+    monkeypatch.setattr(sweeper, "_evaluate", lambda *_: "the text has 60 tokens")
+    assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == "the text has 60 tokens"
+    rows = [result(sweep, "alibi", length, None, error="the text has 60 tokens", limit=True) for length in (128, 256)]
+    monkeypatch.setattr(sweeper, "_evaluate", lambda *_: append_rows(tmp_path / "results.jsonl", rows) or "too short")
+    assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == ""
+
+
 def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
     finish(sweep_of(), tmp_path, "alibi-L128-seed0")
     changed = sweep_of(

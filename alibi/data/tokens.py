@@ -153,7 +153,9 @@ def _prepare_split(
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is unknown; use one of {', '.join(SPLITS)}")
     if not data[split]:
-        raise ValueError(f"the config names no {split} text: data.{split} is empty; set it")
+        # What a run was trained with stays as it is, the text that it would be tested on too.
+        remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
+        raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
     max_bytes = data.max_train_bytes if split == "train" else data.max_valid_bytes
     return _find_or_make(corpus, split, tokenizer, max_bytes, cache_root(data.cache_dir), progress)
 

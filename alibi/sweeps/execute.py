@@ -124,7 +124,7 @@ class Sweeper:
         for evaluation in self._state(run).missing:
             say(f"{heading}: evaluating at {_listed(evaluation)}; {self._time_left()}")
             reason = self._evaluate(run, evaluation, place)
-            if reason:
+            if reason and self._state(run).missing:  # of a limit, such as that of a short text, there is a row
                 return reason
         left = self._state(run).missing if self.primary else ()
         return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
