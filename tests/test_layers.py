@@ -37,7 +37,8 @@ ALLOWED = {
     "alibi.extrapolation": MODEL
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
     "alibi.sweeps": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "configs.base"},
+    | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
+    | {"configs.base"},
     "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps"},
     "alibi": LIBRARY,
     "configs": {

@@ -1,6 +1,7 @@
 """Sweeps: what a file means, where a sweep stands, and that kills, crashes and restarts cost nothing finished."""
 
 import concurrent.futures
+import errno
 import os
 import pathlib
 import signal
@@ -241,6 +242,24 @@ def test_a_limit_is_no_failure_of_a_run(tmp_path, monkeypatch):
     rows = [result(sweep, "alibi", length, None, error="the text has 60 tokens", limit=True) for length in (128, 256)]
     monkeypatch.setattr(sweeper, "_evaluate", lambda *_: append_rows(tmp_path / "results.jsonl", rows) or "too short")
     assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == ""
+
+
+def test_a_full_disk_is_a_failure_of_the_run_that_met_it(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi", "t5"]})
+    for name in ("alibi", "t5"):
+        finish(sweep, tmp_path, f"{name}-L128-seed0")
+    rows = [result(sweep, position, length) for position in ("alibi", "t5") for length in (128, 256)]
+    append_rows(tmp_path / "results.jsonl", rows)
+    reports = iter([OSError(errno.ENOSPC, "No space left on device"), "the report"])
+
+    def report(failures):
+        if isinstance(made := next(reports), OSError):
+            raise made
+        return made
+
+    sweeper = execute.Sweeper(sweep, tmp_path, report=report)
+    why = f"no space left to write {tmp_path}; what was saved before is whole: make space and repeat the command"
+    assert sweeper.execute() == {"alibi-L128-seed0": why}, "the second run was done, and reported"
 
 
 def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):

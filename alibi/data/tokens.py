@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -60,6 +60,14 @@ class TokenFile:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids."""
         return load_tokenizer(self.directory / "tokenizer")
+
+
+def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> None:
+    """Raises ValueError where the text of one of `splits` is named but not there; cheap, so for before `prepare`."""
+    corpus = make_corpus(data)
+    for split in splits:
+        if data[split]:
+            corpus.source(split)
 
 
 def prepare(data: ml_collections.ConfigDict, split: str, *, progress: bool = True) -> TokenFile:

@@ -285,6 +285,10 @@ def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib
         save(checkpoints, state, step, *more)
 
     with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "_keep", lambda run, tokenizer: full(None, None, 4))  # as the run begins
+        with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
+            loop.train(config, str(tmp_path / "run"))
+    with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", full)
         with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
             loop.train(config, str(tmp_path / "run"))
@@ -315,6 +319,7 @@ def test_a_damaged_checkpoint_is_named(tiny_config, finished: pathlib.Path) -> N
         ({"model__activation": "tanh"}, "model.activation='tanh' is unknown; use one of relu, gelu, gelu_exact, silu"),
         ({"train_length": 8192, "train__batch_tokens": 65536}, "longer than the corpus, which has 6,000 tokens"),
         ({"data__train": "missing.txt"}, "missing.txt"),
+        ({"data__valid": "missing.txt"}, "missing.txt.*; set data.valid, or leave it empty for no validation"),
         ({"model__attention": "flash"}, "model.attention='flash' is unknown"),
         ({"model__num_layers": 0}, "model.num_layers=0 must be at least 1"),
         ({"model__dropout": 1.5}, "model.dropout=1.5 must be a rate"),
