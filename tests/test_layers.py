@@ -27,6 +27,7 @@ ALLOWED = {
     "alibi.data": set(),
     "alibi.reporting": set(),
     "alibi.errors": set(),
+    "alibi.flops": set(),
     "alibi.host_memory": set(),
     "alibi.command_line": {"alibi.data", "alibi.errors", "alibi.host_memory"},
     "alibi.runs": {"alibi.data"},
@@ -38,8 +39,8 @@ ALLOWED = {
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
-    | {"configs.base"},
-    "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps"},
+    | {"alibi.flops", "configs.base"},
+    "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps", "alibi.flops"},
     "alibi": LIBRARY,
     "configs": {
         "configs.base",

@@ -14,7 +14,7 @@ import pytest
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.reporting.rows import append_rows
 from alibi.runs import RunDirectory, config_hash
-from alibi.sweeps import execute
+from alibi.sweeps import execute, plan
 from alibi.sweeps.children import Children, Place, Stopped, places
 from alibi.sweeps.definition import load_sweep, make_sweep
 from alibi.sweeps.execute import describe_exit, is_in_progress, is_primary
@@ -308,9 +308,19 @@ def test_paths_that_flags_cannot_carry_are_refused(tmp_path):
         sweep_of(config=str(folder / "c.py"))
 
 
-def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path):
+def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     sweep = sweep_of()
-    assert Speed.of(survey(sweep, tmp_path)).seconds_left(survey(sweep, tmp_path)) is None
+    states = survey(sweep, tmp_path)
+    assert Speed.of(states).seconds_left(states) is None
+    # Three passes of two operations for each of 4 x 196,608 + 256 x 128 weights, attention to 64.5 keys a query:
+    # 1,024,000 tokens at 40e9 operations a second, and 15 s for each of two processes.
+    flops = 3 * 2 * (4 * 196_608 + 256 * 128 + 2 * 4 * 128 * 64.5)
+    assert Speed.of(states).seconds_left(states[:1], rough=True) == pytest.approx(1_024_000 * flops / 40e9 + 30)
+    rough = "time left in all: ~{} (~: rough, training at 40 GFLOP/s a run, until one run has shown the speed)\n"
+    assert plan_table(states).endswith(rough.format("6 min"))
+    assert plan_table(states, jobs=2).endswith(rough.format("3 min"))
+    monkeypatch.setattr(plan, "is_on_cpu", lambda: False)
+    assert plan_table(states).endswith("time left in all: unknown until one run has shown the speed\n")
     finish(sweep, tmp_path, "alibi-L128-seed0")
     append_rows(
         tmp_path / "results.jsonl", [result(sweep, "alibi", 128, seconds=2.0), result(sweep, "alibi", 256, seconds=3.0)]

@@ -6,9 +6,10 @@ import pathlib
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
+from alibi.flops import keys_seen
 from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET
 from alibi.reporting.rows import append_rows
-from alibi.reproduction.cost import DEVICES, describe_text, evaluation_cost, keys_seen, training_cost
+from alibi.reproduction.cost import DEVICES, describe_text, evaluation_cost, training_cost
 from alibi.reproduction.definitions import TABLES
 from alibi.reproduction.plan import overview, plan
 from alibi.reproduction.quantities import Metric
