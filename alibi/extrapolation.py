@@ -80,7 +80,8 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
 
     A length that a position method isn't defined for, that the text doesn't have or that
     memory doesn't suffice for, becomes a row with `error` and is no failure. A work
-    directory that can't be evaluated is one, whatever the reason; the others go on.
+    directory that can't be evaluated is one, whatever the reason; so is one whose text is
+    too short for all the lengths that its method is defined for. The others go on.
 
     Raises:
       ValueError: two work directories of one name, whose rows could not be told apart.
@@ -117,13 +118,16 @@ class RunEvaluation:
         self.windows = {length: plan(self.text.tokens.size, length, options.stride) for length in self.lengths}
 
     def run(self) -> None:
-        """Evaluates what is missing, shortest first."""
+        """Evaluates what is missing, shortest first; ValueError where the text is too short for any of it."""
         for windows in self.windows.values():
             together(functools.partial(self._evaluate, windows))
+        defined = [windows for windows in self.windows.values() if not self._undefined(windows)]
+        if defined and all(map(self._too_short, defined)):
+            raise ValueError(f"no length can be measured: {self._too_short(defined[0])}")
 
     def _evaluate(self, windows: Windows) -> None:
         row = self._unmeasured(windows)
-        limit = self._limit(windows)
+        limit = self._undefined(windows) or self._too_short(windows)
         if limit:
             self._record_error(row | {LIMIT_KEY: True}, limit)
             return
@@ -141,15 +145,27 @@ class RunEvaluation:
         else:
             self._record(row, score)
 
-    def _limit(self, windows: Windows) -> str:
-        """Why there can be no result at this length: the method has not so many positions, or the text no tokens."""
+    def _undefined(self, windows: Windows) -> str:
+        """Why the position method has no result at this length, if it has none."""
         try:
             self.trained.model.position.check_length(windows.length)
         except ValueError as error:
             return str(error)
-        if windows.length > windows.num_tokens:  # no token would have a longer context than in the whole text
-            return f"the text has {windows.num_tokens:,} tokens, fewer than the length {windows.length:,}"
         return ""
+
+    def _too_short(self, windows: Windows) -> str:
+        """Why the text has no result at this length, if it has none."""
+        if windows.length <= windows.num_tokens:
+            return ""
+        # No token would have a longer context than in the whole text.
+        manifest, longer = self.text.manifest, "--text_file"
+        if manifest.max_bytes >= 0:
+            limit = "data.max_train_bytes" if manifest.split == "train" else "data.max_valid_bytes"
+            longer += f", or for a new run a larger {limit}"
+        return (
+            f"the text has {windows.num_tokens:,} tokens, fewer than the length {windows.length:,}; "
+            f"use lengths up to {windows.num_tokens:,}, or a longer text ({longer})"
+        )
 
     def _prepare_text(self) -> TokenFile:
         data, tokenizer, progress = self.trained.config.data, self.trained.tokenizer, is_primary()

@@ -72,6 +72,28 @@ class RunDirectory:
             return {"state": "missing", "step": 0, "steps": 0, "reason": "", "tokens_per_second": None}
         return self._read("status.json")
 
+    def saved_steps(self) -> list[int]:
+        """The steps whose checkpoints are there, ascending: by their names, which only complete ones have."""
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(int(folder.name) for folder in self.checkpoints.iterdir() if folder.name.isdecimal())
+
+    def is_finished(self) -> bool:
+        """Whether training came to its end and the checkpoint that it saved there has not been lost since."""
+        status = self.status()
+        return status["state"] == "finished" and status["step"] in self.saved_steps()
+
+    def check_checkpoints(self) -> None:
+        """Raises ValueError if all checkpoints were lost: training again would overwrite what is known of the run."""
+        status = self.status()
+        # The status of an older version names no saved step; a finished run has saved its last one.
+        saved = status.get("saved", status["step"] if status["state"] == "finished" else 0)
+        if saved and not self.saved_steps():
+            raise ValueError(
+                f"{self.path} has no checkpoint, but that of step {saved} was saved: {self.checkpoints} was removed or "
+                "emptied since; restore it, train in another --workdir, or remove the work directory to start over"
+            )
+
     def check(self, config: ml_collections.ConfigDict) -> None:
         """Makes the directory if need be; raises ValueError if it can't be written or holds a run of another config."""
         try:
@@ -163,11 +185,10 @@ class RunDirectory:
         temporary.replace(self.path / name)
 
     def write_status(self, state: str, *, step: int, steps: int, reason: str = "", **more: Any) -> None:
-        """Records where the run stands; `more` are further figures, such as tokens_per_second."""
+        """Records where the run stands and the last saved step; `more` are figures, such as tokens_per_second."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self.write(
-            "status.json", {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now, **more}
-        )
+        known = {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now}
+        self.write("status.json", known | {"saved": max(self.saved_steps(), default=0)} | more)
 
     def _read(self, name: str) -> dict[str, Any]:
         file = self.path / name

@@ -94,6 +94,7 @@ def fitting_mesh(mesh: ml_collections.ConfigDict) -> Mesh:
 
 def _find_step(directory: RunDirectory, checkpoint: str) -> int:
     """The step that "latest", "best" or a number names."""
+    directory.check_checkpoints()
     status = directory.status()
     known = ": ".join(filter(None, (status["state"], status["reason"])))
     missing = f"{directory.path} has no checkpoint (its training: {known}); train it first with the same --workdir"

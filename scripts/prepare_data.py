@@ -28,10 +28,11 @@ _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.data.pieces import SPLITS
-    from alibi.data.tokens import prepare
+    from alibi.data.tokens import check_sources, prepare
 
     data = _CONFIG.value.data
     try:
+        check_sources(data, [split for split in _SPLITS.value if split in SPLITS])
         for split in _SPLITS.value:
             if split in SPLITS and not data[split]:
                 continue

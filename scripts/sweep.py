@@ -36,11 +36,12 @@ def main() -> int:
 
     workdir = pathlib.Path(_WORKDIR.value).expanduser()
     sweep = load_sweep(_SWEEP.value)
-    if _DRY_RUN.value:
-        print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir))), end="")
-        return 0
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
-    return run_sweeper(Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value))
+    sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value)
+    if _DRY_RUN.value:
+        print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir)), sweeper.jobs), end="")
+        return 0
+    return run_sweeper(sweeper)
 
 
 if __name__ == "__main__":

@@ -223,12 +223,18 @@ def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, al
     assert [(row["position"], row["eval_length"]) for row in found] == [("none", 16)]
 
 
-def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run):
-    for _ in range(2):
-        assert evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(512,), report=False)) == []
+def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run, learned_run):
+    why = (
+        f"the text has {len(TEXT)} tokens, fewer than the length 512; use lengths up to {len(TEXT)}, "
+        "or a longer text (--text_file)"
+    )
+    for _ in range(2):  # nothing was measured, so the command must not look as if it had worked
+        (failure,) = evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(512,), report=False))
+        assert failure == f"{alibi_run}: no length can be measured: {why}"
     (row,) = read_rows(tmp_path / "results.jsonl")
-    assert row["error"] == f"the text has {len(TEXT)} tokens, fewer than the length 512"
-    assert row["perplexity"] is None
+    assert (row["error"], row["perplexity"], row["limit"]) == (why, None, True)
+    # Beyond a learned table more text would not help.
+    assert evaluate_runs([learned_run], Options(output_dir=tmp_path, lengths=(512,), report=False)) == []
 
 
 def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated):
@@ -262,7 +268,7 @@ def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi
     ("options", "message"),
     [
         ({"checkpoint": "4"}, "no checkpoint of step 4; there are: 3, 5"),
-        ({"split": "test"}, "data.test is empty"),
+        ({"split": "test"}, "data.test is empty; train with data.test=..., or score a file by --text_file"),
         ({"text_file": "none.txt"}, "none.txt"),
         ({"multiples": (1,), "lengths": (), "stride": 17}, "stride=17 must be between 1 and the length 16"),
     ],

@@ -27,6 +27,7 @@ ALLOWED = {
     "alibi.data": set(),
     "alibi.reporting": set(),
     "alibi.errors": set(),
+    "alibi.flops": set(),
     "alibi.host_memory": set(),
     "alibi.command_line": {"alibi.data", "alibi.errors", "alibi.host_memory"},
     "alibi.runs": {"alibi.data"},
@@ -37,8 +38,9 @@ ALLOWED = {
     "alibi.extrapolation": MODEL
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
     "alibi.sweeps": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "configs.base"},
-    "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps"},
+    | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
+    | {"alibi.flops", "configs.base"},
+    "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps", "alibi.flops"},
     "alibi": LIBRARY,
     "configs": {
         "configs.base",

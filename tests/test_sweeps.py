@@ -1,6 +1,7 @@
 """Sweeps: what a file means, where a sweep stands, and that kills, crashes and restarts cost nothing finished."""
 
 import concurrent.futures
+import errno
 import os
 import pathlib
 import signal
@@ -14,7 +15,7 @@ import pytest
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.reporting.rows import append_rows
 from alibi.runs import RunDirectory, config_hash
-from alibi.sweeps import execute
+from alibi.sweeps import execute, plan
 from alibi.sweeps.children import Children, Place, Stopped, places
 from alibi.sweeps.definition import load_sweep, make_sweep
 from alibi.sweeps.execute import describe_exit, is_in_progress, is_primary
@@ -39,9 +40,9 @@ def finish(sweep, workdir, name, **status):
     directory.claim(run.config, ByteTokenizer())
     directory.release()
     steps = run.config.train.steps
-    directory.write_status(
-        **({"state": "finished", "step": steps, "steps": steps, "tokens_per_second": 2048.0} | status)
-    )
+    status = {"state": "finished", "step": steps, "steps": steps, "tokens_per_second": 2048.0} | status
+    (directory.checkpoints / str(status["step"])).mkdir(parents=True)
+    directory.write_status(**status)
 
 
 def result(sweep, position="alibi", eval_length=128, perplexity=8.0, **changed):
@@ -196,6 +197,16 @@ def test_states_of_runs(tmp_path):
     # Only a process that is at work now makes "running" true.
     assert survey(sweep, tmp_path, in_progress=True)[2].describe() == "running, at step 200 of 500"
     assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]
+    # Without its last checkpoint a run can't be evaluated: it is trained from the one before, if there is one. What
+    # has all its results needs none.
+    checkpoints = {method: tmp_path / "runs" / f"{method}-L128-seed0" / "checkpoints" for method in ("alibi", "t5")}
+    (checkpoints["alibi"] / "500").rmdir()
+    (checkpoints["t5"] / "500").rename(checkpoints["t5"] / "400")
+    alibi, t5, *_ = survey(sweep, tmp_path)
+    assert (alibi.describe(), t5.describe(), t5.tokens_left) == ("done", "at step 400 of 500", 100 * 2048)
+    (checkpoints["t5"] / "400").rmdir()
+    described = survey(sweep, tmp_path)[1].describe()
+    assert described.startswith(f"failed: {checkpoints['t5'].parent} has no checkpoint, but that of step 500 was saved")
 
 
 def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
@@ -220,6 +231,36 @@ def test_what_a_method_cannot_do_is_not_tried_again(tmp_path):
         [result(sweep, "learned", 128), result(sweep, "learned", 256, None, error="table ends", limit=True)],
     )
     assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
+
+
+def test_a_limit_is_no_failure_of_a_run(tmp_path, monkeypatch):
+    """The evaluation alone fails where a text is too short for all its lengths; in a sweep the row says so for good."""
+    sweep = sweep_of(product={"position": ["alibi"]})
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    sweeper = execute.Sweeper(sweep, tmp_path)
+    monkeypatch.setattr(sweeper, "_evaluate", lambda *_: "the text has 60 tokens")
+    assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == "the text has 60 tokens"
+    rows = [result(sweep, "alibi", length, None, error="the text has 60 tokens", limit=True) for length in (128, 256)]
+    monkeypatch.setattr(sweeper, "_evaluate", lambda *_: append_rows(tmp_path / "results.jsonl", rows) or "too short")
+    assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == ""
+
+
+def test_a_full_disk_is_a_failure_of_the_run_that_met_it(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi", "t5"]})
+    for name in ("alibi", "t5"):
+        finish(sweep, tmp_path, f"{name}-L128-seed0")
+    rows = [result(sweep, position, length) for position in ("alibi", "t5") for length in (128, 256)]
+    append_rows(tmp_path / "results.jsonl", rows)
+    reports = iter([OSError(errno.ENOSPC, "No space left on device"), "the report"])
+
+    def report(failures):
+        if isinstance(made := next(reports), OSError):
+            raise made
+        return made
+
+    sweeper = execute.Sweeper(sweep, tmp_path, report=report)
+    why = f"no space left to write {tmp_path}; what was saved before is whole: make space and repeat the command"
+    assert sweeper.execute() == {"alibi-L128-seed0": why}, "the second run was done, and reported"
 
 
 def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
@@ -268,9 +309,19 @@ def test_paths_that_flags_cannot_carry_are_refused(tmp_path):
         sweep_of(config=str(folder / "c.py"))
 
 
-def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path):
+def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     sweep = sweep_of()
-    assert Speed.of(survey(sweep, tmp_path)).seconds_left(survey(sweep, tmp_path)) is None
+    states = survey(sweep, tmp_path)
+    assert Speed.of(states).seconds_left(states) is None
+    # Three passes of two operations for each of 4 x 196,608 + 256 x 128 weights, attention to 64.5 keys a query:
+    # 1,024,000 tokens at 40e9 operations a second, and 15 s for each of two processes.
+    flops = 3 * 2 * (4 * 196_608 + 256 * 128 + 2 * 4 * 128 * 64.5)
+    assert Speed.of(states).seconds_left(states[:1], rough=True) == pytest.approx(1_024_000 * flops / 40e9 + 30)
+    rough = "time left in all: ~{} (~: rough, training at 40 GFLOP/s a run, until one run has shown the speed)\n"
+    assert plan_table(states).endswith(rough.format("6 min"))
+    assert plan_table(states, jobs=2).endswith(rough.format("3 min"))
+    monkeypatch.setattr(plan, "is_on_cpu", lambda: False)
+    assert plan_table(states).endswith("time left in all: unknown until one run has shown the speed\n")
     finish(sweep, tmp_path, "alibi-L128-seed0")
     append_rows(
         tmp_path / "results.jsonl", [result(sweep, "alibi", 128, seconds=2.0), result(sweep, "alibi", 256, seconds=3.0)]

@@ -33,7 +33,7 @@ class TextFiles(Corpus):
         place = self._places[split]
         if not place:
             raise ValueError(f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}")
-        return _find_files(place)
+        return _find_files(place, _REMEDIES.get(split, "correct the path"))
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Each file as a document; ValueError for one that is empty, damaged or not UTF-8."""
@@ -60,7 +60,14 @@ class TextFiles(Corpus):
         return None if any(path.suffix in _PACKED for path in files) else sum(path.stat().st_size for path in files)
 
 
-def _find_files(place: str | Sequence[str]) -> list[pathlib.Path]:
+_REMEDIES = {
+    "train": "correct data.train",
+    "valid": "set data.valid, or leave it empty for no validation",
+    "test": "set data.test, or leave it empty",
+}
+
+
+def _find_files(place: str | Sequence[str], remedy: str) -> list[pathlib.Path]:
     if not isinstance(place, str):
         parts = [os.fspath(part) for part in place]
     elif os.path.isfile(place):  # a name may hold a comma
@@ -76,10 +83,10 @@ def _find_files(place: str | Sequence[str]) -> list[pathlib.Path]:
         elif glob.has_magic(part):
             found = sorted(name for name in glob.glob(part, recursive=True) if os.path.isfile(name))
             if not found:
-                raise ValueError(f"no file matches {part!r} (seen from {os.getcwd()}); correct the pattern")
+                raise ValueError(f"no file matches {part!r} (seen from {os.getcwd()}); {remedy}")
             files += map(pathlib.Path, found)
         else:
-            raise ValueError(f"there is no file {part!r} (seen from {os.getcwd()}); correct the path")
+            raise ValueError(f"there is no file {part!r} (seen from {os.getcwd()}); {remedy}")
     return files
 
 

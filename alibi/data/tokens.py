@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -62,6 +62,14 @@ class TokenFile:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids."""
         return load_tokenizer(self.directory / "tokenizer")
+
+
+def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> None:
+    """Raises ValueError where the text of one of `splits` is named but not there; cheap, so for before `prepare`."""
+    corpus = make_corpus(data)
+    for split in splits:
+        if data[split]:
+            corpus.source(split)
 
 
 def prepare(data: ml_collections.ConfigDict, split: str, *, progress: bool = True) -> TokenFile:
@@ -155,7 +163,9 @@ def _prepare_split(
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is unknown; use one of {', '.join(SPLITS)}")
     if not data[split]:
-        raise ValueError(f"the config names no {split} text: data.{split} is empty; set it")
+        # What a run was trained with stays as it is, the text that it would be tested on too.
+        remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
+        raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
     max_bytes = data.max_train_bytes if split == "train" else data.max_valid_bytes
     return _find_or_make(corpus, split, tokenizer, max_bytes, cache_root(data.cache_dir), progress)
 

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 import ml_collections
 
 from alibi.data.tokens import prepare, prepare_with
+from alibi.flops import forward_flops, training_flops
 from alibi.model import build_model, count_parameters
 from alibi.reporting.measures import parse_printed
 from alibi.reporting.paper import load_table
 from alibi.reproduction.definitions import METHODS
 from alibi.reproduction.settings import Setting
 from alibi.sweeps.definition import Evaluation, Run
-
-# A forward pass, and a backward one of twice its products; with remat one more forward.
-TRAIN_PASSES, REMAT_PASSES = 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +73,7 @@ def parameters(run: Run, vocab_size: int) -> int:
 def training_cost(run: Run, vocab_size: int, device: Device, paper_speed: float | None = None) -> Cost:
     """Of the whole training, from words per second and device where the paper gives them."""
     tokens = run.config.train.steps * run.config.train.batch_tokens
-    passes = REMAT_PASSES if run.config.model.remat else TRAIN_PASSES
-    flops = passes * tokens * forward_flops(run.config, vocab_size, run.config.train_length)
+    flops = tokens * training_flops(run.config, vocab_size)
     return Cost(tokens, flops, tokens / paper_speed / 3600 if paper_speed else device.hours(flops))
 
 
@@ -90,29 +87,6 @@ def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, device: Device
         inputs = tokens * length // (evaluation.stride or length)
         flops += inputs * forward_flops(run.config, text.vocab_size, length)
     return Cost(tokens * len(evaluation.lengths), flops, device.hours(flops))
-
-
-def forward_flops(config: ml_collections.ConfigDict, vocab_size: int, length: int) -> float:
-    """Of one token in a sequence of `length`: two for each weight of a product, and attention to the keys it sees.
-
-    Of an adaptive softmax only the head counts, which every token goes through, and of its
-    inputs only the first band's projection: tails see a few tokens in a hundred.
-    """
-    model = config.model
-    layers = model.num_layers * model.width * (4 * model.width + 2 * model.feed_forward)
-    if model.embedding == "adaptive":
-        rows = model.cutoffs[0] + len(model.cutoffs)
-        ends = model.width * (rows + model.width)
-    else:
-        ends = model.width * vocab_size
-    attention = 2 * model.num_layers * model.width * keys_seen(model.window, length) / length
-    return 2 * (layers + ends + attention)
-
-
-def keys_seen(window: int, length: int) -> int:
-    """How many keys all `length` queries of a sequence see together, under `config.model.window`."""
-    reach = min(window or length, length)
-    return reach * length - reach * (reach - 1) // 2
 
 
 @functools.cache

@@ -60,8 +60,12 @@ def places(jobs: int) -> list[Place]:
 
 def suitable_jobs() -> int:
     """How many small runs this machine does best at a time: one with an accelerator, else one a core, at most four."""
-    on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu" or not any(map(glob.glob, ACCELERATORS))
-    return min(usable_cores(), MOST_JOBS) if on_cpu else 1
+    return min(usable_cores(), MOST_JOBS) if is_on_cpu() else 1
+
+
+def is_on_cpu() -> bool:
+    """Whether runs will have no accelerator."""
+    return os.environ.get("JAX_PLATFORMS") == "cpu" or not any(map(glob.glob, ACCELERATORS))
 
 
 class Children:

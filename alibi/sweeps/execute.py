@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from alibi.errors import UserError, disk_errors_named
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
 from alibi.sweeps.children import Children, Place, Stopped, places, suitable_jobs
@@ -104,9 +105,18 @@ class Sweeper:
             if reason:
                 failures[run.name] = reason
                 say(f"{run.name} failed: {reason}")
-            if self.primary:  # after each run, so that there is something to look at from the first one on
-                write_failure(self.workdir, run.name, reason)
-                self._shown = self.report(self._known_failures())
+            if self.primary:
+                try:
+                    self._record(run, reason)
+                except UserError as error:  # no space left; when the command is repeated there may be
+                    failures.setdefault(run.name, str(error))
+                    say(str(error))
+
+    def _record(self, run: Run, reason: str) -> None:
+        """Writes the report, after each run, so that there is something to look at from the first one on."""
+        with disk_errors_named(self.workdir):
+            write_failure(self.workdir, run.name, reason)
+            self._shown = self.report(self._known_failures())
 
     def _known_failures(self) -> dict[str, str]:
         """Of this sweep's runs, those of an earlier start that were not tried again yet included."""
@@ -131,7 +141,7 @@ class Sweeper:
         for evaluation in self._state(run).missing:
             say(f"{heading}: evaluating at {_listed(evaluation)}; {self._time_left()}")
             reason = self._evaluate(run, evaluation, place)
-            if reason:
+            if reason and self._state(run).missing:  # of a limit, such as that of a short text, there is a row
                 return reason
             self._evaluated.add(run.name)
         left = self._state(run).missing if self.primary else ()

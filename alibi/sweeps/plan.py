@@ -6,11 +6,15 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from alibi.flops import training_flops
 from alibi.reporting.rows import CONFIG_KEY, LIMIT_KEY, Row, is_measured, read_rows
 from alibi.runs import RunDirectory, evaluation_hash
+from alibi.sweeps.children import is_on_cpu
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.failures import read_failures
 
+# Of one run on CPUs, for a guess until a run has shown its speed: a round number, right within a few times.
+ROUGH_FLOPS_PER_SECOND = 40e9
 # Of one process, training or evaluation: imports and compilation, before the first token.
 START_SECONDS = 15.0
 
@@ -85,20 +89,22 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
     except ValueError as error:
         status |= {"state": "failed", "reason": str(error)}
         differing = []
-    state, reason = status["state"], status["reason"]
-    if differing:
-        state, reason = "conflict", f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
-    elif state == "running" and not in_progress:
-        state = "interrupted"
     key = (run.name, status["step"], evaluation_hash(run.config))
     found = [row for row in rows if (row["run"], row["step"], row.get(CONFIG_KEY)) == key]
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
+    if differing:
+        reason = f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
+        status |= {"state": "conflict", "reason": reason}
+    elif status["state"] == "running" and not in_progress:
+        status["state"] = "interrupted"
+    if missing and not differing:  # a run that has all its results needs no checkpoint
+        status |= _lost(directory)
     seconds = [row["seconds"] for row in found if row["seconds"] is not None]
     return RunState(
         run=run,
-        state=state,
+        state=status["state"],
         step=status["step"],
-        reason=reason,
+        reason=status["reason"],
         tokens_per_second=status["tokens_per_second"],
         directory=directory,
         results=sum(len(one.lengths) for one in run.evaluations) - sum(len(one.lengths) for one in missing),
@@ -106,6 +112,17 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         failure=read_failures(workdir).get(run.name, ""),
         seconds=sum(seconds) if seconds else None,
     )
+
+
+def _lost(directory: RunDirectory) -> dict[str, Any]:
+    """What differs from a run's status where checkpoints were lost: it has failed, or is back at an earlier step."""
+    try:
+        directory.check_checkpoints()
+        if directory.status()["state"] != "finished" or directory.is_finished():
+            return {}
+    except ValueError as error:
+        return {"state": "failed", "reason": str(error)}
+    return {"state": "interrupted", "step": directory.saved_steps()[-1]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,16 +138,28 @@ class Speed:
         evaluations = [state.seconds for state in states if state.seconds and not state.missing]
         return cls(*(statistics.median(values) if values else None for values in (rates, evaluations)))
 
-    def seconds_left(self, states: Sequence[RunState], jobs: int = 1) -> float | None:
-        """An estimate for what is left of `states`, `jobs` at a time; None where the speed is not known."""
-        training = [state.tokens_left for state in states if not state.is_trained]
-        if training and self.tokens_per_second is None:
+    def seconds_left(self, states: Sequence[RunState], jobs: int = 1, *, rough: bool = False) -> float | None:
+        """An estimate for what is left of `states`, `jobs` at a time; None where the speed is not known.
+
+        `rough`: a run whose speed is not known trains at `ROUGH_FLOPS_PER_SECOND`.
+        """
+        training = [state for state in states if not state.is_trained]
+        rates = [self.tokens_per_second or (rough_rate(state) if rough else None) for state in training]
+        if None in rates:
             return None
-        seconds = sum(START_SECONDS + tokens / (self.tokens_per_second or 1.0) for tokens in training)
+        seconds = sum(
+            START_SECONDS + state.tokens_left / rate for state, rate in zip(training, rates, strict=True) if rate
+        )
         evaluating = sum(bool(state.missing) for state in states)
         seconds += evaluating * (START_SECONDS + (self.evaluation_seconds or 0.0))
         left = sum(not state.is_trained or bool(state.missing) for state in states)
         return seconds / max(1, min(jobs, left))
+
+
+def rough_rate(state: RunState) -> float | None:
+    """Tokens a second of its training on CPUs, from the operations of a token; None while the vocabulary is unknown."""
+    vocab_size = _vocab_size(state.run)
+    return ROUGH_FLOPS_PER_SECOND / training_flops(state.run.config, vocab_size) if vocab_size else None
 
 
 def format_duration(seconds: float | None) -> str:
@@ -142,24 +171,34 @@ def format_duration(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def plan_table(states: Sequence[RunState]) -> str:
+def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
     """What --dry_run prints: each run's parameters, tokens to train on, estimated time left and state."""
     speed = Speed.of(states)
+    # Accelerators differ a thousandfold.
+    rough = speed.tokens_per_second is None and is_on_cpu()
     lines = [["run", "parameters", "tokens", "time left", "state"]]
     for state in states:
         train = state.run.config.train
         count = _parameters(state.directory, state.run)
         parameters = f"{count:,}" if count else "not known yet"
-        time = format_duration(speed.seconds_left([state]))
+        seconds = speed.seconds_left([state], rough=rough)
+        time = ("~" if rough and seconds else "") + format_duration(seconds)
         lines.append([state.run.name, parameters, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     text = "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 4)), line[4]])
         for line in lines
     )
-    left = speed.seconds_left(states)
-    total = "unknown until one run has shown the speed" if left is None else f"about {format_duration(left)}"
-    return f"{text}\n\ntime left in all: {total}\n"
+    return f"{text}\n\ntime left in all: {_total(speed.seconds_left(states, jobs, rough=rough), rough)}\n"
+
+
+def _total(seconds: float | None, rough: bool) -> str:
+    if seconds is None:
+        return "unknown until one run has shown the speed"
+    if not rough:
+        return f"about {format_duration(seconds)}"
+    rate = f"{ROUGH_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
+    return f"~{format_duration(seconds)} (~: rough, training at {rate}, until one run has shown the speed)"
 
 
 def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
@@ -181,13 +220,17 @@ def _parameters(directory: RunDirectory, run: Run) -> int | None:
     try:
         return directory.provenance()["parameters"]
     except (ValueError, KeyError):
-        data = run.config.data
-    if data.tokenizer == "bytes":
-        vocab_size = 256
-    elif data.tokenizer == "bpe" and not data.tokenizer_file:
-        vocab_size = data.bpe_vocab_size
-    else:
+        vocab_size = _vocab_size(run)
+    if vocab_size is None:
         return None
     from alibi.model import build_model, count_parameters
 
     return count_parameters(build_model(run.config, vocab_size))
+
+
+def _vocab_size(run: Run) -> int | None:
+    """As far as the config alone tells."""
+    data = run.config.data
+    if data.tokenizer == "bytes":
+        return 256
+    return data.bpe_vocab_size if data.tokenizer == "bpe" and not data.tokenizer_file else None

@@ -50,10 +50,12 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     """Trains the run that `config` describes in `workdir`, from its latest checkpoint if it has one.
 
     Returns:
-      The run's final status (see `RunDirectory.status`). A finished run is left as it is.
+      The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless
+      its last checkpoint was lost: then it goes on from the one before.
 
     Raises:
-      ValueError: a config, corpus or work directory that can't be used; before any work.
+      ValueError: a config, corpus or work directory that can't be used, or whose checkpoints were
+        all lost; before any work.
       NonFiniteLossError: see there.
       UserError: no space left.
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
@@ -63,6 +65,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     mesh = make_mesh(config.mesh)
     check_config(config, mesh)
     on_first_host(lambda: run.check(config))
+    on_first_host(run.check_checkpoints)
     files = prepare_files(config.data)
     build_model(config, files["train"].manifest.vocab_size)  # raises if adaptive bands don't fit the dictionary
     batches = TrainBatches(
@@ -75,20 +78,26 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     manifests = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
     on_first_host(lambda: run.check_corpus(manifests))
     if (status := run.status())["state"] == "finished":
-        if jax.process_index() == 0:
-            print(
+        if run.is_finished():
+            _say(
                 f"{run.path} was finished before, with {status['steps']} updates; evaluate it by\n"
-                f"  python eval_extrapolation.py --workdirs={run.path} --multiples=1,2,4,8",
-                file=sys.stderr,
+                f"  python eval_extrapolation.py --workdirs={run.path} --multiples=1,2,4,8"
             )
-        return status
-    on_first_host(lambda: run.claim(config, files["train"].tokenizer()))
+            return status
+        _say(f"{run.path} was finished before, but its checkpoint of update {status['step']} was lost since")
+    with disk_errors_named(run.path):
+        on_first_host(lambda: run.claim(config, files["train"].tokenizer()))
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             stack.callback(run.release)
             stack.enter_context(_failure_recorded(run, config.train.steps))
         stack.enter_context(disk_errors_named(run.path))
         return Trainer(config, run, mesh, files, batches, stack).run_to_end()
+
+
+def _say(message: str) -> None:
+    if jax.process_index() == 0:
+        print(message, file=sys.stderr)
 
 
 @contextlib.contextmanager

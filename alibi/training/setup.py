@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from alibi.data.tokens import TokenFile, prepare, prepare_with
+from alibi.data.tokens import TokenFile, check_sources, prepare, prepare_with
 from alibi.errors import UserError
 from alibi.model import DTYPES, build_model
 from alibi.training.optimizer import make_optimizer
@@ -80,6 +80,7 @@ def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
     """The token files of train and, if there is one, valid. Of many hosts the first goes ahead."""
 
     def files(progress: bool) -> dict[str, TokenFile]:
+        check_sources(data, ("train", "valid"))
         made = {"train": prepare(data, "train", progress=progress)}
         if data.valid:
             made["valid"] = prepare_with(data, "valid", made["train"].tokenizer(), progress=progress)

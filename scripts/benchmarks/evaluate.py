@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from alibi.reproduction.cost import keys_seen
+from alibi.flops import keys_seen
 from alibi.runs import RunDirectory
 from benchmarks.processes import Contender, Step
 from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text, whole_numbers

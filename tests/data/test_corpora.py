@@ -140,7 +140,7 @@ def test_bad_files_say_what_and_where(tmp_path, monkeypatch):
     cases = {
         "empty.txt": "empty.txt is empty",
         "latin.txt": r"latin.txt is not UTF-8: byte 0xe9 at offset 1,400,003",
-        "missing.txt": "there is no file '.*missing.txt'",
+        "missing.txt": "there is no file '.*missing.txt' .*; correct data.train",
         "*.md": r"no file matches '.*\*.md'",
         "": "is a directory",
     }

@@ -32,7 +32,8 @@ def test_prepares_the_splits_the_config_names_from_any_directory(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("data.corpus=text,data.train=nope.txt", "error: there is no file 'nope.txt' (seen from "),
+        # Told before train, which may take hours, is made into tokens.
+        (f"data.corpus=text,data.train={__file__}", "error: there is no file 'valid' (seen from "),
         ("data.corpus=hub", "error: data.name is empty, but corpus=hub needs the dataset's name; set data.name"),
     ],
 )

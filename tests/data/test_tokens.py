@@ -152,7 +152,7 @@ def test_a_damaged_token_file_says_which_directory_to_delete(data, damage):
 def test_bad_requests(data, tmp_path):
     with pytest.raises(ValueError, match=r"split 'dev' is unknown; use one of train, valid, test"):
         tokens.prepare(data, "dev")
-    with pytest.raises(ValueError, match=r"data\.test is empty; set it"):
+    with pytest.raises(ValueError, match=r"data\.test is empty; train with data\.test=\.\.\., or score a file by"):
         tokens.prepare(data, "test")
     data.max_train_bytes = 0
     with pytest.raises(ValueError, match=r"train\.txt is empty: it has no text"):

@@ -6,9 +6,10 @@ import pathlib
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
+from alibi.flops import keys_seen
 from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET
 from alibi.reporting.rows import append_rows
-from alibi.reproduction.cost import DEVICES, describe_text, evaluation_cost, keys_seen, training_cost
+from alibi.reproduction.cost import DEVICES, describe_text, evaluation_cost, training_cost
 from alibi.reproduction.definitions import TABLES
 from alibi.reproduction.plan import overview, plan
 from alibi.reproduction.quantities import Metric
@@ -193,6 +194,7 @@ def finish(table, run_name, rows, **status):
     directory.release()
     steps = run.config.train.steps
     directory.write("provenance.json", {"parameters": 246_933_504, "device_count": 8, "cores": 64})
+    (directory.checkpoints / str(steps)).mkdir(parents=True, exist_ok=True)
     directory.write_status("finished", step=steps, steps=steps, **({"tokens_per_second": 160_000.0} | status))
     known = {"run": run.name, "step": steps, "config_hash": config_hash(run.config)}
     append_rows(

@@ -107,6 +107,29 @@ def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path
     assert f"{finished} was finished before, with 6 updates; evaluate it by" in capsys.readouterr().err
 
 
+def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
+    """Training goes on from an earlier one; from none it would overwrite what is known of the run, so it refuses."""
+    run = RunDirectory(finished)
+    assert run.status()["saved"] == 6
+    (run.checkpoints / "6").rename(run.checkpoints / "4")  # as if the one before had been kept
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "run_to_end", lambda trainer: {"from": trainer.step})
+        assert loop.train(tiny_config(), str(finished)) == {"from": 4}
+    assert "was finished before, but its checkpoint of update 6 was lost since" in capsys.readouterr().err
+    shutil.rmtree(run.checkpoints)
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    older = {key: value for key, value in run.status().items() if key != "saved"}  # which knows no saved step
+    for status in (run.status() | {"state": "interrupted", "saved": 4}, older):
+        run.write("status.json", status)
+        before[finished / "status.json"] = (finished / "status.json").read_bytes()
+        with pytest.raises(ValueError, match=rf"run has no checkpoint, but that of step {status.get('saved', 6)} was"):
+            loop.train(tiny_config(), str(finished))
+        assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+    # A run that was stopped before it first saved begins again.
+    run.write_status("interrupted", step=1, steps=6)
+    run.check_checkpoints()
+
+
 def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
     config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2)
@@ -262,6 +285,10 @@ def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib
         save(checkpoints, state, step, *more)
 
     with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "_keep", lambda run, tokenizer: full(None, None, 4))  # as the run begins
+        with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
+            loop.train(config, str(tmp_path / "run"))
+    with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", full)
         with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
             loop.train(config, str(tmp_path / "run"))
@@ -292,6 +319,7 @@ def test_a_damaged_checkpoint_is_named(tiny_config, finished: pathlib.Path) -> N
         ({"model__activation": "tanh"}, "model.activation='tanh' is unknown; use one of relu, gelu, gelu_exact, silu"),
         ({"train_length": 8192, "train__batch_tokens": 65536}, "longer than the corpus, which has 6,000 tokens"),
         ({"data__train": "missing.txt"}, "missing.txt"),
+        ({"data__valid": "missing.txt"}, "missing.txt.*; set data.valid, or leave it empty for no validation"),
         ({"model__attention": "flash"}, "model.attention='flash' is unknown"),
         ({"model__num_layers": 0}, "model.num_layers=0 must be at least 1"),
         ({"model__dropout": 1.5}, "model.dropout=1.5 must be a rate"),

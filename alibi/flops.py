@@ -1,0 +1,35 @@
+"""Floating-point operations of a model, counted from its config."""
+
+import ml_collections
+
+# A forward pass, and a backward one of twice its products; with remat one more forward.
+TRAIN_PASSES, REMAT_PASSES = 3, 4
+
+
+def training_flops(config: ml_collections.ConfigDict, vocab_size: int) -> float:
+    """Of training on one token."""
+    passes = REMAT_PASSES if config.model.remat else TRAIN_PASSES
+    return passes * forward_flops(config, vocab_size, config.train_length)
+
+
+def forward_flops(config: ml_collections.ConfigDict, vocab_size: int, length: int) -> float:
+    """Of one token in a sequence of `length`: two for each weight of a product, and attention to the keys it sees.
+
+    Of an adaptive softmax only the head counts, which every token goes through, and of its
+    inputs only the first band's projection: tails see a few tokens in a hundred.
+    """
+    model = config.model
+    layers = model.num_layers * model.width * (4 * model.width + 2 * model.feed_forward)
+    if model.embedding == "adaptive":
+        rows = model.cutoffs[0] + len(model.cutoffs)
+        ends = model.width * (rows + model.width)
+    else:
+        ends = model.width * vocab_size
+    attention = 2 * model.num_layers * model.width * keys_seen(model.window, length) / length
+    return 2 * (layers + ends + attention)
+
+
+def keys_seen(window: int, length: int) -> int:
+    """How many keys all `length` queries of a sequence see together, under `config.model.window`."""
+    reach = min(window or length, length)
+    return reach * length - reach * (reach - 1) // 2
