@@ -133,17 +133,33 @@ def within(
     return jnp.abs(rows - columns) < window
 
 
+def shown_to(
+    query_positions: KnownPositions,
+    key_positions: KnownPositions,
+    query_segments: Int[Array, "*#batch q"] | None,
+    key_segments: Int[Array, "*#batch k"] | None,
+    *,
+    causal: bool,
+    window: int | None,
+) -> list[Bool[Array, "*#batch q k"]]:
+    """Where queries see keys: one array for each of causality, window and segments, if it hides any."""
+    rows, columns = rows_and_columns(jnp.asarray(query_positions), jnp.asarray(key_positions))
+    shown = []
+    if causal:
+        shown.append(rows >= columns)
+    if window is not None:
+        shown.append(within(rows, columns, window))
+    if query_segments is not None and key_segments is not None:
+        rows, columns = rows_and_columns(query_segments, key_segments)
+        shown.append(rows == columns)
+    return shown
+
+
 def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
     """Where a query sees a key: the conjunction of all that hides keys; None if nothing does."""
     conditions = [] if call.mask is None else [call.mask.astype(bool)]
-    rows, columns = rows_and_columns(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
-    if call.causal:
-        conditions.append(jnp.expand_dims(rows >= columns, -3))
-    if call.window is not None:
-        conditions.append(jnp.expand_dims(within(rows, columns, call.window), -3))
-    if call.query_segments is not None and call.key_segments is not None:
-        rows, columns = rows_and_columns(call.query_segments, call.key_segments)
-        conditions.append(jnp.expand_dims(rows == columns, -3))
+    sides = call.query_positions, call.key_positions, call.query_segments, call.key_segments
+    conditions += [jnp.expand_dims(shown, -3) for shown in shown_to(*sides, causal=call.causal, window=call.window)]
     visible = None
     for condition in conditions:
         if visible is None:

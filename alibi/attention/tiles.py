@@ -3,17 +3,15 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from alibi.attention.call import AttentionCall, at_once, within
+from alibi.attention.call import AttentionCall, at_once, shown_to
 from alibi.attention.reference import dropout_factors
 from alibi.positions import Bias
-from alibi.positions.base import rows_and_columns
 
 # Measured on two cores: smaller tiles spend their time on starting products, larger ones
 # leave the cache and compute more of what the causal mask hides.
@@ -203,16 +201,11 @@ def tile_bias(bias: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array
 
 def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch #heads q k"] | None:
     """Where the queries of one tile see its keys; None: everywhere."""
-    conditions = []
-    positions = _positions(plan, sides, place)
-    if plan.causal:
-        conditions.append(_compared(jnp.greater_equal, *positions))
-    if plan.window is not None:
-        conditions.append(_compared(functools.partial(within, window=plan.window), *positions))
+    segments: tuple[Array, Array] | tuple[None, None] = (None, None)
     if sides.query_segments is not None and sides.key_segments is not None:
-        of_queries = _part(sides.query_segments, plan.batch_group, place.batch, plan.q_block, place.q_block)
-        of_keys = _part(sides.key_segments, plan.batch_group, place.batch, plan.k_block, place.k_block)
-        conditions.append(_compared(jnp.equal, of_queries, of_keys))
+        segments = _parts(sides.query_segments, sides.key_segments, plan, place)
+    shown = shown_to(*_positions(plan, sides, place), *segments, causal=plan.causal, window=plan.window)
+    conditions = [one[:, None] if one.ndim == 3 else one[None, None] for one in shown]
     if plan.k_blocks * plan.k_block > plan.k_length:
         column = place.k_block * plan.k_block + jnp.arange(plan.k_block)
         conditions.append((column < plan.k_length)[None, None, None, :])
@@ -242,9 +235,13 @@ def tile_dropout(plan: Plan, sides: Sides, place: Place) -> Float[Array, "#batch
 
 
 def _positions(plan: Plan, sides: Sides, place: Place) -> tuple[Array, Array]:
+    return _parts(sides.query_positions, sides.key_positions, plan, place)
+
+
+def _parts(of_queries: Array, of_keys: Array, plan: Plan, place: Place) -> tuple[Array, Array]:
     return (
-        _part(sides.query_positions, plan.batch_group, place.batch, plan.q_block, place.q_block),
-        _part(sides.key_positions, plan.batch_group, place.batch, plan.k_block, place.k_block),
+        _part(of_queries, plan.batch_group, place.batch, plan.q_block, place.q_block),
+        _part(of_keys, plan.batch_group, place.batch, plan.k_block, place.k_block),
     )
 
 
@@ -253,9 +250,3 @@ def _part(x: Int[Array, "*batch length"], group: int, first: Any, block: int, in
     if x.ndim > 1:
         x = jax.lax.dynamic_slice_in_dim(x, first, group, axis=0)
     return jax.lax.dynamic_slice_in_dim(x, index * block, block, axis=-1)
-
-
-def _compared(compare: Callable[[Array, Array], Array], of_queries: Array, of_keys: Array) -> Array:
-    rows, columns = rows_and_columns(of_queries, of_keys)
-    result = compare(rows, columns)
-    return result[:, None] if result.ndim == 3 else result[None, None]
