@@ -5,7 +5,7 @@
     python scripts/benchmark.py positions             # tokens/s and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
     python scripts/benchmark.py decode                # us of one token against caches of 1k to 64k
-    python scripts/benchmark.py evaluate              # windows/s of sliding windows
+    python scripts/benchmark.py evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
     python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
 
 Each contender lives in a process of its own. In every round each is timed in turn while

@@ -93,6 +93,7 @@ def test_the_memory_of_a_call_is_its_own(scripts):
         (["train", "--shapes=none", "--lengths=-8"], "--lengths=-8 must be whole numbers above 0"),
         (["evaluate", "--batch_tokens="], "--batch_tokens= must be whole numbers above 0"),
         (["evaluate", "--workdir={tmp_path}/none", "--rounds=0"], "--rounds=0 must be at least 1"),
+        (["evaluate", "--workdir={tmp_path}/none", "--peer=torch"], "--peer=torch is a peer of the small model"),
         (
             ["adaptive", "--json={tmp_path}/absent/rows.json"],
             "--json={tmp_path}/absent/rows.json can't be written; name",

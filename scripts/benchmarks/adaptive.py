@@ -9,9 +9,10 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from benchmarks.processes import Contender, Step, peak_memory
+from benchmarks.processes import Contender, Step, peak_memory, require_torch
 from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
 from benchmarks.training_contenders import training_step
+from benchmarks.words import zipf_words
 from configs import wikitext2, wikitext103
 
 TURN_SECONDS = 1.5  # of one contender in one round
@@ -26,19 +27,26 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if arguments.size == "paper":
         return [_paper_step()]
     config = wikitext2.get_config(f"model.cutoffs={CUTOFFS},train.batch_tokens={BATCH_TOKENS},mesh.data=1")
+    ours, peer = "training step, adaptive", "training step, PyTorch"
     contenders = {
-        "training step, adaptive": Contender(_train_step, (config, VOCABULARY)),
+        ours: Contender(_train_step, (config, VOCABULARY)),
         "loss alone, adaptive": Contender(_loss, (config, VOCABULARY)),
         "loss alone, dense": Contender(_loss, (_tied(config), VOCABULARY)),
     }
+    if arguments.peer == "torch":
+        require_torch()
+        contenders[peer] = Contender(_torch_step, (config, VOCABULARY))
     runners, peak = run_rounds(contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title="adaptive")
+    seconds = {name: runner.median("run") for name, runner in runners.items()}
+    of_peer = seconds[peer] / seconds[ours] if seconds.get(peer) and seconds[ours] else None
     rows = [
         {
             "benchmark": "adaptive",
             "contender": name,
             "failed": runner.failed,
-            "step_seconds": runner.median("run"),
-            "words_per_second": runner.median("run") and BATCH_TOKENS / runner.median("run"),
+            "step_seconds": seconds[name],
+            "words_per_second": seconds[name] and BATCH_TOKENS / seconds[name],
+            "of_peer": of_peer if name == ours else None,
             "matmul_gflops": peak / 1e9,
             **about(arguments.rounds),
         }
@@ -51,9 +59,14 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         f"{measured_on(rows[0])}\n"
     )
     print_table(
-        ["", "words/s", "ms a step"],
+        ["", "words/s", "ms a step", "x PyTorch"],
         [
-            [row["contender"], text(row["words_per_second"], ",.0f"), text(row["step_seconds"], ".1f", 1e3)]
+            [
+                row["contender"],
+                text(row["words_per_second"], ",.0f"),
+                text(row["step_seconds"], ".1f", 1e3),
+                text(row["of_peer"], ".2f"),
+            ]
             for row in rows
         ],
     )
@@ -65,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", choices=("small", "paper"), default="small", help="paper: one step of 247M parameters"
     )
+    parser.add_argument("--peer", choices=("torch", "none"), default="none", help="whom to compare with")
     parser.set_defaults(command=compare)
 
 
@@ -97,16 +111,28 @@ def _tied(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     return config
 
 
-def _words(vocab_size: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Words by Zipf's law with Mandelbrot's shift: as often in each band as in a text."""
-    weights = 1 / (np.arange(vocab_size) + 2.7)
-    return np.random.default_rng(0).choice(vocab_size, size=shape, p=weights / weights.sum()).astype(np.int32)
-
-
 def _train_step(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
-    shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
-    inputs, targets = _words(vocab_size, shape)
-    return training_step(config, vocab_size, (inputs, targets))
+    return training_step(config, vocab_size, _batch(config, vocab_size))
+
+
+def _torch_step(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
+    """The same in PyTorch, laid out as the paper's code is."""
+    from benchmarks.torch_paper import make_train_step
+
+    train_step = make_train_step(config, vocab_size, _batch(config, vocab_size))
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            loss = train_step()
+        loss.item()
+
+    return Step(run)
+
+
+def _batch(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets `[batch, length]`."""
+    inputs, targets = zipf_words(vocab_size, (2, config.train.batch_tokens // config.train_length, config.train_length))
+    return inputs, targets
 
 
 def _loss(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
@@ -120,7 +146,7 @@ def _loss(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
     params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     shape = (config.train.batch_tokens // config.train_length, config.train_length)
     features = jax.random.normal(jax.random.key(1), (*shape, config.model.width))
-    targets = jnp.asarray(_words(vocab_size, shape))
+    targets = jnp.asarray(zipf_words(vocab_size, shape))
 
     def nll(model: DecoderLM, features: jax.Array) -> jax.Array:
         return model.vocabulary.token_nll(features, targets)

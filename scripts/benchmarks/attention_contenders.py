@@ -5,7 +5,6 @@ import ctypes
 import dataclasses
 import functools
 import gc
-import importlib.util
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attention_growth import computed_weights
-from benchmarks.processes import SHORT_SECONDS, Contender, Step, seconds_of
+from benchmarks.processes import SHORT_SECONDS, Contender, Step, require_torch, seconds_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +121,7 @@ def torch_attention(shape: Shape, kind: str) -> AttentionContender:
     Raises:
       ValueError: PyTorch is not installed.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise ValueError("--peer=torch needs PyTorch, which is not installed; run: pip install torch==2.13.0")
+    require_torch()
     return AttentionContender(_torch_step, (shape, kind), shape.dense_bytes(biases=float(kind == "dense")))
 
 

@@ -1,22 +1,25 @@
 """`scripts/benchmark.py evaluate`: sliding windows of the paper's small model or of a work directory.
 
-A measured pass is the evaluator's own, from tokens to each one's NLL on the host.
+A measured pass is the evaluator's own, from tokens to each one's NLL on the host. The
+peer computes what the paper's code does: whole windows, and all words' log-probabilities.
 """
 
 import argparse
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from alibi.flops import keys_seen
 from alibi.runs import RunDirectory
-from benchmarks.processes import Contender, Step
+from benchmarks.processes import Contender, Step, require_torch
 from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text, whole_numbers
+from benchmarks.words import zipf_words
 from configs import wikitext103
 
 VOCABULARY = 13_792
 TURN_SECONDS = 3.0  # of one contender in one round
+PEER_ROWS = (1, 16, 64)  # windows a batch; the paper's commands take 1
+PEER_WINDOWS = 256  # of a pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stride", type=int, default=1, help="tokens that each window scores")
     parser.add_argument("--tokens", type=int, default=8192, help="of the text")
     parser.add_argument("--batch_tokens", default="4096,16384", help="inputs of a batch, comma-separated")
+    parser.add_argument("--peer", choices=("torch", "none"), default="none", help="whom to compare with")
     parser.set_defaults(command=compare)
 
 
@@ -36,12 +40,14 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         f"{budget:,} inputs a batch": Contender(_pass_over_text, (arguments.workdir, budget, length, stride, tokens))
         for budget in budgets
     }
-    runners, peak = run_rounds(contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title="evaluation")
+    peers = _peers(arguments)
+    windows = dict.fromkeys(contenders, -(-tokens // stride)) | dict.fromkeys(peers, PEER_WINDOWS)
+    runners, peak = run_rounds(contenders | peers, arguments.rounds, turn_seconds=TURN_SECONDS, title="evaluation")
     config = RunDirectory(arguments.workdir).config() if arguments.workdir else small_config()
+    rates = {name: runner.median("run") and windows[name] / runner.median("run") for name, runner in runners.items()}
     rows = []
-    for (name, runner), budget in zip(runners.items(), budgets, strict=True):
-        seconds = runner.median("run")
-        rate = seconds and -(-tokens // stride) / seconds
+    for name, runner in runners.items():
+        rate = rates[name]
         rows.append(
             {
                 "benchmark": "evaluate",
@@ -49,11 +55,11 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 "failed": runner.failed,
                 "length": length,
                 "stride": stride,
-                "tokens": tokens,
-                "batch_tokens": budget,
+                "windows": windows[name],
                 "seconds": runner.seconds.get("run"),
                 "windows_per_second": rate,
                 "tokens_per_second": rate and rate * stride,
+                "of_peers": {peer: rate / rates[peer] if rate and rates[peer] else None for peer in peers},
                 "matmul_gflops": peak / 1e9,
                 "share_of_matmul_peak": rate and rate * window_flops(config, length, stride) / peak,
                 **about(arguments.rounds),
@@ -67,6 +73,7 @@ def small_config() -> ConfigDict:
     """4 layers of width 64, 8 heads, adaptive cutoffs 2,000 and 6,000, L = 64."""
     config = wikitext103.get_config("length=64,model.cutoffs=2000:6000")
     config.model.update(num_layers=4, width=64, num_heads=8, feed_forward=256)
+    config.model.update(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, softmax_dropout=0.0)
     return config
 
 
@@ -101,7 +108,7 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
         model, vocab_size = build_model(small_config(), VOCABULARY), VOCABULARY
         params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
         scorer = Scorer(model_nll(model), boundary_id=2, batch_tokens=budget)
-    tokens = np.random.default_rng(0).integers(4, vocab_size, num_tokens).astype(np.int32)
+    tokens = zipf_words(vocab_size, (num_tokens,))
 
     def score(passes: int) -> None:
         for _ in range(passes):
@@ -110,18 +117,44 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
     return Step(score)
 
 
+def _peers(arguments: argparse.Namespace) -> dict[str, Contender]:
+    """PyTorch's contenders, if they are asked for."""
+    if arguments.peer == "none":
+        return {}
+    if arguments.workdir:
+        raise ValueError("--peer=torch is a peer of the small model; leave out --workdir")
+    require_torch()
+    shape = arguments.length, arguments.stride
+    return {f"PyTorch, {rows:,} windows a batch": Contender(_torch_pass, (*shape, rows)) for rows in PEER_ROWS}
+
+
+def _torch_pass(length: int, stride: int, rows: int) -> Step:
+    """The small model in PyTorch, `PEER_WINDOWS` windows a pass, so many of them a batch."""
+    from benchmarks.torch_paper import make_scorer
+
+    tokens = zipf_words(VOCABULARY, (length + 1 + (PEER_WINDOWS - 1) * stride,))
+    score = make_scorer(small_config(), VOCABULARY, tokens, length, stride, rows)
+
+    def run(passes: int) -> None:
+        for _ in range(passes):
+            score().tolist()
+
+    return Step(run)
+
+
 def _print_rows(rows: list[dict[str, Any]]) -> None:
-    first = rows[0]
-    about_text = f"L={first['length']:,}, stride {first['stride']:,}, {first['tokens']:,} tokens"
+    first, peers = rows[0], list(rows[0]["of_peers"])
+    about_text = f"L={first['length']:,}, stride {first['stride']:,}"
     print(f"{about_text}; {measured_on(first)}\n")
     print_table(
-        ["", "windows/s", "tokens/s", "share of peak"],
+        ["", "windows/s", "tokens/s", "share of peak"] + [f"x {peer}" for peer in peers],
         [
             [
                 row["contender"],
                 text(row["windows_per_second"], ",.0f"),
                 text(row["tokens_per_second"], ",.0f"),
                 text(row["share_of_matmul_peak"], ".2f"),
+                *(text(row["of_peers"][peer], ".2f") for peer in peers),
             ]
             for row in rows
         ],

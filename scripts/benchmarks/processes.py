@@ -1,6 +1,7 @@
 """What the benchmarks time: steps that run, when told to, in processes of their own."""
 
 import dataclasses
+import importlib.util
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -63,6 +64,12 @@ class Contender:
             "step_memory_bytes": step.memory_bytes,
             "flops": step.flops,
         }
+
+
+def require_torch() -> None:
+    """Raises ValueError if PyTorch, which a peer needs, is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError("--peer=torch needs PyTorch, which is not installed; run: pip install torch==2.13.0")
 
 
 class Process:

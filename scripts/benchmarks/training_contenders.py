@@ -1,11 +1,9 @@
 """The contenders of `scripts/benchmark.py train`, `positions` and `adaptive`: whole training steps."""
 
-import importlib.util
-
 import ml_collections
 import numpy as np
 
-from benchmarks.processes import Contender, Step
+from benchmarks.processes import Contender, Step, require_torch
 
 VOCABULARY = 256  # bytes
 
@@ -26,8 +24,7 @@ def torch_contender(config: ml_collections.ConfigDict, *, compiled: bool) -> Con
     Raises:
       ValueError: PyTorch is not installed.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise ValueError("--peer=torch needs PyTorch, which is not installed; run: pip install torch==2.13.0")
+    require_torch()
     return Contender(_torch_step, (config, compiled))
 
 
