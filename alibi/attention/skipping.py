@@ -17,13 +17,14 @@ most exp(U - l) / s times the sum of exp(-m d) of what it has gathered (`weight_
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall
-from alibi.attention.tiles import Plan, Sides
+from alibi.attention.tiles import Plan, Sides, make_sides
 from alibi.positions import AlibiBias
 
 # exp(-104) is below half of the smallest float32 above zero.
@@ -69,6 +70,16 @@ def key_ranges(
     after_last = plan.k_blocks - jnp.argmax(needed[..., ::-1], axis=-1)
     some = needed.any(axis=-1, keepdims=True)
     return jnp.where(some, jnp.stack([first, after_last], axis=-1), 0).astype(jnp.int32)
+
+
+def ranges_of(call: AttentionCall, plan: Plan) -> Int[np.ndarray, "groups q_blocks two"]:
+    """The `key_ranges` that `blocked` goes through of a call whose arrays are at hand, so that they can be counted."""
+
+    @jax.jit
+    def ranges(q: Array, k: Array, v: Array) -> Array:
+        return key_ranges(call, plan, make_sides(call, plan), logit_bound(q, k, v, plan))
+
+    return np.asarray(ranges(*(x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))))
 
 
 def tiles_needed(

@@ -23,8 +23,8 @@ def computed_weights(
 
     from alibi.attention.backends import choose
     from alibi.attention.call import AttentionCall
-    from alibi.attention.skipping import key_ranges, logit_bound
-    from alibi.attention.tiles import make_plan, make_sides
+    from alibi.attention.skipping import ranges_of
+    from alibi.attention.tiles import make_plan
     from alibi.positions import AlibiBias
 
     positions, bias = np.arange(query.shape[1]), AlibiBias(slopes)
@@ -33,12 +33,7 @@ def computed_weights(
     if (choose(call, platform) if backend == "auto" else backend) != "blocked":
         return None
     plan = make_plan(call, platform)
-
-    @jax.jit
-    def ranges_of(query: Any, key: Any, value: Any) -> Any:
-        return key_ranges(call, plan, make_sides(call, plan), logit_bound(query, key, value, plan))
-
-    ranges = np.asarray(ranges_of(query, key, value))
+    ranges = ranges_of(call, plan)
     tiles = (ranges[..., 1] - ranges[..., 0]).sum(axis=-1).reshape(plan.batch_groups, plan.head_groups).sum(axis=0)
     of_head = tiles * plan.batch_group * plan.q_block * plan.k_block
     return [int(weights) for weights in np.repeat(of_head, plan.head_group)]

@@ -49,10 +49,6 @@ def _value_and_gradients(attention, query, key, value, out, slopes, window=None)
     return attended, *vjp(out)
 
 
-def _f32(arrays):
-    return [np.asarray(x, np.float32) for x in arrays]
-
-
 def _assert_close(actual, expected):
     *actual, of_slopes = actual
     *expected, expected_of_slopes = expected
@@ -63,17 +59,11 @@ def _assert_close(actual, expected):
     np.testing.assert_allclose(of_slopes, expected_of_slopes, atol=1e-5 * scale)
 
 
-# (batch, length, heads, head_dim, value_dim): slopes that are no powers of two (12 heads, 3), odd
-# lengths, scales that are no powers of two, values narrower and wider than the widened keys.
-SHAPES = [(2, 131, 12, 64, 64), (1, 257, 8, 80, 80), (1, 77, 3, 128, 40), (1, 64, 2, 16, 64), (1, 1, 2, 64, 64)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_value_and_gradients_are_those_of_dense_attention(shape):
-    inputs, slopes = _inputs(*shape), alibi_slopes(shape[2])
+def test_value_and_gradients_with_slopes_that_are_known():
+    """Traced ones, as learned ones are, are in test_backends.py."""
+    # Slopes and a scale that are no powers of two, an odd length, values narrower than the widened keys.
+    inputs, slopes = _inputs(1, 131, 12, 80, 40), alibi_slopes(12)
     expected = jax.jit(lambda *x: _value_and_gradients(dense, *x))(*inputs, slopes)
-    # Slopes that are traced, as learned ones are, and slopes that are known.
-    _assert_close(jax.jit(lambda *x: _value_and_gradients(_on_cpu, *x))(*inputs, slopes), expected)
     _assert_close(jax.jit(lambda *x: _value_and_gradients(_on_cpu, *x, slopes))(*inputs), expected)
 
 
@@ -89,23 +79,6 @@ def test_positions_count_from_any_number_and_batch_dimensions_are_any():
     np.testing.assert_allclose(attended(_on_cpu, query[0], key[0], value[0]), expected[0], atol=1e-5)
     folded = attended(_on_cpu, query[None], key[None], value[None])
     np.testing.assert_allclose(folded[0], expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(("length", "heads", "head_dim"), [(131, 12, 80), (256, 8, 128), (1024, 2, 64)])
-def test_in_bfloat16_no_worse_than_dense(length, heads, head_dim):
-    inputs, slopes = _inputs(1, length, heads, head_dim, dtype=jnp.bfloat16), alibi_slopes(heads)
-    exact = jax.jit(lambda *x: _value_and_gradients(dense, *x))(*_f32(inputs), slopes)
-
-    def errors(attention):
-        found = jax.jit(lambda *x: _value_and_gradients(attention, *x))(*inputs, slopes)
-        return [np.sqrt(np.mean(np.subtract(a, b) ** 2)) for a, b in zip(_f32(found), exact, strict=True)]
-
-    *of_dense, _ = errors(dense)
-    *of_augmented, of_slopes = errors(_on_cpu)
-    # Value, and the gradients of query, key and value: the same but for the last few roundings.
-    assert all(a <= 1.01 * b for a, b in zip(of_augmented, of_dense, strict=True)), (of_augmented, of_dense)
-    # The slopes' sums over all pairs pass through the gradient of the queries, in bfloat16.
-    assert of_slopes <= 0.02 * np.abs(exact[-1]).max()
 
 
 @pytest.mark.parametrize("length", [1, 2, 1000, 65_536, MAX_LENGTH])

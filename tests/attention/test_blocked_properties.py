@@ -1,7 +1,8 @@
-"""Attention by tiles equals the dense one whatever is hidden, drawn at random: values and all gradients."""
+"""Backends equal the reference whatever is hidden and however long it is, drawn at random: values and all gradients."""
 
 import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alibi import attend
+from alibi.attention.backends import BACKENDS, compute
+from alibi.attention.call import AttentionCall
+from alibi.positions import AlibiBias
 
-BATCH, HEADS, HEAD_DIM = 2, 2, 4
-# Queries and keys; few, since each is compiled. In tiles of 8, the last ones filled up; queries at the end.
-LENGTHS = ((19, 19), (5, 26))
+HEAD_DIM = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,42 +28,103 @@ def small_tiles() -> Iterator[None]:
         yield
 
 
-@functools.partial(jax.jit, static_argnames="backend")
-def value_and_gradients(arrays: dict, hiding: dict, backend: str) -> tuple[jax.Array, dict]:
-    def scalar(arrays: dict) -> tuple[jax.Array, jax.Array]:
-        attended = attend(
-            arrays["query"], arrays["key"], arrays["value"], slopes=arrays["slopes"], backend=backend, **hiding
-        )
-        return jnp.sin(attended).sum(), attended  # sin: so that each entry has a gradient of its own
+class Form(NamedTuple):
+    """All that a program is compiled for; `seed` is of positions with gaps, None: 0, 1, ..."""
 
-    gradients, attended = jax.grad(scalar, has_aux=True)(arrays)
-    return attended, gradients
+    q_length: int
+    k_length: int
+    batch: int
+    heads: int
+    causal: bool
+    window: int | None
+    mask: tuple[int, int, int, int] | None
+    segments: bool
+    seed: int | None
+    known: bool
+
+    def positions(self) -> dict[str, np.ndarray]:
+        """Keys in order, each a step or several after the one before; queries in none."""
+        keys = np.arange(self.k_length)
+        if self.seed is None:
+            return {"query_positions": np.arange(self.q_length) + self.k_length - self.q_length, "key_positions": keys}
+        rng = np.random.default_rng(self.seed)
+        keys = rng.integers(1, 6, self.k_length).cumsum()
+        return {"query_positions": rng.integers(0, keys[-1] + 3, self.q_length), "key_positions": keys}
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[dict, dict]:
+def forms(draw: st.DrawFn, kind: str) -> Form:
+    """Some of all that hides keys; or known positions with gaps, or nothing, so that tiles out of reach are skipped."""
+    # The first values are those of the first example.
+    k_length, batch, heads = 28 - draw(st.integers(1, 27)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    q_length = draw(st.sampled_from([k_length, draw(st.integers(1, 27)), 1]))
+    causal, window = draw(st.sampled_from([True, False])), draw(st.sampled_from([None, 1, 6, 40]))
+    seed = None if kind == "plain" else draw(st.integers(0, 2**32 - 1))
+    if kind != "hidden":
+        return Form(q_length, k_length, batch, heads, causal, window, None, False, seed, True)
+    masks = [(batch, heads, q_length, k_length), (batch, 1, 1, k_length), (1, 1, q_length, k_length), None]
+    mask, segments, known = draw(st.sampled_from(masks)), draw(st.sampled_from([True, False])), draw(st.booleans())
+    return Form(q_length, k_length, batch, heads, causal, window, mask, segments, seed, known)
+
+
+def contents(form: Form, seed: int) -> tuple[dict, dict]:
     """Arrays of a call, and what hides keys in it. Steep slopes and small logits put whole tiles out of reach."""
-    (q_length, k_length), rng = draw(st.sampled_from(LENGTHS)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    scale = draw(st.sampled_from([0.1, 1.0, 3.0]))
-    lengths = {"query": q_length, "key": k_length, "value": k_length}
-    arrays = {name: rng.standard_normal((BATCH, n, HEADS, HEAD_DIM), np.float32) for name, n in lengths.items()}
-    arrays |= {"query": arrays["query"] * np.float32(scale)}
-    slopes = st.sampled_from([0.0, 2.0**-8, 0.5, 4.0, 16.0])
-    arrays["slopes"] = np.asarray([draw(slopes) for _ in range(HEADS)], np.float32)
+    rng = np.random.default_rng(seed)
+    lengths = {"query": form.q_length, "key": form.k_length, "value": form.k_length}
+    learned = {
+        name: rng.standard_normal((form.batch, n, form.heads, HEAD_DIM), np.float32) for name, n in lengths.items()
+    }
+    learned["query"] *= rng.choice(np.asarray([0.1, 1.0, 3.0], np.float32))
+    learned["slopes"] = rng.choice(np.asarray([0.0, 2.0**-8, 0.5, 4.0, 16.0], np.float32), form.heads)
     hiding = {}
-    if draw(st.booleans()):
-        shown = rng.random((BATCH, 1, q_length, k_length)) < draw(st.sampled_from([0.1, 0.9]))
-        hiding["mask"] = shown
-    if q_length == k_length and draw(st.booleans()):
-        boundaries = rng.random((BATCH, k_length)) < draw(st.sampled_from([0.05, 0.5]))
-        hiding["segment_ids"] = boundaries.cumsum(axis=1).astype(np.int32)
-    return arrays, hiding
+    if form.mask is not None:
+        hiding["mask"] = rng.random(form.mask) < rng.choice([0.1, 0.9])
+    if form.segments:
+        starts = rng.random((2, form.batch, 27)) < rng.choice([0.05, 0.5])
+        of_queries, of_keys = starts.cumsum(axis=-1).astype(np.int32)
+        hiding |= {"query_segments": of_queries[:, : form.q_length], "key_segments": of_keys[:, : form.k_length]}
+    if not form.known:
+        shifts = rng.integers(0, 4, (form.batch, 1))  # each sequence has its own positions
+        hiding |= {name: side[None] + shifts for name, side in form.positions().items()}
+    return jax.tree.map(jnp.asarray, (learned, hiding))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(calls())
-def test_equals_reference(call: tuple[dict, dict]) -> None:
-    expected, got = (value_and_gradients(*call, backend=backend) for backend in ("reference", "blocked"))
-    for right, tiled in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
-        # Both are float32: they differ by the order of sums over up to 26 keys of logits up to 40.
-        np.testing.assert_allclose(tiled, right, rtol=0, atol=1e-5 * (1 + np.abs(right).max()))
+def as_call(form: Form, learned: dict, hiding: dict) -> AttentionCall:
+    bias = AlibiBias(learned["slopes"], symmetric=not form.causal)
+    arrays = {name: learned[name] for name in ("query", "key", "value")}
+    return AttentionCall(**arrays, bias=bias, causal=form.causal, window=form.window, **(form.positions() | hiding))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def value_and_gradients(form: Form, backends: tuple[str, ...], learned: dict, hiding: dict) -> dict:
+    """Of each backend, as one program."""
+
+    def scalar(learned: dict, backend: str) -> tuple[jax.Array, jax.Array]:
+        attended = compute(as_call(form, learned, hiding), backend)
+        return jnp.sin(attended).sum(), attended  # sin: so that each entry has a gradient of its own
+
+    return {name: jax.grad(scalar, has_aux=True)(learned, name) for name in backends}
+
+
+@pytest.mark.parametrize("kind", ["plain", "gaps", "hidden"])
+def test_equals_reference(kind: str) -> None:
+    """Few forms, since each is compiled; several contents of each."""
+    taken = set()
+
+    @settings(max_examples=4, deadline=None, derandomize=True)
+    @given(forms(kind), st.lists(st.integers(0, 2**32 - 1), min_size=3, max_size=3))
+    def check(form: Form, seeds: list[int]) -> None:
+        call = as_call(form, *contents(form, seeds[0]))
+        able = tuple(name for name, backend in BACKENDS.items() if not backend.cannot(call, "cpu"))
+        taken.update(able)
+        for seed in seeds:
+            found = jax.device_get(value_and_gradients(form, able, *contents(form, seed)))
+            expected = found.pop("reference")
+            for backend, results in found.items():
+                for right, got in zip(jax.tree.leaves(expected), jax.tree.leaves(results), strict=True):
+                    # All are float32: they differ by the order of sums over up to 27 keys of logits up to 40.
+                    tolerance = 1e-5 * (1 + np.abs(right).max())
+                    np.testing.assert_allclose(got, right, rtol=0, atol=tolerance, err_msg=backend)
+
+    check()
+    assert taken >= {"reference", "blocked"} | ({"saved", "augmented"} if kind == "plain" else set())

@@ -9,8 +9,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from alibi import alibi_attention_fn, alibi_slopes, attend
 from alibi.attention.call import AttentionCall
 from alibi.attention.decoding import attended_and_blocks
-from alibi.attention.skipping import key_ranges, logit_bound
-from alibi.attention.tiles import make_plan, make_sides
+from alibi.attention.skipping import ranges_of
+from alibi.attention.tiles import make_plan
 from alibi.positions import AlibiBias
 
 HEADS, DIM = 2, 8
@@ -89,19 +89,11 @@ def test_queries_that_see_no_key_are_zero(backend, causal):
 @pytest.mark.parametrize("bias", [None, AlibiBias(jnp.asarray([1e-3, 1e-4]))])
 def test_tiles_outside_are_not_computed(bias, causal):
     """4,096 tokens are 8 blocks; with a window of 512 each needs itself and its neighbours, whatever the bias."""
-    query, key, value, _ = inputs(4096, 4096, batch=1)
+    query, key, value, _ = map(jnp.asarray, inputs(4096, 4096, batch=1))
     positions = np.arange(4096)
-
-    @jax.jit
-    def ranges(query, key, value):
-        sides = {"query_positions": positions, "key_positions": positions}
-        call = AttentionCall(query, key, value, bias=bias, causal=causal, **sides, window=512)
-        plan = make_plan(call, "cpu")
-        bound = logit_bound(query, key, value, plan)
-        return key_ranges(call, plan, make_sides(call, plan), bound)
-
+    call = AttentionCall(query, key, value, bias, causal, positions, positions, window=512)
     np.testing.assert_array_equal(
-        np.asarray(ranges(query, key, value))[0],
+        ranges_of(call, make_plan(call, "cpu"))[0],
         [[max(block - 1, 0), block + 1 if causal else min(block + 2, 8)] for block in range(8)],
     )
 
