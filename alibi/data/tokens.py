@@ -49,6 +49,7 @@ class Manifest:
     boundary_id: int
     description: dict[str, Any]  # what identifies the text
     format_version: int = FORMAT_VERSION
+    revision: str = ""  # that the text was read at: the hub's commit or TFDS's version, where the config names none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +199,7 @@ def _find_or_make(
             vocab_size=tokenizer.vocab_size,
             boundary_id=tokenizer.boundary_id,
             description=description,
+            revision=corpus.revision,
             **counts,
         )
         text = json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False)
