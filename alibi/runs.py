@@ -11,6 +11,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import ml_collections
@@ -23,6 +24,7 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
 # Keys that are younger than some runs, and the value that says what these computed without them; of eval.dtype,
 # what evaluations of any run now take.
 YOUNGER = {"imported_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32"}
+SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh")  # of every config
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 
@@ -57,20 +59,23 @@ class RunDirectory:
 
     def config(self) -> ml_collections.ConfigDict:
         """The resolved configuration that the run was trained with."""
-        return completed(ml_collections.ConfigDict(self._read("config.json")))
+        return completed(ml_collections.ConfigDict(self._read("config.json", SECTIONS)))
 
     def provenance(self) -> dict[str, Any]:
         """Commit, versions, devices, corpus and parameters of the run's last start."""
         return self._read("provenance.json")
 
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.path / "tokenizer")
+        try:
+            return load_tokenizer(self.path / "tokenizer")
+        except ValueError as error:
+            raise ValueError(f"{error}; restore {self.path / 'tokenizer'}, or train the run again elsewhere") from error
 
     def status(self) -> dict[str, Any]:
         """Where the run stands: state (missing, running, interrupted, failed, finished), step, steps, reason..."""
         if not (self.path / "status.json").exists():
             return {"state": "missing", "step": 0, "steps": 0, "reason": "", "tokens_per_second": None}
-        return self._read("status.json")
+        return self._read("status.json", ("state", "step", "steps", "reason"))
 
     def saved_steps(self) -> list[int]:
         """The steps whose checkpoints are there, ascending: by their names, which only complete ones have."""
@@ -130,7 +135,7 @@ class RunDirectory:
         """Raises ValueError if the run that is here was trained on other tokens than those of `manifests` by split."""
         if not (self.path / "provenance.json").exists():
             return
-        before = self.provenance()["corpus"]
+        before = self._read("provenance.json", ("corpus",))["corpus"]
         for split in sorted(before.keys() & manifests.keys()):
             for key in ("sha256", "tokenizer_fingerprint"):
                 if before[split][key] != manifests[split][key]:
@@ -190,12 +195,18 @@ class RunDirectory:
         known = {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now}
         self.write("status.json", known | {"saved": max(self.saved_steps(), default=0)} | more)
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str, needed: Iterable[str] = ()) -> dict[str, Any]:
+        """The content of one JSON file, an object with the keys `needed`."""
         file = self.path / name
         if not file.exists():
             raise ValueError(f"{self.path} is no work directory of a run: {name} is missing; give train.py's --workdir")
         try:
-            return json.loads(file.read_text())
+            content = json.loads(file.read_text())
+            if not isinstance(content, dict):
+                raise ValueError(f"it holds a {type(content).__name__}, not an object")
+            if missing := [key for key in needed if key not in content]:
+                raise ValueError(f"it lacks {', '.join(missing)}")
+            return content
         except ValueError as error:
             raise ValueError(f"{file} is damaged ({error}); restore it, or train the run again elsewhere") from None
 

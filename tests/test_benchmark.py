@@ -156,6 +156,33 @@ def test_a_length_is_told_by_ratios_of_its_rounds(scripts, monkeypatch, capsys):
         training.compare_training(parser.parse_args([*words, "--lengths=24"]))
 
 
+def test_position_methods_are_told_by_ratios_to_sinusoidal(scripts, monkeypatch, capsys):
+    rounds, training = (importlib.import_module(f"benchmarks.{name}") for name in ("rounds", "training"))
+    seconds = {"alibi": [1.0, 4.0, 2.0], "sinusoidal": [2.0, 12.0, 3.0]}  # of the medians the ratio would be 1.5
+
+    def run_rounds(contenders, number, **_):
+        configs = {name: one.arguments[0] for name, one in contenders.items()}
+        assert {name: (config.position, config.train_length) for name, config in configs.items()} == {
+            name: (name, 64) for name in contenders
+        }
+        return {name: rounds.Runner(one, seconds={"run": seconds[name]}) for name, one in contenders.items()}, 1e11
+
+    monkeypatch.setattr(training, "run_rounds", run_rounds)
+    parser = argparse.ArgumentParser()
+    training.add_positions_arguments(parser)
+    parser.add_argument("--rounds", type=int)
+    arguments = parser.parse_args(["--positions=alibi,sinusoidal", "--length=64", "--rounds=3"])
+    rows = training.compare_positions(arguments)
+    assert [(row["contender"], row["of_sinusoidal"]) for row in rows] == [("alibi", 2.0), ("sinusoidal", 1.0)]
+    assert rows[0]["tokens_per_second"] == 2048 / 2.0
+    assert "the quickstart's model at L=64, 2048 tokens a step" in capsys.readouterr().out
+    arguments.positions = "alibi"  # nothing to compare with is no failure
+    assert training.compare_positions(arguments)[0]["of_sinusoidal"] is None
+    arguments.positions = "alibbi"
+    with pytest.raises(ValueError, match="unknown position method 'alibbi'"):
+        training.compare_positions(arguments)
+
+
 def test_attention_that_costs_nothing_keeps_its_projections(scripts, tiny_config, monkeypatch):
     """What has no part in the loss, XLA would not compute: then the projections would count as attention."""
     monkeypatch.setitem(BACKENDS, "reference", BACKENDS["reference"])

@@ -50,23 +50,16 @@ def test_without_any_python_it_says_what_is_needed(clone, tools):
     assert "PYTHON=/path/to/python" in result.stderr
 
 
-def test_an_old_python_is_named_with_its_version(clone, tools):
-    old = tools / "python3"
-    old.write_text("#!/bin/bash\necho 3.9.2\nexit 1\n")
-    old.chmod(0o755)
+@pytest.mark.parametrize(("minor", "by_name"), [(9, False), (14, True)])
+def test_a_python_that_the_pins_do_not_fit_is_named_and_taken_only_by_name_if_newer(clone, tools, minor, by_name):
+    python = tools / "python3"
+    answers = f"[[ $# == 2 ]] || {{ echo 3.{minor}.1; exit $(({minor} < 11 || $3 < {minor})); }}"
+    python.write_text(f'#!/bin/bash\n[[ "$1" == -c ]] || exit 1\n{answers}\n')
+    python.chmod(0o755)
     result = setup(clone, tools)
     assert result.returncode == 1
-    assert "found python3 (3.9.2)." in result.stderr
-
-
-def test_a_python_newer_than_the_pins_is_taken_only_by_name(clone, tools):
-    new = tools / "python3"
-    new.write_text('#!/bin/bash\n[[ "$1" == -c ]] || exit 1\n[[ $# == 2 ]] || { echo 3.14.1; exit $(($3 < 14)); }\n')
-    new.chmod(0o755)
-    result = setup(clone, tools)
-    assert result.returncode == 1
-    assert "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found python3 (3.14.1)." in result.stderr
-    assert f"making .venv with {new}" in setup(clone, tools, PYTHON="python3").stdout
+    assert f"Python 3.11, 3.12 or 3.13 is needed, with its venv module; found python3 (3.{minor}.1)." in result.stderr
+    assert (f"making .venv with {python}" in setup(clone, tools, PYTHON="python3").stdout) is by_name
 
 
 def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone, tools):

@@ -65,6 +65,7 @@ def saved_attention(
     kept for the backward pass (memory grows with the square of the length), and what is
     divided by their sums is the product with the values, which is smaller. Logits and
     softmax are float32 for any dtype of the inputs; the result has the dtype of `value`.
+    No size may be zero.
 
     Args:
       bias: added to the scaled logits, float32; its gradient costs nothing where it is a constant.
@@ -75,10 +76,7 @@ def saved_attention(
     unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
     if unseen:
         query, bias = query[:, unseen:], None if bias is None else bias[:, unseen:]
-    if 0 in query.shape or 0 in key.shape:
-        attended = jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
-    else:
-        attended = _attention(query, key, value, bias, causal, precision)
+    attended = _attention(query, key, value, bias, causal, precision)
     return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
 
 

@@ -5,6 +5,7 @@ import hashlib
 import os
 import pathlib
 import queue
+import re
 import threading
 import time
 import urllib.error
@@ -16,6 +17,7 @@ from alibi.data.pieces import Corpus, Piece, split_long
 
 # The libraries retry for 23 s (datasets) to minutes (TFDS) before they say that there is no network.
 PROBE_SECONDS = 2.5
+_COMMIT = re.compile("[0-9a-f]{40}")
 _TFDS_HOST = "https://storage.googleapis.com"
 
 
@@ -35,7 +37,11 @@ class _Hosted(Corpus):
             self._name = os.path.expanduser(name)
 
     def description(self, split: str) -> dict[str, Any]:
-        """The name, the split and the column; of a local folder also its files. Without a network, and so unpinned."""
+        """The name, the split and the column; of a local folder also its files.
+
+        Nothing is loaded for it, so that what is cached needs no network: a name without data.revision means
+        the state that was read first, which `revision` names, also when the host has a later one.
+        """
         return {
             "corpus": self.name,
             "name": _folder_hash(self._name) if self._local else self._name,
@@ -106,13 +112,13 @@ class Hub(_Hosted):
         import datasets
 
         try:
-            rows = datasets.load_dataset(
-                self._name,
-                self._subset or None,
-                split=self._place(split),
-                revision=self._revision or None,
-                streaming=self._streaming,
-            )
+            builder = datasets.load_dataset_builder(self._name, self._subset or None, revision=self._revision or None)
+            self._note_commit(builder.hash)
+            if self._streaming:
+                rows = builder.as_streaming_dataset(split=self._place(split))
+            else:
+                builder.download_and_prepare()
+                rows = builder.as_dataset(split=self._place(split))
             self._check_column(rows.column_names)
             for batch in rows.select_columns([self._column]).iter(batch_size=256):
                 yield from batch[self._column]
@@ -122,6 +128,17 @@ class Hub(_Hosted):
             raise
         except Exception as error:  # the library's errors have no common class
             raise self._failed(split, error) from error
+
+    def _note_commit(self, commit: str) -> None:
+        """Keeps what was found; without a network the library takes any copy, whatever revision it is asked for."""
+        if self._local or commit == self._revision:
+            return
+        if _COMMIT.fullmatch(self._revision):
+            raise _ExplainedError(
+                f"the hub dataset {self._name!r} is here at commit {commit}, but data.revision={self._revision}, and "
+                "there is no network; connect, or set data.revision to the commit that is here"
+            )
+        self.revision = commit
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[None]:
@@ -163,6 +180,8 @@ class Tfds(_Hosted):
     def pieces(self, split: str) -> Iterator[Piece]:
         """Each record as a document; ValueError in under 5 s when it isn't prepared and can't be downloaded."""
         builder = self._builder(split)
+        if not self._local and not self._revision:
+            self.revision = str(builder.version)
         self._check_column(list(builder.info.features))
         try:
             records = builder.as_data_source(split=self._place(split))

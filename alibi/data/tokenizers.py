@@ -17,7 +17,6 @@ from alibi.data.bpe import BATCH_CHARS, END_OF_TEXT, cut_chunks, find_end_of_tex
 from alibi.data.dictionary import SPECIALS, count_words, read_dictionary, write_dictionary
 from alibi.data.pieces import Corpus, Piece, limit_bytes, split_long
 
-METHODS = ("bytes", "words", "bpe")
 _SAVED = "tokenizer_config.json"
 
 Ids = Int32[np.ndarray, " tokens"]
@@ -29,6 +28,7 @@ class Tokenizer(abc.ABC):
     name: str
     vocab_size: int
     boundary_id: int  # stands before the first token of a stream, and between documents (words: after each line)
+    file: str = ""  # that `save` writes the vocabulary to, where there is one
     unknown_id: int | None = None  # of words outside the vocabulary
 
     @abc.abstractmethod
@@ -51,7 +51,10 @@ class Tokenizer(abc.ABC):
         """Writes what `load_tokenizer` needs into `directory`, which is made."""
         folder = pathlib.Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _SAVED).write_text(json.dumps({"name": self.name} | self._write(folder)) + "\n", encoding="utf-8")
+        about = {"name": self.name} | self._write(folder)
+        if self.file:
+            about["sha256"] = _sha256(folder / self.file)
+        (folder / _SAVED).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
         """Writes the vocabulary, where there is one; returns what else must be saved."""
@@ -87,6 +90,7 @@ class WordTokenizer(Tokenizer):
     """Words between white space by a fixed dictionary, `</s>` after every line (arXiv 2108.12409; fairseq)."""
 
     name = "words"
+    file = "dict.txt"
     boundary_id = SPECIALS.index("</s>")
     unknown_id = SPECIALS.index("<unk>")
 
@@ -115,7 +119,7 @@ class WordTokenizer(Tokenizer):
         return hashlib.sha256("\n".join(["words", *self.symbols]).encode("utf-8")).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        write_dictionary(folder / "dict.txt", self.symbols, self.counts)
+        write_dictionary(folder / self.file, self.symbols, self.counts)
         return {}
 
 
@@ -123,6 +127,7 @@ class BpeTokenizer(Tokenizer):
     """A tokenizer of Hugging Face's `tokenizers`; each document is followed by its end-of-text token."""
 
     name = "bpe"
+    file = "tokenizer.json"
 
     def __init__(self, tokenizer: hf.Tokenizer, boundary: str):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -168,8 +173,11 @@ class BpeTokenizer(Tokenizer):
         return hashlib.sha256(f"{self._boundary}\n{self._tokenizer.to_str()}".encode()).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        self._tokenizer.save(str(folder / "tokenizer.json"))
+        self._tokenizer.save(str(folder / self.file))
         return {"boundary": self._boundary}
+
+
+_BY_NAME: dict[str, type[Tokenizer]] = {kind.name: kind for kind in (ByteTokenizer, WordTokenizer, BpeTokenizer)}
 
 
 def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenizer:
@@ -190,7 +198,7 @@ def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenizer
             return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
         pieces = limit_bytes(corpus.pieces("train"), data.max_train_bytes)
         return BpeTokenizer(train_bpe((piece.text for piece in pieces), data.bpe_vocab_size), END_OF_TEXT)
-    raise ValueError(f"data.tokenizer={data.tokenizer!r} is unknown; use one of {', '.join(METHODS)}")
+    raise ValueError(f"data.tokenizer={data.tokenizer!r} is unknown; use one of {', '.join(_BY_NAME)}")
 
 
 def load_tokenizer(directory: str | os.PathLike) -> Tokenizer:
@@ -198,11 +206,19 @@ def load_tokenizer(directory: str | os.PathLike) -> Tokenizer:
     folder = pathlib.Path(directory)
     try:
         saved = json.loads((folder / _SAVED).read_text(encoding="utf-8"))
-        name, boundary = saved["name"], saved.get("boundary", "")
+        kind, boundary = _BY_NAME[saved["name"]], saved.get("boundary", "")
+        whole = saved.get("sha256") in (None, kind.file and _sha256(folder / kind.file))  # None: of an older version
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{folder} holds no saved tokenizer ({error}); give the folder that save() wrote") from error
-    if name == "bytes":
+        raise ValueError(f"{folder} holds no saved tokenizer, or a damaged one ({error})") from error
+    if not whole:  # a dictionary that was cut short would still be one
+        raise ValueError(f"{folder / kind.file} was altered or damaged: its SHA-256 is not that of {_SAVED}")
+    if kind is ByteTokenizer:
         return ByteTokenizer()
-    if name == "words":
-        return WordTokenizer(*read_dictionary(folder / "dict.txt"))
-    return BpeTokenizer(read_bpe(folder / "tokenizer.json"), boundary)
+    if kind is WordTokenizer:
+        return WordTokenizer(*read_dictionary(folder / kind.file))
+    return BpeTokenizer(read_bpe(folder / kind.file), boundary)
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -49,6 +49,7 @@ class Manifest:
     boundary_id: int
     description: dict[str, Any]  # what identifies the text
     format_version: int = FORMAT_VERSION
+    revision: str = ""  # that the text was read at: the hub's commit or TFDS's version, where the config pins none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class TokenFile:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids."""
-        return load_tokenizer(self.directory / "tokenizer")
+        return _load_cached(self.directory / "tokenizer", self.directory)
 
 
 def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> None:
@@ -151,10 +152,15 @@ def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: b
     directory = cache_root(data.cache_dir) / "tokenizers" / content_key(content)
     read = WatchedCorpus(corpus, f"reading for {data.tokenizer}", data.max_train_bytes) if progress else corpus
     find_or_make(directory, lambda folder: make_tokenizer(data, read).save(folder))
+    return _load_cached(directory, directory)
+
+
+def _load_cached(folder: pathlib.Path, made: pathlib.Path) -> Tokenizer:
+    """The tokenizer in `folder`, which is made again with the directory `made`."""
     try:
-        return load_tokenizer(directory)
+        return load_tokenizer(folder)
     except ValueError as error:
-        raise ValueError(f"{error}; delete {directory} and run again") from error
+        raise ValueError(f"{error}; delete {made} and run again") from error
 
 
 def _prepare_split(
@@ -198,6 +204,7 @@ def _find_or_make(
             vocab_size=tokenizer.vocab_size,
             boundary_id=tokenizer.boundary_id,
             description=description,
+            revision=corpus.revision,
             **counts,
         )
         text = json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False)

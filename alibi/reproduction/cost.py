@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import ml_collections
 
 from alibi.data.tokens import prepare, prepare_with
-from alibi.flops import forward_flops, training_flops
+from alibi.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
 from alibi.model import build_model, count_parameters
 from alibi.reporting.measures import parse_printed
 from alibi.reporting.paper import load_table
@@ -28,8 +28,8 @@ class Device:
 
 
 # The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the
-# peak. Two cores of a server CPU (float32): models as small as these reach a tenth of it.
-DEVICES = {"paper": Device(125e12, 0.3), "small": Device(200e9, 0.1)}
+# peak. Two cores of a server CPU (float32): models as small as these reach about a tenth of it.
+DEVICES = {"paper": Device(125e12, 0.3), "small": Device(CPU_FLOPS_PER_SECOND / 0.1, 0.1)}
 
 
 @dataclasses.dataclass(frozen=True)

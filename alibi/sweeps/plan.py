@@ -6,15 +6,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from alibi.flops import training_flops
+from alibi.flops import CPU_FLOPS_PER_SECOND, training_flops
 from alibi.reporting.rows import CONFIG_KEY, LIMIT_KEY, Row, is_measured, read_rows
 from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.children import is_on_cpu
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.failures import read_failures
 
-# Of one run on CPUs, for a guess until a run has shown its speed: a round number, right within a few times.
-ROUGH_FLOPS_PER_SECOND = 40e9
 # Of one process, training or evaluation: imports and compilation, before the first token.
 START_SECONDS = 15.0
 
@@ -141,7 +139,7 @@ class Speed:
     def seconds_left(self, states: Sequence[RunState], jobs: int = 1, *, rough: bool = False) -> float | None:
         """An estimate for what is left of `states`, `jobs` at a time; None where the speed is not known.
 
-        `rough`: a run whose speed is not known trains at `ROUGH_FLOPS_PER_SECOND`.
+        `rough`: a run whose speed is not known trains at `CPU_FLOPS_PER_SECOND`.
         """
         training = [state for state in states if not state.is_trained]
         rates = [self.tokens_per_second or (rough_rate(state) if rough else None) for state in training]
@@ -159,7 +157,7 @@ class Speed:
 def rough_rate(state: RunState) -> float | None:
     """Tokens a second of its training on CPUs, from the operations of a token; None while the vocabulary is unknown."""
     vocab_size = _vocab_size(state.run)
-    return ROUGH_FLOPS_PER_SECOND / training_flops(state.run.config, vocab_size) if vocab_size else None
+    return CPU_FLOPS_PER_SECOND / training_flops(state.run.config, vocab_size) if vocab_size else None
 
 
 def format_duration(seconds: float | None) -> str:
@@ -197,7 +195,7 @@ def _total(seconds: float | None, rough: bool) -> str:
         return "unknown until one run has shown the speed"
     if not rough:
         return f"about {format_duration(seconds)}"
-    rate = f"{ROUGH_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
+    rate = f"{CPU_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
     return f"~{format_duration(seconds)} (~: rough, training at {rate}, until one run has shown the speed)"
 
 

@@ -1,5 +1,6 @@
 """What happens before the first update: checks that cost nothing first, then the data."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,10 @@ def micro_batches(config: ml_collections.ConfigDict, shards: int) -> int:
 
 
 def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
-    """The token files of train and, if there is one, valid. Of many hosts the first goes ahead."""
+    """The token files of train and, if there is one, valid. Of many hosts the first goes ahead.
+
+    Of a dataset that the config names without a revision it prints which one the tokens are of.
+    """
 
     def files(progress: bool) -> dict[str, TokenFile]:
         check_sources(data, ("train", "valid"))
@@ -87,6 +91,9 @@ def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
         return made
 
     first = on_first_host(lambda: files(progress=True))
+    for file in (first or {}).values():
+        if revision := file.manifest.revision:  # the host of the dataset may have a later one
+            print(f"{file.manifest.source}: tokens of revision {revision}; data.revision pins it", file=sys.stderr)
     return files(progress=False) if first is None else first
 
 

@@ -246,7 +246,7 @@ def _torch_step(shape: Shape, kind: str) -> AttentionStep:
         try:
             for _ in range(steps):
                 torch.autograd.grad(attention(*inputs), inputs, cotangent)
-        except NotImplementedError:
+        except NotImplementedError:  # FlexAttention's, on CPUs; `prepare` then measures the forward pass alone
             torch.compiler.reset()  # else the forward pass would not be compiled either
             raise
 

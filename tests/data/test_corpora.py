@@ -16,6 +16,8 @@ import zstandard
 from alibi.data import corpora, hosted, pieces, textfiles
 from alibi.data.corpora import make_corpus
 from alibi.data.pieces import Piece
+from alibi.data.tokens import prepare
+from alibi.training.setup import prepare_files
 from configs import base
 
 PLACES = {"train": "train", "valid": "validation", "test": ""}
@@ -282,7 +284,7 @@ def test_an_unreachable_hub_is_reported_within_5_seconds(monkeypatch, tmp_path, 
         list(hub("org/tiny", streaming=streaming).pieces("train"))
 
 
-def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, monkeypatch):
+def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, monkeypatch, capsys):
     import datasets
     import huggingface_hub.constants as constants
 
@@ -296,6 +298,17 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
     assert documents(hub("org/tiny"), "train") == ["one\n", "", "two"]
+    # The tokens say which state of an unpinned dataset they are of; the library would take it for any other.
+    data = data_config(corpus="hub", name="org/tiny", train="train", tokenizer="bytes", cache_dir=str(tmp_path / "c"))
+    data.valid = ""
+    for _ in range(2):  # made, and found in the cache
+        assert prepare_files(data)["train"].manifest.revision == "a" * 40
+        said = f"hub: org/tiny, train: tokens of revision {'a' * 40}; data.revision pins it\n"
+        assert said in capsys.readouterr().err
+    data.revision = "a" * 40
+    assert prepare(data, "train").manifest.revision == "", "the config says it"
+    with pytest.raises(ValueError, match=f"is here at commit {'a' * 40}, but data.revision={'b' * 40}"):
+        list(hub("org/tiny", revision="b" * 40).pieces("train"))
     assert not constants.HF_HUB_OFFLINE
     assert not datasets.config.HF_HUB_OFFLINE
 
@@ -339,9 +352,15 @@ def tfds_corpus(name, **options):
     return hosted.Tfds(PLACES, str(name), **({"subset": "", "revision": "", "column": "text"} | options))
 
 
-def test_tfds_records_are_documents(tfds_folder):
+def test_tfds_records_are_documents(tfds_folder, monkeypatch):
     assert documents(tfds_corpus(tfds_folder), "train") == ["liné 0\n", "liné 1\n", "liné 2\n"]
     assert documents(tfds_corpus(tfds_folder), "valid") == ["liné 0\n"]
+    # By its name, without a version, the latest is taken: the corpus says which that was.
+    tfds = importlib.import_module("tensorflow_datasets")
+    monkeypatch.setattr(tfds, "builder", lambda name, **_: tfds.builder_from_directory(tfds_folder))
+    named = tfds_corpus("tiny_texts")
+    assert documents(named, "valid") == ["liné 0\n"]
+    assert named.revision == "1.0.0"
 
 
 def test_tfds_errors_list_what_exists(tfds_folder):

@@ -243,6 +243,11 @@ def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
     assert len({load_tokenizer(tmp_path / name).fingerprint() for name in ("bytes", "words", "bpe")}) == 3
     with pytest.raises(ValueError, match="holds no saved tokenizer"):
         load_tokenizer(tmp_path)
+    # Half a dictionary is one too, of other ids.
+    dictionary = tmp_path / "words" / "dict.txt"
+    dictionary.write_text("".join(dictionary.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(ValueError, match=r"words/dict\.txt was altered or damaged: its SHA-256 is not that of"):
+        load_tokenizer(tmp_path / "words")
     (tmp_path / "bpe" / "tokenizer_config.json").write_text('{"name": "bpe"}')
     with pytest.raises(ValueError, match="has no token '' to stand between documents"):
         load_tokenizer(tmp_path / "bpe")

@@ -127,10 +127,17 @@ def test_the_cache_is_the_configs_or_the_environments(monkeypatch, tmp_path):
     assert cache.cache_root("") == pathlib.Path.home() / ".cache/alibi"
 
 
-@pytest.mark.parametrize("damage", ["truncate", "alter", "manifest", "remove"])
+@pytest.mark.parametrize("damage", ["tokenizer", "truncate", "alter", "manifest", "remove"])
 def test_a_damaged_token_file_says_which_directory_to_delete(data, damage):
     made = tokens.prepare(data, "train", progress=False)
     path = made.directory / "tokens.bin"
+    if damage == "tokenizer":
+        (made.directory / "tokenizer" / "tokenizer_config.json").write_text("[]")
+        with pytest.raises(
+            ValueError, match=f"no saved tokenizer, or a damaged one .*; delete {made.directory} and run"
+        ):
+            made.tokenizer()
+        return
     if damage == "truncate":
         os.truncate(path, 9)
         message = "has 9 bytes, but its manifest says 30: it was truncated or altered; delete that directory"

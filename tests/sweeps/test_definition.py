@@ -1,0 +1,130 @@
+"""What a sweep's file means, and that a bad one is refused before its first run."""
+
+import subprocess
+import sys
+
+import pytest
+
+from alibi.sweeps.definition import load_sweep
+from tests.sweeps.sweepmaker import PROJECT, QUICKSTART, sweep_of
+
+
+def test_the_quickstart_is_four_methods_at_128_up_to_16_times_that():
+    sweep = load_sweep(QUICKSTART)
+    assert [run.name for run in sweep.runs] == [
+        "sinusoidal-L128-seed0",
+        "rotary-L128-seed0",
+        "t5-L128-seed0",
+        "alibi-L128-seed0",
+    ]
+    for run in sweep.runs:
+        (evaluation,) = run.evaluations
+        assert (evaluation.lengths, evaluation.stride, evaluation.split) == ((128, 256, 512, 1024, 2048), None, "valid")
+
+
+@pytest.mark.parametrize("path", sorted(QUICKSTART.parent.glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_every_sweep_of_the_project_can_be_run(path):
+    """Their configs, options and names are checked when they are read."""
+    assert load_sweep(path).runs
+
+
+def test_the_sweep_of_what_the_paper_tried_has_its_options():
+    runs = {run.name: run.config for run in load_sweep(QUICKSTART.parent / "negative_results.py").runs}
+    assert {name for name, config in runs.items() if config.model.window == 128} == {
+        f"{method}-window" for method in ("sinusoidal", "rotary", "alibi")
+    }
+    for method in ("sinusoidal", "rotary", "alibi"):  # each beside itself without a window
+        assert (runs[method].position, runs[method].model.window) == (method, 0)
+    slopes = [runs[f"alibi-random-{draw}"].position_options.to_dict() for draw in range(3)]
+    assert slopes == [{"slopes": "random", "draw": draw} for draw in range(3)]
+
+
+def test_products_explicit_runs_and_evaluations_of_their_own():
+    sweep = sweep_of(
+        product={"position": ["alibi"], "train_length": [64, 128], "seed": [0, 1]},
+        runs=[
+            {"position": "none", "model.dropout": 0.1, "lengths": [300], "stride": [1, 100], "split": "train"},
+            {
+                "position": "alibi",
+                "name": "mine",
+                "evaluations": [{"multiples": [1]}, {"lengths": [512], "stride": 64}],
+            },
+        ],
+    )
+    assert [run.name for run in sweep.runs] == [
+        "alibi-L64-seed0",
+        "alibi-L64-seed1",
+        "alibi-L128-seed0",
+        "alibi-L128-seed1",
+        "none-L128-dropout=0.1-seed0",
+        "mine",
+    ]
+    assert sweep.runs[1].config.train_length == 64
+    assert sweep.runs[1].config.seed == 1
+    assert sweep.runs[0].evaluations[0].lengths == (64, 128)
+    assert [(e.lengths, e.stride, e.split) for e in sweep.runs[4].evaluations] == [
+        ((300,), 1, "train"),
+        ((300,), 100, "train"),
+    ]
+    assert [(e.lengths, e.stride) for e in sweep.runs[5].evaluations] == [((128,), None), ((512,), 64)]
+
+
+def test_the_flags_give_train_py_the_same_config():
+    run = sweep_of(runs=[{"data.train": "a.txt,b.txt", "seed": 3, "name": "x"}], product={"seed": [0]}).runs[1]
+    assert run.config_flags() == [
+        f"--config={PROJECT / 'configs/quickstart.py'}:seed=3",
+        "--config.data.train=a.txt,b.txt",
+    ]
+    code = (
+        "from absl import app\nfrom ml_collections import config_flags\n"
+        "flag = config_flags.DEFINE_config_file('config')\n"
+        "app.run(lambda argv: print(flag.value.data.train, flag.value.seed))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, *run.config_flags()], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "a.txt,b.txt 3\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"product": {"position": ["alibi", "sinusodial"]}},
+            r"run \(position=sinusodial\): .*did you mean 'sinusoidal'",
+        ),
+        ({"product": {"model.widht": [64]}}, "unknown config key 'model.widht'; did you mean 'model.width'"),
+        ({"product": {"position": "alibi"}}, "product key 'position' needs a list of values"),
+        ({"product": {"model.num_heads": [3]}}, "num_heads=3 does not divide model.width=128"),
+        ({"product": {"train_length": [100]}}, "batch_tokens=2048 must be a multiple of 100"),
+        ({"multiple": [1]}, "unknown key 'multiple' in the sweep; did you mean 'multiples'"),
+        ({"lengths": [128]}, "either 'multiples' or 'lengths'"),
+        ({"multiples": [0.5]}, "whole numbers of tokens"),
+        ({"stride": 129}, "stride=129 must be between 1 and the length 128"),
+        ({"stride": 64.0}, "stride=64.0 must be a whole number"),
+        ({"split": "train2"}, "split 'train2' is unknown; use one of train, valid, test"),
+        ({"split": "test"}, "data.test is empty"),
+        ({"product": {"seed": [0]}, "runs": [{"seed": 0}]}, "runs of equal name: alibi-L128-seed0"),
+        ({"runs": [{"name": "../x"}]}, "must do as a directory's name"),
+        ({"config": "configs/absent.py"}, "configs/absent.py does not exist"),
+    ],
+)
+def test_a_bad_sweep_is_refused_before_the_first_run(changed, message):
+    with pytest.raises(ValueError, match=message):
+        sweep_of(**changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", r"has no get_sweep\(\)"),
+        ("def get_sweep(:", "does not load: SyntaxError"),
+        ("def get_sweep():\n    return 3", "must return a dictionary, not int"),
+        ("def get_sweep():\n    return {'config': 'configs/quickstart.py'}", "the sweep has no runs"),
+        ("def get_sweep():\n    return {'runs': [{}]}", "the sweep names no config"),
+    ],
+)
+def test_a_bad_sweep_file(tmp_path, text, message):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_sweep(tmp_path / "bad.py")

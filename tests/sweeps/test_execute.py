@@ -1,0 +1,116 @@
+"""What a sweep does with a failure, a full disk or a second process, and what it says of it."""
+
+import errno
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from alibi.reporting.rows import append_rows
+from alibi.sweeps import execute
+from alibi.sweeps.execute import is_in_progress, is_primary
+from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
+
+
+def test_a_limit_is_no_failure_of_a_run(tmp_path, monkeypatch):
+    """The evaluation alone fails where a text is too short for all its lengths; in a sweep the row says so for good."""
+    sweep = sweep_of(product={"position": ["alibi"]})
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    sweeper = execute.Sweeper(sweep, tmp_path)
+    monkeypatch.setattr(sweeper, "_evaluate", lambda *_: "the text has 60 tokens")
+    assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == "the text has 60 tokens"
+    rows = [result(sweep, "alibi", length, None, error="the text has 60 tokens", limit=True) for length in (128, 256)]
+    monkeypatch.setattr(sweeper, "_evaluate", lambda *_: append_rows(tmp_path / "results.jsonl", rows) or "too short")
+    assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == ""
+
+
+def test_a_full_disk_is_a_failure_of_the_run_that_met_it(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi", "t5"]})
+    for name in ("alibi", "t5"):
+        finish(sweep, tmp_path, f"{name}-L128-seed0")
+    rows = [result(sweep, position, length) for position in ("alibi", "t5") for length in (128, 256)]
+    append_rows(tmp_path / "results.jsonl", rows)
+    reports = iter([OSError(errno.ENOSPC, "No space left on device"), "the report"])
+
+    def report(failures):
+        if isinstance(made := next(reports), OSError):
+            raise made
+        return made
+
+    sweeper = execute.Sweeper(sweep, tmp_path, report=report)
+    why = f"no space left to write {tmp_path}; what was saved before is whole: make space and repeat the command"
+    assert sweeper.execute() == {"alibi-L128-seed0": why}, "the second run was done, and reported"
+
+
+def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_path):
+    script, file = tmp_path / "script.py", tmp_path / "error"
+    script.write_text(
+        "import sys\nprint('bar', file=sys.stderr)\nfor why in sys.argv[1:]: print(f'error: {why}', file=sys.stderr)\n"
+        "sys.exit(3)"
+    )
+    command = [sys.executable, execute.CHILD, file, script, "no such file", "1 of 1 failed"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "bar\nerror: no such file\nerror: 1 of 1 failed\n")
+    assert file.read_text() == "no such file"
+
+
+def test_paths_that_flags_cannot_carry_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds a comma"):
+        execute.Sweeper(sweep_of(), tmp_path / "a,b")
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    (folder / "c.py").write_text((PROJECT / "configs" / "quickstart.py").read_text())
+    with pytest.raises(ValueError, match="holds a colon"):
+        sweep_of(config=str(folder / "c.py"))
+
+
+def test_a_sweep_says_how_long_it_took_for_what(tmp_path, monkeypatch, capsys):
+    """Of three runs one is trained and evaluated before, one trained, one neither: it takes 2 h 0 min and 59 s."""
+    sweep = sweep_of(product={"position": ["alibi", "t5", "none"]}, multiples=[1])
+    for position in ("alibi", "t5"):
+        finish(sweep, tmp_path, f"{position}-L128-seed0")
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now, strftime=time.strftime)
+
+    def script(self, name, flags, place):
+        if name == "train.py":
+            finish(sweep, tmp_path, "none-L128-seed0")
+            clock.now += 2 * 3600 + 59
+        else:
+            position = "t5" if "/t5-L128-seed0" in flags[0] else "none"
+            append_rows(tmp_path / "results.jsonl", [result(sweep, position, run=f"{position}-L128-seed0")])
+            clock.now += 100
+        return 0, ""
+
+    monkeypatch.setattr(execute.Sweeper, "_run_script", script)
+    monkeypatch.setattr(execute, "time", clock)
+    assert execute.Sweeper(sweep, tmp_path, report=lambda failures: "report").execute() == {}
+    assert capsys.readouterr().out.endswith("\nreport\ntook 2 h 4 min; runs trained: 1, evaluated: 2\n")
+
+
+def test_the_lock_shows_a_sweep_at_work(tmp_path):
+    import fcntl
+
+    assert not is_in_progress(tmp_path)
+    with (tmp_path / ".lock").open("a") as file:
+        assert not is_in_progress(tmp_path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_in_progress(tmp_path)
+    assert not is_in_progress(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("process_id", "multihost", "environment", "primary"),
+    [
+        (None, False, {}, True),
+        (0, True, {"SLURM_PROCID": "3"}, True),
+        (1, False, {}, False),
+        (None, True, {"TPU_WORKER_ID": "0"}, True),
+        (None, True, {"SLURM_PROCID": "2"}, False),
+        (None, False, {"SLURM_PROCID": "2"}, True),  # a single process in a cluster's job
+    ],
+)
+def test_one_process_of_many_writes_the_report(process_id, multihost, environment, primary):
+    assert is_primary(process_id, multihost, environment) is primary

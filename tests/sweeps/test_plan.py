@@ -1,0 +1,127 @@
+"""Where a sweep stands: states of its runs, results that count, and the time that is left."""
+
+import pytest
+
+from alibi.reporting.rows import append_rows
+from alibi.reproduction.cost import DEVICES
+from alibi.sweeps import plan
+from alibi.sweeps.execute import describe_exit
+from alibi.sweeps.failures import read_failures, write_failure
+from alibi.sweeps.plan import Speed, format_duration, plan_table, survey
+from tests.sweeps.sweepmaker import finish, result, sweep_of
+
+
+def test_states_of_runs(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi", "t5", "none", "rotary", "sinusoidal"]})
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    finish(sweep, tmp_path, "t5-L128-seed0")
+    finish(sweep, tmp_path, "none-L128-seed0", state="running", step=200)
+    finish(sweep, tmp_path, "rotary-L128-seed0", state="failed", step=30, reason="update 31:\nloss nan")
+    rows = [
+        result(sweep, "alibi", 128),
+        result(sweep, "alibi", 256),
+        result(sweep, "t5", 128),
+        result(sweep, "t5", 256, None, error="memory"),
+    ]
+    append_rows(tmp_path / "results.jsonl", rows)
+    states = survey(sweep, tmp_path)
+    assert [state.describe() for state in states] == [
+        "done",
+        "trained, 1 of 2 results",
+        "at step 200 of 500",
+        "failed: update 31: loss nan",
+        "missing",
+    ]
+    # Only a process that is at work now makes "running" true.
+    assert survey(sweep, tmp_path, in_progress=True)[2].describe() == "running, at step 200 of 500"
+    assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]
+    # Without its last checkpoint a run can't be evaluated: it is trained from the one before, if there is one. What
+    # has all its results needs none.
+    checkpoints = {method: tmp_path / "runs" / f"{method}-L128-seed0" / "checkpoints" for method in ("alibi", "t5")}
+    (checkpoints["alibi"] / "500").rmdir()
+    (checkpoints["t5"] / "500").rename(checkpoints["t5"] / "400")
+    alibi, t5, *_ = survey(sweep, tmp_path)
+    assert (alibi.describe(), t5.describe(), t5.tokens_left) == ("done", "at step 400 of 500", 100 * 2048)
+    (checkpoints["t5"] / "400").rmdir()
+    described = survey(sweep, tmp_path)[1].describe()
+    assert described.startswith(f"failed: {checkpoints['t5'].parent} has no checkpoint, but that of step 500 was saved")
+
+
+def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi"]}, stride=64)
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    rows = [
+        result(sweep, eval_length=128),
+        result(sweep, eval_length=256, stride=64, step=300),
+        result(sweep, eval_length=128, stride=64),
+        result(sweep, eval_length=256, stride=64, config_hash="another run of this name"),
+    ]
+    append_rows(tmp_path / "results.jsonl", rows)
+    (state,) = survey(sweep, tmp_path)
+    assert [e.lengths for e in state.missing] == [(256,)]
+
+
+def test_what_a_method_cannot_do_is_not_tried_again(tmp_path):
+    sweep = sweep_of(product={"position": ["learned"]})
+    finish(sweep, tmp_path, "learned-L128-seed0")
+    append_rows(
+        tmp_path / "results.jsonl",
+        [result(sweep, "learned", 128), result(sweep, "learned", 256, None, error="table ends", limit=True)],
+    )
+    assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
+
+
+def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
+    finish(sweep_of(), tmp_path, "alibi-L128-seed0")
+    changed = sweep_of(
+        product={"position": ["alibi"]}, config="configs/quickstart.py:train.steps=700,log.every_steps=3"
+    )
+    (state,) = survey(changed, tmp_path)
+    assert state.state == "conflict"
+    assert "differing: train.steps (500 there, 700 in the sweep)" in state.reason
+
+
+def test_why_a_run_was_given_up_is_kept_until_it_succeeds(tmp_path):
+    sweep = sweep_of()
+    finish(sweep, tmp_path, "t5-L128-seed0", state="interrupted", step=200)
+    write_failure(tmp_path, "alibi-L128-seed0", "there is no file\n'a.txt'")
+    write_failure(tmp_path, "t5-L128-seed0", describe_exit(-9))
+    assert [state.describe() for state in survey(sweep, tmp_path)] == [
+        "failed: there is no file 'a.txt'",
+        "at step 200 of 500; failed: was killed by SIGKILL; most often that means no memory was left",
+    ]
+    write_failure(tmp_path, "alibi-L128-seed0", "")
+    assert next(state.describe() for state in survey(sweep, tmp_path)) == "missing"
+    assert list(read_failures(tmp_path)) == ["t5-L128-seed0"]
+
+
+def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
+    sweep = sweep_of()
+    states = survey(sweep, tmp_path)
+    assert Speed.of(states).seconds_left(states) is None
+    # Three passes of two operations for each of 4 x 196,608 + 256 x 128 weights, attention to 64.5 keys a query:
+    # 1,024,000 tokens at 20e9 operations a second, and 15 s for each of two processes.
+    flops = 3 * 2 * (4 * 196_608 + 256 * 128 + 2 * 4 * 128 * 64.5)
+    assert Speed.of(states).seconds_left(states[:1], rough=True) == pytest.approx(1_024_000 * flops / 20e9 + 30)
+    rough = "time left in all: ~{} (~: rough, training at 20 GFLOP/s a run, until one run has shown the speed)\n"
+    # One rule for sweeps and for the paper's tables at the small scale.
+    assert DEVICES["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(1_024_000 * flops / 20e9)
+    assert plan_table(states).endswith(rough.format("10 min"))
+    assert plan_table(states, jobs=2).endswith(rough.format("5 min"))
+    monkeypatch.setattr(plan, "is_on_cpu", lambda: False)
+    assert plan_table(states).endswith("time left in all: unknown until one run has shown the speed\n")
+    finish(sweep, tmp_path, "alibi-L128-seed0")
+    append_rows(
+        tmp_path / "results.jsonl", [result(sweep, "alibi", 128, seconds=2.0), result(sweep, "alibi", 256, seconds=3.0)]
+    )
+    states = survey(sweep, tmp_path)
+    # 500 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of the two.
+    assert Speed.of(states).seconds_left(states) == pytest.approx(500 + 5 + 2 * 15)
+    assert [format_duration(s) for s in (None, 45, 634, 7200)] == ["unknown", "45 s", "11 min", "2.0 h"]
+    assert plan_table(states) == (
+        "run               parameters     tokens  time left  state\n"
+        "alibi-L128-seed0     826,112  1,024,000        0 s  done\n"
+        "t5-L128-seed0        826,240  1,024,000      9 min  missing\n"
+        "\n"
+        "time left in all: about 9 min\n"
+    )
