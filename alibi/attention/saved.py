@@ -130,7 +130,9 @@ def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tupl
     batch, q_length, head_dim = gradient.shape[0], q.shape[1], q.shape[-1]
     _, after = _scales(head_dim, q.dtype)
     summed = _unfold(jnp.concatenate(totals, axis=1), batch)
-    along = _fold((gradient.astype(jnp.float32) / summed * attended).sum(axis=-1, keepdims=True))
+    # Rounded as `part` below: where one key has nearly all the weight, what is left is the difference of the two.
+    rounded = _rounded(gradient.astype(jnp.float32) / summed, v.dtype)
+    along = _fold((rounded * attended).sum(axis=-1, keepdims=True))
     incoming = lax.optimization_barrier(_fold(gradient).astype(jnp.float32))
     of_query, of_bias = [], []
     of_key = of_value = jnp.zeros(())
@@ -164,6 +166,12 @@ def _scales(head_dim: int, dtype: Any) -> tuple[float, float]:
     scale = head_dim**-0.5
     exact = dtype == jnp.float32 or math.frexp(scale)[0] == 0.5
     return (scale, 1.0) if exact else (1.0, scale)
+
+
+def _rounded(x: Array, dtype: Any) -> Float[Array, "..."]:
+    """Float32 that `dtype` can hold. (Of a conversion to bfloat16 and back XLA leaves nothing.)"""
+    precision = jnp.finfo(dtype)
+    return x if dtype == x.dtype else lax.reduce_precision(x, precision.nexp, precision.nmant)
 
 
 def _keys_seen(stop: int, q_length: int, k_length: int, causal: bool) -> int:

@@ -50,11 +50,8 @@ class Archive:
             return zipfile.ZipFile(self._path)
         except OSError as error:
             raise ValueError(f"checkpoint {self._path} can't be read: {error.strerror}; check --checkpoint") from error
-        except (
-            zipfile.BadZipFile,
-            ValueError,
-            NotImplementedError,
-        ) as error:  # the last: of a zip version that zipfile lacks
+        # NotImplementedError: a version of the zip format that zipfile lacks.
+        except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             if start == OLD_FORMAT:
                 what = "is of the format before PyTorch 1.6; load it with PyTorch and save it again"
             elif start[:4] == b"PK\3\4":

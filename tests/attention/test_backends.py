@@ -102,15 +102,20 @@ def test_equals_reference(case):
             np.testing.assert_allclose(got, right, rtol=0, atol=tolerance, err_msg=f"{name} of {backend}")
     if case.half is not None:
         assert_no_worse_than_dense(case, arrays, expected)
+    if case.half is not None and case.q == case.k:
+        # Each query finds its own key: gradients are small differences, which must not be of two roundings.
+        query, _, value, _ = arrays
+        arrays = [query, query, value, value]
+        assert_no_worse_than_dense(case, arrays, by("reference", case, arrays))
 
 
 # Errors at most, as shares of those of `reference` in the same dtype: of the value (queries that were rounded once more
-# after their scaling would show there); of the gradients, for which `saved` keeps the exponentials in the dtype and
-# `blocked` the result; and of the gradients with the rounding of the inputs.
-SHARES = {"saved": (1.0, 1.55, 1.25), "blocked": (1.0, 1.4, 1.1), "augmented": (1.01, 1.01, 1.01)}
+# after their scaling would show there); of the gradients, where the backends round to the dtype before each product,
+# `saved` once more than the others; and of the gradients with the rounding of the inputs.
+SHARES = {"saved": (1.0, 1.4, 1.15), "blocked": (1.0, 1.25, 1.1), "augmented": (1.01, 1.01, 1.01)}
 # The gradient of a slope is one sum over all its head's logits, so the luck of its rounding is allowed for, as a share
 # of the largest. In `augmented` it passes through the gradient of the queries, in half precision.
-OF_SLOPES = {"saved": 5e-3, "blocked": 5e-3, "augmented": 2e-2}
+OF_SLOPES = {"saved": 2e-3, "blocked": 2e-3, "augmented": 2e-2}
 
 
 def assert_no_worse_than_dense(case, arrays, exact):
