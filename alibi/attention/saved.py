@@ -80,19 +80,26 @@ def saved_attention(
     return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
 
 
-def query_blocks(q_length: int) -> list[tuple[int, int]]:
-    """Ranges of rows, four or more of 64 to 256 rows each (measured: what a finer cut saves, its overhead costs)."""
-    rows = min(256, max(64, -(-q_length // 4)))
+def query_blocks(q_length: int, most: int = 256) -> list[tuple[int, int]]:
+    """Ranges of rows, four or more of 64 to `most` rows each (measured: what a finer cut saves, its overhead costs)."""
+    rows = min(most, max(64, -(-q_length // 4)))
     return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attention(query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any) -> Array:
-    return _forward(query, key, value, bias, causal, precision)[0]
+    # Measured: without a backward pass smaller blocks are 1.05 to 1.08 times as fast at 1,024 tokens.
+    return _forward(query, key, value, bias, causal, precision, query_blocks(query.shape[1], most=192))[0]
 
 
 def _forward(
-    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    causal: bool,
+    precision: Any,
+    blocks: list[tuple[int, int]],
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
     batch, q_length, _, head_dim = query.shape
     # Before the product where that rounds nothing more: after it XLA writes the factor out as large as the logits.
@@ -101,7 +108,7 @@ def _forward(
     # compute products of strided operands at a fraction of the speed.
     q, k, v = lax.optimization_barrier((_fold(query * before), _fold(key), _fold(value)))
     outputs, exponentials, totals = [], [], []
-    for start, stop in query_blocks(q_length):
+    for start, stop in blocks:
         seen = _keys_seen(stop, q_length, k.shape[1], causal)
         logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision) * after
         logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
@@ -117,7 +124,8 @@ def _forward(
 def _forward_saving(query: Any, key: Any, value: Any, bias: Any, causal: bool, precision: Any) -> tuple[Array, tuple]:
     """As `_forward`, of inputs that know whether their gradients are asked for."""
     added = None if bias is None else bias.value
-    attended, saved = _forward(query.value, key.value, value.value, added, causal, precision)
+    blocks = query_blocks(query.value.shape[1])
+    attended, saved = _forward(query.value, key.value, value.value, added, causal, precision, blocks)
     # Only its presence says, in the backward pass, that the bias learns.
     learned = jnp.zeros((0,)) if bias is not None and bias.perturbed else None
     return attended, (*saved, learned)
