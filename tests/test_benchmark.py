@@ -95,6 +95,10 @@ def test_the_memory_of_a_call_is_its_own(scripts):
         (["evaluate", "--workdir={tmp_path}/none", "--rounds=0"], "--rounds=0 must be at least 1"),
         (["evaluate", "--workdir={tmp_path}/none", "--peer=torch"], "--peer=torch is a peer of the small model"),
         (
+            ["adaptive", "--size=paper", "--peer=torch"],
+            "--peer=torch has no step of --size=paper; leave one of the two",
+        ),
+        (
             ["adaptive", "--json={tmp_path}/absent/rows.json"],
             "--json={tmp_path}/absent/rows.json can't be written; name",
         ),

@@ -1,7 +1,6 @@
 """Attention for CPUs at short lengths: few passes over the logits, and none that a causal mask hides."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -18,6 +17,9 @@ from alibi.positions.base import rows_and_columns
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
 Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
+
+# Of a block of queries. Measured: without a backward pass smaller ones are 1.05 to 1.08 times as fast at 1,024 tokens.
+LEAST_ROWS, MOST_ROWS, FORWARD_ROWS = 64, 256, 192
 
 
 def cannot_save(call: AttentionCall, platform: str) -> str:
@@ -63,9 +65,9 @@ def saved_attention(
     Queries are taken in blocks of rows, each with the keys up to its end, so that half
     of the logits above the diagonal cost nothing. The exponentials of the logits are
     kept for the backward pass (memory grows with the square of the length), and what is
-    divided by their sums is the product with the values, which is smaller. Logits and
-    softmax are float32 for any dtype of the inputs; the result has the dtype of `value`.
-    No size may be zero.
+    divided by their sums is the product with the values, which is smaller. All is computed
+    in float32, as CPUs do with half precision anyway; only the exponentials are kept in the
+    dtype of `value`, which the result has too. No size may be zero.
 
     Args:
       bias: added to the scaled logits, float32; its gradient costs nothing where it is a constant.
@@ -76,82 +78,78 @@ def saved_attention(
     unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
     if unseen:
         query, bias = query[:, unseen:], None if bias is None else bias[:, unseen:]
-    attended = _attention(query, key, value, bias, causal, precision)
+    wide = (x.astype(jnp.float32) for x in (query, key, value))
+    attended = _attention(*wide, bias, causal, precision, value.dtype).astype(value.dtype)
     return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
 
 
-def query_blocks(q_length: int, most: int = 256) -> list[tuple[int, int]]:
-    """Ranges of rows, four or more of 64 to `most` rows each (measured: what a finer cut saves, its overhead costs)."""
-    rows = min(most, max(64, -(-q_length // 4)))
+def query_blocks(q_length: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of rows: four, but of 64 to `most` rows each (measured: what a finer cut saves, its overhead costs)."""
+    rows = min(most, max(LEAST_ROWS, -(-q_length // 4)))
     return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attention(query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any) -> Array:
-    # Measured: without a backward pass smaller blocks are 1.05 to 1.08 times as fast at 1,024 tokens.
-    return _forward(query, key, value, bias, causal, precision, query_blocks(query.shape[1], most=192))[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _attention(
+    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any, kept: Any
+) -> Array:
+    return _forward(query, key, value, bias, causal, precision, kept, FORWARD_ROWS)[0]
 
 
 def _forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    causal: bool,
-    precision: Any,
-    blocks: list[tuple[int, int]],
+    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any, kept: Any, most_rows: int
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
+    """Of float32; the exponentials are kept in the dtype `kept`."""
     batch, q_length, _, head_dim = query.shape
-    # Before the product where that rounds nothing more: after it XLA writes the factor out as large as the logits.
-    before, after = _scales(head_dim, query.dtype)
     # Barriers here and below: XLA would fold these transposes into the products, and
-    # compute products of strided operands at a fraction of the speed.
-    q, k, v = lax.optimization_barrier((_fold(query * before), _fold(key), _fold(value)))
+    # compute products of strided operands at a fraction of the speed. (The queries are
+    # scaled, since XLA would write a factor of the logits out as large as those.)
+    q, k, v = lax.optimization_barrier((_fold(query * head_dim**-0.5), _fold(key), _fold(value)))
     outputs, exponentials, totals = [], [], []
-    for start, stop in blocks:
+    for start, stop in query_blocks(q_length, most_rows):
         seen = _keys_seen(stop, q_length, k.shape[1], causal)
-        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision) * after
+        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision)
         logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
         largest = logits.max(axis=-1, keepdims=True)
-        exponential = jnp.exp(logits - largest)
+        exponentials.append(lax.optimization_barrier(jnp.exp(logits - largest).astype(kept)))
+        # Of what is kept, so that the weights of a row sum to one in the backward pass too.
+        exponential = exponentials[-1].astype(jnp.float32)
         totals.append(exponential.sum(axis=-1, keepdims=True))
-        exponentials.append(lax.optimization_barrier(exponential.astype(value.dtype)))
-        outputs.append(_product(exponentials[-1], v[:, :seen], 2, 1, precision) / totals[-1])
+        outputs.append(_product(exponential, v[:, :seen], 2, 1, precision) / totals[-1])
     attended = _unfold(jnp.concatenate(outputs, axis=1), batch)
-    return attended.astype(value.dtype), (q, k, v, attended, tuple(exponentials), tuple(totals))
+    return attended, (q, k, v, attended, tuple(exponentials), tuple(totals))
 
 
-def _forward_saving(query: Any, key: Any, value: Any, bias: Any, causal: bool, precision: Any) -> tuple[Array, tuple]:
+def _forward_saving(
+    query: Any, key: Any, value: Any, bias: Any, causal: bool, precision: Any, kept: Any
+) -> tuple[Array, tuple]:
     """As `_forward`, of inputs that know whether their gradients are asked for."""
     added = None if bias is None else bias.value
-    blocks = query_blocks(query.value.shape[1])
-    attended, saved = _forward(query.value, key.value, value.value, added, causal, precision, blocks)
+    attended, saved = _forward(query.value, key.value, value.value, added, causal, precision, kept, MOST_ROWS)
     # Only its presence says, in the backward pass, that the bias learns.
     learned = jnp.zeros((0,)) if bias is not None and bias.perturbed else None
     return attended, (*saved, learned)
 
 
-def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tuple[Array, Array, Array, Array | None]:
+def _backward(
+    causal: bool, precision: Any, kept: Any, saved: tuple, gradient: Any
+) -> tuple[Array, Array, Array, Array | None]:
     q, k, v, attended, exponentials, totals, learned = saved
     if isinstance(gradient, SymbolicZero):
         gradient = jnp.zeros(gradient.shape, gradient.dtype)
     batch, q_length, head_dim = gradient.shape[0], q.shape[1], q.shape[-1]
-    _, after = _scales(head_dim, q.dtype)
     summed = _unfold(jnp.concatenate(totals, axis=1), batch)
-    # Rounded as `part` below: where one key has nearly all the weight, what is left is the difference of the two.
-    rounded = _rounded(gradient.astype(jnp.float32) / summed, v.dtype)
-    along = _fold((rounded * attended).sum(axis=-1, keepdims=True))
-    incoming = lax.optimization_barrier(_fold(gradient).astype(jnp.float32))
+    along = _fold((gradient / summed * attended).sum(axis=-1, keepdims=True))
+    incoming = lax.optimization_barrier(_fold(gradient))
     of_query, of_bias = [], []
     of_key = of_value = jnp.zeros(())
-    for (start, stop), exponential, total in zip(query_blocks(q_length), exponentials, totals, strict=True):
-        rows, seen = slice(start, stop), exponential.shape[-1]
-        part = incoming[:, rows] / total
-        part, of_total = lax.optimization_barrier((part.astype(v.dtype), along[:, rows]))
+    for (start, stop), narrow, total in zip(query_blocks(q_length, MOST_ROWS), exponentials, totals, strict=True):
+        rows, seen, exponential = slice(start, stop), narrow.shape[-1], narrow.astype(jnp.float32)
+        part, of_total = lax.optimization_barrier((incoming[:, rows] / total, along[:, rows]))
         of_logits = exponential * (_product(part, v[:, :seen], 2, 2, precision) - of_total)
         if learned is not None:
             of_bias.append(_widened(of_logits.reshape(batch, -1, *of_logits.shape[1:]).sum(axis=0), k.shape[1]))
-        of_logits = lax.optimization_barrier(of_logits.astype(q.dtype))
+        of_logits = lax.optimization_barrier(of_logits)
         of_query.append(_product(of_logits, k[:, :seen], 2, 1, precision))
         # These contract the rows of [rows, keys]. With the small operand first and already
         # transposed they take half the time; `_unfold_transposed` turns the small results.
@@ -159,27 +157,14 @@ def _backward(causal: bool, precision: Any, saved: tuple, gradient: Any) -> tupl
         of_key = of_key + _widened(_product(turned_query, of_logits, 2, 1, precision), k.shape[1])
         of_value = of_value + _widened(_product(turned_part, exponential, 2, 1, precision), k.shape[1])
     return (
-        _unfold(jnp.concatenate(of_query, axis=1) * head_dim**-0.5, batch).astype(q.dtype),
-        _unfold_transposed(of_key * after, batch).astype(k.dtype),
-        _unfold_transposed(of_value, batch).astype(v.dtype),
+        _unfold(jnp.concatenate(of_query, axis=1) * head_dim**-0.5, batch),
+        _unfold_transposed(of_key, batch),
+        _unfold_transposed(of_value, batch),
         jnp.concatenate(of_bias, axis=1) if of_bias else None,
     )
 
 
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
-
-
-def _scales(head_dim: int, dtype: Any) -> tuple[float, float]:
-    """Factors of queries and of logits whose product is 1/sqrt(head_dim)."""
-    scale = head_dim**-0.5
-    exact = dtype == jnp.float32 or math.frexp(scale)[0] == 0.5
-    return (scale, 1.0) if exact else (1.0, scale)
-
-
-def _rounded(x: Array, dtype: Any) -> Float[Array, "..."]:
-    """Float32 that `dtype` can hold. (Of a conversion to bfloat16 and back XLA leaves nothing.)"""
-    precision = jnp.finfo(dtype)
-    return x if dtype == x.dtype else lax.reduce_precision(x, precision.nexp, precision.nmant)
 
 
 def _keys_seen(stop: int, q_length: int, k_length: int, causal: bool) -> int:

@@ -15,6 +15,7 @@ of exponentials relative to it. All keys of a set that it has not seen have toge
 most exp(U - l) / s times the sum of exp(-m d) of what it has gathered (`weight_left`).
 """
 
+import dataclasses
 import math
 
 import jax
@@ -55,15 +56,10 @@ def logit_bound(
     return of_queries * of_keys[..., None] * q.shape[-1] ** -0.5
 
 
-def key_ranges(
-    call: AttentionCall, plan: Plan, sides: Sides, bound: Float[Array, "batch heads q_blocks"]
-) -> Int[Array, "groups q_blocks two"]:
-    """For each group and block of queries, the first block of keys that it needs and the one after the last.
-
-    Args:
-      bound: of the absolute logits, after scaling and without bias.
-    """
-    needed = tiles_needed(call, plan, sides, bound)
+def key_ranges(call: AttentionCall, plan: Plan, sides: Sides) -> Int[Array, "groups q_blocks two"]:
+    """For each group and block of queries, the first block of keys that it needs and the one after the last."""
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
+    needed = tiles_needed(call, plan, sides, logit_bound(q, k, v, plan))
     grouped = (plan.batch_groups, plan.batch_group, plan.head_groups, plan.head_group)
     needed = needed.reshape(*grouped, *needed.shape[-2:]).any(axis=(1, 3)).reshape(-1, *needed.shape[-2:])
     first = jnp.argmax(needed, axis=-1)
@@ -76,16 +72,21 @@ def ranges_of(call: AttentionCall, plan: Plan) -> Int[np.ndarray, "groups q_bloc
     """The `key_ranges` that `blocked` goes through of a call whose arrays are at hand, so that they can be counted."""
 
     @jax.jit
-    def ranges(q: Array, k: Array, v: Array) -> Array:
-        return key_ranges(call, plan, make_sides(call, plan), logit_bound(q, k, v, plan))
+    def ranges(query: Array, key: Array, value: Array) -> Array:
+        same = dataclasses.replace(call, query=query, key=key, value=value)
+        return key_ranges(same, plan, make_sides(same, plan))
 
-    return np.asarray(ranges(*(x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))))
+    return np.asarray(ranges(call.query, call.key, call.value))
 
 
 def tiles_needed(
     call: AttentionCall, plan: Plan, sides: Sides, bound: Float[Array, "batch heads q_blocks"]
 ) -> Bool[Array, "batch heads q_blocks k_blocks"]:
-    """The tiles that causal mask and window don't hide, and whose keys can matter."""
+    """The tiles that causal mask and window don't hide, and whose keys can matter.
+
+    Args:
+      bound: of the absolute logits, after scaling and without bias.
+    """
     lowest_query, highest_query = _extremes(sides.query_positions, plan.q_blocks)
     lowest_key, highest_key = _extremes(sides.key_positions, plan.k_blocks)
     behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]  # the least distance to a key of the tile

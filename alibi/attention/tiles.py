@@ -201,9 +201,10 @@ def tile_bias(bias: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array
 
 def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch #heads q k"] | None:
     """Where the queries of one tile see its keys; None: everywhere."""
-    segments: tuple[Array, Array] | tuple[None, None] = (None, None)
-    if sides.query_segments is not None and sides.key_segments is not None:
-        segments = _parts(sides.query_segments, sides.key_segments, plan, place)
+    segments = (
+        _query_part(sides.query_segments, plan, place) if sides.query_segments is not None else None,
+        _key_part(sides.key_segments, plan, place) if sides.key_segments is not None else None,
+    )
     shown = shown_to(*_positions(plan, sides, place), *segments, causal=plan.causal, window=plan.window)
     conditions = [one[:, None] if one.ndim == 3 else one[None, None] for one in shown]
     if plan.k_blocks * plan.k_block > plan.k_length:
@@ -235,14 +236,15 @@ def tile_dropout(plan: Plan, sides: Sides, place: Place) -> Float[Array, "#batch
 
 
 def _positions(plan: Plan, sides: Sides, place: Place) -> tuple[Array, Array]:
-    return _parts(sides.query_positions, sides.key_positions, plan, place)
+    return _query_part(sides.query_positions, plan, place), _key_part(sides.key_positions, plan, place)
 
 
-def _parts(of_queries: Array, of_keys: Array, plan: Plan, place: Place) -> tuple[Array, Array]:
-    return (
-        _part(of_queries, plan.batch_group, place.batch, plan.q_block, place.q_block),
-        _part(of_keys, plan.batch_group, place.batch, plan.k_block, place.k_block),
-    )
+def _query_part(x: Int[Array, "*batch q"], plan: Plan, place: Place) -> Int[Array, "*group q_block"]:
+    return _part(x, plan.batch_group, place.batch, plan.q_block, place.q_block)
+
+
+def _key_part(x: Int[Array, "*batch k"], plan: Plan, place: Place) -> Int[Array, "*group k_block"]:
+    return _part(x, plan.batch_group, place.batch, plan.k_block, place.k_block)
 
 
 def _part(x: Int[Array, "*batch length"], group: int, first: Any, block: int, index: Any) -> Int[Array, "*group block"]:

@@ -25,6 +25,8 @@ BATCH_TOKENS = 2_048
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Words/s of a small model's training step, and of its softmax alone beside a dense one of the same vocabulary."""
     if arguments.size == "paper":
+        if arguments.peer != "none":
+            raise ValueError(f"--peer={arguments.peer} has no step of --size=paper; leave one of the two out")
         return [_paper_step()]
     config = wikitext2.get_config(f"model.cutoffs={CUTOFFS},train.batch_tokens={BATCH_TOKENS},mesh.data=1")
     ours, peer = "training step, adaptive", "training step, PyTorch"

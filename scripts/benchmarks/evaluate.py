@@ -5,6 +5,7 @@ peer computes what the paper's code does: whole windows, and all words' log-prob
 """
 
 import argparse
+import itertools
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -44,9 +45,10 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     windows = dict.fromkeys(contenders, -(-tokens // stride)) | dict.fromkeys(peers, PEER_WINDOWS)
     runners, peak = run_rounds(contenders | peers, arguments.rounds, turn_seconds=TURN_SECONDS, title="evaluation")
     config = RunDirectory(arguments.workdir).config() if arguments.workdir else small_config()
+    flops = window_flops(config, length, stride)
     rates = {name: runner.median("run") and windows[name] / runner.median("run") for name, runner in runners.items()}
     rows = []
-    for name, runner in runners.items():
+    for (name, runner), budget in itertools.zip_longest(runners.items(), budgets):
         rate = rates[name]
         rows.append(
             {
@@ -56,12 +58,13 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 "length": length,
                 "stride": stride,
                 "windows": windows[name],
+                "batch_tokens": budget,  # None: a peer, which computes more than a window needs
                 "seconds": runner.seconds.get("run"),
                 "windows_per_second": rate,
                 "tokens_per_second": rate and rate * stride,
                 "of_peers": {peer: rate / rates[peer] if rate and rates[peer] else None for peer in peers},
                 "matmul_gflops": peak / 1e9,
-                "share_of_matmul_peak": rate and rate * window_flops(config, length, stride) / peak,
+                "share_of_matmul_peak": rate * flops / peak if rate and budget else None,
                 **about(arguments.rounds),
             }
         )
@@ -70,7 +73,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def small_config() -> ConfigDict:
-    """4 layers of width 64, 8 heads, adaptive cutoffs 2,000 and 6,000, L = 64."""
+    """4 layers of width 64, 8 heads, adaptive cutoffs 2,000 and 6,000, L = 64; without dropout, as evaluations are."""
     config = wikitext103.get_config("length=64,model.cutoffs=2000:6000")
     config.model.update(num_layers=4, width=64, num_heads=8, feed_forward=256)
     config.model.update(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, softmax_dropout=0.0)
@@ -130,10 +133,10 @@ def _peers(arguments: argparse.Namespace) -> dict[str, Contender]:
 
 def _torch_pass(length: int, stride: int, rows: int) -> Step:
     """The small model in PyTorch, `PEER_WINDOWS` windows a pass, so many of them a batch."""
-    from benchmarks.torch_paper import make_scorer
+    from benchmarks.torch_paper import make_decoder, make_scorer
 
     tokens = zipf_words(VOCABULARY, (length + 1 + (PEER_WINDOWS - 1) * stride,))
-    score = make_scorer(small_config(), VOCABULARY, tokens, length, stride, rows)
+    score = make_scorer(make_decoder(small_config(), VOCABULARY), tokens, length, stride, rows)
 
     def run(passes: int) -> None:
         for _ in range(passes):

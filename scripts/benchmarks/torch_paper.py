@@ -58,7 +58,7 @@ class Decoder(nn.Module):
         self.clusters = nn.Linear(model.width, len(model.cutoffs), bias=False)
         layers = (Layer(model.width, model.num_heads, model.feed_forward) for _ in range(model.num_layers))
         self.layers = nn.ModuleList(layers)
-        self.bias: Tensor | None = None
+        self.bias = torch.empty(0, 0, 0)
 
     def features(self, tokens: Tensor) -> Tensor:
         """`[batch * length, width]` of `[batch, length]`."""
@@ -67,13 +67,16 @@ class Decoder(nn.Module):
             inside = (tokens >= start) & (tokens < stop)
             x[inside] = self.projections[band](self.words[band](tokens[inside] - start))
         x = (x * self.width**0.5).transpose(0, 1)
-        length = tokens.shape[1]
-        if self.bias is None or self.bias.shape[-1] != length:
-            self.bias = alibi_bias(self.num_heads, length)[0]
-        bias = self.bias.repeat(tokens.shape[0], 1, 1)
+        batch, length = tokens.shape
         for layer in self.layers:
-            x = layer(x, bias)
+            x = layer(x, self._bias(batch, length))
         return x.transpose(0, 1).reshape(-1, self.width)
+
+    def _bias(self, batch: int, length: int) -> Tensor:
+        """With the causal mask, `[batch * heads, length, length]`; made again only where it doesn't fit."""
+        if self.bias.shape[-1] != length or len(self.bias) < batch * self.num_heads:
+            self.bias = alibi_bias(self.num_heads, length)[0].repeat(batch, 1, 1)
+        return self.bias[: batch * self.num_heads]
 
     def summed_nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Of all targets, each through the bands that it needs, as in training."""
@@ -112,15 +115,28 @@ class Decoder(nn.Module):
         return functional.linear(hidden, self.words[band].weight)
 
 
-def make_train_step(
-    config: ml_collections.ConfigDict, vocabulary: int, batch: tuple[np.ndarray, np.ndarray]
-) -> Callable[[], Tensor]:
-    """A function that makes one update on the batch and gives its loss.
+def make_decoder(config: ml_collections.ConfigDict, vocabulary: int) -> Decoder:
+    """With initial parameters.
 
     Raises:
       ValueError: a config that this peer is not.
     """
-    decoder = _make_decoder(config, vocabulary)
+    model = config.model
+    needed = {"embedding": "adaptive", "activation": "relu", "final_norm": False, "window": 0}
+    needed |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "softmax_dropout"), 0.0)
+    others = [f"model.{key}={model[key]}" for key, value in needed.items() if model[key] != value]
+    others += [f"position={config.position}"] if config.position != "alibi" else []
+    if others:
+        raise ValueError(f"the PyTorch peer has no {', '.join(others)}; measure such a model without --peer=torch")
+    torch.manual_seed(config.seed)
+    return Decoder(config, vocabulary)
+
+
+def make_train_step(
+    config: ml_collections.ConfigDict, vocabulary: int, batch: tuple[np.ndarray, np.ndarray]
+) -> Callable[[], Tensor]:
+    """A function that makes one update on the batch and gives its loss."""
+    decoder = make_decoder(config, vocabulary)
     inputs, targets = (torch.from_numpy(x).long() for x in batch)
     optimizer = torch.optim.SGD(
         decoder.parameters(), lr=config.optimizer.learning_rate, momentum=config.optimizer.momentum, nesterov=True
@@ -137,11 +153,8 @@ def make_train_step(
     return train_step
 
 
-def make_scorer(
-    config: ml_collections.ConfigDict, vocabulary: int, tokens: np.ndarray, length: int, stride: int, rows: int
-) -> Callable[[], Tensor]:
+def make_scorer(decoder: Decoder, tokens: np.ndarray, length: int, stride: int, rows: int) -> Callable[[], Tensor]:
     """A function that gives the NLL of the last `stride` targets of each whole window of tokens, `rows` at a time."""
-    decoder = _make_decoder(config, vocabulary)
     windows = torch.from_numpy(tokens).long().unfold(0, length + 1, stride)
 
     @torch.no_grad()
@@ -155,12 +168,3 @@ def make_scorer(
         return torch.cat(scored)
 
     return score
-
-
-def _make_decoder(config: ml_collections.ConfigDict, vocabulary: int) -> Decoder:
-    model = config.model
-    rates = (model.dropout, model.attention_dropout, model.activation_dropout, model.softmax_dropout)
-    if (config.position, model.embedding, model.activation) != ("alibi", "adaptive", "relu") or any(rates):
-        raise ValueError("the PyTorch peer has position=alibi, model.embedding=adaptive, relu and no dropout only")
-    torch.manual_seed(config.seed)
-    return Decoder(config, vocabulary)

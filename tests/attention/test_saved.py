@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.attention import saved
 from alibi.attention.saved import query_blocks, saved_attention
 
 compiled_attention = jax.jit(saved_attention, static_argnames="causal")
@@ -104,7 +105,7 @@ def test_a_constant_bias_costs_no_gradient():
 def test_logits_above_the_diagonal_are_not_computed():
     # Two blocks at 128: the second half of the keys never meets the first half of the queries.
     query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(128, 128, heads=3))
-    assert query_blocks(128) == [(0, 64), (64, 128)]
+    assert query_blocks(128, saved.MOST_ROWS) == [(0, 64), (64, 128)]
     text = jax.jit(lambda q: saved_attention(q, key, value, bias, causal=True)).lower(query).as_text()
     assert "tensor<6x64x64xf32>" in text
     assert "tensor<6x64x128xf32>" in text
@@ -150,5 +151,6 @@ def test_under_jit_scan_and_remat_the_gradient_is_the_same():
 
 def test_blocks_cover_every_query_once():
     for length in (1, 63, 64, 65, 128, 500, 4096):
-        rows = [row for start, stop in query_blocks(length) for row in range(start, stop)]
-        assert rows == list(range(length))
+        for most in (saved.MOST_ROWS, saved.FORWARD_ROWS):
+            rows = [row for start, stop in query_blocks(length, most) for row in range(start, stop)]
+            assert rows == list(range(length))
