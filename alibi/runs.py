@@ -11,7 +11,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -24,7 +24,8 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
 # Keys that are younger than some runs, and the value that says what these computed without them; of eval.dtype,
 # what evaluations of any run now take.
 YOUNGER = {"imported_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32"}
-SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh")  # of every config
+# Of every config, as in configs/base.py.
+SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh", "position_options")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 
@@ -59,17 +60,15 @@ class RunDirectory:
 
     def config(self) -> ml_collections.ConfigDict:
         """The resolved configuration that the run was trained with."""
-        return completed(ml_collections.ConfigDict(self._read("config.json", SECTIONS)))
+        return completed(ml_collections.ConfigDict(self._read("config.json", sections=SECTIONS)))
 
     def provenance(self) -> dict[str, Any]:
         """Commit, versions, devices, corpus and parameters of the run's last start."""
         return self._read("provenance.json")
 
     def tokenizer(self) -> Tokenizer:
-        try:
-            return load_tokenizer(self.path / "tokenizer")
-        except ValueError as error:
-            raise ValueError(f"{error}; restore {self.path / 'tokenizer'}, or train the run again elsewhere") from error
+        folder = self.path / "tokenizer"
+        return load_tokenizer(folder, f"restore {folder}, or train the run again elsewhere")
 
     def status(self) -> dict[str, Any]:
         """Where the run stands: state (missing, running, interrupted, failed, finished), step, steps, reason..."""
@@ -135,9 +134,11 @@ class RunDirectory:
         """Raises ValueError if the run that is here was trained on other tokens than those of `manifests` by split."""
         if not (self.path / "provenance.json").exists():
             return
-        before = self._read("provenance.json", ("corpus",))["corpus"]
+        before = self._read("provenance.json", sections=("corpus",))["corpus"]
         for split in sorted(before.keys() & manifests.keys()):
             for key in ("sha256", "tokenizer_fingerprint"):
+                if not isinstance(before[split], dict) or key not in before[split]:
+                    raise self._damaged("provenance.json", f"its corpus.{split} lacks {key}")
                 if before[split][key] != manifests[split][key]:
                     raise ValueError(
                         f"the {split} text of the run in {self.path} has changed: its {key} was {before[split][key]} "
@@ -195,8 +196,8 @@ class RunDirectory:
         known = {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now}
         self.write("status.json", known | {"saved": max(self.saved_steps(), default=0)} | more)
 
-    def _read(self, name: str, needed: Iterable[str] = ()) -> dict[str, Any]:
-        """The content of one JSON file, an object with the keys `needed`."""
+    def _read(self, name: str, needed: Sequence[str] = (), *, sections: Sequence[str] = ()) -> dict[str, Any]:
+        """The content of one JSON file, an object with the keys `needed` and the objects `sections`."""
         file = self.path / name
         if not file.exists():
             raise ValueError(f"{self.path} is no work directory of a run: {name} is missing; give train.py's --workdir")
@@ -204,11 +205,17 @@ class RunDirectory:
             content = json.loads(file.read_text())
             if not isinstance(content, dict):
                 raise ValueError(f"it holds a {type(content).__name__}, not an object")
-            if missing := [key for key in needed if key not in content]:
+            if missing := [key for key in (*needed, *sections) if key not in content]:
                 raise ValueError(f"it lacks {', '.join(missing)}")
+            for key in sections:
+                if not isinstance(content[key], dict):
+                    raise ValueError(f"its {key} is a {type(content[key]).__name__}, not an object")
             return content
         except ValueError as error:
-            raise ValueError(f"{file} is damaged ({error}); restore it, or train the run again elsewhere") from None
+            raise self._damaged(name, error) from None
+
+    def _damaged(self, name: str, error: object) -> ValueError:
+        return ValueError(f"{self.path / name} is damaged ({error}); restore it, or train the run again elsewhere")
 
 
 def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

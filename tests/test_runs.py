@@ -1,9 +1,13 @@
 """A work directory whose files were damaged is named with the file, what is wrong with it, and what to do."""
 
+import json
+
+import ml_collections
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
-from alibi.runs import RunDirectory
+from alibi.runs import SECTIONS, RunDirectory
+from configs import base
 
 
 @pytest.mark.parametrize(
@@ -11,10 +15,14 @@ from alibi.runs import RunDirectory
     [
         ("config.json", "[1]", "config.json is damaged (it holds a list, not an object)"),
         ("config.json", "{}", "config.json is damaged (it lacks data, model, optimizer, "),
+        ("config.json", json.dumps(dict.fromkeys(SECTIONS)), "config.json is damaged (its data is a NoneType, not an"),
         ("status.json", '{"state": ', "status.json is damaged (Expecting value"),
         ("status.json", '{"state": "running"}', "status.json is damaged (it lacks step, steps, reason)"),
         ("provenance.json", "{}", "provenance.json is damaged (it lacks corpus)"),
-        ("tokenizer/tokenizer_config.json", "{}", "tokenizer holds no saved tokenizer, or a damaged one ('name')"),
+        ("provenance.json", '{"corpus": []}', "provenance.json is damaged (its corpus is a list, not an object)"),
+        ("provenance.json", '{"corpus": {"train": {}}}', "provenance.json is damaged (its corpus.train lacks sha256)"),
+        ("provenance.json", '{"corpus": {"train": 1}}', "provenance.json is damaged (its corpus.train lacks sha256)"),
+        ("tokenizer/tokenizer_config.json", "{}", "tokenizer holds no saved tokenizer, or a damaged one ("),
     ],
 )
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, content, message):
@@ -26,9 +34,15 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, co
     readers = {
         "config.json": run.config,
         "status.json": run.status,
-        "provenance.json": lambda: run.check_corpus({}),
+        "provenance.json": lambda: run.check_corpus({"train": {"sha256": "a", "tokenizer_fingerprint": "b"}}),
         "tokenizer/tokenizer_config.json": run.tokenizer,
     }
     with pytest.raises(ValueError, match=r"; restore .*, or train the run again elsewhere") as raised:
         readers[name]()
     assert f"{run.path}/{message}" in str(raised.value)
+
+
+def test_the_sections_are_those_of_the_base_config():
+    """One that is missing there would end in a traceback, and one too many would make every run a damaged one."""
+    config = base.get_config()
+    assert set(SECTIONS) == {key for key, value in config.items() if isinstance(value, ml_collections.ConfigDict)}

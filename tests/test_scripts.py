@@ -51,7 +51,8 @@ def test_without_any_python_it_says_what_is_needed(clone, tools):
 
 
 @pytest.mark.parametrize(("minor", "by_name"), [(9, False), (14, True)])
-def test_a_python_that_the_pins_do_not_fit_is_named_and_taken_only_by_name_if_newer(clone, tools, minor, by_name):
+def test_a_python_that_the_pins_do_not_fit(clone, tools, minor, by_name):
+    """It is never found by itself; a newer one may be given by name, an older one may not."""
     python = tools / "python3"
     answers = f"[[ $# == 2 ]] || {{ echo 3.{minor}.1; exit $(({minor} < 11 || $3 < {minor})); }}"
     python.write_text(f'#!/bin/bash\n[[ "$1" == -c ]] || exit 1\n{answers}\n')

@@ -18,6 +18,7 @@ from alibi.data.pieces import Corpus, Piece, split_long
 # The libraries retry for 23 s (datasets) to minutes (TFDS) before they say that there is no network.
 PROBE_SECONDS = 2.5
 _COMMIT = re.compile("[0-9a-f]{40}")
+_SAVED_TO_DISK = ("state.json", "dataset_dict.json")  # what `save_to_disk` writes beside the data
 _TFDS_HOST = "https://storage.googleapis.com"
 
 
@@ -39,8 +40,8 @@ class _Hosted(Corpus):
     def description(self, split: str) -> dict[str, Any]:
         """The name, the split and the column; of a local folder also its files.
 
-        Nothing is loaded for it, so that what is cached needs no network: a name without data.revision means
-        the state that was read first, which `revision` names, also when the host has a later one.
+        Nothing is loaded for it, so that what is cached needs no network: a name without data.revision, or with
+        a tag, means the state that was read first, which `revision` names, also when the host has a later one.
         """
         return {
             "corpus": self.name,
@@ -112,8 +113,9 @@ class Hub(_Hosted):
         import datasets
 
         try:
+            self._check_folder()
             builder = datasets.load_dataset_builder(self._name, self._subset or None, revision=self._revision or None)
-            self._note_commit(builder.hash)
+            self._note_commit(builder.hash, pathlib.Path(builder.cache_dir))
             if self._streaming:
                 rows = builder.as_streaming_dataset(split=self._place(split))
             else:
@@ -129,14 +131,33 @@ class Hub(_Hosted):
         except Exception as error:  # the library's errors have no common class
             raise self._failed(split, error) from error
 
-    def _note_commit(self, commit: str) -> None:
-        """Keeps what was found; without a network the library takes any copy, whatever revision it is asked for."""
+    def _check_folder(self) -> None:
+        """Raises ValueError for a folder that is not read as files: the library would take state.json for data."""
+        if self._local and any((pathlib.Path(self._name) / name).exists() for name in _SAVED_TO_DISK):
+            raise _ExplainedError(
+                f"{self._name} was written by save_to_disk, not as files of data; read it by datasets.load_from_disk, "
+                "write each split by its to_parquet into another folder, and set data.name to that"
+            )
+
+    def _note_commit(self, commit: str, copy: pathlib.Path) -> None:
+        """Keeps the commit that was found, whose files are in `copy`.
+
+        Where the hub gives nothing (no network, a wrong revision, no access), the library takes its newest copy,
+        whatever revision it is asked for. ValueError where `data.revision` is another full commit hash; what
+        commit a tag or a branch means is not known then.
+        """
         if self._local or commit == self._revision:
             return
         if _COMMIT.fullmatch(self._revision):
+            pinned = copy.with_name(self._revision)
+            found = (
+                f"took the newest copy in its cache, of commit {commit}; touch {pinned} and run again"
+                if pinned.is_dir()
+                else f"found only commit {commit} in its cache; check data.revision, your access and the network, "
+                "or set data.revision to that commit"
+            )
             raise _ExplainedError(
-                f"the hub dataset {self._name!r} is here at commit {commit}, but data.revision={self._revision}, and "
-                "there is no network; connect, or set data.revision to the commit that is here"
+                f"data.revision={self._revision}, but of the hub dataset {self._name!r} the library {found}"
             )
         self.revision = commit
 

@@ -23,7 +23,7 @@ class Corpus(abc.ABC):
     """Where the text of the splits "train", "valid" and "test" comes from."""
 
     name: str
-    # The state of a named text that `pieces` has read, where the config pins none; empty if `description` says it all.
+    # The state of a named text that `pieces` has read; empty if `description` says it all.
     revision: str = ""
 
     @abc.abstractmethod

@@ -30,6 +30,7 @@ class Tokenizer(abc.ABC):
     boundary_id: int  # stands before the first token of a stream, and between documents (words: after each line)
     file: str = ""  # that `save` writes the vocabulary to, where there is one
     unknown_id: int | None = None  # of words outside the vocabulary
+    revision: str = ""  # `Corpus.revision` of the text that it was made from
 
     @abc.abstractmethod
     def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
@@ -54,6 +55,8 @@ class Tokenizer(abc.ABC):
         about = {"name": self.name} | self._write(folder)
         if self.file:
             about["sha256"] = _sha256(folder / self.file)
+        if self.revision:
+            about["revision"] = self.revision
         (folder / _SAVED).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
@@ -201,22 +204,32 @@ def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenizer
     raise ValueError(f"data.tokenizer={data.tokenizer!r} is unknown; use one of {', '.join(_BY_NAME)}")
 
 
-def load_tokenizer(directory: str | os.PathLike) -> Tokenizer:
-    """The tokenizer that `save` wrote into `directory`; ValueError when it isn't there or is damaged."""
+def load_tokenizer(
+    directory: str | os.PathLike, remedy: str = "give the directory that a tokenizer's save() wrote"
+) -> Tokenizer:
+    """The tokenizer that `save` wrote into `directory`; ValueError, with `remedy`, when it isn't there or damaged."""
     folder = pathlib.Path(directory)
     try:
         saved = json.loads((folder / _SAVED).read_text(encoding="utf-8"))
-        kind, boundary = _BY_NAME[saved["name"]], saved.get("boundary", "")
-        whole = saved.get("sha256") in (None, kind.file and _sha256(folder / kind.file))  # None: of an older version
+        name = saved.get("name") if isinstance(saved, dict) else None
+        if name not in _BY_NAME:
+            raise ValueError(f"{_SAVED} gives name={name!r}; it must be one of {', '.join(_BY_NAME)}")
+        tokenizer = _load(folder, _BY_NAME[name], saved)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{folder} holds no saved tokenizer, or a damaged one ({error})") from error
-    if not whole:  # a dictionary that was cut short would still be one
+        raise ValueError(f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}") from error
+    tokenizer.revision = saved.get("revision", "")
+    return tokenizer
+
+
+def _load(folder: pathlib.Path, kind: type[Tokenizer], saved: dict[str, Any]) -> Tokenizer:
+    # A dictionary that was cut short would still be one. Older versions saved no hash.
+    if "sha256" in saved and _sha256(folder / kind.file) != saved["sha256"]:
         raise ValueError(f"{folder / kind.file} was altered or damaged: its SHA-256 is not that of {_SAVED}")
     if kind is ByteTokenizer:
         return ByteTokenizer()
     if kind is WordTokenizer:
         return WordTokenizer(*read_dictionary(folder / kind.file))
-    return BpeTokenizer(read_bpe(folder / kind.file), boundary)
+    return BpeTokenizer(read_bpe(folder / kind.file), saved.get("boundary", ""))
 
 
 def _sha256(path: pathlib.Path) -> str:

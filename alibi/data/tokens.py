@@ -49,7 +49,8 @@ class Manifest:
     boundary_id: int
     description: dict[str, Any]  # what identifies the text
     format_version: int = FORMAT_VERSION
-    revision: str = ""  # that the text was read at: the hub's commit or TFDS's version, where the config pins none
+    # That the text was read at: the hub's commit or TFDS's version, where data.revision is not the same.
+    revision: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class TokenFile:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids."""
-        return _load_cached(self.directory / "tokenizer", self.directory)
+        return load_tokenizer(self.directory / "tokenizer", _made_again(self.directory))
 
 
 def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> None:
@@ -151,16 +152,18 @@ def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: b
         content |= {"vocab_size": data.bpe_vocab_size, "library": hf.__version__}
     directory = cache_root(data.cache_dir) / "tokenizers" / content_key(content)
     read = WatchedCorpus(corpus, f"reading for {data.tokenizer}", data.max_train_bytes) if progress else corpus
-    find_or_make(directory, lambda folder: make_tokenizer(data, read).save(folder))
-    return _load_cached(directory, directory)
+
+    def write(folder: pathlib.Path) -> None:
+        tokenizer = make_tokenizer(data, read)
+        tokenizer.revision = corpus.revision
+        tokenizer.save(folder)
+
+    find_or_make(directory, write)
+    return load_tokenizer(directory, _made_again(directory))
 
 
-def _load_cached(folder: pathlib.Path, made: pathlib.Path) -> Tokenizer:
-    """The tokenizer in `folder`, which is made again with the directory `made`."""
-    try:
-        return load_tokenizer(folder)
-    except ValueError as error:
-        raise ValueError(f"{error}; delete {made} and run again") from error
+def _made_again(directory: pathlib.Path) -> str:
+    return f"delete {directory} and run again"
 
 
 def _prepare_split(

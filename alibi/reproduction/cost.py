@@ -27,9 +27,9 @@ class Device:
         return flops / (self.flops_per_second * self.utilisation) / 3600
 
 
-# The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the
-# peak. Two cores of a server CPU (float32): models as small as these reach about a tenth of it.
-DEVICES = {"paper": Device(125e12, 0.3), "small": Device(CPU_FLOPS_PER_SECOND / 0.1, 0.1)}
+_CPU_PEAK = 200e9  # of two cores of a server CPU in float32
+# The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
+DEVICES = {"paper": Device(125e12, 0.3), "small": Device(_CPU_PEAK, CPU_FLOPS_PER_SECOND / _CPU_PEAK)}
 
 
 @dataclasses.dataclass(frozen=True)

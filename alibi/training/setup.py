@@ -80,7 +80,8 @@ def micro_batches(config: ml_collections.ConfigDict, shards: int) -> int:
 def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
     """The token files of train and, if there is one, valid. Of many hosts the first goes ahead.
 
-    Of a dataset that the config names without a revision it prints which one the tokens are of.
+    Of a dataset that the config names without a revision it prints which one the tokens are of, and where that of
+    train, of valid and of the text that the tokenizer was made from differ.
     """
 
     def files(progress: bool) -> dict[str, TokenFile]:
@@ -91,10 +92,22 @@ def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
         return made
 
     first = on_first_host(lambda: files(progress=True))
-    for file in (first or {}).values():
-        if revision := file.manifest.revision:  # the host of the dataset may have a later one
-            print(f"{file.manifest.source}: tokens of revision {revision}; data.revision pins it", file=sys.stderr)
-    return files(progress=False) if first is None else first
+    if first is None:
+        return files(progress=False)
+    _print_revisions(first)
+    return first
+
+
+def _print_revisions(files: dict[str, TokenFile]) -> None:
+    read = {split: file.manifest.revision for split, file in files.items() if file.manifest.revision}
+    for split, revision in read.items():  # the host of the dataset may have a later one
+        source = files[split].manifest.source
+        print(f"{source}: tokens of revision {revision}; set data.revision={revision} to keep to it", file=sys.stderr)
+    if read and (revision := files["train"].tokenizer().revision):
+        read["tokenizer"] = revision
+    if len(set(read.values())) > 1:
+        what = ", ".join(f"{part} of {revision}" for part, revision in read.items())
+        print(f"revisions differ: {what}; set data.revision to one of them to read all at it", file=sys.stderr)
 
 
 def on_first_host(act: Callable[[], Any]) -> Any:

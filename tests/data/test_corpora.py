@@ -4,7 +4,9 @@ import gzip
 import importlib
 import json
 import lzma
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -249,7 +251,7 @@ def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_hub_errors_list_what_exists(hub_folder, streaming):
+def test_hub_errors_list_what_exists(hub_folder, tmp_path, streaming):
     with pytest.raises(ValueError, match=r"no column 'body'; set data.column to one of text, number"):
         list(hub(hub_folder, column="body", streaming=streaming).pieces("train"))
     with pytest.raises(ValueError, match="row 0: column 'number' holds int, not text"):
@@ -265,6 +267,15 @@ def test_hub_errors_list_what_exists(hub_folder, streaming):
         list(hub(hub_folder).pieces("test"))
     with pytest.raises(ValueError, match=r"data\.name is empty"):
         hub("")
+    if not streaming:
+        import datasets
+
+        rows = datasets.Dataset.from_dict({"text": ["one"]})
+        for saved in (rows, datasets.DatasetDict({"train": rows})):
+            saved.save_to_disk(tmp_path / "saved")
+            with pytest.raises(ValueError, match=r"saved was written by save_to_disk, .*load_from_disk, .*to_parquet"):
+                list(hub(tmp_path / "saved").pieces("train"))
+            shutil.rmtree(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -303,12 +314,30 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
     data.valid = ""
     for _ in range(2):  # made, and found in the cache
         assert prepare_files(data)["train"].manifest.revision == "a" * 40
-        said = f"hub: org/tiny, train: tokens of revision {'a' * 40}; data.revision pins it\n"
-        assert said in capsys.readouterr().err
+        said = f"hub: org/tiny, train: tokens of revision {'a' * 40}; set data.revision={'a' * 40} to keep to it\n"
+        shown = capsys.readouterr().err
+        assert said in shown
+        assert "revisions differ" not in shown
     data.revision = "a" * 40
     assert prepare(data, "train").manifest.revision == "", "the config says it"
-    with pytest.raises(ValueError, match=f"is here at commit {'a' * 40}, but data.revision={'b' * 40}"):
+    found = f"data.revision={'b' * 40}, but .* found only commit {'a' * 40} in its cache"
+    with pytest.raises(ValueError, match=f"{found}; check data.revision, your access and the network"):
         list(hub("org/tiny", revision="b" * 40).pieces("train"))
+    # A dictionary is made of the first commit, and tokens of another one are read later.
+    data.update(revision="", tokenizer="words", valid="validation")
+    assert prepare(data, "train").tokenizer().revision == "a" * 40
+    shutil.copytree(cached, cached.with_name("b" * 40))
+    os.utime(cached, (0, 0))  # the library takes the newest
+    prepare_files(data)
+    differ = f"revisions differ: train of {'a' * 40}, valid of {'b' * 40}, tokenizer of {'a' * 40}; set data.revision"
+    assert differ in capsys.readouterr().err
+    with pytest.raises(
+        ValueError, match=f"newest copy in its cache, of commit {'b' * 40}; touch {cached} and run again"
+    ):
+        list(hub("org/tiny", revision="a" * 40).pieces("train"))
+    os.utime(cached)
+    os.utime(cached.with_name("b" * 40), (0, 0))
+    assert documents(hub("org/tiny", revision="a" * 40), "train") == ["one\n", "", "two"]
     assert not constants.HF_HUB_OFFLINE
     assert not datasets.config.HF_HUB_OFFLINE
 

@@ -241,8 +241,18 @@ def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
         assert (loaded.vocab_size, loaded.boundary_id) == (tokenizer.vocab_size, tokenizer.boundary_id)
         np.testing.assert_array_equal(loaded.encode(TEXT), tokenizer.encode(TEXT))
     assert len({load_tokenizer(tmp_path / name).fingerprint() for name in ("bytes", "words", "bpe")}) == 3
-    with pytest.raises(ValueError, match="holds no saved tokenizer"):
+    with pytest.raises(ValueError, match=r"holds no saved tokenizer.*; give the directory that a tokenizer's save\(\)"):
         load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"name": "morse"}')
+    with pytest.raises(ValueError, match="gives name='morse'; it must be one of bytes, words, bpe"):
+        load_tokenizer(tmp_path)
+    # Older versions saved no hash.
+    (tmp_path / "words" / "tokenizer_config.json").write_text('{"name": "words"}')
+    old = load_tokenizer(tmp_path / "words")
+    assert (old.fingerprint(), old.revision) == (words_of(TEXT).fingerprint(), "")
+    old.revision = "a1"
+    old.save(tmp_path / "words")
+    assert load_tokenizer(tmp_path / "words").revision == "a1", "what it was made from stays with it"
     # Half a dictionary is one too, of other ids.
     dictionary = tmp_path / "words" / "dict.txt"
     dictionary.write_text("".join(dictionary.read_text().splitlines(keepends=True)[:2]))
