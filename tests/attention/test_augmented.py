@@ -60,7 +60,7 @@ def _assert_close(actual, expected):
 
 
 def test_value_and_gradients_with_slopes_that_are_known():
-    """Traced ones, as learned ones are, are in test_backends.py."""
+    """Traced ones, as learned ones are, are in test_backend_grid.py."""
     # Slopes and a scale that are no powers of two, an odd length, values narrower than the widened keys.
     inputs, slopes = _inputs(1, 131, 12, 80, 40), alibi_slopes(12)
     expected = jax.jit(lambda *x: _value_and_gradients(dense, *x))(*inputs, slopes)
