@@ -1,0 +1,35 @@
+"""Corpora for tests."""
+
+from alibi.data import hosted
+from alibi.data.corpora import make_corpus
+from configs import base
+
+PLACES = {"train": "train", "valid": "validation", "test": ""}
+
+
+def data_config(**keys):
+    config = base.get_config().data
+    for key, value in keys.items():
+        config[key] = value
+    return config
+
+
+def text_corpus(place):
+    return make_corpus(data_config(corpus="text", train=str(place)))
+
+
+def hub(folder, **options):
+    defaults = {"subset": "", "revision": "", "column": "text", "streaming": False}
+    return hosted.Hub(PLACES, str(folder), **(defaults | options))
+
+
+def documents(corpus, split):
+    """Each whole."""
+    parts, found = [], []
+    for piece in corpus.pieces(split):
+        parts.append(piece.text)
+        if piece.ends_document:
+            found.append("".join(parts))
+            parts = []
+    assert not parts, "the last document was left open"
+    return found

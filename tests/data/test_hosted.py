@@ -1,0 +1,207 @@
+"""Hub and TFDS datasets: their records as documents, and what is said when they can't be had."""
+
+import importlib
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from alibi.data import hosted
+from alibi.data.tokens import prepare
+from alibi.training.setup import prepare_files
+from tests.data.corpusmaker import PLACES, data_config, documents, hub
+
+
+@pytest.fixture
+def hub_folder(tmp_path, monkeypatch):
+    """A dataset as it lies on the hub: a parquet file for a split."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    folder = tmp_path / "tiny"
+    for split, rows in {"train": ["one\n", "", "two"], "validation": ["three"]}.items():
+        table = datasets.Dataset.from_dict({"text": rows, "number": list(range(len(rows)))})
+        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_rows_are_documents(hub_folder, streaming):
+    corpus = hub(hub_folder, streaming=streaming)
+    assert documents(corpus, "train") == ["one\n", "", "two"]
+    assert documents(corpus, "valid") == ["three"]
+
+
+def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
+    corpus = hosted.Hub({"train": "train[:1]"}, str(hub_folder), subset="", revision="", column="text", streaming=False)
+    assert documents(corpus, "train") == ["one\n"]
+    before = corpus.description("train")
+    assert before == corpus.description("train")
+    (hub_folder / "more.txt").write_text("x")
+    assert corpus.description("train") != before
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_errors_list_what_exists(hub_folder, tmp_path, streaming):
+    with pytest.raises(ValueError, match=r"no column 'body'; set data.column to one of text, number"):
+        list(hub(hub_folder, column="body", streaming=streaming).pieces("train"))
+    with pytest.raises(ValueError, match="row 0: column 'number' holds int, not text"):
+        list(hub(hub_folder, column="number", streaming=streaming).pieces("train"))
+    bad_split = hosted.Hub(
+        {"train": "trian"}, str(hub_folder), subset="", revision="", column="text", streaming=streaming
+    )
+    with pytest.raises(ValueError, match=r"trian can't be loaded: .*\['train', 'validation'\].*Check .*data\.train"):
+        list(bad_split.pieces("train"))
+    with pytest.raises(ValueError, match=r"can't be loaded: .*'sub' not found. Available: \['default'\]"):
+        list(hub(hub_folder, subset="sub", streaming=streaming).pieces("train"))
+    with pytest.raises(ValueError, match=r"data\.test is empty"):
+        list(hub(hub_folder).pieces("test"))
+    with pytest.raises(ValueError, match=r"data\.name is empty"):
+        hub("")
+    if not streaming:
+        import datasets
+
+        rows = datasets.Dataset.from_dict({"text": ["one"]})
+        for saved in (rows, datasets.DatasetDict({"train": rows})):
+            saved.save_to_disk(tmp_path / "saved")
+            with pytest.raises(ValueError, match=r"saved was written by save_to_disk, .*load_from_disk, .*to_parquet"):
+                list(hub(tmp_path / "saved").pieces("train"))
+            shutil.rmtree(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_unreachable_hub_is_reported_within_5_seconds(monkeypatch, tmp_path, streaming):
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody listens
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    importlib.import_module("datasets")  # loading it is no part of what is measured
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"'org/tiny' can't be reached: http://127.0.0.1:9 doesn't answer.*data\.name"):
+        list(hub("org/tiny", streaming=streaming).pieces("train"))
+    assert time.monotonic() - start < 5
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
+        list(hub("org/tiny", streaming=streaming).pieces("train"))
+
+
+def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, monkeypatch, capsys):
+    import datasets
+    import huggingface_hub.constants as constants
+
+    list(hub(hub_folder).pieces("train"))
+    (made,) = (path.parent for path in (tmp_path / "hf").rglob("dataset_info.json"))
+    # Where the library puts the same files when they come from the hub at a commit.
+    cached = tmp_path / "hf" / "org___tiny" / "default" / "0.0.0" / ("a" * 40)
+    cached.parent.mkdir(parents=True)
+    made.rename(cached)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    assert documents(hub("org/tiny"), "train") == ["one\n", "", "two"]
+    # The tokens say which state of an unpinned dataset they are of; the library would take it for any other.
+    data = data_config(corpus="hub", name="org/tiny", train="train", tokenizer="bytes", cache_dir=str(tmp_path / "c"))
+    data.valid = ""
+    for _ in range(2):  # made, and found in the cache
+        assert prepare_files(data)["train"].manifest.revision == "a" * 40
+        said = f"hub: org/tiny, train: tokens of revision {'a' * 40}; set data.revision={'a' * 40} to keep to it\n"
+        shown = capsys.readouterr().err
+        assert said in shown
+        assert "revisions differ" not in shown
+    data.revision = "a" * 40
+    assert prepare(data, "train").manifest.revision == "", "the config says it"
+    found = f"data.revision={'b' * 40}, but .* found only commit {'a' * 40} in its cache"
+    with pytest.raises(ValueError, match=f"{found}; check data.revision, your access and the network"):
+        list(hub("org/tiny", revision="b" * 40).pieces("train"))
+    # A dictionary is made of the first commit, and tokens of another one are read later.
+    data.update(revision="", tokenizer="words", valid="validation")
+    assert prepare(data, "train").tokenizer().revision == "a" * 40
+    shutil.copytree(cached, cached.with_name("b" * 40))
+    os.utime(cached, (0, 0))  # the library takes the newest
+    prepare_files(data)
+    differ = f"revisions differ: train of {'a' * 40}, valid of {'b' * 40}, tokenizer of {'a' * 40}; set data.revision"
+    assert differ in capsys.readouterr().err
+    with pytest.raises(
+        ValueError, match=f"newest copy in its cache, of commit {'b' * 40}; touch {cached} and run again"
+    ):
+        list(hub("org/tiny", revision="a" * 40).pieces("train"))
+    os.utime(cached)
+    os.utime(cached.with_name("b" * 40), (0, 0))
+    assert documents(hub("org/tiny", revision="a" * 40), "train") == ["one\n", "", "two"]
+    assert not constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+def test_reachable_gives_up_on_a_server_that_never_answers():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        assert not hosted.reachable([f"http://127.0.0.1:{silent.getsockname()[1]}"], seconds=0.3)
+        assert time.monotonic() - start < 3
+
+
+@pytest.fixture(scope="module")
+def tfds_folder(tmp_path_factory):
+    """A dataset prepared by TFDS itself as array_record, without TensorFlow."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class TinyTexts(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = tfds.features.FeaturesDict(
+                {"text": tfds.features.Text(), "number": tfds.features.Scalar(dtype=np.int64)}
+            )
+            return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(3), "validation": self._generate_examples(1)}
+
+        def _generate_examples(self, count):
+            for i in range(count):
+                yield i, {"text": f"liné {i}\n", "number": i}
+
+    builder = TinyTexts(data_dir=tmp_path_factory.mktemp("tfds"), file_format="array_record")
+    builder.download_and_prepare()
+    return builder.data_dir
+
+
+def tfds_corpus(name, **options):
+    return hosted.Tfds(PLACES, str(name), **({"subset": "", "revision": "", "column": "text"} | options))
+
+
+def test_tfds_records_are_documents(tfds_folder, monkeypatch):
+    assert documents(tfds_corpus(tfds_folder), "train") == ["liné 0\n", "liné 1\n", "liné 2\n"]
+    assert documents(tfds_corpus(tfds_folder), "valid") == ["liné 0\n"]
+    # By its name, without a version, the latest is taken: the corpus says which that was.
+    tfds = importlib.import_module("tensorflow_datasets")
+    monkeypatch.setattr(tfds, "builder", lambda name, **_: tfds.builder_from_directory(tfds_folder))
+    named = tfds_corpus("tiny_texts")
+    assert documents(named, "valid") == ["liné 0\n"]
+    assert named.revision == "1.0.0"
+
+
+def test_tfds_errors_list_what_exists(tfds_folder):
+    with pytest.raises(ValueError, match=r"no column 'body'; set data.column to one of "):
+        list(tfds_corpus(tfds_folder, column="body").pieces("train"))
+    wrong = hosted.Tfds({"train": "trian"}, str(tfds_folder), subset="", revision="", column="text")
+    with pytest.raises(ValueError, match=r"can't be loaded: .*'trian'.*\['train', 'validation'\]"):
+        list(wrong.pieces("train"))
+    with pytest.raises(ValueError, match=r"can't be loaded: Dataset nosuch not found"):
+        list(tfds_corpus("nosuch").pieces("train"))
+    with pytest.raises(ValueError, match=r"set data\.corpus=hub"):
+        list(tfds_corpus("huggingface:wikitext").pieces("train"))
+
+
+def test_an_unreachable_tfds_is_reported_within_5_seconds(monkeypatch):
+    monkeypatch.setattr(hosted, "reachable", lambda urls: False)
+    pytest.importorskip("tensorflow_datasets")  # loading it is no part of what is measured
+
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"'lm1b' can't be reached: it isn't prepared in .*TFDS_DATA_DIR"):
+        list(tfds_corpus("lm1b").pieces("train"))
+    assert time.monotonic() - start < 5
