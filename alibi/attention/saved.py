@@ -194,7 +194,7 @@ def _biased(
 
 def _product(a: Folded, b: Folded, of_a: int, of_b: int, precision: Any) -> Float[Array, "batch_heads rows columns"]:
     dimensions = (((of_a,), (of_b,)), ((0,), (0,)))
-    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+    return lax.dot_general(a, b, dimensions, precision=precision)
 
 
 def _fold(x: Float[Array, "batch length heads features"]) -> Folded:

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.processes import Contender, Step, peak_memory, require_torch
 from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
-from benchmarks.training_contenders import training_step
+from benchmarks.training_contenders import torch_training_step, training_step
 from benchmarks.words import zipf_words
 from configs import wikitext2, wikitext103
 
@@ -121,14 +121,7 @@ def _torch_step(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
     """The same in PyTorch, laid out as the paper's code is."""
     from benchmarks.torch_paper import make_train_step
 
-    train_step = make_train_step(config, vocab_size, _batch(config, vocab_size))
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            loss = train_step()
-        loss.item()
-
-    return Step(run)
+    return torch_training_step(make_train_step(config, vocab_size, _batch(config, vocab_size)))
 
 
 def _batch(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,6 @@ peer computes what the paper's code does: whole windows, and all words' log-prob
 """
 
 import argparse
-import itertools
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -19,7 +18,7 @@ from configs import wikitext103
 
 VOCABULARY = 13_792
 TURN_SECONDS = 3.0  # of one contender in one round
-PEER_ROWS = (1, 16, 64)  # windows a batch; the paper's commands take 1
+PEER_ROWS = (1, 16, 64)  # windows a batch
 PEER_WINDOWS = 256  # of a pass
 
 
@@ -41,6 +40,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         f"{budget:,} inputs a batch": Contender(_pass_over_text, (arguments.workdir, budget, length, stride, tokens))
         for budget in budgets
     }
+    inputs = dict(zip(contenders, budgets, strict=True))  # of a batch; a peer computes more than a window needs
     peers = _peers(arguments)
     windows = dict.fromkeys(contenders, -(-tokens // stride)) | dict.fromkeys(peers, PEER_WINDOWS)
     runners, peak = run_rounds(contenders | peers, arguments.rounds, turn_seconds=TURN_SECONDS, title="evaluation")
@@ -48,7 +48,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     flops = window_flops(config, length, stride)
     rates = {name: runner.median("run") and windows[name] / runner.median("run") for name, runner in runners.items()}
     rows = []
-    for (name, runner), budget in itertools.zip_longest(runners.items(), budgets):
+    for name, runner in runners.items():
         rate = rates[name]
         rows.append(
             {
@@ -58,13 +58,13 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 "length": length,
                 "stride": stride,
                 "windows": windows[name],
-                "batch_tokens": budget,  # None: a peer, which computes more than a window needs
+                "batch_tokens": inputs.get(name),
                 "seconds": runner.seconds.get("run"),
                 "windows_per_second": rate,
                 "tokens_per_second": rate and rate * stride,
                 "of_peers": {peer: rate / rates[peer] if rate and rates[peer] else None for peer in peers},
                 "matmul_gflops": peak / 1e9,
-                "share_of_matmul_peak": rate * flops / peak if rate and budget else None,
+                "share_of_matmul_peak": rate * flops / peak if rate and name in inputs else None,
                 **about(arguments.rounds),
             }
         )

@@ -1,5 +1,8 @@
 """The contenders of `scripts/benchmark.py train`, `positions` and `adaptive`: whole training steps."""
 
+from collections.abc import Callable
+from typing import Any
+
 import ml_collections
 import numpy as np
 
@@ -90,7 +93,11 @@ def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tup
 def _torch_step(config: ml_collections.ConfigDict, compiled: bool) -> Step:
     from benchmarks.torch_peers import make_train_step
 
-    train_step = make_train_step(config, VOCABULARY, _batch(config), compiled=compiled)
+    return torch_training_step(make_train_step(config, VOCABULARY, _batch(config), compiled=compiled))
+
+
+def torch_training_step(train_step: Callable[[], Any]) -> Step:
+    """Of a function that makes one update in PyTorch and gives its loss."""
 
     def run(steps: int) -> None:
         for _ in range(steps):

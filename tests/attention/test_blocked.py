@@ -12,6 +12,7 @@ from alibi import alibi_slopes, attend
 from alibi.attention import tiles
 from alibi.attention.backends import BACKENDS, choose, table
 from alibi.attention.call import AttentionCall
+from alibi.attention.reference import dropout_factors
 from alibi.attention.skipping import ranges_of, skip_distance
 from alibi.attention.tiles import make_plan
 from alibi.positions import AlibiBias, make_position
@@ -131,6 +132,13 @@ def test_dropout_acts_alike_forward_and_backward(broadcast, small_tiles, monkeyp
     assert others.all() if broadcast else (others.mean(axis=1) < 0.7).all()
     for name, mine, right in zip(("attended", "query", "key", "value", "slopes"), got, expected, strict=True):
         np.testing.assert_allclose(mine, right, rtol=0, atol=1e-5 * (1 + np.abs(right).max()), err_msg=name)
+
+
+def test_the_share_of_dropped_weights_is_the_rate():
+    """Of 360,000 weights, so that a rate which is off by a fiftieth would show."""
+    factors = dropout_factors(jax.random.key(3), 0.25, (1, 1, 600, 600), broadcast=False)
+    np.testing.assert_array_equal(np.unique(factors), np.float32([0, 1 / 0.75]))
+    assert abs(np.mean(np.asarray(factors) != 0) - 0.75) < 0.005
 
 
 def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
