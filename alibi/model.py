@@ -17,6 +17,7 @@ from alibi.batch_split import batch_parts, split_batch
 from alibi.block import ACTIVATIONS, Block, PositionCache
 from alibi.embedding import TiedEmbedding
 from alibi.initialization import INITIALIZATIONS
+from alibi.normalization import LayerNorm
 from alibi.positions import PositionMethod, make_position
 from alibi.positions.base import KnownPositions
 
@@ -100,7 +101,7 @@ class DecoderLM(nn.Module):
             )
             for _ in range(self.num_layers)
         ]
-        self.last_norm = nn.LayerNorm(self.norm_epsilon, name="final_norm") if self.final_norm else None
+        self.last_norm = LayerNorm(self.norm_epsilon, name="final_norm") if self.final_norm else None
         self.embedding_dropout = nn.Dropout(self.dropout)
         self.position_cache = PositionCache()
 

@@ -25,6 +25,7 @@ from alibi.attention.tiles import (
     tile_dropout,
     tile_visible,
 )
+from alibi.products import dot_rows
 
 Leaves = tuple[Any, ...]
 Trees = tuple[Any, Any]
@@ -184,7 +185,7 @@ def _backward(plan: Plan, trees: Trees, saved: tuple[Any, ...], gradient: Any) -
         index, log_total, ranges = group
         own = _make_group(index, q, k, v, bias, sides, plan)
         incoming, result = (take_group(x, plan, index, own.q.shape[2]) for x in (gradient, attended))
-        along = (incoming.astype(jnp.float32) * result).sum(axis=-1)
+        along = dot_rows(incoming, result)
         rows = functools.partial(_backward_rows, own, incoming, along, log_total)
         start = (of_bias, *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (own.k, own.v)))
         (of_bias, of_own_key, of_own_value), of_own_query = lax.scan(rows, start, (jnp.arange(plan.q_blocks), ranges))

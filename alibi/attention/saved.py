@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from alibi.attention.call import AttentionCall, within
 from alibi.attention.reference import MASKED
 from alibi.positions.base import rows_and_columns
+from alibi.products import dot_rows
 
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
 Folded = Float[Array, "batch_heads _ _"]
@@ -138,14 +139,13 @@ def _backward(
     if isinstance(gradient, SymbolicZero):
         gradient = jnp.zeros(gradient.shape, gradient.dtype)
     batch, q_length, head_dim = gradient.shape[0], q.shape[1], q.shape[-1]
-    summed = _unfold(jnp.concatenate(totals, axis=1), batch)
-    along = _fold((gradient / summed * attended).sum(axis=-1, keepdims=True))
+    along = _fold(dot_rows(gradient, attended)[..., None])
     incoming = lax.optimization_barrier(_fold(gradient))
     of_query, of_bias = [], []
     of_key = of_value = jnp.zeros(())
     for (start, stop), narrow, total in zip(query_blocks(q_length, MOST_ROWS), exponentials, totals, strict=True):
         rows, seen, exponential = slice(start, stop), narrow.shape[-1], narrow.astype(jnp.float32)
-        part, of_total = lax.optimization_barrier((incoming[:, rows] / total, along[:, rows]))
+        part, of_total = lax.optimization_barrier((incoming[:, rows] / total, along[:, rows] / total))
         of_logits = exponential * (_product(part, v[:, :seen], 2, 2, precision) - of_total)
         if learned is not None:
             of_bias.append(_widened(of_logits.reshape(batch, -1, *of_logits.shape[1:]).sum(axis=0), k.shape[1]))
