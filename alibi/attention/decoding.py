@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall, dense, visible_keys
 from alibi.attention.reference import MASKED
-from alibi.attention.skipping import HIDDEN, MARGIN, stop_below, weight_left
+from alibi.attention.skipping import HIDDEN, LOGIT_ROUNDING, stop_below, weight_left
 from alibi.positions import AlibiBias
 from alibi.positions.base import rows_and_columns
 
@@ -140,7 +140,7 @@ def _logit_bound(call: AttentionCall, query: Float[Array, "batch one heads head_
         return jnp.full((batch, heads), jnp.inf)
     of_keys = norm_of_all(call.key, call.value) if call.key_norm is None else call.key_norm
     of_keys = jnp.repeat(of_keys.reshape(batch, -1), heads // call.key.shape[-2], axis=-1)
-    return MARGIN * head_dim**-0.5 * jnp.linalg.norm(query[:, 0].astype(jnp.float32), axis=-1) * of_keys
+    return (1.0 + LOGIT_ROUNDING) * head_dim**-0.5 * jnp.linalg.norm(query[:, 0].astype(jnp.float32), axis=-1) * of_keys
 
 
 def norm_of_all(

@@ -1,18 +1,19 @@
 """Which blocks of logits ALiBi lets one leave out, with a proof.
 
-With every scaled logit between -U and U, the largest biased logit of a row is at least
--U - m n, where n is the distance of the nearest key that the row sees (0: its own). A
-key at distance d has at most U - m d. So relative to the row's largest exponential
+Let l be the biased logit of the nearest key that a query sees: its own, under causal
+attention of a whole sequence. The largest of its row is at least that. Any logit before
+its bias is at most u, the query's norm times the largest norm of a key over sqrt(head_dim).
+So with the excess x = u - l, relative to the row's largest exponential
 
-    one key at distance d                 <= exp(2 U + m n - m d)
-    all keys at distances d, d + 1, ...   <= exp(2 U + m n - m d) / (1 - exp(-m))
+    one key at distance d                 <= exp(x - m d)
+    all keys at distances d, d + 1, ...   <= exp(x - m d) / (1 - exp(-m))
 
-the second because a distance occurs once on each side. U is the product of the largest
-norms of queries and keys over sqrt(head_dim), known when the program runs.
+the second because a distance occurs once on each side. All this is computed from the
+queries and keys at hand when the program runs.
 
 One query that has already seen some keys knows more: the largest logit l and the sum s
 of exponentials relative to it. All keys of a set that it has not seen have together at
-most exp(U - l) / s times the sum of exp(-m d) of what it has gathered (`weight_left`).
+most exp(u - l) / s times the sum of exp(-m d) of what it has gathered (`weight_left`).
 """
 
 import dataclasses
@@ -27,39 +28,54 @@ from jaxtyping import Array, Bool, Float, Int
 from alibi.attention.call import AttentionCall
 from alibi.attention.tiles import Plan, Sides, make_sides
 from alibi.positions import AlibiBias
+from alibi.products import dot_rows
 
 # exp(-104) is below half of the smallest float32 above zero.
 UNDERFLOW = 104.0
-# Norms are computed in float32. This covers their rounding, and products whose operands an
-# accelerator rounds to bfloat16 or TF32 by default.
-MARGIN = 1.0 + 2.0**-6
+# A logit may be off by this share of its norms' product: norms are computed in float32, and an
+# accelerator rounds a product's operands to bfloat16 or TF32 by default.
+LOGIT_ROUNDING = 2.0**-6
 # Of m d, by its rounding in float32.
 ROUNDING = 2.0**-20
 # A distance that says: this key is not seen.
 HIDDEN = np.iinfo(np.int32).max
 
 
-def logit_bound(
-    q: Float[Array, "batch q heads features"],
-    k: Float[Array, "batch k heads features"],
-    v: Float[Array, "batch k heads value_dim"],
-    plan: Plan,
-) -> Float[Array, "batch heads q_blocks"]:
-    """No scaled logit of a block of queries is greater than this; NaN or infinite where an input is not finite."""
-    of_queries, of_keys, of_values = (
-        jnp.linalg.norm(lax.stop_gradient(x).astype(jnp.float32), axis=-1).swapaxes(1, 2) for x in (q, k, v)
-    )
-    of_queries = jnp.pad(of_queries, [(0, 0), (0, 0), (0, plan.q_blocks * plan.q_block - plan.q_length)])
-    of_queries = of_queries.reshape(plan.batch, plan.heads, plan.q_blocks, -1).max(axis=-1)
+@dataclasses.dataclass(frozen=True)
+class Nearest:
+    """Of each query, the nearest key that it surely sees, and how far it is; int64 `[q]`.
+
+    A query that sees no key, also where a window hides the nearest, has some key at distance 0:
+    its row is zero whatever is skipped.
+    """
+
+    keys: np.ndarray
+    distances: np.ndarray
+
+
+def key_excess(call: AttentionCall, plan: Plan, nearest: Nearest) -> Float[Array, "batch heads q_blocks"]:
+    """By how much any logit without its bias may exceed the biased one of the nearest key: the most in each block.
+
+    Rounding included; infinite or NaN, so that nothing is skipped, where an input is not finite.
+    """
+    q, k, v = (lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value))
+    of_queries, of_keys, of_values = (jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k, v))
     # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
-    of_keys = of_keys.max(axis=-1) + 0.0 * (of_keys.sum(axis=-1) + of_values.sum(axis=-1))
-    return of_queries * of_keys[..., None] * q.shape[-1] ** -0.5
+    of_keys = of_keys.max(axis=1) + 0.0 * (of_keys.sum(axis=1) + of_values.sum(axis=1))
+    own = k if np.array_equal(nearest.keys, np.arange(k.shape[1])) else k[:, nearest.keys]
+    excess = (1.0 + 2 * LOGIT_ROUNDING) * of_queries * of_keys[:, None] - dot_rows(q, own)
+    excess = excess * q.shape[-1] ** -0.5
+    excess = jnp.where(jnp.isnan(excess), jnp.inf, excess)
+    assert isinstance(call.bias, AlibiBias)
+    slopes = lax.stop_gradient(call.bias.slopes).astype(jnp.float32)
+    excess = excess + slopes[None, None, :] * nearest.distances.astype(np.float32)[None, :, None]
+    excess = jnp.pad(excess, [(0, 0), (0, plan.q_blocks * plan.q_block - plan.q_length), (0, 0)])
+    return excess.reshape(plan.batch, plan.q_blocks, -1, plan.heads).max(axis=2).swapaxes(1, 2)
 
 
 def key_ranges(call: AttentionCall, plan: Plan, sides: Sides) -> Int[Array, "groups q_blocks two"]:
     """For each group and block of queries, the first block of keys that it needs and the one after the last."""
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-    needed = tiles_needed(call, plan, sides, logit_bound(q, k, v, plan))
+    needed = tiles_needed(call, plan, sides)
     grouped = (plan.batch_groups, plan.batch_group, plan.head_groups, plan.head_group)
     needed = needed.reshape(*grouped, *needed.shape[-2:]).any(axis=(1, 3)).reshape(-1, *needed.shape[-2:])
     first = jnp.argmax(needed, axis=-1)
@@ -79,14 +95,8 @@ def ranges_of(call: AttentionCall, plan: Plan) -> Int[np.ndarray, "groups q_bloc
     return np.asarray(ranges(call.query, call.key, call.value))
 
 
-def tiles_needed(
-    call: AttentionCall, plan: Plan, sides: Sides, bound: Float[Array, "batch heads q_blocks"]
-) -> Bool[Array, "batch heads q_blocks k_blocks"]:
-    """The tiles that causal mask and window don't hide, and whose keys can matter.
-
-    Args:
-      bound: of the absolute logits, after scaling and without bias.
-    """
+def tiles_needed(call: AttentionCall, plan: Plan, sides: Sides) -> Bool[Array, "batch heads q_blocks k_blocks"]:
+    """The tiles that causal mask and window don't hide, and whose keys can matter."""
     lowest_query, highest_query = _extremes(sides.query_positions, plan.q_blocks)
     lowest_key, highest_key = _extremes(sides.key_positions, plan.k_blocks)
     behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]  # the least distance to a key of the tile
@@ -95,15 +105,12 @@ def tiles_needed(
     if call.window is not None:
         seen = seen & (behind < call.window) & (ahead < call.window)
     seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
-    nearest = nearest_distances(call)
+    nearest = nearest_keys(call)
     if nearest is None or call.skip_epsilon is None or not isinstance(call.bias, AlibiBias):
         return seen
-    padding = plan.q_blocks * plan.q_block - nearest.size
-    nearest = np.pad(nearest, (0, padding), mode="edge").reshape(plan.q_blocks, -1).max(axis=1)
     farthest = skip_distance(
         lax.stop_gradient(call.bias.slopes).astype(jnp.float32)[None, :, None],
-        bound,
-        jnp.asarray(nearest, jnp.float32)[None, None, :],
+        key_excess(call, plan, nearest),
         call.skip_epsilon,
         symmetric=call.bias.symmetric,
     )
@@ -119,8 +126,7 @@ def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Arra
 
 def skip_distance(
     slopes: Float[Array, "*#shape"],
-    bound: Float[Array, "*#shape"],
-    nearest: Float[Array, "*#shape"],
+    excess: Float[Array, "*#shape"],
     epsilon: float,
     *,
     symmetric: bool = False,
@@ -129,19 +135,17 @@ def skip_distance(
 
     Args:
       slopes: m of a head.
-      bound: U, the largest absolute logit after scaling, before the bias.
-      nearest: distance of the nearest key that a query sees.
+      excess: x, by how much a scaled logit before its bias may exceed a biased one of its row.
       epsilon: the share of a row's attention mass that may be lost; 0: only what float32
         rounds to zero, so that with values of ordinary size the result is the same bit by bit.
       symmetric: keys lie on both sides of a query.
 
-    A slope that is not positive and a bound that is not finite skip nothing.
+    A slope that is not positive and an excess that is not finite skip nothing.
     """
-    slack = 2.0 * MARGIN * bound + slopes * nearest
     if epsilon == 0:
-        slack = slack + UNDERFLOW
+        slack = excess + UNDERFLOW
     else:
-        slack = slack + math.log((2 if symmetric else 1) / epsilon) - jnp.log(-jnp.expm1(-slopes))
+        slack = excess + math.log((2 if symmetric else 1) / epsilon) - jnp.log(-jnp.expm1(-slopes))
     known = (slopes > 0) & jnp.isfinite(slack)
     return jnp.where(known, slack / jnp.where(known, slopes, 1.0), jnp.inf)
 
@@ -180,11 +184,10 @@ def stop_below(epsilon: float | None) -> float:
     return -math.inf if epsilon is None else -UNDERFLOW if epsilon == 0 else math.log(epsilon)
 
 
-def nearest_distances(call: AttentionCall) -> np.ndarray | None:
-    """Of each query, the distance of the nearest key that it surely sees, int64 `[q]`; None: not known in advance.
+def nearest_keys(call: AttentionCall) -> Nearest | None:
+    """The nearest keys where they are known in advance; None: they are not.
 
-    Known are NumPy positions with distinct ascending keys and no mask. A query that sees
-    no key has 0, also where a window hides the nearest: its row is zero whatever is skipped.
+    Known are NumPy positions with distinct ascending keys and no mask.
     """
     if call.mask is not None or call.known_positions is None:
         return None
@@ -194,19 +197,22 @@ def nearest_distances(call: AttentionCall) -> np.ndarray | None:
     if call.query_segments is not None:
         # Then only its own key is sure to be in a query's segment.
         own = call.query_segments is call.key_segments and np.array_equal(queries, keys)
-        return np.zeros(queries.size, np.int64) if own else None
-    nearest = _nearest_keys(queries, keys, call.causal)
-    return nearest if call.window is None else np.where(nearest < call.window, nearest, 0)
+        return Nearest(np.arange(queries.size), np.zeros(queries.size, np.int64)) if own else None
+    nearest = _nearest(queries, keys, call.causal)
+    distances = np.abs(queries - keys[nearest])
+    seen = (keys[nearest] <= queries) if call.causal else np.ones(queries.size, bool)
+    if call.window is not None:
+        seen &= distances < call.window
+    return Nearest(nearest, np.where(seen, distances, 0))
 
 
-def _nearest_keys(queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
-    before = np.searchsorted(keys, queries, side="right") - 1
-    below = np.where(before >= 0, queries - keys[np.maximum(before, 0)], 0).astype(np.int64)
+def _nearest(queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
+    """Of each query the index of the nearest key, if `causal` of those before it or the first."""
+    before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
     if causal:
-        return below
+        return before
     after = np.minimum(before + 1, keys.size - 1)
-    above = np.where(before + 1 < keys.size, keys[after] - queries, np.iinfo(np.int64).max)
-    return np.minimum(np.where(before >= 0, below, np.iinfo(np.int64).max), above)
+    return np.where(np.abs(keys[after] - queries) < np.abs(queries - keys[before]), after, before)
 
 
 def check_skipping(call: AttentionCall) -> None:

@@ -13,7 +13,7 @@ from alibi.attention import tiles
 from alibi.attention.backends import BACKENDS, choose, table
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import dropout_factors
-from alibi.attention.skipping import ranges_of, skip_distance
+from alibi.attention.skipping import LOGIT_ROUNDING, ranges_of, skip_distance
 from alibi.attention.tiles import make_plan
 from alibi.positions import AlibiBias, make_position
 
@@ -169,9 +169,9 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
     """The case that the bound is made for: all norms equal, one far key along the query, all near ones against it."""
     length, size, slope = 2048, 8.0, 0.2
     along = np.broadcast_to(size * np.eye(16, dtype=np.float32)[0], (1, length, 1, 16))
-    bound = size * size / 4  # U, as head_dim is 16
-    reach = float(jax.jit(skip_distance, static_argnums=3)(slope, bound, 0.0, epsilon))
-    # (2 U + 104) / m for 0 and (2 U + 13.8 + 1.7) / m for 1e-6, U a 64th larger; the block that reach ends in counts.
+    excess = (2 + 2 * LOGIT_ROUNDING) * size * size / 4  # 2 U and rounding, as head_dim is 16
+    reach = float(jax.jit(skip_distance, static_argnums=2)(slope, excess, epsilon))
+    # (2 U + 104) / m for 0 and (2 U + 13.8 + 1.7) / m for 1e-6; the block that reach ends in counts.
     assert -(-reach // 64) + 1 == blocks
     incoming = np.ones((1, length, 1, 1), np.float32)
 
@@ -199,6 +199,21 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
             # It has weight near the bound, which allows for 1 / (1 - exp(-m)) = 5.5 such keys on as many near
             # ones, and for the margin of U: exp(2 U 2^-6) = 1.6.
             assert epsilon > left > epsilon / 5.6**2 / 1.7
+
+
+@pytest.mark.parametrize(("epsilon", "blocks"), [(0.0, 10), (1e-6, 3)])
+def test_a_near_key_with_a_great_logit_puts_more_out_of_reach(epsilon, blocks, small_tiles):
+    """Keys equal to their queries, of one norm: no logit exceeds a row's own, so 104 / m and (13.8 + 1.7) / m count."""
+    q = np.random.default_rng(0).standard_normal((1, 2048, 1, 16), np.float32)
+    q *= 8.0 / np.linalg.norm(q, axis=-1, keepdims=True)
+    excess = 2 * LOGIT_ROUNDING * 64 / 4  # what may be lost by rounding
+    reach = float(jax.jit(skip_distance, static_argnums=2)(0.2, excess, epsilon))
+    assert -(-reach // 64) + 1 == blocks
+    assert blocks_computed(q, q, q, [0.2], epsilon)[0].max() == blocks
+    exact, rough = (
+        compiled(q, q, q, slopes=jnp.full(1, 0.2), backend="blocked", skip_epsilon=e) for e in (None, epsilon)
+    )
+    np.testing.assert_allclose(rough, exact, rtol=0, atol=2 * epsilon * np.abs(q).max())
 
 
 def test_the_lost_mass_stays_within_epsilon(small_tiles):

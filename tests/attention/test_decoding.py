@@ -13,7 +13,7 @@ from alibi.attention import backends, decoding
 from alibi.attention.backends import choose
 from alibi.attention.call import AttentionCall, dense
 from alibi.attention.decoding import norm_of_all
-from alibi.attention.skipping import MARGIN, skip_distance
+from alibi.attention.skipping import LOGIT_ROUNDING, skip_distance
 from alibi.block import KeyNormCache
 from alibi.model import build_model
 from alibi.positions import AlibiBias
@@ -96,8 +96,8 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(blocks):
         arrays = q, jnp.where(is_far, q, -q), is_far.astype(jnp.float32)  # so the result is the far key's weight
         return [decoding.attended_and_blocks(as_call(*arrays, slope, epsilon)) for epsilon in EPSILONS]
 
-    reach_of = jax.jit(skip_distance, static_argnums=3)
-    reaches = [int(np.asarray(reach_of(slope, bound, np.zeros(1), epsilon))[0]) for epsilon in EPSILONS[1:]]
+    reach_of = jax.jit(skip_distance, static_argnums=2)
+    reaches = [int(np.asarray(reach_of(slope, 2 * bound, epsilon))[0]) for epsilon in EPSILONS[1:]]
     for distance in (*(reach + more for reach in reaches for more in (-3, 200)), 1000, 70):
         (every, all_blocks), *skipping = jax.device_get(weights_of(length - 1 - distance))
         for epsilon, reach, (skipped, some_blocks) in zip(EPSILONS[1:], reaches, skipping, strict=True):
@@ -114,14 +114,14 @@ def test_steep_heads_read_few_blocks_however_long_the_cache_is(blocks):
     k[0] = np.roll(k[1], 2048, axis=0)  # so both have the same largest norms
     *_, (every, *skipping) = dense_and_decoded(q, k, v, np.asarray([2047, 4095]), EPSILONS)
     np.testing.assert_array_equal(every, [[32] * 8, [64] * 8])
-    bound = MARGIN * np.linalg.norm(q[0, 0], axis=-1) * np.linalg.norm(k[1], axis=-1).max(axis=0) / 4
-    reach_of = jax.jit(skip_distance, static_argnums=3)
+    bound = (1 + LOGIT_ROUNDING) * np.linalg.norm(q[0, 0], axis=-1) * np.linalg.norm(k[1], axis=-1).max(axis=0) / 4
+    reach_of = jax.jit(skip_distance, static_argnums=2)
     totals = []
     for epsilon, blocks_read in zip(EPSILONS[1:], skipping, strict=True):
         short, long = np.asarray(blocks_read)
         # No more than what is out of reach before any key is seen, and the block that a window begins in;
         # with the sums of blocks, which know only the nearest key of each, one more.
-        window = reach_of(alibi_slopes(8), bound, np.zeros(8), epsilon)
+        window = reach_of(alibi_slopes(8), 2 * bound, epsilon)
         assert (long <= np.minimum(np.ceil(window / 64) + 1 + (epsilon > 0), 64)).all()
         assert (np.diff(long) >= 0).all()
         assert (short <= long).all()

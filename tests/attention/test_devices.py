@@ -16,7 +16,7 @@ from alibi.attention.augmented import augmented_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall
 from alibi.attention.devices import fitting_sharding, on_each_device
-from alibi.attention.skipping import nearest_distances
+from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_plan
 from alibi.batch_split import heads_sharding
 from alibi.positions import AlibiBias, make_position
@@ -131,7 +131,7 @@ def test_each_device_skips_by_its_own_heads():
 
     def own_plan(own):
         plan = make_plan(own, "cpu")
-        seen.append((own.query.shape[2], plan.head_group, nearest_distances(own) is not None))
+        seen.append((own.query.shape[2], plan.head_group, nearest_keys(own) is not None))
         return blocked_attention(own)
 
     @jax.jit
