@@ -1,9 +1,9 @@
 """Which blocks of logits ALiBi lets one leave out, with a proof.
 
-Let l be the biased logit of the nearest key that a query sees: its own, under causal
-attention of a whole sequence. The largest of its row is at least that. Any logit before
-its bias is at most u, the query's norm times the largest norm of a key over sqrt(head_dim).
-So with the excess x = u - l, relative to the row's largest exponential
+No logit of a query exceeds U before its bias: the query's norm times the largest norm of a
+key, over sqrt(head_dim). Let l be the biased logit of the nearest key that the query sees,
+which has no bias if it is the query's own; the largest of its row is at least that. So with
+the excess x = U - l, relative to the row's largest exponential
 
     one key at distance d                 <= exp(x - m d)
     all keys at distances d, d + 1, ...   <= exp(x - m d) / (1 - exp(-m))
@@ -13,7 +13,7 @@ queries and keys at hand when the program runs.
 
 One query that has already seen some keys knows more: the largest logit l and the sum s
 of exponentials relative to it. All keys of a set that it has not seen have together at
-most exp(u - l) / s times the sum of exp(-m d) of what it has gathered (`weight_left`).
+most exp(U - l) / s times the sum of exp(-m d) of what it has gathered (`weight_left`).
 """
 
 import dataclasses
@@ -43,32 +43,34 @@ HIDDEN = np.iinfo(np.int32).max
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-    """Of each query, the nearest key that it surely sees, and how far it is; int64 `[q]`.
+    """Of each query, the nearest key that it surely sees: its index, and how far it is; int64 `[q]`.
 
     A query that sees no key, also where a window hides the nearest, has some key at distance 0:
     its row is zero whatever is skipped.
     """
 
-    keys: np.ndarray
+    indices: np.ndarray
     distances: np.ndarray
 
 
-def key_excess(call: AttentionCall, plan: Plan, nearest: Nearest) -> Float[Array, "batch heads q_blocks"]:
-    """By how much any logit without its bias may exceed the biased one of the nearest key: the most in each block.
+def key_excess(
+    call: AttentionCall, slopes: Float[Array, " heads"], nearest: Nearest, plan: Plan
+) -> Float[Array, "batch heads q_blocks"]:
+    """x of the module's proof, the largest of each block of queries, with what rounding may add.
 
-    Rounding included; infinite or NaN, so that nothing is skipped, where an input is not finite.
+    Infinite or NaN, so that nothing is skipped, where an input is not finite.
     """
     q, k, v = (lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value))
     of_queries, of_keys, of_values = (jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k, v))
     # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
     of_keys = of_keys.max(axis=1) + 0.0 * (of_keys.sum(axis=1) + of_values.sum(axis=1))
-    own = k if np.array_equal(nearest.keys, np.arange(k.shape[1])) else k[:, nearest.keys]
-    excess = (1.0 + 2 * LOGIT_ROUNDING) * of_queries * of_keys[:, None] - dot_rows(q, own)
+    in_order = np.array_equal(nearest.indices, np.arange(k.shape[1]))
+    products = dot_rows(q, k if in_order else k[:, nearest.indices])
+    excess = (1.0 + 2 * LOGIT_ROUNDING) * of_queries * of_keys[:, None] - products
     excess = excess * q.shape[-1] ** -0.5
-    excess = jnp.where(jnp.isnan(excess), jnp.inf, excess)
-    assert isinstance(call.bias, AlibiBias)
-    slopes = lax.stop_gradient(call.bias.slopes).astype(jnp.float32)
     excess = excess + slopes[None, None, :] * nearest.distances.astype(np.float32)[None, :, None]
+    excess = jnp.where(jnp.isnan(excess), jnp.inf, excess)
+    # The last block is filled up with the least that an excess can be, as no product exceeds its norms'.
     excess = jnp.pad(excess, [(0, 0), (0, plan.q_blocks * plan.q_block - plan.q_length), (0, 0)])
     return excess.reshape(plan.batch, plan.q_blocks, -1, plan.heads).max(axis=2).swapaxes(1, 2)
 
@@ -108,12 +110,9 @@ def tiles_needed(call: AttentionCall, plan: Plan, sides: Sides) -> Bool[Array, "
     nearest = nearest_keys(call)
     if nearest is None or call.skip_epsilon is None or not isinstance(call.bias, AlibiBias):
         return seen
-    farthest = skip_distance(
-        lax.stop_gradient(call.bias.slopes).astype(jnp.float32)[None, :, None],
-        key_excess(call, plan, nearest),
-        call.skip_epsilon,
-        symmetric=call.bias.symmetric,
-    )
+    slopes = lax.stop_gradient(call.bias.slopes).astype(jnp.float32)
+    excess = key_excess(call, slopes, nearest, plan)
+    farthest = skip_distance(slopes[None, :, None], excess, call.skip_epsilon, symmetric=call.bias.symmetric)
     distance = jnp.maximum(behind, ahead) if call.bias.symmetric else behind
     return seen & ~(jnp.broadcast_to(distance, seen.shape).astype(jnp.float32) > farthest[..., None])
 
@@ -135,7 +134,7 @@ def skip_distance(
 
     Args:
       slopes: m of a head.
-      excess: x, by how much a scaled logit before its bias may exceed a biased one of its row.
+      excess: x of the module's proof, scaled as logits are.
       epsilon: the share of a row's attention mass that may be lost; 0: only what float32
         rounds to zero, so that with values of ordinary size the result is the same bit by bit.
       symmetric: keys lie on both sides of a query.
@@ -198,15 +197,15 @@ def nearest_keys(call: AttentionCall) -> Nearest | None:
         # Then only its own key is sure to be in a query's segment.
         own = call.query_segments is call.key_segments and np.array_equal(queries, keys)
         return Nearest(np.arange(queries.size), np.zeros(queries.size, np.int64)) if own else None
-    nearest = _nearest(queries, keys, call.causal)
-    distances = np.abs(queries - keys[nearest])
-    seen = (keys[nearest] <= queries) if call.causal else np.ones(queries.size, bool)
+    indices = _nearest_indices(queries, keys, call.causal)
+    distances = np.abs(queries - keys[indices])
+    seen = (keys[indices] <= queries) if call.causal else np.ones(queries.size, bool)
     if call.window is not None:
         seen &= distances < call.window
-    return Nearest(nearest, np.where(seen, distances, 0))
+    return Nearest(indices, np.where(seen, distances, 0))
 
 
-def _nearest(queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
+def _nearest_indices(queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
     """Of each query the index of the nearest key, if `causal` of those before it or the first."""
     before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
     if causal:

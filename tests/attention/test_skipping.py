@@ -1,0 +1,147 @@
+"""The proof of skipping, by itself: of the tiles left out, the true weights in float64 are what the formulas allow."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.attention import tiles
+from alibi.attention.call import AttentionCall
+from alibi.attention.skipping import UNDERFLOW, key_ranges, skip_distance
+from alibi.attention.tiles import make_plan, make_sides
+from alibi.positions import AlibiBias
+
+SLOPES = np.float32([4.0, 0.5, 0.1, 0.0])
+HEAD_DIM = 4
+
+# Positions of queries and keys, and what else hides keys.
+GAPS = np.cumsum(np.random.default_rng(1).integers(1, 30, 61))
+FORMS = {
+    "a whole sequence": (np.arange(61), np.arange(61), {}),
+    "gaps between positions": (GAPS, GAPS, {}),
+    "queries after their cache": (np.arange(77, 90), np.arange(90), {}),
+    "queries far after their cache": (np.arange(577, 590), np.arange(90), {}),
+    "queries between keys far apart": (np.arange(13) * 200 + 90, np.arange(90) * 30, {}),
+    "both directions": (np.arange(61), np.arange(61), {"causal": False}),
+    "both directions, queries after the keys": (np.arange(577, 590), np.arange(90), {"causal": False}),
+    "a window": (np.arange(61), np.arange(61), {"window": 20}),
+    "a window that hides the nearest key": (np.arange(95, 108), np.arange(90), {"window": 12}),
+}
+
+
+def contents(name, q_length, k_length):
+    """Queries and keys, `[length, heads, head_dim]`, that are hard for the bound in one way each."""
+    rng = np.random.default_rng(0)
+    along = np.eye(HEAD_DIM)[0] * 6.0
+    q, k = (np.broadcast_to(along, (length, SLOPES.size, HEAD_DIM)).copy() for length in (q_length, k_length))
+    if name == "far keys along the query, near ones against it":
+        k[k_length // 3 :] *= -1
+    elif name == "far keys along the query, near ones zero":
+        k[k_length // 3 :] = 0
+    elif name == "one far key greater than all":
+        k *= -0.1
+        k[k_length // 4] = along
+    elif name == "norms that differ":
+        q *= np.exp(rng.standard_normal((q_length, SLOPES.size, 1)))
+        k *= rng.choice([-1, 1], (k_length, 1, 1)) * np.exp(rng.standard_normal((k_length, SLOPES.size, 1)))
+    elif name == "normal":
+        q, k = (3 * rng.standard_normal(x.shape) for x in (q, k))
+    return q, k
+
+
+CONTENTS = (
+    "far keys along the query, near ones against it",
+    "far keys along the query, near ones zero",
+    "one far key greater than all",
+    "norms that differ",
+    "normal",
+)
+
+
+def weights_and_seen(q, k, query_positions, key_positions, causal, window):
+    """Exponentials relative to the largest of each row, and where queries see keys; `[heads, q, k]` and `[q, k]`."""
+    distance = query_positions[:, None] - key_positions[None, :]
+    bias = np.multiply.outer(SLOPES.astype(np.float64), distance if causal else np.abs(distance))
+    seen = (distance >= 0) if causal else np.ones(distance.shape, bool)
+    if window is not None:
+        seen &= np.abs(distance) < window
+    logits = np.where(seen, np.einsum("qhd,khd->hqk", q, k) / np.sqrt(HEAD_DIM) - bias, -np.inf)
+    largest = logits.max(axis=-1, keepdims=True)
+    return np.exp(logits - np.where(np.isfinite(largest), largest, 0.0)), seen
+
+
+def computed(call):
+    """Which weights are in a tile that is computed, `[heads, q, k]`."""
+    plan = make_plan(call, "cpu")
+    assert (plan.head_group, plan.groups) == (1, SLOPES.size)
+    first, after_last = np.moveaxis(np.asarray(key_ranges(call, plan, make_sides(call, plan))), -1, 0)
+    block = np.arange(plan.k_blocks)
+    needed = (first[..., None] <= block) & (block < after_last[..., None])
+    needed = needed.repeat(plan.q_block, axis=1).repeat(plan.k_block, axis=2)
+    return needed[:, : plan.q_length, : plan.k_length]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_left_out_weighs_no_more_than_epsilon(form, monkeypatch):
+    monkeypatch.setattr(tiles, "BLOCK", 8)
+    monkeypatch.setattr(tiles, "TILE_WEIGHTS", 8 * 8)
+    query_positions, key_positions, hides = FORMS[form]
+    hides = {"causal": True, "window": None} | hides
+    left_out = 0
+    for name, epsilon in itertools.product(CONTENTS, (0.0, 1e-6, 1e-2, 0.5)):
+        q, k = (x.astype(np.float32) for x in contents(name, query_positions.size, key_positions.size))
+        arrays = (jnp.asarray(x)[None] for x in (q, k, np.ones_like(k)))
+        bias = AlibiBias(jnp.asarray(SLOPES), symmetric=not hides["causal"])
+        call = AttentionCall(
+            *arrays,
+            bias=bias,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            skip_epsilon=epsilon,
+            devices=1,
+            **hides,
+        )
+        weights, seen = weights_and_seen(q.astype(np.float64), k, query_positions, key_positions, **hides)
+        inside = computed(call)
+        outside = np.where(inside, 0.0, weights)
+        if epsilon == 0:
+            assert outside.max() <= np.exp(-UNDERFLOW), name
+        else:
+            total = np.where(weights.any(axis=-1), weights.sum(axis=-1), 1.0)
+            assert (outside.sum(axis=-1) / total).max() <= epsilon, (name, epsilon)
+        left_out += np.sum(~inside & seen)
+    assert left_out > 0 or form == "a window that hides the nearest key"
+
+
+def test_an_input_that_is_no_number_skips_nothing(monkeypatch):
+    """In a key or a value of its head; in a query, which has NaN of its own key alone, of its block."""
+    monkeypatch.setattr(tiles, "BLOCK", 8)
+    monkeypatch.setattr(tiles, "TILE_WEIGHTS", 8 * 8)
+    positions = np.arange(61)
+    causal_blocks = np.tri(8, dtype=bool).repeat(8, axis=0).repeat(8, axis=1)[:61, :61]
+    for where, bad in itertools.product("qkv", (np.nan, np.inf, -np.inf)):
+        arrays = dict(zip("qk", contents("normal", 61, 61), strict=True)) | {"v": np.ones((61, SLOPES.size, HEAD_DIM))}
+        arrays[where][50, 0, 1] = bad
+        on_device = (jnp.asarray(x, jnp.float32)[None] for x in arrays.values())
+        bias = AlibiBias(jnp.full(SLOPES.size, 4.0))
+        call = AttentionCall(*on_device, bias, True, positions, positions, skip_epsilon=1e-6, devices=1)
+        of_it, of_another_head, *_ = computed(call)
+        rows = slice(48, 56) if where == "q" else slice(None)
+        np.testing.assert_array_equal(of_it[rows], causal_blocks[rows])
+        assert of_another_head[rows].sum() < causal_blocks[rows].sum()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.5])
+def test_all_keys_out_of_reach_together_weigh_epsilon(epsilon, symmetric):
+    """Each as great as the bound allows, on all sides; those from two positions nearer would weigh more."""
+    slopes, excess = np.float32([0.004, 0.1, 0.5, 2.0]), 5.0
+    reach = np.asarray(skip_distance(jnp.asarray(slopes), jnp.full(4, excess), epsilon, symmetric=symmetric))
+
+    def together(first):
+        distances = np.maximum(first, 1)[:, None] + np.arange(20_000)
+        return (1 + symmetric) * np.exp(excess - slopes[:, None].astype(np.float64) * distances).sum(axis=1)
+
+    assert (together(np.floor(reach) + 1) <= epsilon).all()
+    assert (together(np.floor(reach) - 1) > epsilon).all()
