@@ -9,7 +9,8 @@ class LayerNorm(nn.LayerNorm):
     """Flax's layer norm of `[..., features]`, as one of `[rows, features]`.
 
     On CPUs its gradient takes a tenth of the time where the first dimension is 1, as for one long sequence, and
-    about the same elsewhere. (Over several devices it would gather features of a length that is split.)
+    about the same elsewhere. (On several devices, where the length is split, it would gather it; so on accelerators
+    this is Flax's own.)
     """
 
     def __call__(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:  # type: ignore[override]

@@ -58,19 +58,22 @@ def key_excess(
 ) -> Float[Array, "batch heads q_blocks"]:
     """x of the module's proof, the largest of each block of queries, with what rounding may add.
 
-    Infinite or NaN, so that nothing is skipped, where an input is not finite.
+    Infinite, so that nothing is skipped, where an input is not finite: of the whole head for a key
+    or value, of its block for a query.
     """
     q, k, v = (lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value))
     of_queries, of_keys, of_values = (jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k, v))
     # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
     of_keys = of_keys.max(axis=1) + 0.0 * (of_keys.sum(axis=1) + of_values.sum(axis=1))
+    # No copy where each query's nearest key is its own.
     in_order = np.array_equal(nearest.indices, np.arange(k.shape[1]))
-    products = dot_rows(q, k if in_order else k[:, nearest.indices])
-    excess = (1.0 + 2 * LOGIT_ROUNDING) * of_queries * of_keys[:, None] - products
-    excess = excess * q.shape[-1] ** -0.5
-    excess = excess + slopes[None, None, :] * nearest.distances.astype(np.float32)[None, :, None]
+    of_nearest = dot_rows(q, k if in_order else k[:, nearest.indices])
+    penalty = slopes[None, None, :] * nearest.distances.astype(np.float32)[None, :, None]
+    # Twice, as the logits of the far key and of the nearest may both be off.
+    largest = (1.0 + 2 * LOGIT_ROUNDING) * of_queries * of_keys[:, None]
+    excess = (largest - of_nearest) * q.shape[-1] ** -0.5 + penalty
     excess = jnp.where(jnp.isnan(excess), jnp.inf, excess)
-    # The last block is filled up with the least that an excess can be, as no product exceeds its norms'.
+    # The last block is filled up with zeros: no excess is less, as no product exceeds that of its norms.
     excess = jnp.pad(excess, [(0, 0), (0, plan.q_blocks * plan.q_block - plan.q_length), (0, 0)])
     return excess.reshape(plan.batch, plan.q_blocks, -1, plan.heads).max(axis=2).swapaxes(1, 2)
 
@@ -163,7 +166,7 @@ def weight_left(
     `g + stop_below(epsilon)`. Infinite or NaN, so that nobody stops, where nothing can be said.
 
     Args:
-      bound: U, the largest absolute logit after scaling, before the bias, rounding included.
+      bound: U, which no scaled logit exceeds before its bias, rounding included.
       nearest: the least distance of a key of each block.
       count: of the keys of each block that are seen.
     """

@@ -197,7 +197,7 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
             assert np.abs(exact[1][0, -1]).max() > np.abs(rough[1][0, -1]).max() == 0
         elif epsilon:
             # It has weight near the bound, which allows for 1 / (1 - exp(-m)) = 5.5 such keys on as many near
-            # ones, and for the margin of U: exp(2 U 2^-6) = 1.6.
+            # ones, and for rounding: exp(2 U 2^-6) = 1.65.
             assert epsilon > left > epsilon / 5.6**2 / 1.7
 
 

@@ -1,5 +1,6 @@
 """The proof of skipping, by itself: of the tiles left out, the true weights in float64 are what the formulas allow."""
 
+import functools
 import itertools
 
 import jax.numpy as jnp
@@ -30,33 +31,53 @@ FORMS = {
 }
 
 
-def contents(name, q_length, k_length):
-    """Queries and keys, `[length, heads, head_dim]`, that are hard for the bound in one way each."""
+ALONG = np.eye(HEAD_DIM)[0] * 6.0
+
+
+def alike(length):
+    return np.broadcast_to(ALONG, (length, SLOPES.size, HEAD_DIM)).copy()
+
+
+def first_third_along(q_length, k_length, others):
+    """Far keys along the query, near ones `others` times that."""
+    k = alike(k_length)
+    k[k_length // 3 :] *= others
+    return alike(q_length), k
+
+
+def one_far_key_greater_than_all(q_length, k_length):
+    k = -0.1 * alike(k_length)
+    k[k_length // 4] = ALONG
+    return alike(q_length), k
+
+
+def norms_that_differ(q_length, k_length):
     rng = np.random.default_rng(0)
-    along = np.eye(HEAD_DIM)[0] * 6.0
-    q, k = (np.broadcast_to(along, (length, SLOPES.size, HEAD_DIM)).copy() for length in (q_length, k_length))
-    if name == "far keys along the query, near ones against it":
-        k[k_length // 3 :] *= -1
-    elif name == "far keys along the query, near ones zero":
-        k[k_length // 3 :] = 0
-    elif name == "one far key greater than all":
-        k *= -0.1
-        k[k_length // 4] = along
-    elif name == "norms that differ":
-        q *= np.exp(rng.standard_normal((q_length, SLOPES.size, 1)))
-        k *= rng.choice([-1, 1], (k_length, 1, 1)) * np.exp(rng.standard_normal((k_length, SLOPES.size, 1)))
-    elif name == "normal":
-        q, k = (3 * rng.standard_normal(x.shape) for x in (q, k))
-    return q, k
+    q = alike(q_length) * np.exp(rng.standard_normal((q_length, SLOPES.size, 1)))
+    signs = rng.choice([-1, 1], (k_length, 1, 1))
+    return q, signs * alike(k_length) * np.exp(rng.standard_normal((k_length, SLOPES.size, 1)))
 
 
-CONTENTS = (
-    "far keys along the query, near ones against it",
-    "far keys along the query, near ones zero",
-    "one far key greater than all",
-    "norms that differ",
-    "normal",
-)
+def normal(q_length, k_length):
+    rng = np.random.default_rng(0)
+    return tuple(3 * rng.standard_normal((length, SLOPES.size, HEAD_DIM)) for length in (q_length, k_length))
+
+
+# Queries and keys, `[length, heads, head_dim]`, that are hard for the bound in one way each.
+CONTENTS = {
+    "near keys against the query": functools.partial(first_third_along, others=-1),
+    "near keys zero": functools.partial(first_third_along, others=0),
+    "one far key greater than all": one_far_key_greater_than_all,
+    "norms that differ": norms_that_differ,
+    "normal": normal,
+}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Of 8 by 8, one head at a time."""
+    monkeypatch.setattr(tiles, "BLOCK", 8)
+    monkeypatch.setattr(tiles, "TILE_WEIGHTS", 8 * 8)
 
 
 def weights_and_seen(q, k, query_positions, key_positions, causal, window):
@@ -71,7 +92,7 @@ def weights_and_seen(q, k, query_positions, key_positions, causal, window):
     return np.exp(logits - np.where(np.isfinite(largest), largest, 0.0)), seen
 
 
-def computed(call):
+def weights_computed(call):
     """Which weights are in a tile that is computed, `[heads, q, k]`."""
     plan = make_plan(call, "cpu")
     assert (plan.head_group, plan.groups) == (1, SLOPES.size)
@@ -83,14 +104,12 @@ def computed(call):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_left_out_weighs_no_more_than_epsilon(form, monkeypatch):
-    monkeypatch.setattr(tiles, "BLOCK", 8)
-    monkeypatch.setattr(tiles, "TILE_WEIGHTS", 8 * 8)
+def test_what_is_left_out_weighs_no_more_than_epsilon(form):
     query_positions, key_positions, hides = FORMS[form]
     hides = {"causal": True, "window": None} | hides
     left_out = 0
     for name, epsilon in itertools.product(CONTENTS, (0.0, 1e-6, 1e-2, 0.5)):
-        q, k = (x.astype(np.float32) for x in contents(name, query_positions.size, key_positions.size))
+        q, k = (x.astype(np.float32) for x in CONTENTS[name](query_positions.size, key_positions.size))
         arrays = (jnp.asarray(x)[None] for x in (q, k, np.ones_like(k)))
         bias = AlibiBias(jnp.asarray(SLOPES), symmetric=not hides["causal"])
         call = AttentionCall(
@@ -103,7 +122,7 @@ def test_what_is_left_out_weighs_no_more_than_epsilon(form, monkeypatch):
             **hides,
         )
         weights, seen = weights_and_seen(q.astype(np.float64), k, query_positions, key_positions, **hides)
-        inside = computed(call)
+        inside = weights_computed(call)
         outside = np.where(inside, 0.0, weights)
         if epsilon == 0:
             assert outside.max() <= np.exp(-UNDERFLOW), name
@@ -114,19 +133,23 @@ def test_what_is_left_out_weighs_no_more_than_epsilon(form, monkeypatch):
     assert left_out > 0 or form == "a window that hides the nearest key"
 
 
-def test_an_input_that_is_no_number_skips_nothing(monkeypatch):
-    """In a key or a value of its head; in a query, which has NaN of its own key alone, of its block."""
-    monkeypatch.setattr(tiles, "BLOCK", 8)
-    monkeypatch.setattr(tiles, "TILE_WEIGHTS", 8 * 8)
+def test_an_input_that_is_no_number_skips_nothing():
+    """Nothing of its head for a bad key or value; nothing of its block for a bad query."""
     positions = np.arange(61)
     causal_blocks = np.tri(8, dtype=bool).repeat(8, axis=0).repeat(8, axis=1)[:61, :61]
     for where, bad in itertools.product("qkv", (np.nan, np.inf, -np.inf)):
-        arrays = dict(zip("qk", contents("normal", 61, 61), strict=True)) | {"v": np.ones((61, SLOPES.size, HEAD_DIM))}
-        arrays[where][50, 0, 1] = bad
-        on_device = (jnp.asarray(x, jnp.float32)[None] for x in arrays.values())
-        bias = AlibiBias(jnp.full(SLOPES.size, 4.0))
-        call = AttentionCall(*on_device, bias, True, positions, positions, skip_epsilon=1e-6, devices=1)
-        of_it, of_another_head, *_ = computed(call)
+        arrays = [*normal(61, 61), np.ones((61, SLOPES.size, HEAD_DIM))]
+        arrays["qkv".index(where)][50, 0, 1] = bad
+        call = AttentionCall(
+            *(jnp.asarray(x, jnp.float32)[None] for x in arrays),
+            bias=AlibiBias(jnp.full(SLOPES.size, 4.0)),
+            causal=True,
+            query_positions=positions,
+            key_positions=positions,
+            skip_epsilon=1e-6,
+            devices=1,
+        )
+        of_it, of_another_head, *_ = weights_computed(call)
         rows = slice(48, 56) if where == "q" else slice(None)
         np.testing.assert_array_equal(of_it[rows], causal_blocks[rows])
         assert of_another_head[rows].sum() < causal_blocks[rows].sum()
