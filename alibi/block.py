@@ -16,10 +16,9 @@ from alibi.attention.backends import wants_key_norm
 from alibi.attention.decoding import norm_of_all
 from alibi.batch_split import heads_sharding
 from alibi.initialization import Initialization
-from alibi.normalization import LayerNorm
 from alibi.positions import AlibiBias, PositionMethod
 from alibi.positions.base import KnownPositions
-from alibi.products import dot_general_for
+from alibi.products import by_rows, dot_general_for
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
@@ -76,10 +75,10 @@ class Block(nn.Module):
             decode,
         )
         # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
-        y = LayerNorm(self.norm_epsilon, name="attention_norm")(x)
+        y = by_rows(nn.LayerNorm(self.norm_epsilon, name="attention_norm"), x)
         y = attention(y[:, -last:], y, deterministic=deterministic)
         x = x[:, -last:] + nn.Dropout(self.dropout)(y, deterministic)
-        y = LayerNorm(self.norm_epsilon, name="feed_forward_norm")(x)
+        y = by_rows(nn.LayerNorm(self.norm_epsilon, name="feed_forward_norm"), x)
         y = self._dense(x.shape[-1], self.feed_forward, "up")(y)
         y = nn.Dropout(self.activation_dropout)(ACTIVATIONS[self.activation](y), deterministic)
         y = self._dense(self.feed_forward, x.shape[-1], "down")(y)

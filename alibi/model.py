@@ -17,9 +17,9 @@ from alibi.batch_split import batch_parts, split_batch
 from alibi.block import ACTIVATIONS, Block, PositionCache
 from alibi.embedding import TiedEmbedding
 from alibi.initialization import INITIALIZATIONS
-from alibi.normalization import LayerNorm
 from alibi.positions import PositionMethod, make_position
 from alibi.positions.base import KnownPositions
+from alibi.products import by_rows
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 CHOICES: dict[str, Collection[str]] = {
@@ -101,7 +101,7 @@ class DecoderLM(nn.Module):
             )
             for _ in range(self.num_layers)
         ]
-        self.last_norm = LayerNorm(self.norm_epsilon, name="final_norm") if self.final_norm else None
+        self.last_norm = nn.LayerNorm(self.norm_epsilon, name="final_norm") if self.final_norm else None
         self.embedding_dropout = nn.Dropout(self.dropout)
         self.position_cache = PositionCache()
 
@@ -191,7 +191,7 @@ class DecoderLM(nn.Module):
         for number, layer in enumerate(self.layers):
             kept = last if last is not None and number == len(self.layers) - 1 else tokens.shape[-1]
             x = layer(x, self.position_params, of_queries, of_keys, segment_ids, deterministic, decode, kept)
-        return x if self.last_norm is None else self.last_norm(x)
+        return x if self.last_norm is None else by_rows(self.last_norm, x)
 
 
 def build_model(

@@ -1,4 +1,4 @@
-"""Products written so that XLA computes them at the speed of the CPU."""
+"""Products and norms, written so that XLA computes them at the speed of the CPU."""
 
 import functools
 import math
@@ -105,3 +105,15 @@ def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch feature
     As `(a * b).sum(axis=-1)` it takes ten times as long on CPUs where the first dimension is 1.
     """
     return jnp.vecdot(a.astype(jnp.float32), b.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+
+
+def by_rows(norm: Callable[[Array], Array], x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+    """`norm(x)` of a norm over features, such as Flax's, which on CPUs gets `[rows, features]`.
+
+    There the gradient of layer norm takes a tenth of the time where the first dimension is 1, as
+    for one long sequence, and about the same elsewhere. (On several devices, where the length is
+    split, it would gather it; so on accelerators nothing is changed.)
+    """
+    if jax.default_backend() != "cpu":
+        return norm(x)
+    return norm(x.reshape(-1, x.shape[-1])).reshape(x.shape)

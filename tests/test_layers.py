@@ -9,19 +9,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # Each room with the rooms that it may import, besides itself.
 LIBRARY = {"alibi.slopes", "alibi.positions", "alibi.attention"}
-LAYERS = LIBRARY | {
-    "alibi.products",
-    "alibi.normalization",
-    "alibi.initialization",
-    "alibi.batch_split",
-    "alibi.cross_entropy",
-}
+LAYERS = LIBRARY | {"alibi.products", "alibi.initialization", "alibi.batch_split", "alibi.cross_entropy"}
 MODEL = LAYERS | {"alibi.block", "alibi.embedding", "alibi.adaptive", "alibi.model"}
 ALLOWED = {
     "alibi.slopes": set(),
     "alibi.positions": {"alibi.slopes"},
     "alibi.products": set(),
-    "alibi.normalization": set(),
     "alibi.attention": {"alibi.slopes", "alibi.positions", "alibi.products"},
     "alibi.cross_entropy": set(),
     "alibi.initialization": set(),

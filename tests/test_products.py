@@ -1,4 +1,4 @@
-"""The CPU's products of dense layers against `lax.dot_general`, in value and gradient, and of rows."""
+"""The CPU's products and norms against those of JAX and Flax, in value and gradient."""
 
 import functools
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from alibi.products import dot_general_for, dot_rows, flat_dot_general
+from alibi.products import by_rows, dot_general_for, dot_rows, flat_dot_general
 
 # lhs, rhs, dimension numbers: the products of dense layers and of attention's projections ...
 DENSE = [
@@ -102,6 +102,25 @@ def test_second_derivatives_in_reverse_mode():
 def test_only_the_cpu_gets_it():
     assert dot_general_for("cpu") is flat_dot_general
     assert dot_general_for("gpu") is dot_general_for("tpu") is lax.dot_general
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 8), (1, 5, 8), (2, 3, 8), (2, 0, 8)])
+def test_layer_norm_by_rows_is_that_of_flax(shape):
+    rng = np.random.default_rng(0)
+    x, incoming = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2))
+    norm = nn.LayerNorm(1e-5)
+    params = jax.tree.map(lambda p: p + jnp.arange(8.0), norm.init(jax.random.key(0), x))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_gradients(apply, params, x):
+        out, vjp = jax.vjp(apply, params, x)
+        return out, *vjp(incoming)
+
+    def rowwise(params, x):
+        return by_rows(functools.partial(norm.apply, params), x)
+
+    expected, actual = (value_and_gradients(apply, params, x) for apply in (norm.apply, rowwise))
+    jax.tree.map(lambda got, right: np.testing.assert_allclose(got, right, atol=2e-5), actual, expected)
 
 
 def test_dots_of_rows_are_float32():
