@@ -68,6 +68,13 @@ class AttentionCall:
         return queries, keys
 
     @property
+    def skipping(self) -> AlibiBias | None:
+        """The bias by which far keys may be left out; None: none may, or positions or a mask leave it open which."""
+        if self.skip_epsilon is None or self.mask is not None or self.known_positions is None:
+            return None
+        return self.bias if isinstance(self.bias, AlibiBias) else None
+
+    @property
     def wants_weights(self) -> str:
         """Why only a backend that has the weights can do the call; empty if another can."""
         wants = self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None

@@ -77,9 +77,13 @@ def make_plan(call: AttentionCall, platform: str) -> Plan:
     heads, (q_length, k_length) = call.query.shape[-2], call.weights_shape[-2:]
     batch = math.prod(call.query.shape[:-3])
     q_block, k_block = _block(q_length), _block(k_length)
-    room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
+    room = head_room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
+    if platform == "cpu" and call.skipping is not None:
+        # Two heads in a tile need what the one with the longer reach needs. (Measured at 4,096 tokens and more: half
+        # as many heads are 1.03 to 1.1 times as fast where keys are skipped, and 0.94 to 0.99 where none are.)
+        head_room //= 2
     batch_group = at_once(batch, room // (q_block * k_block), call.devices)
-    head_group = at_once(heads, room // (batch_group * q_block * k_block), call.devices)
+    head_group = at_once(heads, head_room // (batch_group * q_block * k_block), call.devices)
     return Plan(
         batch,
         heads,

@@ -142,8 +142,8 @@ def test_each_device_skips_by_its_own_heads():
         return on_each_device(call, fitting_sharding(call, sharding), own_plan)
 
     attended = on_each(*arrays)
-    assert seen == [(2, 2, True)], (
-        "heads of a device, that go together, and whether own segments are known to be the same"
+    assert seen == [(2, 1, True)], (
+        "heads of a device, how many go together, and whether own segments are known to be the same"
     )
     expected = jax.jit(lambda *x: attend(*x, bias=bias, backend="reference"))(*arrays)
     np.testing.assert_allclose(attended, expected, atol=2e-5)
