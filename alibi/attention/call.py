@@ -68,11 +68,10 @@ class AttentionCall:
         return queries, keys
 
     @property
-    def skipping(self) -> AlibiBias | None:
-        """The bias by which far keys may be left out; None: none may, or positions or a mask leave it open which."""
-        if self.skip_epsilon is None or self.mask is not None or self.known_positions is None:
-            return None
-        return self.bias if isinstance(self.bias, AlibiBias) else None
+    def skippable(self) -> AlibiBias | None:
+        """The bias that puts far keys out of reach, where positions and no mask tell which; `skip_epsilon` apart."""
+        placed = self.known_positions is not None and self.mask is None
+        return self.bias if placed and isinstance(self.bias, AlibiBias) else None
 
     @property
     def wants_weights(self) -> str:

@@ -109,7 +109,7 @@ def tiles_needed(call: AttentionCall, plan: Plan, sides: Sides) -> Bool[Array, "
     if call.window is not None:
         seen = seen & (behind < call.window) & (ahead < call.window)
     seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
-    bias, epsilon, nearest = call.skipping, call.skip_epsilon, nearest_keys(call)
+    bias, epsilon, nearest = call.skippable, call.skip_epsilon, nearest_keys(call)
     if bias is None or epsilon is None or nearest is None:
         return seen
     slopes = lax.stop_gradient(bias.slopes).astype(jnp.float32)
