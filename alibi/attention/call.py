@@ -68,12 +68,6 @@ class AttentionCall:
         return queries, keys
 
     @property
-    def skippable(self) -> AlibiBias | None:
-        """The bias that puts far keys out of reach, where positions and no mask tell which; `skip_epsilon` apart."""
-        placed = self.known_positions is not None and self.mask is None
-        return self.bias if placed and isinstance(self.bias, AlibiBias) else None
-
-    @property
     def wants_weights(self) -> str:
         """Why only a backend that has the weights can do the call; empty if another can."""
         wants = self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None

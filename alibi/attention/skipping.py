@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.tiles import Plan, Sides, make_sides
+from alibi.positions import AlibiBias
 from alibi.products import dot_rows
 
 # exp(-104) is below half of the smallest float32 above zero.
@@ -109,13 +110,13 @@ def tiles_needed(call: AttentionCall, plan: Plan, sides: Sides) -> Bool[Array, "
     if call.window is not None:
         seen = seen & (behind < call.window) & (ahead < call.window)
     seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
-    bias, epsilon, nearest = call.skippable, call.skip_epsilon, nearest_keys(call)
-    if bias is None or epsilon is None or nearest is None:
+    nearest = nearest_keys(call)
+    if nearest is None or call.skip_epsilon is None or not isinstance(call.bias, AlibiBias):
         return seen
-    slopes = lax.stop_gradient(bias.slopes).astype(jnp.float32)
+    slopes = lax.stop_gradient(call.bias.slopes).astype(jnp.float32)
     excess = key_excess(call, slopes, nearest, plan)
-    farthest = skip_distance(slopes[None, :, None], excess, epsilon, symmetric=bias.symmetric)
-    distance = jnp.maximum(behind, ahead) if bias.symmetric else behind
+    farthest = skip_distance(slopes[None, :, None], excess, call.skip_epsilon, symmetric=call.bias.symmetric)
+    distance = jnp.maximum(behind, ahead) if call.bias.symmetric else behind
     return seen & ~(jnp.broadcast_to(distance, seen.shape).astype(jnp.float32) > farthest[..., None])
 
 

@@ -11,10 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall, at_once, shown_to
 from alibi.attention.reference import dropout_factors
-from alibi.positions import Bias
+from alibi.positions import AlibiBias, Bias
 
-# Measured on two cores: smaller tiles spend their time on starting products, larger ones
-# leave the cache and compute more of what the causal mask hides.
+# Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
+# products, larger ones leave the cache and compute more of what the causal mask hides.
 BLOCK = 512  # queries or keys
 TILE_WEIGHTS = 2**19  # of all batch entries and heads that go together
 # An accelerator does a whole batch at once.
@@ -77,14 +77,13 @@ def make_plan(call: AttentionCall, platform: str) -> Plan:
     heads, (q_length, k_length) = call.query.shape[-2], call.weights_shape[-2:]
     batch = math.prod(call.query.shape[:-3])
     q_block, k_block = _block(q_length), _block(k_length)
-    room = head_room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
-    if platform == "cpu" and call.skippable is not None:
-        # Two heads in a tile need what the one with the longer reach needs. (Measured with one sequence of 1,100 to
-        # 16,384 tokens: half as many heads are 0.96 to 1.2 times as fast, the longer the faster.) So too without
-        # skipping, 0.94 to 0.99 times as fast: tiles of another shape would round otherwise.
-        head_room //= 2
+    room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
     batch_group = at_once(batch, room // (q_block * k_block), call.devices)
-    head_group = at_once(heads, head_room // (batch_group * q_block * k_block), call.devices)
+    if platform == "cpu" and isinstance(call.bias, AlibiBias):
+        # A tile of two heads is needed as far as the slope with the longer reach needs it. Whatever is skipped, so
+        # that nothing is rounded otherwise for it. (docs/attention.md has what it wins and costs.)
+        room //= 2
+    head_group = at_once(heads, room // (batch_group * q_block * k_block), call.devices)
     return Plan(
         batch,
         heads,

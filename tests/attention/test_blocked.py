@@ -141,8 +141,25 @@ def test_the_share_of_dropped_weights_is_the_rate():
     assert abs(np.mean(np.asarray(factors) != 0) - 0.75) < 0.005
 
 
+@pytest.mark.parametrize(
+    ("bias", "batch", "epsilon", "platform", "groups"),
+    [
+        (AlibiBias(alibi_slopes(8)), 1, 0.0, "cpu", (1, 1)),
+        (AlibiBias(alibi_slopes(8)), 1, None, "cpu", (1, 1)),  # whose tiles round as those of 0.0 do
+        (AlibiBias(alibi_slopes(8)), 4, 0.0, "cpu", (2, 1)),
+        (AlibiBias(alibi_slopes(8)), 4, 0.0, "gpu", (4, 8)),
+        (None, 1, 0.0, "cpu", (1, 2)),
+    ],
+)
+def test_heads_with_reaches_of_their_own_share_no_tile(bias, batch, epsilon, platform, groups, devices):
+    x, positions = jnp.zeros((batch, 2048, 8, 16)), np.arange(2048)
+    call = AttentionCall(x, x, x, bias, True, positions, positions, skip_epsilon=epsilon)
+    plan = make_plan(call, platform)
+    assert (plan.batch_group, plan.head_group) == groups
+
+
 def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
-    """Tiles of other shapes would not: XLA's products of one head and of two round differently at this head_dim."""
+    """Of tiles of the same shapes: XLA's products of one head and of two round differently at this head_dim."""
     arrays, slopes = inputs(1, 2048, 2048, 8, 80), alibi_slopes(8)
     every = value_and_gradients(*arrays, slopes, backend="blocked", skip_epsilon=None)
     skipped = value_and_gradients(*arrays, slopes, backend="blocked", skip_epsilon=0.0)
@@ -279,7 +296,7 @@ def test_memory_grows_with_the_length_alone():
 
 def test_groups_are_copied_one_at_a_time():
     """Whole copies of queries, keys, values and their gradients, turned to heads first, would be six more."""
-    x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)  # goes in four groups of two heads
+    x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)  # goes in eight groups of one head
     one_device = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), PartitionSpec())
 
     def product(q, k, v, w):

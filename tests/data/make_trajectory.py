@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 HEADS, PADDING = 8, 1
-CHECKED = 25  # updates of the recording: what float32's rounding does to them grows with each
+CHECKED = 25  # updates of the recording: later, what rounding does to two inputs of ReLU near zero shows
 Tensors = dict[str, torch.Tensor]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from alibi.fairseq.parameters import architecture, to_params
 from alibi.model import build_model
@@ -17,14 +18,16 @@ from configs import wikitext103
 
 SMALL = pathlib.Path(__file__).parents[1] / "data" / "trajectory.npz"
 PADDING = 1  # of fairseq, in targets
+STARTS = 48  # a sixth of them follow the recorded path: none in one case of 10,000
+FIRST_TIE = 17  # the update, counted from 0
 NO_DROPOUT = ("dropout", "attention_dropout", "activation_dropout", "softmax_dropout")
 
 
-Found = tuple[dict[str, np.ndarray], dict]
+def trainer(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> Callable[..., tuple[dict, dict]]:
+    """Compiled once, trains from initial tensors on the recorded batches.
 
-
-def trainer(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> Callable[[Mapping], Found]:
-    """From initial tensors: lr, loss in nats and gradient norm of each update, and the parameters after the last."""
+    It gives lr, loss in nats and gradient norm of each update, and the parameters after the last.
+    """
     sizes, updates = architecture(initial(recording)), len(recording["lr"])
     config = wikitext103.get_config("position=alibi")
     config.model.update(sizes.config | dict.fromkeys(NO_DROPOUT, 0.0))
@@ -32,7 +35,7 @@ def trainer(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> Ca
     model, optimizer = build_model(config, sizes.vocab_size), make_optimizer(config.optimizer, updates)
     step = make_train_step(model, optimizer, 0, schedule=make_schedule(config.optimizer, updates))
 
-    def train(tensors: Mapping[str, np.ndarray]) -> Found:
+    def train(tensors: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
         params = jax.tree.map(jnp.asarray, to_params(tensors, num_heads=8))
         state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=jax.jit(optimizer.init)(params))
         rows = []
@@ -52,10 +55,10 @@ def initial(recording: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def neighbour(tensors: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Each value moved to the next or the previous float32, equal tensors alike (some are tied); with seed 0, none."""
+    """Each value moved to the next or the previous float32; tensors that are equal, as tied ones are, alike."""
     rng, moved = np.random.default_rng(seed), {}
     for tensor in tensors.values():
-        if seed and tensor.dtype == np.float32 and tensor.tobytes() not in moved:
+        if tensor.dtype == np.float32 and tensor.tobytes() not in moved:
             side = np.where(rng.random(tensor.shape) < 0.5, np.float32(-np.inf), np.float32(np.inf))
             moved[tensor.tobytes()] = np.nextafter(tensor, side)
     return {name: moved.get(tensor.tobytes(), tensor) for name, tensor in tensors.items()}
@@ -95,24 +98,29 @@ def test_a_small_model_follows_an_independent_implementation() -> None:
 
 
 def test_sixty_updates_of_the_papers_own_code(shared_dir: pathlib.Path) -> None:
-    """In this recording two inputs of ReLU are within rounding of zero (about 1e-6), one at update 17 and one at 18.
+    """From the recorded start or one within rounding of it.
 
-    On which side they fall, and with it a step of the gradient, depends on the order of sums: of the machine, of
-    PyTorch, of XLA. All runs from starts that are one rounding apart agree before, then follow one of three paths:
-    the recorded one in a quarter of the starts, and two that are 0.9% apart from it at the end. So neighbours are
-    tried until one follows the recording through all 60 updates; a mistake in the recipe leaves none that does.
+    In updates 17 and 18 an input of ReLU is about 1e-6, less than rounding has made of it by then. On which side of
+    zero it falls, and with it a jump of the gradient, depends on the order of sums: of the machine, of PyTorch, of
+    XLA. Of 40 starts that are one rounding apart (on a CPU with AVX-512), all have the recorded losses until then
+    within 2e-6; 7 follow the recording to its end within 1.4e-4, and the others one of two paths whose losses come to
+    be 0.9% away from it. So starts are tried until one follows.
     """
     with np.load(shared_dir / "oracle" / "trajectory.npz") as file:
         recording = dict(file)
-    losses = recording["loss_base2"] * np.log(2)
-    train, before = trainer(recording, warmup=16, period=40), slice(0, 17)
-    for seed in range(64):
-        found, params = train(neighbour(initial(recording), seed))
+    train, start = trainer(recording, warmup=16, period=40), initial(recording)
+    losses, norms = recording["loss_base2"] * np.log(2), recording["gnorm"]
+    deviations = []
+    for seed in range(STARTS):
+        found, params = train(neighbour(start, seed) if seed else start)
         np.testing.assert_allclose(found["lr"], recording["lr"], rtol=1e-6)
-        np.testing.assert_allclose(found["loss_nats"][before], losses[before], rtol=5e-6)
-        np.testing.assert_allclose(found["gradient_norm"][before], recording["gnorm"][before], rtol=1e-3)
-        if np.abs(found["loss_nats"] / losses - 1).max() < 1e-3:
+        np.testing.assert_allclose(found["loss_nats"][: FIRST_TIE + 1], losses[: FIRST_TIE + 1], rtol=5e-6)
+        np.testing.assert_allclose(found["gradient_norm"][:FIRST_TIE], norms[:FIRST_TIE], rtol=1e-3)
+        np.testing.assert_allclose(found["loss_nats"], losses, rtol=2e-2)
+        deviations.append(np.abs(found["loss_nats"] / losses - 1).max())
+        if deviations[-1] < 3e-4:
             break
-    np.testing.assert_allclose(found["loss_nats"], losses, rtol=1e-3)
-    np.testing.assert_allclose(found["gradient_norm"], recording["gnorm"], rtol=1e-2)
+    else:
+        pytest.fail(f"none of {STARTS} starts follows the recorded losses: they come to be {deviations} away")
+    np.testing.assert_allclose(found["gradient_norm"], norms, rtol=5e-3)
     check_parameters(params, recording)
