@@ -1,18 +1,17 @@
 """Adaptive input and adaptive softmax: the rarer a word, the narrower its vector (Baevski and Auli 2019)."""
 
 import dataclasses
-from typing import Any
+import functools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.batch_split import batch_parts, split_batch
 from alibi.cross_entropy import chunked_token_nll, selected_token_nll
-from alibi.embedding import tied_logits
-from alibi.products import dot_general_for
+from alibi.embedding import Head
+from alibi.model_config import ModelConfig
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
 # Rows whose logits over a tail exist at one time: few, since few words are rare, and 128 x
@@ -40,6 +39,11 @@ class Bands:
     factor: int
     dropout: float = 0.0
     padding_rows: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Bands":
+        """Those of a model."""
+        return cls(config.cutoffs, config.adaptive_factor, config.softmax_dropout, config.padding_rows)
 
     def sizes(self, vocab_size: int) -> tuple[int, ...]:
         """Words of each band."""
@@ -70,15 +74,16 @@ class AdaptiveEmbedding(nn.Module):
     its projection and embedding, both transposed. Inputs and softmax share all but the
     clusters' matrix.
 
-    Attributes: as in `alibi.model.DecoderLM`, and `bands`.
+    Attributes:
+      vocab_size, width: of the model.
+      bands: how the vocabulary is divided.
+      head: how logits are computed.
     """
 
     vocab_size: int
     width: int
     bands: Bands
-    dtype: Any
-    logits_chunk: int
-    activations: NamedSharding | None
+    head: Head
 
     def setup(self) -> None:
         sizes = self.bands.sizes(self.vocab_size)
@@ -95,21 +100,21 @@ class AdaptiveEmbedding(nn.Module):
         starts = (0, *self.bands.cutoffs)
         parts = [band.rows(tokens - start) for band, start in zip(self.band, starts, strict=True)]
         # One product for all bands: a token has zeros for those that are not its own.
-        rows = jnp.concatenate(parts, axis=-1).astype(self.dtype)
-        kernel = jnp.concatenate([band.kernel for band in self.band]).astype(self.dtype)
-        return _product(split_batch(rows, self.activations), kernel)
+        rows = jnp.concatenate(parts, axis=-1).astype(self.head.dtype)
+        kernel = jnp.concatenate([band.kernel for band in self.band]).astype(self.head.dtype)
+        return self.head.products.matmul(split_batch(rows, self.head.sharding), kernel)
 
     def logits(
         self, features: Float[Array, "batch length width"], deterministic: bool = True
     ) -> Float[Array, "batch length vocabulary"]:
         """Log-probabilities of all words, float32."""
         features = self.input_dropout(features, deterministic)
-        head = jax.nn.log_softmax(self._head(features))
+        head = jax.nn.log_softmax(self._head_logits(features))
         parts = [head[..., : self.bands.cutoffs[0]]]
         for number, band in enumerate(self.band[1:]):
             of_cluster = head[..., self.bands.cutoffs[0] + number, None]
             hidden = self._hidden(band, features, deterministic)
-            tail = tied_logits(hidden, band.embedding, self.dtype, self.activations)
+            tail = self.head.logits(hidden, band.embedding)
             parts.append(of_cluster + jax.nn.log_softmax(tail))
         return jnp.concatenate(parts, axis=-1)
 
@@ -129,32 +134,37 @@ class AdaptiveEmbedding(nn.Module):
         starts = self.bands.cutoffs
         cluster = sum((targets >= start).astype(targets.dtype) for start in starts[1:])
         of_head = jnp.where(targets < starts[0], targets, starts[0] + cluster)
-        nll = chunked_token_nll(self._head, features, of_head, self.logits_chunk)
+        nll = chunked_token_nll(self._head_logits, features, of_head, self.head.logits_chunk)
         for start, band in zip(starts, self.band[1:], strict=True):
             inside = (targets >= start) & (targets < start + band.size)
             if self.bands.padding_rows and not deterministic:
                 inside &= targets != start + PADDING_ROW
+            hidden, of_band = self._hidden(band, features, deterministic), jnp.where(inside, targets - start, -1)
+            if self.head.products.plain:
+                logits = functools.partial(self.head.logits, embedding=band.embedding)
+                nll += chunked_token_nll(logits, hidden, of_band, self.head.logits_chunk)
+                continue
             nll += selected_token_nll(
-                band.embedding.astype(self.dtype),
-                self._hidden(band, features, deterministic).astype(self.dtype),
-                jnp.where(inside, targets - start, -1),
+                band.embedding.astype(self.head.dtype),
+                hidden.astype(self.head.dtype),
+                of_band,
                 chunk_rows=TAIL_ROWS,
-                parts=batch_parts(self.activations),
+                parts=batch_parts(self.head.sharding),
             )
         return nll
 
-    def _head(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length head"]:
+    def _head_logits(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length head"]:
         """Logits of the first band's words, then of the other bands, then some of probability 0."""
         used = self.bands.cutoffs[0] + len(self.bands.cutoffs)
         rows = [self.band[0].embedding, self.clusters.T, jnp.zeros((-used % ALIGNED, self.width))]
-        logits = tied_logits(features, jnp.concatenate(rows), self.dtype, self.activations)
+        logits = self.head.logits(features, jnp.concatenate(rows))
         return jnp.where(jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) < used, logits, NEVER)
 
     def _hidden(
         self, band: "Band", features: Float[Array, "batch length width"], deterministic: bool
     ) -> Float[Array, "batch length features"]:
         """What a tail's embedding is multiplied with."""
-        hidden = _product(features.astype(self.dtype), band.kernel.astype(self.dtype).T)
+        hidden = self.head.products.matmul(features.astype(self.head.dtype), band.kernel.astype(self.head.dtype).T)
         return self.tail_dropout(hidden, deterministic)
 
 
@@ -186,10 +196,3 @@ class Band(nn.Module):
     def _initial(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "words features"]:
         embedding = jax.random.normal(key, shape) * self.features**-0.5
         return embedding.at[PADDING_ROW].set(0.0) if self.padding_row and self.size > PADDING_ROW else embedding
-
-
-def _product(
-    x: Float[Array, "batch length inputs"], kernel: Float[Array, "inputs outputs"]
-) -> Float[Array, "batch length outputs"]:
-    product = dot_general_for(jax.default_backend())
-    return product(x, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32)

@@ -3,14 +3,36 @@
 import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.batch_split import split_batch
 from alibi.cross_entropy import chunked_token_nll
-from alibi.products import dot_general_for
+from alibi.products import Products
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """How features become logits.
+
+    Attributes:
+      dtype: of the product.
+      products: that compute it.
+      logits_chunk: tokens whose logits exist at one time.
+      sharding: how the batch dimension lies on the devices; None: as the compiler chooses.
+    """
+
+    dtype: Any
+    products: Products
+    logits_chunk: int
+    sharding: NamedSharding | None
+
+    def logits(
+        self, features: Float[Array, "batch length width"], embedding: Float[Array, "vocabulary width"]
+    ) -> Float[Array, "batch length vocabulary"]:
+        """features embedding^T, multiplied in `dtype`, float32."""
+        features = split_batch(features, self.sharding).astype(self.dtype)
+        return split_batch(self.products.matmul(features, embedding.astype(self.dtype).T), self.sharding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +41,11 @@ class TiedEmbedding:
 
     Attributes:
       embedding: the matrix.
-      others: as in `alibi.model.DecoderLM`.
+      head: how its logits are computed.
     """
 
     embedding: Float[Array, "vocabulary width"]
-    dtype: Any
-    logits_chunk: int
-    activations: NamedSharding | None
+    head: Head
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
         """The vectors of tokens, as they are in the matrix."""
@@ -36,7 +56,7 @@ class TiedEmbedding:
     ) -> Float[Array, "batch length vocabulary"]:
         """Logits of features, float32."""
         del deterministic
-        return tied_logits(features, self.embedding, self.dtype, self.activations)
+        return self.head.logits(features, self.embedding)
 
     def token_nll(
         self,
@@ -46,17 +66,4 @@ class TiedEmbedding:
     ) -> Float[Array, "batch length"]:
         """-log p of each target in nats, float32; 0 where a target is negative."""
         del deterministic
-        return chunked_token_nll(self.logits, features, targets, self.logits_chunk)
-
-
-def tied_logits(
-    features: Float[Array, "batch length width"],
-    embedding: Float[Array, "vocabulary width"],
-    dtype: Any,
-    activations: NamedSharding | None,
-) -> Float[Array, "batch length vocabulary"]:
-    """features embedding^T, multiplied in `dtype`, float32."""
-    features, embedding = split_batch(features, activations).astype(dtype), embedding.astype(dtype)
-    product = dot_general_for(jax.default_backend())
-    logits = product(features, embedding.T, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-    return split_batch(logits, activations)
+        return chunked_token_nll(self.logits, features, targets, self.head.logits_chunk)

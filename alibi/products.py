@@ -1,5 +1,6 @@
 """Products and norms, written so that XLA computes them at the speed of the CPU."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -14,9 +15,42 @@ DotGeneral = Callable[..., Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def dot_general_for(platform: str) -> DotGeneral:
-    """The product to inject into `nn.Dense(dot_general=...)` and Flax's attention on `platform` ("cpu", "gpu", ...)."""
-    return flat_dot_general if platform == "cpu" else lax.dot_general
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """How a model multiplies and normalizes: the one place where its code is chosen for a platform.
+
+    Attributes:
+      plain: only what JAX and Flax have, which is differentiable in forward mode too.
+      dot_general: the product to inject into Flax's dense and attention layers.
+      flat_norms: whether norms get `[rows, features]`.
+    """
+
+    plain: bool
+    dot_general: DotGeneral
+    flat_norms: bool
+
+    @classmethod
+    def of(cls, choice: str) -> "Products":
+        """Those of `config.model.products`: "plain", or "auto" for the fastest on the platform."""
+        on_cpu = choice != "plain" and jax.default_backend() == "cpu"
+        return cls(choice == "plain", flat_dot_general if on_cpu else lax.dot_general, on_cpu)
+
+    def norm(
+        self, norm: Callable[[Array], Array], x: Float[Array, "*batch features"]
+    ) -> Float[Array, "*batch features"]:
+        """`norm(x)` of a norm over features, such as Flax's.
+
+        On CPUs the gradient of layer norm takes a tenth of the time on `[rows, features]` where the first
+        dimension is 1, as for one long sequence, and about the same elsewhere. (On several devices,
+        where the length is split, it would gather it; so on accelerators nothing is changed.)
+        """
+        return norm(x.reshape(-1, x.shape[-1])).reshape(x.shape) if self.flat_norms else norm(x)
+
+    def matmul(
+        self, x: Float[Array, "batch length inputs"], kernel: Float[Array, "inputs outputs"]
+    ) -> Float[Array, "batch length outputs"]:
+        """x kernel, float32."""
+        return self.dot_general(x, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def flat_dot_general(
@@ -105,15 +139,3 @@ def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch feature
     As `(a * b).sum(axis=-1)` it takes ten times as long on CPUs where the first dimension is 1.
     """
     return jnp.vecdot(a.astype(jnp.float32), b.astype(jnp.float32), precision=lax.Precision.HIGHEST)
-
-
-def by_rows(norm: Callable[[Array], Array], x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-    """`norm(x)` of a norm over features, such as Flax's, which on CPUs gets `[rows, features]`.
-
-    There the gradient of layer norm takes a tenth of the time where the first dimension is 1, as
-    for one long sequence, and about the same elsewhere. (On several devices, where the length is
-    split, it would gather it; so on accelerators nothing is changed.)
-    """
-    if jax.default_backend() != "cpu":
-        return norm(x)
-    return norm(x.reshape(-1, x.shape[-1])).reshape(x.shape)

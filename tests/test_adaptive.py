@@ -128,7 +128,7 @@ def test_eight_devices_and_one_give_the_same_loss_and_gradient(tiny_config, para
     found = []
     for devices in (1, 8):
         sharding = batch_sharding(make_mesh(tiny_config(mesh__data=devices).mesh, jax.devices()[:devices]))
-        model = dataclasses.replace(make(tiny_config, model__softmax_dropout=0.5), activations=sharding)
+        model = dataclasses.replace(make(tiny_config, model__softmax_dropout=0.5), sharding=sharding)
 
         def loss(params: dict, features: jax.Array, targets: jax.Array, model: DecoderLM = model) -> jax.Array:
             return nll(model, params, features, targets, False, {"dropout": jax.random.key(3)}).sum()

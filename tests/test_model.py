@@ -1,5 +1,6 @@
 """The decoder with each position method: causal, decodable, indifferent to padding, and precise."""
 
+import dataclasses
 import functools
 import itertools
 import sys
@@ -192,7 +193,7 @@ def test_skip_epsilon_reaches_attention(tiny_config, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 64)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     exact, variables = make(tiny_config, "alibi", model__attention="blocked")
-    rough = exact.clone(skip_epsilon=0.5)
+    rough = changed(exact, skip_epsilon=0.5)
     inputs = tokens(256, batch=1)
     exact, rough = (jax.jit(model.apply)(variables, inputs) for model in (exact, rough))
     assert 0 < jnp.abs(exact - rough).max() < 0.1
@@ -221,6 +222,11 @@ def test_learned_positions_end_with_an_error(tiny_config) -> None:
         model.apply(variables, tokens(17))
 
 
+def changed(model: DecoderLM, **keys: object) -> DecoderLM:
+    """The model with other keys of its config."""
+    return model.clone(config=dataclasses.replace(model.config, **keys))
+
+
 def test_remat_changes_nothing(tiny_config) -> None:
     model, variables = make(tiny_config, "rotary")
     inputs = tokens(12)
@@ -229,8 +235,55 @@ def test_remat_changes_nothing(tiny_config) -> None:
         return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
 
     gradient = jax.jit(jax.grad(lambda params, model: loss(model, params)), static_argnums=1)
-    plain, remat = (gradient(variables["params"], m) for m in (model, model.clone(remat=True)))
+    plain, remat = (gradient(variables["params"], m) for m in (model, changed(model, remat=True)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("position", ["alibi", "t5", "learned"])
+def test_scanned_layers_compute_what_unrolled_ones_do(tiny_config, position: str, remat: bool) -> None:
+    """With the same parameters, also where only the last tokens are scored."""
+    model, variables = make(tiny_config, position, model__num_layers=3)
+    scanned = changed(model, scan_layers=True, remat=remat)
+    inputs, params = tokens(12), variables["params"]
+    shapes = jax.eval_shape(scanned.init, jax.random.key(0), inputs)["params"]
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
+
+    def loss(params: dict, model: DecoderLM, scored: int) -> jax.Array:
+        return model.apply({"params": params}, inputs, inputs[:, -scored:], method="token_nll").sum()
+
+    compute = jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2))
+    for scored in (12, 5):
+        expected, got = (compute(params, m, scored) for m in (model, scanned))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+
+
+def test_dropout_of_scanned_layers_differs_between_them(tiny_config) -> None:
+    model, variables = make(tiny_config, "alibi", model__dropout=0.5)
+    apply = jax.jit(functools.partial(changed(model, scan_layers=True).apply, deterministic=False))
+    one, same, other = (apply(variables, tokens(12), rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("embedding", ["tied", "adaptive"])
+def test_plain_products_are_the_same_and_differentiable_in_forward_mode(tiny_config, embedding: str) -> None:
+    keys = {"model__embedding": embedding, "model__cutoffs": "10:20", "model__adaptive_factor": 2}
+    model, variables = make(tiny_config, "alibi", **keys)
+    inputs = tokens(12)
+
+    def loss(params: dict, model: DecoderLM) -> jax.Array:
+        return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+
+    params = variables["params"]
+    direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape), params)
+    value, gradient = jax.jit(jax.value_and_grad(lambda params: loss(params, model)))(params)
+    plain = changed(model, products="plain")
+    tangent = jax.jit(lambda params, direction: jax.jvp(lambda p: loss(p, plain), (params,), (direction,)))
+    got, along = tangent(params, direction)
+    expected = sum(jnp.vdot(g, d) for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    np.testing.assert_allclose(got, value, rtol=1e-6)
+    np.testing.assert_allclose(along, expected, rtol=1e-4)
 
 
 def test_a_layer_that_is_recomputed_knows_slopes_and_positions_too(tiny_config, monkeypatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from alibi.products import by_rows, dot_general_for, dot_rows, flat_dot_general
+from alibi.products import Products, dot_rows, flat_dot_general
 
 # lhs, rhs, dimension numbers: the products of dense layers and of attention's projections ...
 DENSE = [
@@ -99,9 +99,12 @@ def test_second_derivatives_in_reverse_mode():
     np.testing.assert_allclose(of_penalty(flat_dot_general, kernel), expected, rtol=1e-4)
 
 
-def test_only_the_cpu_gets_it():
-    assert dot_general_for("cpu") is flat_dot_general
-    assert dot_general_for("gpu") is dot_general_for("tpu") is lax.dot_general
+def test_only_the_cpu_gets_it(monkeypatch):
+    assert Products.of("auto") == Products(False, flat_dot_general, True)
+    assert Products.of("plain") == Products(True, lax.dot_general, False)
+    for platform in ("gpu", "tpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        assert Products.of("auto") == Products(False, lax.dot_general, False)
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8), (1, 5, 8), (2, 3, 8), (2, 0, 8)])
@@ -117,7 +120,7 @@ def test_layer_norm_by_rows_is_that_of_flax(shape):
         return out, *vjp(incoming)
 
     def rowwise(params, x):
-        return by_rows(functools.partial(norm.apply, params), x)
+        return Products.of("auto").norm(functools.partial(norm.apply, params), x)
 
     expected, actual = (value_and_gradients(apply, params, x) for apply in (norm.apply, rowwise))
     jax.tree.map(lambda got, right: np.testing.assert_allclose(got, right, atol=2e-5), actual, expected)

@@ -10,11 +10,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.backends import choose, compute
-from alibi.attention.call import AttentionCall
+from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.devices import check_sharding, fitting_sharding, on_each_device
-from alibi.attention.skipping import check_skipping
-from alibi.positions import AlibiBias, Bias
-from alibi.positions.base import KnownPositions, check_integers
+from alibi.positions import AlibiBias
+from alibi.positions.base import Bias, KnownPositions, Part, check_integers
 
 
 def attend(
@@ -83,62 +82,72 @@ def attend(
         out of range, a known negative slope with a skip_epsilon above 0 (with 0 its head skips
         nothing), a sharding of lengths or features, or of another kind.
     """
-    _check_shapes(query, key, value)
+    options = AttentionOptions(window, skip_epsilon, sharding, backend)
     if slopes is not None:
         bias = _bias_of_slopes(slopes, bias, query.shape[-2], symmetric=not causal)
-    elif bias is not None:
-        _check_heads(bias, query.shape[-2])
+    of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     if key_positions is None:
         key_positions = np.arange(key.shape[-3])
     if query_positions is None:
         query_positions = np.arange(query.shape[-3]) + (key.shape[-3] - query.shape[-3])
-    _check_positions(query, key, query_positions, key_positions)
-    of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-    _check_hiding(query, key, mask, of_queries, of_keys)
-    _check_window(window)
-    if key_norm is not None and key_norm.shape != (*key.shape[:-3], key.shape[-2]):
-        raise ValueError(f"key_norm has shape {key_norm.shape}; it must be {(*key.shape[:-3], key.shape[-2])}")
-    call = AttentionCall(
-        query,
-        key,
-        value,
-        bias=bias,
-        causal=causal,
-        query_positions=query_positions,
-        key_positions=key_positions,
-        query_segments=of_queries,
-        key_segments=of_keys,
-        window=window,
-        mask=mask,
-        dropout_rate=dropout_rate,
-        dropout_rng=dropout_rng,
-        broadcast_dropout=broadcast_dropout,
-        precision=precision,
-        weights_einsum=weights_einsum,
-        values_einsum=values_einsum,
-        sow=sow,
-        skip_epsilon=skip_epsilon,
-        key_norm=key_norm,
+    return compute_call(
+        AttentionCall(
+            query,
+            key,
+            value,
+            bias=bias,
+            causal=causal,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            query_segments=of_queries,
+            key_segments=of_keys,
+            mask=mask,
+            dropout_rate=dropout_rate,
+            dropout_rng=dropout_rng,
+            broadcast_dropout=broadcast_dropout,
+            precision=precision,
+            weights_einsum=weights_einsum,
+            values_einsum=values_einsum,
+            sow=sow,
+            key_norm=key_norm,
+            options=options,
+        )
     )
-    check_skipping(call)
+
+
+def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
+    """The call by the backend of its options, on as many devices as its sharding names; ValueError as in `attend`."""
+    _check_call(call)
+    query, key, value, options = call.query, call.key, call.value, call.options
     if 0 in (*query.shape, *key.shape, *value.shape):
         return jnp.zeros((*query.shape[:-1], value.shape[-1]), value.dtype)
-    return _computed(call, sharding, backend)
+    if call.bias is not None and options.backend != "reference":
+        call = dataclasses.replace(call, bias=call.bias.tabulated(call.query_positions, call.key_positions))
 
-
-def _computed(call: AttentionCall, sharding: NamedSharding | None, backend: str) -> Array:
     def by_backend(own: AttentionCall) -> Array:
         # Whether slopes are known is seen of the whole: those of a device's own heads are picked when it runs.
         like = dataclasses.replace(own, bias=call.bias)
-        return compute(own, choose(like, jax.default_backend()) if backend == "auto" else backend)
+        return compute(own, choose(like) if options.backend == "auto" else options.backend)
 
-    if sharding is None:
+    if options.sharding is None:
         return by_backend(call)
-    check_sharding(sharding)
-    if sharding.mesh.size == 1:
+    check_sharding(options.sharding)
+    if options.sharding.mesh.size == 1:
         return by_backend(dataclasses.replace(call, devices=1))
-    fitting = fitting_sharding(call, sharding)
+    fitting = fitting_sharding(call, options.sharding)
     return by_backend(call) if fitting is None else on_each_device(call, fitting, by_backend)
+
+
+def _check_call(call: AttentionCall) -> None:
+    query, key, value = call.query, call.key, call.value
+    _check_shapes(query, key, value)
+    if call.bias is not None:
+        _check_heads(call.bias, query.shape[-2])
+    _check_positions(query, key, call.query_positions, call.key_positions)
+    _check_hiding(query, key, call.mask, call.query_segments, call.key_segments)
+    key_norm, needed = call.key_norm, (*key.shape[:-3], key.shape[-2])
+    if key_norm is not None and key_norm.shape != needed:
+        raise ValueError(f"key_norm has shape {key_norm.shape}; it must be {needed}")
 
 
 def _bias_of_slopes(slopes: Array, bias: Bias | None, num_heads: int, *, symmetric: bool) -> Bias:
@@ -152,7 +161,8 @@ def _bias_of_slopes(slopes: Array, bias: Bias | None, num_heads: int, *, symmetr
 def _check_heads(bias: Bias, num_heads: int) -> None:
     # Where a tile picks its heads, JAX would take the last head for one that isn't there.
     one = jax.ShapeDtypeStruct((1,), jnp.int32)
-    heads = jax.eval_shape(lambda bias, *sides: bias(*sides), bias, one, one).shape[-3]
+    first = Part(queries=(0, 1), keys=(0, 1))
+    heads = jax.eval_shape(lambda bias, *sides: bias.cut(first)(*sides), bias, one, one).shape[-3]
     if heads != num_heads:
         raise ValueError(f"the bias is of {heads} heads and the query has {num_heads}; they must be the same")
 
@@ -167,15 +177,6 @@ def _check_shapes(query: Array, key: Array, value: Array) -> None:
         )
     if query.shape[-1] != key.shape[-1] or query.shape[-2] % key.shape[-2]:
         raise ValueError(f"query and key need one head_dim, and key heads that divide the query heads; {shapes}")
-
-
-def _check_window(window: int | None) -> None:
-    whole = isinstance(window, (int, np.integer)) and not isinstance(window, bool)
-    if window is not None and not (whole and 1 <= window < 2**31):
-        raise ValueError(
-            f"window={window!r} must be a whole number of positions, known when the call is traced, of at least 1 "
-            "(a query sees its own), or None for no window"
-        )
 
 
 def _check_hiding(

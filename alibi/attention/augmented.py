@@ -9,7 +9,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
-from alibi.positions import AlibiBias
 
 # bfloat16 holds each integer up to 256, so 512 a + b with |a|, |b| <= 256 reaches 131,072 on both sides of 0.
 DIGIT = 512
@@ -19,7 +18,7 @@ COLUMNS = 8
 Slopes = Float[Array, " heads"]
 
 
-def augmented_attention(call: AttentionCall, platform: str | None = None) -> Float[Array, "*batch q heads value_dim"]:
+def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     """Causal ALiBi attention by the platform's own flash kernel, in memory linear in the length.
 
     cuDNN on GPUs and Pallas splash attention on TPUs know no ALiBi and need none: the bias
@@ -34,17 +33,14 @@ def augmented_attention(call: AttentionCall, platform: str | None = None) -> Flo
     float32 from the kernel's gradient of the queries, which is rounded to bfloat16 first:
     it is off by about 1% at 1,024 tokens, so learned slopes are better left to other backends.
 
-    Args:
-      platform: "gpu", "tpu" or "cpu", where the dense formula of `jax.nn` stands in for a
-        kernel, for tests; None: the default backend.
-
-    The call must be one that `cannot_augment` has no reason against.
+    On a CPU the dense formula of `jax.nn` stands in for a kernel, for tests. The call must be one
+    that `cannot_augment` has no reason against.
 
     Source: paper, section 3; FlashBias (arXiv 2505.12044).
     """
-    platform = platform or jax.default_backend()
-    assert isinstance(call.bias, AlibiBias)
-    slopes = call.bias.slopes.astype(jnp.float32)
+    platform = call.options.platform
+    assert call.bias is not None
+    slopes = jnp.asarray(call.bias.slopes, jnp.float32)
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     window = None if call.window is None or call.window >= key.shape[1] else call.window
     if platform == "tpu":
@@ -55,9 +51,10 @@ def augmented_attention(call: AttentionCall, platform: str | None = None) -> Flo
     return attended.reshape(*call.query.shape[:-1], value.shape[-1])
 
 
-def cannot_augment(call: AttentionCall, platform: str) -> str:
-    """Why `augmented_attention` can't do the call on "gpu", "tpu" or "cpu"; empty if it can."""
-    if not isinstance(call.bias, AlibiBias) or call.bias.symmetric or not call.causal:
+def cannot_augment(call: AttentionCall) -> str:
+    """Why `augmented_attention` can't do the call on the platform of its options; empty if it can."""
+    platform = call.options.platform
+    if call.bias is None or call.bias.slopes is None or call.bias.symmetric or not call.causal:
         return "its bias is not ALiBi's under a causal mask"
     if reason := call.hides_or_drops or call.wants_weights:
         return reason

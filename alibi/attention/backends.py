@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 
-import jax
 from jaxtyping import Array
 
 from alibi.attention.augmented import augmented_attention, cannot_augment
@@ -19,21 +18,21 @@ class Backend:
 
     Attributes:
       run: computes it.
-      cannot: why it can't do a call on a platform, in one sentence; empty if it can.
+      cannot: why it can't do a call, in one sentence; empty if it can.
       shares_heads: it takes fewer key than query heads; for the others they are repeated.
       one_query: it is for one query of each sequence alone, so no choice for a whole model.
     """
 
     run: Callable[[AttentionCall], Array]
-    cannot: Callable[[AttentionCall, str], str]
+    cannot: Callable[[AttentionCall], str]
     shares_heads: bool = False
     one_query: bool = False
 
 
 BACKENDS = {
-    "reference": Backend(dense, lambda call, platform: ""),
+    "reference": Backend(dense, lambda call: ""),
     "saved": Backend(attention_by_saving, cannot_save),
-    "blocked": Backend(blocked_attention, lambda call, platform: call.wants_weights),
+    "blocked": Backend(blocked_attention, lambda call: call.wants_weights),
     "augmented": Backend(augmented_attention, cannot_augment),
     "decoding": Backend(decoding_attention, cannot_decode, shares_heads=True, one_query=True),
 }
@@ -70,22 +69,16 @@ WORTH_TILES = 512  # keys
 EVERYWHERE = ("cpu", "gpu", "tpu")
 
 
-def wants_key_norm(k_length: int, backend: str) -> bool:
-    """Whether one query of a cache of `k_length` keys, their largest norm at hand, may be computed by `decoding`."""
-    on_one_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
-    return backend == "auto" and on_one_cpu and k_length >= WORTH_A_LOOP
-
-
 RULES = (
     Rule(
         ("cpu",),
         f"one device, or several with a sharding, one query, {WORTH_A_LOOP:,} keys or more whose largest norm is "
-        f"known, or {WORTH_A_PASS:,}, ALiBi's bias, no dropout",
+        f"known, or {WORTH_A_PASS:,}, a bias that bounds itself, no dropout",
         lambda call: (
             call.devices == 1 and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
         ),
         "decoding",
-        "reads what the slopes leave in reach, not the whole cache (measured on two cores, of which it takes one); "
+        "reads what the bias leaves in reach, not the whole cache (measured on two cores, of which it takes one); "
         "accelerators would start several kernels for each block (not measured), several devices without a sharding "
         "would gather the heads",
     ),
@@ -130,11 +123,10 @@ RULES = (
 )
 
 
-def choose(call: AttentionCall, platform: str) -> str:
-    """The name of the backend that `auto` takes for `call` on "cpu", "gpu" or "tpu"."""
-    known = platform if platform in EVERYWHERE else "gpu"  # "cuda" and "rocm" are GPUs too
-    fitting = (rule for rule in RULES if known in rule.platforms and rule.applies(call))
-    return next(rule.backend for rule in fitting if not BACKENDS[rule.backend].cannot(call, known))
+def choose(call: AttentionCall) -> str:
+    """The name of the backend that `auto` takes for `call` on the platform of its options."""
+    fitting = (rule for rule in RULES if call.options.platform in rule.platforms and rule.applies(call))
+    return next(rule.backend for rule in fitting if not BACKENDS[rule.backend].cannot(call))
 
 
 def compute(call: AttentionCall, backend: str) -> Array:
@@ -145,7 +137,7 @@ def compute(call: AttentionCall, backend: str) -> Array:
     """
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}; use auto, {', '.join(BACKENDS)}")
-    reason = BACKENDS[backend].cannot(call, jax.default_backend())
+    reason = BACKENDS[backend].cannot(call)
     if reason:
         raise ValueError(f"attention backend {backend!r} can't do this call: {reason}; use backend='auto'")
     return BACKENDS[backend].run(call if BACKENDS[backend].shares_heads else call.with_own_heads())

@@ -19,6 +19,7 @@ from alibi.attention.tiles import (
     Sides,
     make_plan,
     make_sides,
+    part_of,
     put_group,
     take_group,
     tile_bias,
@@ -39,12 +40,13 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     keys the steep slopes of ALiBi put out of reach, see `alibi.attention.skipping`.
     """
     *batch, q_length, heads, _ = call.query.shape
-    plan = make_plan(call, jax.default_backend())
+    plan = make_plan(call)
     sides = make_sides(call, plan)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     ranges = key_ranges(call, plan, sides)
+    whole = None if call.bias is None else call.bias.folded(len(batch)).padded(*plan.padding)
     # As leaves: jax.custom_vjp puts into them what is no array, and a bias may check what it is made of.
-    bias, bias_tree = jax.tree.flatten(call.bias)
+    bias, bias_tree = jax.tree.flatten(whole)
     added, added_tree = jax.tree.flatten(sides)
     attended = _attention(q, k, v, tuple(bias), tuple(added), ranges, plan, (bias_tree, added_tree))
     return attended.reshape(*batch, q_length, heads, -1)
@@ -115,10 +117,13 @@ class _Group:
     ) -> Float[Array, "batch heads q k"]:
         """Scaled, biased and masked, float32."""
         logits = _product(q, k, 3, 3, self.plan) * q.shape[-1] ** -0.5
-        if bias is not None:
+        if bias is not None:  # cut to the tile
             logits = logits + tile_bias(bias, self.plan, self.sides, place)
         visible = tile_visible(self.plan, self.sides, place)
         return logits if visible is None else jnp.where(visible, logits, MASKED)
+
+    def bias_of(self, place: Place) -> Any:
+        return None if self.bias is None else self.bias.cut(part_of(self.plan, place))
 
     def dropout(self, weights: Float[Array, "batch heads q k"], place: Place) -> Float[Array, "batch heads q k"]:
         keep = tile_dropout(self.plan, self.sides, place)
@@ -139,7 +144,7 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
     def add(k_block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         largest, total, attended = state
         place = group.place(q_block, k_block)
-        logits = group.logits(q, group.keys(group.k, k_block), place, group.bias)
+        logits = group.logits(q, group.keys(group.k, k_block), place, group.bias_of(place))
         larger = jnp.maximum(largest, logits.max(axis=-1))
         exponentials = jnp.exp(logits - larger[..., None])
         rescale = jnp.exp(largest - larger)
@@ -228,12 +233,12 @@ def _backward_rows(
         of_query, of_bias, of_key, of_value = state
         place = group.place(q_block, k_block)
         k, v = group.keys(group.k, k_block), group.keys(group.v, k_block)
-        logits, to_bias = jax.vjp(functools.partial(group.logits, q, k, place), group.bias)
+        logits, to_bias = jax.vjp(functools.partial(group.logits, q, k, place), group.bias_of(place))
         weights = jnp.exp(logits - log_total)
         of_weights = group.dropout(_product(incoming, v, 3, 3, plan), place)
         of_logits = weights * (of_weights - along)
         if of_bias is not None:
-            of_bias = jax.tree.map(jnp.add, of_bias, to_bias(of_logits)[0])
+            of_bias = of_bias.with_added(to_bias(of_logits)[0], part_of(plan, place))
         of_logits = of_logits.astype(q.dtype)
         dropped = group.dropout(weights, place).astype(v.dtype)
         of_query = of_query + _product(of_logits, k, 3, 2, plan)
@@ -262,7 +267,7 @@ def _joined(blocks: Float[Array, "blocks batch heads block features"]) -> Float[
 
 
 def _product(a: Array, b: Array, of_a: int, of_b: int, plan: Plan) -> Float[Array, "batch heads rows columns"]:
-    if jax.default_backend() == "cpu" and a.dtype == jnp.bfloat16:
+    if plan.platform == "cpu" and a.dtype == jnp.bfloat16:
         # As XLA does there itself, except where it has folded a transpose into the product: that it then can't run.
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return lax.dot_general(

@@ -1,17 +1,54 @@
 """One call of attention, as every backend gets it: checked, with explicit positions."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.reference import dropout_factors, reference_attention
-from alibi.positions import AlibiBias
 from alibi.positions.base import Bias, KnownPositions, rows_and_columns
+
+
+def current_platform() -> str:
+    """The platform that JAX computes on by default: "cpu", "gpu" or "tpu"."""
+    platform = jax.default_backend()
+    return platform if platform in ("cpu", "tpu") else "gpu"  # "cuda" and "rocm" are GPUs too
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionOptions:
+    """How attention is computed, and how far it reaches; `alibi.attention.attend` explains each of them.
+
+    Attributes:
+      block: queries and keys of a tile of `blocked`, at most; None: what was measured as fastest.
+      platform: that the program is for: "cpu", "gpu" or "tpu".
+
+    Raises:
+      ValueError: a window below 1, or a skip_epsilon out of range.
+    """
+
+    window: int | None = None
+    skip_epsilon: float | None = 0.0
+    sharding: NamedSharding | None = None
+    backend: str = "auto"
+    block: int | None = None
+    platform: str = dataclasses.field(default_factory=current_platform)
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.window, (int, np.integer)) and not isinstance(self.window, bool)
+        if self.window is not None and not (whole and 1 <= self.window < 2**31):
+            raise ValueError(
+                f"window={self.window!r} must be a whole number of positions, known when the call is traced, of at "
+                "least 1 (a query sees its own), or None for no window"
+            )
+        if self.skip_epsilon is not None and not 0 <= self.skip_epsilon < 1:
+            raise ValueError(f"skip_epsilon={self.skip_epsilon} must be from 0 to below 1, or None to skip nothing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +57,9 @@ class AttentionCall:
 
     Attributes:
       devices: that may share the arrays, which the compiler then splits.
+
+    Raises:
+      ValueError: a known negative slope with a skip_epsilon above 0.
     """
 
     query: Float[Array, "*batch q heads head_dim"]
@@ -31,7 +71,6 @@ class AttentionCall:
     key_positions: KnownPositions
     query_segments: Int[Array, "*#batch q"] | None = None
     key_segments: Int[Array, "*#batch k"] | None = None
-    window: int | None = None
     mask: Shaped[Array, "*#batch #heads #q k"] | None = None
     dropout_rate: float = 0.0
     dropout_rng: PRNGKeyArray | None = None
@@ -40,8 +79,8 @@ class AttentionCall:
     weights_einsum: Callable[..., Array] | None = None
     values_einsum: Callable[..., Array] | None = None
     sow: Callable[[Array], None] | None = None
-    skip_epsilon: float | None = 0.0
     key_norm: Float[Array, "*batch kv_heads"] | None = None
+    options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
     devices: int = dataclasses.field(default_factory=lambda: jax.device_count())
 
     def with_own_heads(self) -> "AttentionCall":
@@ -52,10 +91,29 @@ class AttentionCall:
         key, value = (jnp.repeat(x, heads // kv_heads, axis=-2) for x in (self.key, self.value))
         return dataclasses.replace(self, key=key, value=value, key_norm=None)
 
+    def __post_init__(self) -> None:
+        epsilon = self.options.skip_epsilon
+        # With epsilon 0 a slope below zero is right: it skips nothing, and may be on its way through training.
+        if epsilon and self.known_slopes is not None and np.any(self.known_slopes < 0):
+            raise ValueError(
+                f"slopes={self.known_slopes.tolist()} have one below zero, which favours far keys; "
+                f"skip_epsilon={epsilon} needs slopes of at least 0: use skip_epsilon=0, which skips nothing for such "
+                "a head"
+            )
+
     @property
+    def window(self) -> int | None:
+        return self.options.window
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether keys may be left out because the bias bounds what they can add."""
+        return self.bias is not None and self.bias.bounded and self.options.skip_epsilon is not None
+
+    @functools.cached_property
     def known_slopes(self) -> np.ndarray | None:
-        """ALiBi's slopes, where they are known when the call is traced."""
-        slopes = self.bias.slopes if isinstance(self.bias, AlibiBias) else None
+        """The slopes of a bias that is linear in distance, where they are known when the call is traced."""
+        slopes = None if self.bias is None else self.bias.slopes
         return None if slopes is None or isinstance(slopes, jax.core.Tracer) else np.asarray(slopes)
 
     @property

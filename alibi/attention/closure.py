@@ -1,5 +1,6 @@
-"""`attention_fn` closures: how ALiBi enters an unchanged Flax attention layer."""
+"""`attention_fn` closures: how a position method, and a cache, enter an unchanged Flax attention layer."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,43 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-from alibi.attention.attend import attend
-from alibi.positions import AlibiBias, Bias
-from alibi.positions.base import KnownPositions
+from alibi.attention.attend import compute_call
+from alibi.attention.cache import KeyValues, Slots
+from alibi.attention.call import AttentionCall, AttentionOptions
+from alibi.positions import AlibiBias
+from alibi.positions.base import KnownPositions, Params, PositionMethod
 from alibi.slopes import alibi_slopes
 
 AttentionFn = Callable[..., Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cached:
+    """The cache of one layer, as its variable in a Flax module, and the slots that all layers share.
+
+    Attributes:
+      variable: holds `KeyValues`; None at first, where the cache is being made.
+      slots: before the tokens at hand.
+      after: with those tokens.
+    """
+
+    variable: Any
+    slots: Slots
+    after: Slots
+
+    def before(self) -> Any:
+        """What is kept of the token before the first new one; None where the cache is being made."""
+        held = self.variable.value
+        return None if held is None else jax.tree.map(self.slots.newest, held.kept)
+
+    def append(self, key: Array, value: Array, kept: Any) -> KeyValues:
+        """What the cache holds with these tokens; it is stored too."""
+        held = self.variable.value
+        if held is None:
+            held = self.variable.value = KeyValues.empty(self.slots.positions.shape[1], key, value, kept)
+        else:
+            held = self.variable.value = held.append(self.slots, key, value, kept)
+        return held
 
 
 def alibi_attention_fn(
@@ -53,40 +85,72 @@ def alibi_attention_fn(
       ValueError: from the closure, if the layer has another number of heads; see also
         `alibi.alibi_slopes`.
     """
-    if slopes is None:
-        slopes = alibi_slopes(num_heads, convention)
-    return attention_fn(
-        AlibiBias(slopes, symmetric=not causal),
-        num_heads=num_heads,
-        causal=causal,
-        window=window,
-        skip_epsilon=skip_epsilon,
-        sharding=sharding,
-        backend=backend,
-    )
+    bias = AlibiBias(alibi_slopes(num_heads, convention) if slopes is None else slopes, symmetric=not causal)
+    options = AttentionOptions(window, skip_epsilon, sharding, backend)
+
+    def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:
+        of_queries, of_keys = _positions(query, key, arguments["mask"])
+        call = AttentionCall(
+            query, key, value, bias, causal or is_causal, of_queries, of_keys, options=options, **arguments
+        )
+        return compute_call(call)
+
+    return flax_attention_fn(num_heads, compute)
 
 
-def attention_fn(
-    bias: Bias | None,
+def method_attention_fn(
+    position: PositionMethod,
+    params: Params,
+    x: Float[Array, "batch length width"],
     *,
-    num_heads: int,
-    causal: bool = True,
-    query_positions: KnownPositions | None = None,
-    key_positions: KnownPositions | None = None,
-    segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
-    rotate: Callable[[Array, Array, Array, Array], tuple[Array, Array]] | None = None,
-    key_norm: Callable[[Array, Array], Array | None] | None = None,
-    window: int | None = None,
-    skip_epsilon: float | None = 0.0,
-    sharding: NamedSharding | None = None,
-    backend: str = "auto",
+    query_positions: KnownPositions,
+    key_positions: KnownPositions,
+    segment_ids: Int[Array, "batch length"] | tuple[Array, Array] | None = None,
+    options: AttentionOptions,
+    cache: Cached | None = None,
 ) -> AttentionFn:
-    """An `attention_fn` for Flax with any position method's bias and rotation; see `alibi_attention_fn`.
+    """Any position method as an `attention_fn`, of a layer whose input is `x`, with a cache or without one.
 
     Args:
-      rotate: is given queries, keys and the positions of both, see `PositionMethod.rotate`.
-      key_norm: is given keys and values, and gives what `alibi.attention.attend` calls so.
+      query_positions: of the queries, which are those of the last tokens of `x`.
+      key_positions: of all tokens of `x`.
+      cache: where keys, values and what the method keeps of each token are appended, to attend to all that is there.
     """
+
+    def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:
+        del is_causal
+        before = None if cache is None else cache.before()
+        kept = position.keep(params, x, key, before=before)
+        of_queries = jax.tree.map(lambda of_tokens: of_tokens[:, -query.shape[1] :], kept)
+        query = position.queries(params, query, jnp.asarray(query_positions))
+        key = position.keys(params, key, jnp.asarray(key_positions))
+        of_keys, key_norm = key_positions, None
+        if cache is not None:
+            held = cache.append(key, value, kept)
+            key, value, kept, key_norm, of_keys = held.key, held.value, held.kept, held.key_norm, cache.after.positions
+        bias = position.content_bias(params, query, of_queries, kept)
+        own, others = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        call = AttentionCall(
+            query,
+            key,
+            value,
+            bias,
+            position.causal,
+            query_positions,
+            of_keys,
+            query_segments=own,
+            key_segments=others,
+            key_norm=key_norm,
+            options=options,
+            **arguments,
+        )
+        return compute_call(call)
+
+    return flax_attention_fn(position.num_heads, compute)
+
+
+def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> AttentionFn:
+    """An `attention_fn` as Flax calls it, of `compute(query, key, value, is_causal, fields of an AttentionCall)`."""
 
     # Flax passes only the keywords that this signature names, so it names each of them:
     # **kwargs would silently lose dropout, dtype and precision.
@@ -112,54 +176,30 @@ def attention_fn(
         if query.shape[-2] != num_heads:
             raise ValueError(f"attention_fn is for {num_heads} heads and the layer has {query.shape[-2]}")
         query, key, value = nn.dtypes.promote_dtype(query, key, value, dtype=dtype)
-        of_queries, of_keys = _positions(query, key, query_positions, key_positions, mask)
-        if rotate is not None:
-            query, key = rotate(query, key, jnp.asarray(of_queries), jnp.asarray(of_keys))
-        return attend(
-            query,
-            key,
-            value,
-            bias=bias,
-            causal=causal or is_causal,
-            query_positions=of_queries,
-            key_positions=of_keys,
-            segment_ids=segment_ids,
-            window=window,
-            mask=mask,
-            dropout_rate=dropout_rate,
-            dropout_rng=None if deterministic else dropout_rng,
-            broadcast_dropout=broadcast_dropout,
-            precision=precision,
-            weights_einsum=qk_attn_weights_einsum,
-            values_einsum=attn_weights_value_einsum,
-            sow=None if module is None else lambda weights: _sow(module, weights),
-            skip_epsilon=skip_epsilon,
-            key_norm=None if key_norm is None else key_norm(key, value),
-            sharding=sharding,
-            backend=backend,
-        )
+        arguments = {
+            "mask": mask,
+            "dropout_rate": dropout_rate,
+            "dropout_rng": None if deterministic else dropout_rng,
+            "broadcast_dropout": broadcast_dropout,
+            "precision": precision,
+            "weights_einsum": qk_attn_weights_einsum,
+            "values_einsum": attn_weights_value_einsum,
+            "sow": None if module is None else lambda weights: _sow(module, weights),
+        }
+        return compute(query, key, value, is_causal, arguments)
 
     return attention
 
 
-def _positions(
-    query: Array,
-    key: Array,
-    query_positions: KnownPositions | None,
-    key_positions: KnownPositions | None,
-    mask: Array | None,
-) -> tuple[KnownPositions, KnownPositions]:
-    q_length, k_length = query.shape[-3], key.shape[-3]
-    if key_positions is None:
-        key_positions = np.arange(k_length)
-    if query_positions is not None:
-        return query_positions, key_positions
+def _positions(query: Array, key: Array, mask: Array | None) -> tuple[KnownPositions, KnownPositions]:
+    """Of a layer that tells none: its queries stand at the last keys."""
+    q_length, key_positions = query.shape[-3], np.arange(key.shape[-3])
     if q_length == 1 and mask is not None:
         # Decoding: Flax's cache index is out of sight, but the mask ends at it. Without a window
         # the row shift of softmax would make any position right; this one is also precise.
         seen = mask.any(axis=(-3, -2)) if mask.ndim >= 3 else mask.any(axis=-2)
         return jnp.where(seen, key_positions, -1).max(axis=-1, keepdims=True), key_positions
-    return np.arange(q_length) + (k_length - q_length), key_positions
+    return np.arange(q_length) + (key_positions.size - q_length), key_positions
 
 
 def _sow(module: Any, weights: Array) -> None:

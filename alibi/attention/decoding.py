@@ -1,4 +1,4 @@
-"""One query of each sequence, as in decoding: reads only the keys that ALiBi leaves within reach."""
+"""One query of each sequence, as in decoding: reads only the keys that the bias leaves within reach."""
 
 import dataclasses
 import functools
@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from alibi.attention.call import AttentionCall, dense, visible_keys
+from alibi.attention.cache import norm_of_all
+from alibi.attention.call import AttentionCall, AttentionOptions, dense, visible_keys
 from alibi.attention.reference import MASKED
-from alibi.attention.skipping import HIDDEN, LOGIT_ROUNDING, stop_below, weight_left
-from alibi.positions import AlibiBias
-from alibi.positions.base import rows_and_columns
+from alibi.attention.skipping import LOGIT_ROUNDING, stop_below, weight_left
+from alibi.positions.base import Bias, Blocks, Part
 
 BLOCK = 256  # keys that a head reads at one time
+FAR = np.iinfo(np.int32).max  # the distance of a block that has no key
 
 # Of an AttentionCall: what has a gradient, and what else is an array.
 LEARNED = ("query", "key", "value")
@@ -33,49 +34,42 @@ def decoding_attention(call: AttentionCall) -> Float[Array, "*batch one heads va
     the positions and the mask are read whole. Where `call.key_norm` is not given, one pass
     over all keys and values finds it. Its gradient is that of the dense formula.
     """
-    assert isinstance(call.bias, AlibiBias)
-    static = _Static(call.causal, call.window, call.bias.symmetric, call.precision, call.skip_epsilon)
-    learned = {name: getattr(call, name) for name in LEARNED} | {"slopes": call.bias.slopes}
-    return _attention(learned, {name: getattr(call, name) for name in ADDED}, static)
+    bias, tree = jax.tree.flatten(call.bias)  # as leaves: jax.custom_vjp puts into them what is no array
+    learned = tuple(getattr(call, name) for name in LEARNED), tuple(bias)
+    added = tuple(getattr(call, name) for name in ADDED)
+    return _attention(learned, added, _Static(call.causal, call.precision, call.options, tree))
 
 
-def cannot_decode(call: AttentionCall, platform: str) -> str:
-    """Why `decoding_attention` can't do the call; empty if it can. The platform makes no difference."""
-    del platform
+def cannot_decode(call: AttentionCall) -> str:
+    """Why `decoding_attention` can't do the call; empty if it can."""
     if call.query.shape[-3] != 1:
         return f"it is for one query of each sequence, and got {call.query.shape[-3]}"
-    if not isinstance(call.bias, AlibiBias):
-        return "its bias is not ALiBi's"
+    if call.bias is None or not call.bias.bounded:
+        return "its bias has no upper bound"
     return "it has no dropout" if call.drops else call.wants_weights
 
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    causal: bool
-    window: int | None
-    symmetric: bool
-    precision: lax.PrecisionLike
-    skip_epsilon: float | None
+    """What a call has besides its arrays."""
 
-    def call(self, learned: dict[str, Any], added: dict[str, Any]) -> AttentionCall:
-        arrays = {name: learned[name] for name in LEARNED} | added
-        bias = AlibiBias(learned["slopes"], self.symmetric)
-        return AttentionCall(
-            bias=bias,
-            causal=self.causal,
-            window=self.window,
-            precision=self.precision,
-            skip_epsilon=self.skip_epsilon,
-            **arrays,
-        )
+    causal: bool
+    precision: lax.PrecisionLike
+    options: AttentionOptions
+    bias_tree: Any
+
+    def call(self, learned: tuple[Any, Any], added: tuple[Any, ...]) -> AttentionCall:
+        arrays = dict(zip((*LEARNED, *ADDED), (*learned[0], *added), strict=True))
+        bias = jax.tree.unflatten(self.bias_tree, learned[1])
+        return AttentionCall(bias=bias, causal=self.causal, precision=self.precision, options=self.options, **arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _attention(learned: dict[str, Any], added: dict[str, Any], static: _Static) -> Array:
+def _attention(learned: tuple[Any, Any], added: tuple[Any, ...], static: _Static) -> Array:
     return attended_and_blocks(static.call(learned, added))[0]
 
 
-def _forward_saving(learned: dict[str, Any], added: dict[str, Any], static: _Static) -> tuple[Array, tuple[Any, ...]]:
+def _forward_saving(learned: Any, added: Any, static: _Static) -> tuple[Array, tuple[Any, ...]]:
     return _attention(learned, added, static), (learned, added)
 
 
@@ -92,65 +86,71 @@ def attended_and_blocks(
     call: AttentionCall,
 ) -> tuple[Float[Array, "*batch one heads value_dim"], Int[Array, "batch heads"]]:
     """The attended values, and how many blocks of keys each head has read for them; without a gradient."""
-    assert isinstance(call.bias, AlibiBias)
+    assert call.bias is not None
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     (batch, _, heads, _), (_, k_length, kv_heads, _) = query.shape, key.shape
-    slopes = call.bias.slopes.astype(jnp.float32)
     block = min(BLOCK, k_length)
-    distance = _distances(call, batch, block)
-    by_block = distance.reshape(*distance.shape[:2], -1, block)
-    nearest, count = by_block.min(axis=-1), (by_block != HIDDEN).sum(axis=-1)
-    left = weight_left(slopes, _logit_bound(call, query), nearest, count, call.skip_epsilon)
-    last = jnp.broadcast_to(_last(count > 0), (batch, heads))
-    cache = _Cache(key, value, distance, block, call.precision, call.skip_epsilon)
+    blocks = -(-k_length // block)
+    bias = call.bias.folded(call.query.ndim - 3)
+    visible, of_query, of_keys = _sides(call, batch)
+    seen = jnp.pad(visible, ((0, 0), (0, 0), (0, blocks * block - k_length)))
+    counts = seen.reshape(*seen.shape[:2], blocks, block).sum(axis=-1)
+    left = weight_left(
+        bias.padded(0, blocks * block - k_length),
+        _logit_bound(call, query),
+        _blocks(of_query, of_keys, visible, counts, block),
+        call.options.skip_epsilon,
+    )
+    left = jnp.broadcast_to(left, (batch, heads, blocks))
+    last = jnp.where(counts > 0, jnp.arange(blocks)[None, None, :], -1).max(axis=-1)
+    last = jnp.broadcast_to(last, (batch, heads))
+    cache = _Cache(key, value, bias, visible, of_query, of_keys, block, call)
     b, h = (x.reshape(-1) for x in np.indices((batch, heads), np.int32))
-    places = _Place(b, h // (heads // kv_heads), h % distance.shape[1])
-    rows = query.reshape(b.size, -1).astype(jnp.float32), jnp.tile(slopes, batch), left.reshape(b.size, -1)
-    attended, blocks = lax.map(lambda head: cache.attend(*head), (places, *rows, last.reshape(-1)))
+    places = _Place(b, h, h // (heads // kv_heads), h % visible.shape[1])
+    of_heads = query.reshape(b.size, -1).astype(jnp.float32), left.reshape(b.size, -1), last.reshape(-1)
+    attended, read = lax.map(lambda head: cache.attend(*head), (places, *of_heads))
     attended = attended.reshape(*call.query.shape[:-1], value.shape[-1])
-    return attended.astype(value.dtype), blocks.reshape(batch, heads)
+    return attended.astype(value.dtype), read.reshape(batch, heads)
 
 
-def _distances(call: AttentionCall, batch: int, block: int) -> Int[Array, "batch heads_or_1 whole_blocks"]:
-    """Of each key from the query, as the bias counts it; HIDDEN where it is not seen."""
-    rows, columns = rows_and_columns(jnp.asarray(call.query_positions), jnp.asarray(call.key_positions))
-    distance = jnp.expand_dims(rows - columns, -3)
-    distance = jnp.abs(distance) if isinstance(call.bias, AlibiBias) and call.bias.symmetric else distance
+def _sides(
+    call: AttentionCall, batch: int
+) -> tuple[Bool[Array, "batch heads_or_1 k"], Int[Array, "batch one"], Int[Array, "batch k"]]:
+    """What each head sees of the keys, and the positions of the query and of the keys, for each sequence."""
+    k_length, batch_dims = call.key.shape[-3], call.query.shape[:-3]
     visible = visible_keys(call)
-    if visible is not None:
-        rank = max(distance.ndim, visible.ndim)
-        distance, visible = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (distance, visible))
-        distance = jnp.where(visible, distance, HIDDEN)
-    k_length, of_heads = call.key.shape[-3], distance.shape[-3]
-    distance = distance.reshape((1,) * (len(call.query.shape) - distance.ndim) + distance.shape)
-    distance = jnp.broadcast_to(distance, (*call.query.shape[:-3], of_heads, 1, k_length))
-    padding = (0, -k_length % block)
-    return jnp.pad(distance.reshape(batch, of_heads, k_length), ((0, 0), (0, 0), padding), constant_values=HIDDEN)
+    visible = jnp.ones((1, 1, k_length), bool) if visible is None else visible
+    visible = visible.reshape((1,) * (len(batch_dims) + 3 - visible.ndim) + visible.shape)
+    visible = jnp.broadcast_to(visible, (*batch_dims, visible.shape[-3], 1, k_length)).reshape(batch, -1, k_length)
+
+    def positions(side: Any, length: int) -> Array:
+        side = jnp.asarray(side, jnp.int32)  # differences of unsigned ones would wrap around
+        return jnp.broadcast_to(side, (*batch_dims, length)).reshape(batch, length)
+
+    return visible, positions(call.query_positions, 1), positions(call.key_positions, k_length)
 
 
-def _last(seen: Array) -> Int[Array, "batch heads_or_1"]:
-    """The last block with a key that is seen; -1 if there is none."""
-    return jnp.where(seen, jnp.arange(seen.shape[-1])[None, None, :], -1).max(axis=-1)
+def _blocks(of_query: Array, of_keys: Array, visible: Array, counts: Array, block: int) -> Blocks:
+    """One block of queries and those of the keys, whose distances are those of keys that some head sees."""
+    blocks = counts.shape[-1]
+    some = visible.any(axis=1)
+    padding = ((0, 0), (0, blocks * block - some.shape[1]))
+
+    def least(distance: Array) -> Array:
+        distance = jnp.pad(jnp.where(some, distance, FAR), padding, constant_values=FAR)
+        return distance.reshape(-1, 1, blocks, block).min(axis=-1)
+
+    return Blocks(least(of_query - of_keys), least(of_keys - of_query), 1, blocks, counts[:, :, None])
 
 
 def _logit_bound(call: AttentionCall, query: Float[Array, "batch one heads head_dim"]) -> Float[Array, "batch heads"]:
     """No scaled logit is greater; NaN or infinite where an input is not finite."""
     batch, _, heads, head_dim = query.shape
-    if call.skip_epsilon is None:
+    if call.options.skip_epsilon is None:
         return jnp.full((batch, heads), jnp.inf)
     of_keys = norm_of_all(call.key, call.value) if call.key_norm is None else call.key_norm
     of_keys = jnp.repeat(of_keys.reshape(batch, -1), heads // call.key.shape[-2], axis=-1)
     return (1.0 + LOGIT_ROUNDING) * head_dim**-0.5 * jnp.linalg.norm(query[:, 0].astype(jnp.float32), axis=-1) * of_keys
-
-
-def norm_of_all(
-    key: Float[Array, "*batch k heads head_dim"], value: Float[Array, "*batch k heads value_dim"]
-) -> Float[Array, "*batch heads"]:
-    """The largest norm of a key of each head; NaN where a key or value is not finite, which must not be skipped."""
-    norm = jnp.linalg.norm(lax.stop_gradient(key).astype(jnp.float32), axis=-1)
-    # Sums, since XLA's maximum may pass over NaN.
-    sums = norm.sum(axis=-2) + lax.stop_gradient(value).astype(jnp.float32).sum(axis=(-3, -1))
-    return norm.max(axis=-2) + 0.0 * sums
 
 
 # The block to read next, the largest logit so far, and relative to it the sum of exponentials and of values.
@@ -161,6 +161,7 @@ class _Place(NamedTuple):
     """Where a head of a sequence finds its keys, and what it sees of them."""
 
     batch: Int[Array | np.ndarray, "..."]
+    head: Int[Array | np.ndarray, "..."]
     kv_head: Int[Array | np.ndarray, "..."]
     mask_head: Int[Array | np.ndarray, "..."]
 
@@ -171,36 +172,39 @@ class _Cache:
 
     key: Float[Array, "batch k kv_heads head_dim"]
     value: Float[Array, "batch k kv_heads value_dim"]
-    distance: Int[Array, "batch heads_or_1 whole_blocks"]
+    bias: Bias
+    visible: Bool[Array, "batch heads_or_1 k"]
+    of_query: Int[Array, "batch one"]
+    of_keys: Int[Array, "batch k"]
     block: int
-    precision: lax.PrecisionLike
-    skip_epsilon: float | None
+    call: AttentionCall
 
     def attend(
-        self, place: _Place, query: Array, slope: Array, left: Float[Array, " blocks"], last: Array
+        self, place: _Place, query: Array, left: Float[Array, " blocks"], last: Array
     ) -> tuple[Float[Array, " value_dim"], Int[Array, ""]]:
         """The attended values of one head, and the number of blocks from `last` downwards that were read."""
+        epsilon = self.call.options.skip_epsilon
 
         def matters(state: State) -> Array:
             block, largest, total, _ = state
-            gathered = largest if self.skip_epsilon == 0 else largest + jnp.log(total)
+            gathered = largest if epsilon == 0 else largest + jnp.log(total)
             # True too where either is not a number.
-            return (block >= 0) & ~(left[block] - gathered < stop_below(self.skip_epsilon))
+            return (block >= 0) & ~(left[block] - gathered < stop_below(epsilon))
 
         def add(state: State) -> State:
             block, largest, total, attended = state
-            logits, visible, values = self._read(place, query, slope, block)
+            logits, visible, values = self._read(place, query, block)
             larger = jnp.maximum(largest, logits.max())
             exponentials = jnp.where(visible, jnp.exp(logits - larger), 0.0)
             rescale = jnp.exp(largest - larger)
-            of_block = jnp.matmul(exponentials, values, precision=self.precision)
+            of_block = jnp.matmul(exponentials, values, precision=self.call.precision)
             return block - 1, larger, total * rescale + exponentials.sum(), attended * rescale + of_block
 
         start = (last, jnp.asarray(MASKED, jnp.float32), jnp.zeros(()), jnp.zeros(self.value.shape[-1]))
         block, _, total, attended = lax.while_loop(matters, add, start)
         return attended / jnp.where(total == 0.0, 1.0, total), last - block
 
-    def _read(self, place: _Place, query: Array, slope: Array, block: Array) -> tuple[Array, Array, Array]:
+    def _read(self, place: _Place, query: Array, block: Array) -> tuple[Array, Array, Array]:
         """Biased logits of a block of keys, which of them are seen, and their values, float32."""
         first = block * self.block
         # The last block may begin earlier, so as not to end after the last key.
@@ -210,7 +214,10 @@ class _Cache:
             part = lax.dynamic_slice(x, (place.batch, start, place.kv_head, 0), (1, self.block, 1, x.shape[-1]))
             return part.reshape(self.block, -1).astype(jnp.float32)
 
-        distance = lax.dynamic_slice(self.distance, (place.batch, place.mask_head, start), (1, 1, self.block))[0, 0]
-        visible = (distance != HIDDEN) & (start + jnp.arange(self.block) >= first)
-        logits = jnp.matmul(rows(self.key), query, precision=self.precision) * query.size**-0.5
-        return jnp.where(visible, logits - slope * distance.astype(jnp.float32), MASKED), visible, rows(self.value)
+        visible = lax.dynamic_slice(self.visible, (place.batch, place.mask_head, start), (1, 1, self.block))[0, 0]
+        visible &= start + jnp.arange(self.block) >= first
+        part = Part((place.batch, 1), (place.head, 1), (0, 1), (start, self.block))
+        of_keys = lax.dynamic_slice(self.of_keys, (place.batch, start), (1, self.block))[0]
+        bias = self.bias.cut(part)(self.of_query[place.batch], of_keys).reshape(self.block)
+        logits = jnp.matmul(rows(self.key), query, precision=self.call.precision) * query.size**-0.5
+        return jnp.where(visible, logits + bias, MASKED), visible, rows(self.value)

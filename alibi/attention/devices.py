@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
@@ -59,7 +58,6 @@ def on_each_device(
     Slopes and other biases go with their heads; their gradients are summed over the devices.
     """
     over_batch, _, over_heads, _ = sharding.spec
-    heads = call.query.shape[2] // _parts(sharding, over_heads)
     split: dict[str, Any] = {name: getattr(call, name) for name in HEADS}
     specs = dict.fromkeys(HEADS, sharding.spec)
     for name in SIDES:
@@ -71,18 +69,21 @@ def on_each_device(
     if call.key_norm is not None:
         split["key_norm"], specs["key_norm"] = call.key_norm, P(over_batch, over_heads)
 
-    def of_device(split: dict[str, Any], bias: Any) -> Array:
-        if bias is not None and over_heads is not None:
-            bias = bias.of_heads(lax.axis_index(over_heads) * heads + jnp.arange(heads))
+    bias, bias_tree = jax.tree.flatten(call.bias)
+    axes = {"batch": over_batch, "heads": over_heads}
+    bias_specs = [] if call.bias is None else call.bias.layouts(axes)
+
+    def of_device(split: dict[str, Any], bias: list[Any]) -> Array:
         if call.key_segments is call.query_segments and call.query_segments is not None:
             split = split | {"key_segments": split["query_segments"]}  # skipping must see that they are the same
-        return compute(dataclasses.replace(call, **split, bias=bias, devices=1))
+        own = dataclasses.replace(call, **split, bias=jax.tree.unflatten(bias_tree, bias), devices=1)
+        return compute(own)
 
     mapped = jax.shard_map(
-        of_device, mesh=sharding.mesh, in_specs=(specs, P()), out_specs=sharding.spec, check_vma=False
+        of_device, mesh=sharding.mesh, in_specs=(specs, bias_specs), out_specs=sharding.spec, check_vma=False
     )
     # Where nothing else is compiled, this must be: step by step, shard_map knows no custom_vjp with symbolic zeros.
-    return jax.jit(mapped)(split, call.bias)
+    return jax.jit(mapped)(split, bias)
 
 
 def _parts(sharding: NamedSharding, axes: Any) -> int:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
-from alibi.positions import Bias
+from alibi.positions.base import Bias
 
 # Finite, so that a row without any visible key gives 0 / 0 nowhere, not even in the gradient.
 MASKED = -1e30

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall, within
 from alibi.attention.reference import MASKED
-from alibi.positions.base import rows_and_columns
+from alibi.positions.base import Part, rows_and_columns
 from alibi.products import dot_rows
 
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
@@ -23,9 +23,8 @@ Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
 LEAST_ROWS, MOST_ROWS, FORWARD_ROWS = 64, 256, 192
 
 
-def cannot_save(call: AttentionCall, platform: str) -> str:
-    """Why `saved_attention` can't do the call; empty if it can. The platform makes no difference."""
-    del platform
+def cannot_save(call: AttentionCall) -> str:
+    """Why `saved_attention` can't do the call; empty if it can."""
     if call.query.ndim != 4:
         return "query is not [batch, length, heads, head_dim]"
     if reason := call.hides_or_drops or call.wants_weights:
@@ -44,11 +43,13 @@ def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads valu
     bias = None
     queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
     if call.bias is not None:
-        bias = call.bias(queries, keys)
+        whole = Part(queries=(0, queries.size), keys=(0, keys.size))
+        bias = call.bias.cut(whole)(queries, keys)
     if call.window is not None:
         near = within(*rows_and_columns(queries, keys), call.window)
         hidden = jnp.where(near, 0.0, MASKED)[None]
-        bias = jnp.broadcast_to(hidden if bias is None else bias + hidden, call.weights_shape[-3:])
+        shape = call.weights_shape[-3:]
+        bias = jnp.broadcast_to(hidden, shape) if bias is None else bias + jnp.broadcast_to(hidden, bias.shape)
     return saved_attention(call.query, call.key, call.value, bias, causal=call.causal, precision=call.precision)
 
 
@@ -56,7 +57,7 @@ def saved_attention(
     query: Float[Array, "batch q heads head_dim"],
     key: Float[Array, "batch k heads head_dim"],
     value: Float[Array, "batch k heads value_dim"],
-    bias: Float[Array, "heads q k"] | None,
+    bias: Float[Array, "*batch heads q k"] | None,
     *,
     causal: bool,
     precision: lax.PrecisionLike = None,
@@ -71,14 +72,15 @@ def saved_attention(
     dtype of `value`, which the result has too. No size may be zero.
 
     Args:
-      bias: added to the scaled logits, float32; its gradient costs nothing where it is a constant.
+      bias: added to the scaled logits, float32, for all sequences or for each; its gradient costs nothing where
+        it is a constant.
       causal: query i sees keys 0..i + k - q: the last query stands at the last key. A
         query before the first key gives zeros.
       precision: of the products.
     """
     unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
     if unseen:
-        query, bias = query[:, unseen:], None if bias is None else bias[:, unseen:]
+        query, bias = query[:, unseen:], None if bias is None else bias[..., unseen:, :]
     wide = (x.astype(jnp.float32) for x in (query, key, value))
     attended = _attention(*wide, bias, causal, precision, value.dtype).astype(value.dtype)
     return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
@@ -128,7 +130,7 @@ def _forward_saving(
     added = None if bias is None else bias.value
     attended, saved = _forward(query.value, key.value, value.value, added, causal, precision, kept, MOST_ROWS)
     # Only its presence says, in the backward pass, that the bias learns.
-    learned = jnp.zeros((0,)) if bias is not None and bias.perturbed else None
+    learned = jnp.zeros((*added.shape[:-3], 0)) if added is not None and bias.perturbed else None
     return attended, (*saved, learned)
 
 
@@ -148,7 +150,8 @@ def _backward(
         part, of_total = lax.optimization_barrier((incoming[:, rows] / total, along[:, rows] / total))
         of_logits = exponential * (_product(part, v[:, :seen], 2, 2, precision) - of_total)
         if learned is not None:
-            of_bias.append(_widened(of_logits.reshape(batch, -1, *of_logits.shape[1:]).sum(axis=0), k.shape[1]))
+            of_rows = of_logits.reshape(batch, -1, *of_logits.shape[1:])
+            of_bias.append(_widened(of_rows if learned.ndim > 1 else of_rows.sum(axis=0), k.shape[1]))
         of_logits = lax.optimization_barrier(of_logits)
         of_query.append(_product(of_logits, k[:, :seen], 2, 1, precision))
         # These contract the rows of [rows, keys]. With the small operand first and already
@@ -160,7 +163,7 @@ def _backward(
         _unfold(jnp.concatenate(of_query, axis=1) * head_dim**-0.5, batch),
         _unfold_transposed(of_key, batch),
         _unfold_transposed(of_value, batch),
-        jnp.concatenate(of_bias, axis=1) if of_bias else None,
+        jnp.concatenate(of_bias, axis=-2) if of_bias else None,
     )
 
 
@@ -182,13 +185,16 @@ def _biased(
 ) -> Float[Array, "batch_heads rows keys"]:
     """Logits of the block of queries from `start` with what is added to them and the causal mask."""
     _, rows, seen = logits.shape
-    added = jnp.zeros((1, rows, seen)) if bias is None else bias[:, start : start + rows, :seen].astype(jnp.float32)
+    added = jnp.zeros((1, rows, seen))
+    if bias is not None:
+        added = bias[..., start : start + rows, :seen].astype(jnp.float32)
     if causal:
         last = np.arange(start, start + rows) + k_length - q_length
         # A query of a block sees at least its own key, so the exponentials of hidden ones are exactly zero.
-        added = jnp.where(jnp.asarray(np.arange(seen)[None, None, :] <= last[None, :, None]), added, MASKED)
+        visible = np.arange(seen)[None, :] <= last[:, None]
+        added = jnp.where(jnp.asarray(visible.reshape((1,) * (added.ndim - 2) + visible.shape)), added, MASKED)
     heads = logits.shape[0] // batch
-    added = jnp.broadcast_to(added[None], (batch, heads, rows, seen))
+    added = jnp.broadcast_to(added[None] if added.ndim == 3 else added, (batch, heads, rows, seen))
     return logits + added.reshape(logits.shape)
 
 

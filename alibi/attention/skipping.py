@@ -1,22 +1,26 @@
-"""Which blocks of logits ALiBi lets one leave out, with a proof.
+"""Which blocks of logits a bias lets one leave out, with a proof.
 
-No logit of a query exceeds U before its bias: the query's norm times the largest norm of a
-key, over sqrt(head_dim). Let l be the biased logit of the nearest key that the query sees,
-which has no bias if it is the query's own; the largest of its row is at least that. So with
-the excess x = U - l, relative to the row's largest exponential
+Before its bias no logit of a query exceeds U: the query's norm times the largest norm of a
+key, over sqrt(head_dim). Let l be the biased logit of the nearest key that the query sees;
+the largest logit of its row is at least that. A bias that is `bounded` says of a block of keys
+how large it is at most, b, and how large the sum of its exponentials, s. So with the excess
+x = U - l, relative to the row's largest exponential
 
-    one key at distance d                 <= exp(x - m d)
-    all keys at distances d, d + 1, ...   <= exp(x - m d) / (1 - exp(-m))
+    one key of the block           <= exp(x + b)
+    all keys of several blocks     <= exp(x) * (s of one + s of the next + ...)
 
-the second because a distance occurs once on each side. All this is computed from the
-queries and keys at hand when the program runs.
+Blocks are left out from the farthest one on, as long as the first is what float32 rounds to
+zero (`skip_epsilon` = 0), or the second no more than `skip_epsilon`. U and l are computed from
+the queries and keys at hand when the program runs. ALiBi's b is -m d, of the nearest key at
+distance d, and its s the geometric series of exp(-m d).
 
-One query that has already seen some keys knows more: the largest logit l and the sum s
-of exponentials relative to it. All keys of a set that it has not seen have together at
-most exp(U - l) / s times the sum of exp(-m d) of what it has gathered (`weight_left`).
+One query that has already seen some keys knows more: the largest logit l and the sum of
+exponentials relative to it. All keys that it has not seen have together at most
+exp(U - l) * (s of one block + ...), divided by that sum, of what it has gathered (`weight_left`).
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -27,7 +31,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.tiles import Plan, Sides, make_sides
-from alibi.positions import AlibiBias
+from alibi.positions.base import Bias, Blocks, Part
 from alibi.products import dot_rows
 
 # exp(-104) is below half of the smallest float32 above zero.
@@ -35,10 +39,8 @@ UNDERFLOW = 104.0
 # A logit may be off by this share of its norms' product: norms are computed in float32, and an
 # accelerator rounds a product's operands to bfloat16 or TF32 by default.
 LOGIT_ROUNDING = 2.0**-6
-# Of m d, by its rounding in float32.
+# Of a bias, by its rounding in float32.
 ROUNDING = 2.0**-20
-# A distance that says: this key is not seen.
-HIDDEN = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,7 @@ class Nearest:
     distances: np.ndarray
 
 
-def key_excess(
-    call: AttentionCall, slopes: Float[Array, " heads"], nearest: Nearest, plan: Plan
-) -> Float[Array, "batch heads q_blocks"]:
+def key_excess(call: AttentionCall, nearest: Nearest, plan: Plan) -> Float[Array, "batch heads q_blocks"]:
     """x of the module's proof, the largest of each block of queries, with what rounding may add.
 
     Infinite, so that nothing is skipped, where an input is not finite: of the whole head for a key
@@ -68,14 +68,29 @@ def key_excess(
     # No copy where each query's nearest key is its own.
     in_order = np.array_equal(nearest.indices, np.arange(k.shape[1]))
     of_nearest = dot_rows(q, k if in_order else k[:, nearest.indices])
-    penalty = slopes[None, None, :] * nearest.distances.astype(np.float32)[None, :, None]
     # Twice, as the logits of the far key and of the nearest may both be off.
     largest = (1.0 + 2 * LOGIT_ROUNDING) * of_queries * of_keys[:, None]
-    excess = (largest - of_nearest) * q.shape[-1] ** -0.5 + penalty
+    excess = (largest - of_nearest) * q.shape[-1] ** -0.5 - nearest_bias(call, nearest)
     excess = jnp.where(jnp.isnan(excess), jnp.inf, excess)
     # The last block is filled up with zeros: no excess is less, as no product exceeds that of its norms.
     excess = jnp.pad(excess, [(0, 0), (0, plan.q_blocks * plan.q_block - plan.q_length), (0, 0)])
     return excess.reshape(plan.batch, plan.q_blocks, -1, plan.heads).max(axis=2).swapaxes(1, 2)
+
+
+def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_or_1 q heads"]:
+    """The bias of each query and its nearest key; a query that has none counts as if it stood at that key."""
+    assert call.bias is not None
+    assert call.known_positions is not None
+    bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3))
+    keys = call.known_positions[1][nearest.indices].astype(np.int32)
+    queries = keys + nearest.distances.astype(np.int32) * np.where(call.known_positions[0] < keys, -1, 1)
+
+    def of_pair(query: Array, key: Array, index: Array, nearest: Array) -> Array:
+        part = Part(queries=(index, 1), keys=(nearest, 1))
+        return bias.cut(part)(query[None], key[None])[..., 0, 0].reshape(-1, call.query.shape[-2])
+
+    indices = np.arange(queries.size, dtype=np.int32), nearest.indices.astype(np.int32)
+    return jax.vmap(of_pair, out_axes=1)(*map(jnp.asarray, (queries.astype(np.int32), keys, *indices)))
 
 
 def key_ranges(call: AttentionCall, plan: Plan, sides: Sides) -> Int[Array, "groups q_blocks two"]:
@@ -111,13 +126,23 @@ def tiles_needed(call: AttentionCall, plan: Plan, sides: Sides) -> Bool[Array, "
         seen = seen & (behind < call.window) & (ahead < call.window)
     seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
     nearest = nearest_keys(call)
-    if nearest is None or call.skip_epsilon is None or not isinstance(call.bias, AlibiBias):
+    if nearest is None or not call.can_skip:
         return seen
-    slopes = lax.stop_gradient(call.bias.slopes).astype(jnp.float32)
-    excess = key_excess(call, slopes, nearest, plan)
-    farthest = skip_distance(slopes[None, :, None], excess, call.skip_epsilon, symmetric=call.bias.symmetric)
-    distance = jnp.maximum(behind, ahead) if call.bias.symmetric else behind
-    return seen & ~(jnp.broadcast_to(distance, seen.shape).astype(jnp.float32) > farthest[..., None])
+    assert call.bias is not None
+    assert call.options.skip_epsilon is not None
+    bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3).padded(*plan.padding))
+    count = np.minimum(plan.k_block, plan.k_length - plan.k_block * np.arange(plan.k_blocks))
+    blocks = Blocks(behind[:, 0], ahead[:, 0], plan.q_blocks, plan.k_blocks, count.reshape(1, 1, 1, -1))
+    excess = key_excess(call, nearest, plan)[..., None]
+    if call.options.skip_epsilon == 0:
+        return seen & ~(excess + bias.upper_bound(blocks) < -UNDERFLOW)
+    # Keys ascend, so the farthest before a query are in the first blocks, and those after it in the last ones.
+    sums = bias.log_sum_bound(blocks)
+    sums = jnp.broadcast_to(sums, jnp.broadcast_shapes(sums.shape, (1, 1, 1, plan.k_blocks)))
+    directions = [False] if call.causal else [False, True]
+    most = math.log(call.options.skip_epsilon / len(directions))
+    left_out = [excess + lax.cumlogsumexp(sums, axis=3, reverse=reverse) < most for reverse in directions]
+    return seen & ~functools.reduce(jnp.logical_or, left_out)
 
 
 def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Array, Array]:
@@ -126,38 +151,8 @@ def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Arra
     return by_block.min(axis=-1), by_block.max(axis=-1)
 
 
-def skip_distance(
-    slopes: Float[Array, "*#shape"],
-    excess: Float[Array, "*#shape"],
-    epsilon: float,
-    *,
-    symmetric: bool = False,
-) -> Float[Array, "*shape"]:
-    """The distance beyond which keys can be left out; infinite where nothing can be said.
-
-    Args:
-      slopes: m of a head.
-      excess: x of the module's proof, scaled as logits are.
-      epsilon: the share of a row's attention mass that may be lost; 0: only what float32
-        rounds to zero, so that with values of ordinary size the result is the same bit by bit.
-      symmetric: keys lie on both sides of a query.
-
-    A slope that is not positive and an excess that is not finite skip nothing.
-    """
-    if epsilon == 0:
-        slack = excess + UNDERFLOW
-    else:
-        slack = excess + math.log((2 if symmetric else 1) / epsilon) - jnp.log(-jnp.expm1(-slopes))
-    known = (slopes > 0) & jnp.isfinite(slack)
-    return jnp.where(known, slack / jnp.where(known, slopes, 1.0), jnp.inf)
-
-
 def weight_left(
-    slopes: Float[Array, " heads"],
-    bound: Float[Array, "batch heads"],
-    nearest: Int[Array, "batch heads_or_1 blocks"],
-    count: Int[Array, "batch heads_or_1 blocks"],
-    epsilon: float | None,
+    bias: Bias, bound: Float[Array, "batch heads"], blocks: Blocks, epsilon: float | None
 ) -> Float[Array, "batch heads blocks"]:
     """The logarithm of what all keys up to the end of each block have at most: the sum of their exponentials.
 
@@ -166,19 +161,18 @@ def weight_left(
     `g + stop_below(epsilon)`. Infinite or NaN, so that nobody stops, where nothing can be said.
 
     Args:
+      bias: bounded.
       bound: U, which no scaled logit exceeds before its bias, rounding included.
-      nearest: the least distance of a key of each block.
-      count: of the keys of each block that are seen.
+      blocks: one of queries, and those of the keys.
     """
-    slopes = slopes[None, :, None]
-    penalty = slopes * nearest.astype(jnp.float32)
-    largest = jnp.where(count > 0, ROUNDING * jnp.abs(penalty) - penalty, -jnp.inf)
+    of_block = bias.upper_bound(blocks)[:, :, 0]
+    count = jnp.asarray(blocks.key_count)[:, :, 0]
+    largest = jnp.where(count > 0, ROUNDING * jnp.abs(of_block) + of_block, -jnp.inf)
     if epsilon == 0:
         gathered = lax.cummax(largest, axis=2)
     else:
         gathered = lax.cumlogsumexp(largest + jnp.log(count.astype(jnp.float32)), axis=2)
-    # With a slope below zero the nearest key is not the one with the largest bias.
-    return jnp.where(slopes >= 0, bound[..., None], jnp.inf) + gathered
+    return bound[..., None] + gathered
 
 
 def stop_below(epsilon: float | None) -> float:
@@ -215,18 +209,3 @@ def _nearest_indices(queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.
         return before
     after = np.minimum(before + 1, keys.size - 1)
     return np.where(np.abs(keys[after] - queries) < np.abs(queries - keys[before]), after, before)
-
-
-def check_skipping(call: AttentionCall) -> None:
-    """Raises ValueError for an epsilon out of range, or above zero with a known slope below zero."""
-    epsilon = call.skip_epsilon
-    if epsilon is None:
-        return
-    if not 0 <= epsilon < 1:
-        raise ValueError(f"skip_epsilon={epsilon} must be from 0 to below 1, or None to skip nothing")
-    # With epsilon 0 a slope below zero is right: it skips nothing, and may be on its way through training.
-    if epsilon > 0 and call.known_slopes is not None and np.any(call.known_slopes < 0):
-        raise ValueError(
-            f"slopes={call.known_slopes.tolist()} have one below zero, which favours far keys; skip_epsilon={epsilon} "
-            "needs slopes of at least 0: use skip_epsilon=0, which skips nothing for such a head"
-        )

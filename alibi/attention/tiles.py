@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall, at_once, shown_to
 from alibi.attention.reference import dropout_factors
-from alibi.positions import AlibiBias, Bias
+from alibi.positions.base import Bias, Part
 
 # Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
 # products, larger ones leave the cache and compute more of what the causal mask hides.
@@ -29,7 +29,7 @@ class Plan:
       batch, heads, q_length, k_length: of the call, its batch dimensions taken together.
       batch_group, head_group: how many go together.
       q_block, k_block: queries and keys of a tile.
-      causal, window, dropout_rate, broadcast_dropout, precision: of the call.
+      causal, window, dropout_rate, broadcast_dropout, precision, platform: of the call.
     """
 
     batch: int
@@ -45,6 +45,7 @@ class Plan:
     dropout_rate: float
     broadcast_dropout: bool
     precision: jax.lax.PrecisionLike
+    platform: str
 
     @property
     def batch_groups(self) -> int:
@@ -64,6 +65,11 @@ class Plan:
         return batch * self.batch_group, head * self.head_group
 
     @property
+    def padding(self) -> tuple[int, int]:
+        """How many queries and keys fill up the last blocks."""
+        return self.q_blocks * self.q_block - self.q_length, self.k_blocks * self.k_block - self.k_length
+
+    @property
     def q_blocks(self) -> int:
         return -(-self.q_length // self.q_block)
 
@@ -72,15 +78,16 @@ class Plan:
         return -(-self.k_length // self.k_block)
 
 
-def make_plan(call: AttentionCall, platform: str) -> Plan:
-    """The sizes for `call` on `platform` ("cpu", "gpu", "tpu")."""
+def make_plan(call: AttentionCall) -> Plan:
+    """The sizes for `call` on the platform of its options."""
+    platform = call.options.platform
     heads, (q_length, k_length) = call.query.shape[-2], call.weights_shape[-2:]
     batch = math.prod(call.query.shape[:-3])
-    q_block, k_block = _block(q_length), _block(k_length)
+    q_block, k_block = (_block(length, call.options.block or BLOCK) for length in (q_length, k_length))
     room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
     batch_group = at_once(batch, room // (q_block * k_block), call.devices)
-    if platform == "cpu" and isinstance(call.bias, AlibiBias):
-        # A tile of two heads is needed as far as the slope with the longer reach needs it. Whatever is skipped, so
+    if platform == "cpu" and call.bias is not None and call.bias.bounded:
+        # A tile of two heads is needed as far as the head with the longer reach needs it. Whatever is skipped, so
         # that nothing is rounded otherwise for it. (docs/attention.md has what it wins and costs.)
         room //= 2
     head_group = at_once(heads, room // (batch_group * q_block * k_block), call.devices)
@@ -98,12 +105,13 @@ def make_plan(call: AttentionCall, platform: str) -> Plan:
         call.dropout_rate,
         call.broadcast_dropout,
         call.precision,
+        platform,
     )
 
 
-def _block(length: int) -> int:
+def _block(length: int, most: int) -> int:
     """Blocks of about equal size, so that little is filled up; a multiple of 8 if there are several."""
-    blocks = -(-length // BLOCK)
+    blocks = -(-length // most)
     return length if blocks == 1 else -(-length // (8 * blocks)) * 8
 
 
@@ -196,10 +204,19 @@ class Place:
     k_block: Any
 
 
-def tile_bias(bias: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array, "batch heads q k"]:
-    """The bias of one tile; its batch dimension is 1 where the entries have one."""
-    rows, columns = _positions(plan, sides, place)
-    block = bias.of_heads(place.head + jnp.arange(plan.head_group))(rows, columns)
+def part_of(plan: Plan, place: Place) -> Part:
+    """The part of the call that one tile is."""
+    return Part(
+        (place.batch, plan.batch_group),
+        (place.head, plan.head_group),
+        (place.q_block * plan.q_block, plan.q_block),
+        (place.k_block * plan.k_block, plan.k_block),
+    )
+
+
+def tile_bias(of_tile: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array, "batch heads q k"]:
+    """The bias of one tile, which it has been cut to; its batch dimension is 1 where the entries have one."""
+    block = of_tile(*_positions(plan, sides, place))
     return block if block.ndim == 4 else block[None]
 
 

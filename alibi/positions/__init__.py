@@ -1,13 +1,18 @@
-"""The registry of position methods: a method is a file of this package and a line here."""
+"""The registry of position methods: a method is a file of this package and a line here, or a class of any other one."""
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
 from alibi.positions.alibi_learned import AlibiLearned
-from alibi.positions.base import Bias, PositionMethod
+from alibi.positions.base import Bias, DistanceBias, Part, PositionMethod, per_head, per_key, per_query, static
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
 from alibi.positions.rotary import Rotary
@@ -24,7 +29,21 @@ METHODS: dict[str, type[PositionMethod]] = {
     "alibi_learned": AlibiLearned,
 }
 
-__all__ = ["METHODS", "AlibiBias", "Bias", "PositionMethod", "T5Bias", "alibi_bias", "make_position"]
+__all__ = [
+    "METHODS",
+    "AlibiBias",
+    "Bias",
+    "DistanceBias",
+    "Part",
+    "PositionMethod",
+    "T5Bias",
+    "alibi_bias",
+    "make_position",
+    "per_head",
+    "per_key",
+    "per_query",
+    "static",
+]
 
 
 def make_position(
@@ -38,30 +57,99 @@ def make_position(
 ) -> PositionMethod:
     """The method called `name`, with `options` for the fields that its class adds.
 
+    Args:
+      name: of the registry `METHODS`, or `package.module:Class` for a method that is defined elsewhere.
+
     Raises:
-      ValueError: an unknown name or option (the nearest is suggested), or an option
-        that the method refuses.
+      ValueError: an unknown name or option (the nearest is suggested), an option that the
+        method refuses, a class that can't be imported or is no position method, or a method
+        whose bias is none that attention can take.
     """
-    if name not in METHODS:
-        raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")
-    method = METHODS[name]
-    own = [field.name for field in dataclasses.fields(method)][len(dataclasses.fields(PositionMethod)) :]
-    options = options or {}
-    for option in options:
-        if option not in own:
-            raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, own)}")
-        default = getattr(method, option)
-        if type(options[option]) not in (type(default), *([int] if isinstance(default, float) else [])):
+    method = method_class(name)
+    known, options = method.options(), dict(options or {})
+    for option, value in options.items():
+        if option not in known:
+            raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, known)}")
+        options[option] = _converted(name, option, value, known[option])
+    made = method(num_heads=num_heads, head_dim=head_dim, width=width, train_length=train_length, **options)
+    check_bias(name, made)
+    return made
+
+
+def method_class(name: str) -> type[PositionMethod]:
+    """The class of a position method by its name in `METHODS`, or by `package.module:Class`; ValueError if there is none."""
+    if ":" not in name:
+        if name not in METHODS:
+            raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")
+        return METHODS[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"position={name}: {error}; write package.module:Class of a module that Python finds from here "
+            "(PYTHONPATH names further directories)"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, PositionMethod)):
+        raise ValueError(f"position={name} is no subclass of alibi.positions.PositionMethod, but {found!r}")
+    if lost := inspect.get_annotations(found).keys() - {field.name for field in dataclasses.fields(found)}:
+        raise ValueError(
+            f"position={name} has {', '.join(sorted(lost))}, which are no options of it; put "
+            "@dataclasses.dataclass(frozen=True) above the class"
+        )
+    return found
+
+
+def check_bias(name: str, method: PositionMethod) -> None:
+    """Raises ValueError for a bias that attention could not take, or parameters of equal names; computes nothing."""
+    heads, head_dim, width, q, k = method.num_heads, method.head_dim, method.width, 2, 3
+
+    def make_block() -> Any:
+        key = jax.random.key(0)
+        shared, of_layer = dict(method.init(key)), dict(method.init_layer(key))
+        if twice := sorted(shared.keys() & of_layer.keys()):
+            raise ValueError(f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one")
+        params = shared | of_layer
+        keys = jnp.zeros((1, k, heads, head_dim))
+        kept = method.keep(params, jnp.zeros((1, k, width)), keys, before=None)
+        bias = method.content_bias(params, keys[:, :q], jax.tree.map(lambda x: x[:, :q], kept), kept)
+        if bias is not None and not isinstance(bias, Bias):
+            got = f"an array of shape {bias.shape}" if hasattr(bias, "shape") else type(bias).__name__
             raise ValueError(
-                f"option {option}={options[option]!r} of position method {name!r} must be of type "
-                f"{type(default).__name__}, such as {default!r}"
+                f"the bias of position method {name!r} must be an alibi.positions.Bias, which gives any block of "
+                f"itself, and is {got}"
             )
-    return method(num_heads=num_heads, head_dim=head_dim, width=width, train_length=train_length, **options)
+        return None if bias is None else bias(jnp.arange(q), jnp.arange(k))
+
+    block = jax.eval_shape(make_block)
+    if block is None:
+        return
+    if block.shape not in ((heads, q, k), (1, heads, q, k)):
+        raise ValueError(
+            f"the bias of position method {name!r} gives a block of shape {block.shape} for {q} queries, {k} keys "
+            f"and {heads} heads; it must be [heads, q, k] = {(heads, q, k)}, or that for each sequence"
+        )
 
 
-def _suggestion(word: str, known: Mapping[str, Any] | list[str]) -> str:
-    names = list(known)
-    if not names:
+def _converted(name: str, option: str, value: Any, default: Any) -> Any:
+    """An option of the type of its default; a list becomes a tuple, so that the method stays hashable."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        value = tuple(value)
+    if isinstance(default, float) and type(value) is int:
+        value = float(value)
+    # Where the default is None or a sequence, what else it may be is the method's to say.
+    if default is None or isinstance(value, tuple) or type(value) is type(default):
+        return value
+    if isinstance(default, tuple) or value is None:
+        return value
+    raise ValueError(
+        f"option {option}={value!r} of position method {name!r} must be of type {type(default).__name__}, "
+        f"such as {default!r}"
+    )
+
+
+def _suggestion(word: str, known: Mapping[str, Any]) -> str:
+    if not known:
         return "; it has none"
-    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.0)[0]
-    return f"; did you mean {nearest!r}? There are: {', '.join(names)}"
+    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]
+    return f"; did you mean {nearest!r}? There are: {', '.join(known)}"

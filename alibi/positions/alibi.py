@@ -1,12 +1,13 @@
 """ALiBi: attention with linear biases (paper, section 3)."""
 
 import dataclasses
+from typing import Any
 
-import flax.struct
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.base import Params, PositionMethod, check_integers, rows_and_columns
+from alibi.positions.base import Blocks, DistanceBias, KnownPositions, Params, PositionMethod, per_head, static
 from alibi.slopes import alibi_slopes
 
 
@@ -32,36 +33,52 @@ def alibi_bias(
     return AlibiBias(alibi_slopes(num_heads, convention), symmetric)(query_positions, key_positions)
 
 
-@flax.struct.dataclass
-class AlibiBias:
+class AlibiBias(DistanceBias):
     """-m_h (i - j) for any block of positions.
 
     Attributes:
-      slopes: m of each head, float32 `[heads]`.
+      slopes: m of each head, float32.
       symmetric: use |i - j| in place of i - j.
     """
 
-    slopes: Float[Array, " heads"]
-    symmetric: bool = flax.struct.field(pytree_node=False, default=False)
+    bounded = True
+    slopes: Float[Array, " heads"] = per_head()
+    symmetric: bool = static(default=False)
 
-    def __call__(
-        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
+    def counted(self, distance: Any) -> Any:
+        return abs(distance) if self.symmetric else distance
+
+    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+        # Distances are subtracted as integers, which keeps nearby keys apart however long the sequence is.
+        distance = jnp.asarray(distance).astype(jnp.float32)[None]
+        return -self.slopes.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) * distance
+
+    def between(
+        self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]
     ) -> Float[Array, "*#batch heads q k"]:
-        """The bias of one block, float32."""
-        check_integers("query", query_positions)
-        check_integers("key", key_positions)
-        # Subtracting before the cast keeps nearby keys apart, however long the sequence is.
-        rows, columns = rows_and_columns(query_positions, key_positions)
-        distance = rows - columns
-        if self.symmetric:
-            distance = jnp.abs(distance)
-        distance = jnp.expand_dims(distance.astype(jnp.float32), -3)
-        slopes = self.slopes.astype(jnp.float32).reshape((1,) * (distance.ndim - 3) + (-1, 1, 1))
-        return -slopes * distance
+        # A product costs less than to read it from a table.
+        distance = jnp.expand_dims(self.counted(rows - columns).astype(jnp.float32), -3)
+        return -self.slopes.astype(jnp.float32).reshape((1,) * (distance.ndim - 3) + (-1, 1, 1)) * distance
 
-    def of_heads(self, heads: Integer[Array, " some"]) -> "AlibiBias":
-        """The same bias for these heads alone."""
-        return dataclasses.replace(self, slopes=self.slopes[heads])
+    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "AlibiBias":
+        del query_positions, key_positions
+        return self
+
+    def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
+        nearest = jnp.maximum(jnp.maximum(blocks.behind, blocks.ahead), 0) if self.symmetric else blocks.behind
+        bound = self.at(nearest)
+        # A slope below zero favours far keys, and nothing is known of how far.
+        bound = jnp.where((self.slopes >= 0).reshape(-1, 1, 1, 1), bound, jnp.inf)
+        return jnp.moveaxis(bound, 0, 1)
+
+    def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
+        # A distance occurs once, so the sum is at most 1 + exp(-m) + ..., as many terms as there are keys.
+        slopes = self.slopes.astype(jnp.float32).reshape(1, -1, 1, 1)
+        known = slopes > 0
+        slopes = jnp.where(known, slopes, 1.0)
+        count = jnp.asarray(blocks.key_count, jnp.float32)
+        geometric = jnp.log(-jnp.expm1(-slopes * count)) - jnp.log(-jnp.expm1(-slopes))
+        return self.upper_bound(blocks) + jnp.where(known, geometric, jnp.log(count))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +89,8 @@ class Alibi(PositionMethod):
       slopes: slope convention, `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`).
       draw: which random ones; no other slopes depend on it.
     """
+
+    shift_invariant = True
 
     slopes: str = "paper"
     draw: int = 0

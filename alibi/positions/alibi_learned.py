@@ -1,7 +1,6 @@
 """ALiBi whose slopes are trained, which the paper tried and left (footnote 11): they extrapolated worse."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
@@ -18,8 +17,6 @@ class AlibiLearned(Alibi):
     Its logarithm is the parameter, so that it stays above zero. The paper doesn't say how
     its own trainable slopes were made.
     """
-
-    learns: ClassVar[bool] = True
 
     def init(self, key: PRNGKeyArray) -> Params:
         del key

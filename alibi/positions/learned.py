@@ -1,7 +1,6 @@
 """Learned position embeddings: a table with a row for each position of training."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ class Learned(PositionMethod):
     """
 
     num_positions: int = 0
-    learns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.num_positions and self.num_positions < self.train_length:

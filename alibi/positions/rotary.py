@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float
 
 from alibi.positions.base import Params, PositionMethod, Positions
 
@@ -24,6 +24,8 @@ class Rotary(PositionMethod):
       ValueError: an odd head_dim, or a base that is not above 0.
     """
 
+    shift_invariant = True
+
     base: float = 10_000.0
 
     def __post_init__(self) -> None:
@@ -32,22 +34,28 @@ class Rotary(PositionMethod):
         if not self.base > 0:
             raise ValueError(f"rotary needs a base above 0, such as 10000, and got base={self.base}")
 
-    def rotate(
-        self,
-        params: Params,
-        query: Float[Array, "*batch q heads head_dim"],
-        key: Float[Array, "*batch k heads head_dim"],
-        query_positions: Integer[Array, "*#batch q"],
-        key_positions: Integer[Array, "*#batch k"],
-    ) -> tuple[Float[Array, "*batch q heads head_dim"], Float[Array, "*batch k heads head_dim"]]:
+    def queries(
+        self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
+    ) -> Float[Array, "*batch q heads head_dim"]:
         del params
-        return self._turn(query, query_positions), self._turn(key, key_positions)
+        return self.turn(query, positions)
 
-    def _turn(
+    def keys(
+        self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
+    ) -> Float[Array, "*batch k heads head_dim"]:
+        del params
+        return self.turn(key, positions)
+
+    def frequencies(self) -> np.ndarray:
+        """The angle of each pair of features, in radians a token, float64 `[head_dim / 2]`."""
+        half = self.head_dim // 2
+        return self.base ** (-np.arange(half) / half)
+
+    def turn(
         self, x: Float[Array, "*batch length heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch length heads head_dim"]:
-        half = self.head_dim // 2
-        frequencies = (self.base ** (-np.arange(half) / half)).astype(np.float32)
+        """Features turned by the angles of their positions, of the dtype that they had."""
+        half, frequencies = self.head_dim // 2, self.frequencies().astype(np.float32)
         angles = jnp.expand_dims(positions.astype(jnp.float32), (-1, -2))
         angles = angles * frequencies.reshape((1,) * (angles.ndim - 1) + (-1,))
         angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)

@@ -2,15 +2,13 @@
 
 import dataclasses
 import functools
-from typing import ClassVar
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import Params, PositionMethod, rows_and_columns
+from alibi.positions.base import DistanceBias, Params, PositionMethod, per_head, static
 
 
 @functools.cache
@@ -28,30 +26,20 @@ def causal_buckets(num_buckets: int, max_distance: int) -> np.ndarray:
     return np.where(distance < exact, distance, far).astype(np.int32)
 
 
-@flax.struct.dataclass
-class T5Bias:
-    """table[bucket(i - j), h] for any block of positions; keys after the query share bucket 0.
+class T5Bias(DistanceBias):
+    """table[bucket(i - j), h]; keys after the query share bucket 0.
 
     Attributes:
-      table: float32 `[buckets, heads]`.
+      table: float32.
       max_distance: tokens; from here on there is one bucket.
     """
 
-    table: Float[Array, "buckets heads"]
-    max_distance: int = flax.struct.field(pytree_node=False)
+    table: Float[Array, "buckets heads"] = per_head(axis=1)
+    max_distance: int = static()
 
-    def __call__(
-        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
-    ) -> Float[Array, "*#batch heads q k"]:
-        """The bias of one block, float32."""
-        rows, columns = rows_and_columns(query_positions, key_positions)
-        distance = jnp.clip(rows - columns, 0, self.max_distance)
-        by_distance = self.table[causal_buckets(self.table.shape[0], self.max_distance)].astype(jnp.float32)
-        return jnp.moveaxis(by_distance.T[:, distance], 0, -3)
-
-    def of_heads(self, heads: Integer[Array, " some"]) -> "T5Bias":
-        """The same bias for these heads alone."""
-        return dataclasses.replace(self, table=self.table[:, heads])
+    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+        buckets = jnp.asarray(causal_buckets(self.table.shape[0], self.max_distance))
+        return self.table.T.astype(jnp.float32)[:, buckets[jnp.minimum(distance, self.max_distance)]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +51,10 @@ class T5(PositionMethod):
       max_distance: tokens; greater distances fall into the last bucket.
     """
 
+    shift_invariant = True
+
     num_buckets: int = 32
     max_distance: int = 128
-    learns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.num_buckets < 2 or self.max_distance <= self.num_buckets // 2:

@@ -19,20 +19,19 @@ def computed_weights(
     backward pass but for a factor. Time would need contenders of each group of heads alone,
     and drifts by more than a skipped tile.
     """
-    import jax
-
     from alibi.attention.backends import choose
-    from alibi.attention.call import AttentionCall
+    from alibi.attention.call import AttentionCall, AttentionOptions
     from alibi.attention.skipping import ranges_of
     from alibi.attention.tiles import make_plan
     from alibi.positions import AlibiBias
 
     positions, bias = np.arange(query.shape[1]), AlibiBias(slopes)
-    call = AttentionCall(query, key, value, bias, True, positions, positions, skip_epsilon=skip_epsilon)
-    platform = jax.default_backend()
-    if (choose(call, platform) if backend == "auto" else backend) != "blocked":
+    call = AttentionCall(
+        query, key, value, bias, True, positions, positions, options=AttentionOptions(skip_epsilon=skip_epsilon)
+    )
+    if (choose(call) if backend == "auto" else backend) != "blocked":
         return None
-    plan = make_plan(call, platform)
+    plan = make_plan(call)
     ranges = ranges_of(call, plan)
     tiles = (ranges[..., 1] - ranges[..., 0]).sum(axis=-1).reshape(plan.batch_groups, plan.head_groups).sum(axis=0)
     of_head = tiles * plan.batch_group * plan.q_block * plan.k_block

@@ -75,7 +75,7 @@ def _token(shape: Shape, way: Way) -> Step:
     import jax.numpy as jnp
 
     from alibi import alibi_slopes, attend
-    from alibi.attention.decoding import norm_of_all
+    from alibi.attention.cache import norm_of_all
 
     @jax.jit
     def token(index: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, norm: jax.Array) -> jax.Array:

@@ -21,10 +21,11 @@ from alibi.attention.augmented import (
     cannot_augment,
 )
 from alibi.attention.backends import compute
-from alibi.attention.call import AttentionCall, dense
+from alibi.attention.call import AttentionCall, AttentionOptions, dense
 from alibi.positions import AlibiBias
 from alibi.positions.t5 import T5Bias
 from alibi.slopes import alibi_slopes
+from tests.attention.calls import on
 
 
 def _inputs(batch, length, heads, head_dim, value_dim=None, dtype=jnp.float32):
@@ -37,11 +38,13 @@ def _inputs(batch, length, heads, head_dim, value_dim=None, dtype=jnp.float32):
 def _call(query, key, value, slopes, first=0, window=None):
     positions = first + np.arange(query.shape[-3])
     known = {"query_positions": positions, "key_positions": positions}
-    return AttentionCall(query, key, value, bias=AlibiBias(slopes), causal=True, window=window, **known)
+    return AttentionCall(
+        query, key, value, bias=AlibiBias(slopes), causal=True, options=AttentionOptions(window=window), **known
+    )
 
 
 def _on_cpu(call):
-    return augmented_attention(call, "cpu")
+    return augmented_attention(call)
 
 
 def _value_and_gradients(attention, query, key, value, out, slopes, window=None):
@@ -158,7 +161,7 @@ def _module(platform, target, shape, dtype, gradient, disabled_checks=(), window
     """The StableHLO of the attention or its gradients for a platform that need not be here."""
 
     def loss(*arguments):
-        return augmented_attention(_call(*arguments, window=window), platform).astype(jnp.float32).sum()
+        return augmented_attention(on(_call(*arguments, window=window), platform)).astype(jnp.float32).sum()
 
     function = jax.grad(loss, argnums=(0, 1, 2, 3)) if gradient else loss
     arrays = [jax.ShapeDtypeStruct(shape, dtype)] * 3 + [jax.ShapeDtypeStruct((shape[2],), jnp.float32)]
@@ -209,9 +212,9 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     half = {name: getattr(call, name).astype(jnp.bfloat16) for name in ("query", "key", "value")}
     wide = {name: jnp.zeros((1, 8, 2, 128), jnp.bfloat16) for name in half}
     later = np.arange(8) + 1
-    assert cannot_augment(call, "cpu") == ""
-    assert cannot_augment(dataclasses.replace(call, devices=1), "tpu") == ""
-    assert cannot_augment(dataclasses.replace(call, **half), "gpu") == ""
+    assert cannot_augment(call) == ""
+    assert cannot_augment(on(dataclasses.replace(call, devices=1), "tpu")) == ""
+    assert cannot_augment(on(dataclasses.replace(call, **half), "gpu")) == ""
     refused = [
         ({"bias": None}, "cpu", "its bias is not"),
         ({"bias": T5Bias(jnp.zeros((4, 2)), 8)}, "cpu", "its bias is not"),
@@ -233,7 +236,7 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     ]
     for changes, platform, reason in refused:
         changed = dataclasses.replace(call, **changes)
-        assert reason in cannot_augment(changed, platform)
+        assert reason in cannot_augment(on(changed, platform))
         if platform == "cpu":
             with pytest.raises(ValueError, match=f"backend 'augmented' can't do this call: .*{reason}"):
                 compute(changed, "augmented")

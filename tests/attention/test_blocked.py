@@ -11,11 +11,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from alibi import alibi_slopes, attend
 from alibi.attention import tiles
 from alibi.attention.backends import BACKENDS, choose, table
-from alibi.attention.call import AttentionCall
+from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.reference import dropout_factors
-from alibi.attention.skipping import LOGIT_ROUNDING, ranges_of, skip_distance
+from alibi.attention.skipping import LOGIT_ROUNDING, ranges_of
 from alibi.attention.tiles import make_plan
 from alibi.positions import AlibiBias, make_position
+from tests.attention import calls
 
 
 @pytest.fixture
@@ -153,8 +154,10 @@ def test_the_share_of_dropped_weights_is_the_rate():
 )
 def test_heads_with_reaches_of_their_own_share_no_tile(bias, batch, epsilon, platform, groups, devices):
     x, positions = jnp.zeros((batch, 2048, 8, 16)), np.arange(2048)
-    call = AttentionCall(x, x, x, bias, True, positions, positions, skip_epsilon=epsilon)
-    plan = make_plan(call, platform)
+    call = AttentionCall(
+        x, x, x, bias, True, positions, positions, options=AttentionOptions(skip_epsilon=epsilon, platform=platform)
+    )
+    plan = make_plan(call)
     assert (plan.batch_group, plan.head_group) == groups
 
 
@@ -177,8 +180,9 @@ def small_tiles(devices, monkeypatch):
 def blocks_computed(q, k, v, slopes, epsilon):
     """Of each head, how many blocks of keys each block of queries goes through, `[heads, q_blocks]`."""
     positions, bias = np.arange(q.shape[1]), AlibiBias(jnp.asarray(slopes))
-    call = AttentionCall(*map(jnp.asarray, (q, k, v)), bias, True, positions, positions, skip_epsilon=epsilon)
-    first, after_last = np.moveaxis(ranges_of(call, make_plan(call, "cpu")), -1, 0)
+    options = AttentionOptions(skip_epsilon=epsilon)
+    call = AttentionCall(*map(jnp.asarray, (q, k, v)), bias, True, positions, positions, options=options)
+    first, after_last = np.moveaxis(ranges_of(call, make_plan(call)), -1, 0)
     return after_last - first
 
 
@@ -188,7 +192,7 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
     length, size, slope = 2048, 8.0, 0.2
     along = np.broadcast_to(size * np.eye(16, dtype=np.float32)[0], (1, length, 1, 16))
     excess = (2 + 2 * LOGIT_ROUNDING) * size * size / 4  # 2 U and rounding, as head_dim is 16
-    reach = float(jax.jit(skip_distance, static_argnums=2)(slope, excess, epsilon))
+    reach = float(calls.reach(slope, excess, epsilon))
     # (2 U + 104) / m for 0 and (2 U + 13.8 + 1.7) / m for 1e-6; the block that reach ends in counts.
     assert -(-reach // 64) + 1 == blocks
     incoming = np.ones((1, length, 1, 1), np.float32)
@@ -225,7 +229,7 @@ def test_a_near_key_with_a_great_logit_puts_more_out_of_reach(epsilon, blocks, s
     q = np.random.default_rng(0).standard_normal((1, 2048, 1, 16), np.float32)
     q *= 8.0 / np.linalg.norm(q, axis=-1, keepdims=True)
     excess = 2 * LOGIT_ROUNDING * 64 / 4  # what may be lost by rounding
-    reach = float(jax.jit(skip_distance, static_argnums=2)(0.2, excess, epsilon))
+    reach = float(calls.reach(0.2, excess, epsilon))
     assert -(-reach // 64) + 1 == blocks
     assert blocks_computed(q, q, q, [0.2], epsilon)[0].max() == blocks
     exact, rough = (
@@ -361,12 +365,12 @@ def call(batch, q, k, heads=8, *, dtype=jnp.float32, **arguments):
 
 
 def test_auto_takes_what_can_do_the_call(unchecked):
-    assert choose(call(4, 128, 128), "cpu") == "saved"
-    assert [choose(call(4, length, length), "cpu") for length in (1024, 1025)] == ["saved", "blocked"]
+    assert choose(call(4, 128, 128)) == "saved"
+    assert [choose(call(4, length, length)) for length in (1024, 1025)] == ["saved", "blocked"]
     dropout = {"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)}
-    assert choose(call(4, 128, 128, **dropout), "cpu") == "reference"
-    assert choose(call(4, 1024, 1024, **dropout), "cpu") == "blocked"
-    assert choose(call(4, 8192, 8192, sow=lambda weights: None), "cpu") == "reference"  # only it has the weights
-    assert choose(call(1, 16384, 16384), "gpu") == "blocked"  # cuDNN's flash kernel has no float32
+    assert choose(call(4, 128, 128, **dropout)) == "reference"
+    assert choose(call(4, 1024, 1024, **dropout)) == "blocked"
+    assert choose(call(4, 8192, 8192, sow=lambda weights: None)) == "reference"  # only it has the weights
+    assert choose(calls.on(call(1, 16384, 16384), "gpu")) == "blocked"  # cuDNN's flash kernel has no float32
     for rule in table().splitlines()[2:]:
         assert rule.split("|")[3].strip() in BACKENDS

@@ -4,14 +4,13 @@ import functools
 
 import flax.linen as nn
 import flax.nnx as nnx
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
-from alibi.positions import AlibiBias
+from alibi.positions import AlibiBias, Bias, per_head
 
 HEADS, DIM = 4, 8
 
@@ -69,18 +68,14 @@ def test_nearer_keys_get_more_weight() -> None:
     np.testing.assert_allclose(weights, expected / expected.sum(-1, keepdims=True), rtol=1e-5)
 
 
-@flax.struct.dataclass
-class Shortcut:
+class Shortcut(Bias):
     """A bias +m j that leaves the query's position out."""
 
-    slopes: jax.Array
+    m: jax.Array = per_head()
 
     def __call__(self, query_positions: jax.Array, key_positions: jax.Array) -> jax.Array:
-        row = self.slopes[:, None, None] * key_positions[None, None, :]
-        return jnp.broadcast_to(row, (self.slopes.size, query_positions.size, key_positions.size))
-
-    def of_heads(self, heads: jax.Array) -> "Shortcut":
-        return self.replace(slopes=self.slopes[heads])
+        row = self.m[:, None, None] * key_positions[None, None, :]
+        return jnp.broadcast_to(row, (self.m.size, query_positions.size, key_positions.size))
 
 
 def test_the_causal_shortcut_is_equal_only_under_a_causal_mask() -> None:

@@ -11,12 +11,12 @@ import pytest
 from alibi import alibi_slopes, attend
 from alibi.attention import backends, decoding
 from alibi.attention.backends import choose
-from alibi.attention.call import AttentionCall, dense
-from alibi.attention.decoding import norm_of_all
-from alibi.attention.skipping import LOGIT_ROUNDING, skip_distance
-from alibi.block import KeyNormCache
+from alibi.attention.cache import KeyValues, Slots, norm_of_all
+from alibi.attention.call import AttentionCall, AttentionOptions, dense
+from alibi.attention.skipping import LOGIT_ROUNDING
 from alibi.model import build_model
 from alibi.positions import AlibiBias
+from tests.attention.calls import on, reach
 
 EPSILONS = (None, 0.0, 1e-6)
 
@@ -36,7 +36,9 @@ def inputs(k, heads, head_dim, *, batch=2, kv_heads=None, seed=0):
 def as_call(q, k, v, slopes, epsilon=0.0, **arguments):
     positions = {"query_positions": np.arange(k.shape[1] - 1, k.shape[1]), "key_positions": np.arange(k.shape[1])}
     arguments = {**positions, **arguments}
-    return AttentionCall(q, k, v, bias=AlibiBias(slopes), causal=True, skip_epsilon=epsilon, **arguments)
+    return AttentionCall(
+        q, k, v, bias=AlibiBias(slopes), causal=True, options=AttentionOptions(skip_epsilon=epsilon), **arguments
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("epsilons", "knows"))
@@ -96,14 +98,13 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(blocks):
         arrays = q, jnp.where(is_far, q, -q), is_far.astype(jnp.float32)  # so the result is the far key's weight
         return [decoding.attended_and_blocks(as_call(*arrays, slope, epsilon)) for epsilon in EPSILONS]
 
-    reach_of = jax.jit(skip_distance, static_argnums=2)
-    reaches = [int(np.asarray(reach_of(slope, 2 * bound, epsilon))[0]) for epsilon in EPSILONS[1:]]
-    for distance in (*(reach + more for reach in reaches for more in (-3, 200)), 1000, 70):
+    reaches = [int(reach(slope, 2 * bound, epsilon)[0]) for epsilon in EPSILONS[1:]]
+    for distance in (*(far + more for far in reaches for more in (-3, 200)), 1000, 70):
         (every, all_blocks), *skipping = jax.device_get(weights_of(length - 1 - distance))
-        for epsilon, reach, (skipped, some_blocks) in zip(EPSILONS[1:], reaches, skipping, strict=True):
+        for epsilon, far, (skipped, some_blocks) in zip(EPSILONS[1:], reaches, skipping, strict=True):
             assert abs(every - skipped).max() <= epsilon
             assert some_blocks[0, 0] < all_blocks[0, 0] == length // 64
-            if distance < reach / 2:
+            if distance < far / 2:
                 assert skipped.max() > 0.9
 
 
@@ -115,13 +116,12 @@ def test_steep_heads_read_few_blocks_however_long_the_cache_is(blocks):
     *_, (every, *skipping) = dense_and_decoded(q, k, v, np.asarray([2047, 4095]), EPSILONS)
     np.testing.assert_array_equal(every, [[32] * 8, [64] * 8])
     bound = (1 + LOGIT_ROUNDING) * np.linalg.norm(q[0, 0], axis=-1) * np.linalg.norm(k[1], axis=-1).max(axis=0) / 4
-    reach_of = jax.jit(skip_distance, static_argnums=2)
     totals = []
     for epsilon, blocks_read in zip(EPSILONS[1:], skipping, strict=True):
         short, long = np.asarray(blocks_read)
         # No more than what is out of reach before any key is seen, and the block that a window begins in;
         # with the sums of blocks, which know only the nearest key of each, one more.
-        window = reach_of(alibi_slopes(8), 2 * bound, epsilon)
+        window = reach(alibi_slopes(8), 2 * bound, epsilon)
         assert (long <= np.minimum(np.ceil(window / 64) + 1 + (epsilon > 0), 64)).all()
         assert (np.diff(long) >= 0).all()
         assert (short <= long).all()
@@ -200,15 +200,15 @@ def test_fewer_key_heads_no_batch_and_vmap(blocks):
 
 def test_auto_takes_it_for_one_query_on_one_cpu(unchecked):
     shared = as_call(*map(jnp.asarray, inputs(2048, 2, 16)), alibi_slopes(2))
-    assert choose(dataclasses.replace(shared, key_norm=jnp.ones((2, 2))), "cpu") == "reference"
+    assert choose(dataclasses.replace(shared, key_norm=jnp.ones((2, 2)))) == "reference"
     unknown = dataclasses.replace(shared, devices=1)
     call = dataclasses.replace(unknown, key_norm=jnp.ones((2, 2)))
-    assert choose(call, "cpu") == "decoding"
-    assert choose(call, "gpu") == "reference"
-    assert choose(unknown, "cpu") == "reference"  # finding it costs more than the loop saves
+    assert choose(call) == "decoding"
+    assert choose(on(call, "gpu")) == "reference"
+    assert choose(unknown) == "reference"  # finding it costs more than the loop saves
     q, k, v = map(jnp.asarray, inputs(16, 2, 16))
-    assert choose(as_call(q, k, v, alibi_slopes(2)), "cpu") == "saved"
-    with pytest.raises(ValueError, match="'decoding' can't do this call: its bias is not ALiBi's"):
+    assert choose(as_call(q, k, v, alibi_slopes(2))) == "saved"
+    with pytest.raises(ValueError, match="'decoding' can't do this call: its bias has no upper bound"):
         attend(q, k, v, backend="decoding")
     with pytest.raises(ValueError, match="it is for one query of each sequence, and got 16"):
         attend(k, k, v, slopes=alibi_slopes(2), backend="decoding")
@@ -225,7 +225,7 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     started = jax.jit(functools.partial(model.init, decode=True))(jax.random.key(0), np.zeros((2, 4096), np.int32))
     cache = started["cache"]
-    assert not np.any(cache["layers_0"]["key_norm"]["largest"])
+    assert not np.any(cache["layers_0"]["held"].key_norm)
     monkeypatch.setattr(decoding, "BLOCK", 4)
     known = []
     run = decoding.decoding_attention
@@ -238,9 +238,8 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
         return model.apply(now, token, positions=positions, decode=True, mutable=["cache"])
 
     compiled = step.lower(cache, tokens[:, :1], np.zeros((2, 1), np.int32)).compile()
-    # The dense formula holds two transposed copies. (What `KeyNormCache` guards against shows only with the
-    # optimizations that tests leave out.)
-    assert compiled.memory_analysis().temp_size_in_bytes < cache["layers_0"]["attention"]["cached_value"].nbytes
+    # The dense formula holds two transposed copies.
+    assert compiled.memory_analysis().temp_size_in_bytes < cache["layers_0"]["held"].value.nbytes
     for i in range(12):
         # The second sequence begins at position 100: only distances count.
         logits, updated = compiled(cache, tokens[:, i : i + 1], np.asarray([[i], [100 + i]], np.int32))
@@ -248,20 +247,19 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
         np.testing.assert_allclose(np.asarray(logits)[:, 0], whole[:, i], atol=2e-5)
     assert len(known) == 1
     assert known[0] is not None
-    norms = np.linalg.norm(cache["layers_0"]["attention"]["cached_key"], axis=-1)
-    np.testing.assert_allclose(cache["layers_0"]["key_norm"]["largest"], norms.max(axis=1), rtol=1e-6)
+    norms = np.linalg.norm(cache["layers_0"]["held"].key, axis=-1)
+    np.testing.assert_allclose(cache["layers_0"]["held"].key_norm, norms.max(axis=1), rtol=1e-6)
 
 
-def test_the_remembered_norm_is_of_all_keys_or_says_that_it_is_not():
-    """A key that is no number stays known, and of a cache filled by other means nothing is."""
-    norms, value = KeyNormCache(), np.zeros((1, 4, 2, 3), np.float32)
-    keys = value.copy()
+def test_the_remembered_norm_is_of_all_keys_and_a_key_that_is_no_number_stays_known():
+    keys = np.zeros((1, 4, 2, 3), np.float32)
     keys[0, :, :, 0] = np.transpose([[1.0, np.nan, 5.0, 2.0], np.arange(4)])
-    remember = jax.jit(functools.partial(norms.apply, mutable=["cache"]))
-    variables = jax.jit(norms.init)(jax.random.key(0), value, value, -1)
-    found = []
-    for newest in (0, 1, 2, 3, 7):  # past the end Flax writes into the last slot, again and again
-        largest, variables = remember(variables, keys, value, newest)
-        found.append(np.asarray(largest)[0])
-    np.testing.assert_array_equal(found, [[1, 0], [np.nan, 1], [np.nan, 2], [np.nan, 3], [np.nan, 3]])
-    assert np.isposinf(remember({}, keys, value, 3)[0]).all(), "older keys may be larger"
+    slots, one = Slots.empty(1, 4, 4), jnp.zeros((1, 1, 2, 3))
+    held, found = KeyValues.empty(4, one, one, None), []
+    for newest in range(4):
+        position = jnp.full((1, 1), newest)
+        held = held.append(slots, jnp.asarray(keys[:, newest : newest + 1]), one, None)
+        slots = slots.append(position, position)
+        found.append(np.asarray(held.key_norm)[0])
+    np.testing.assert_array_equal(found, [[1, 0], [np.nan, 1], [np.nan, 2], [np.nan, 3]])
+    np.testing.assert_array_equal(held.key, keys)

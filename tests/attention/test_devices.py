@@ -20,6 +20,7 @@ from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_plan
 from alibi.batch_split import heads_sharding
 from alibi.positions import AlibiBias, make_position
+from tests.attention.calls import on
 
 attend_module = importlib.import_module("alibi.attention.attend")  # the package has a function of that name
 SPLIT = P(("data", "fsdp"), None, "tensor")
@@ -130,7 +131,7 @@ def test_each_device_skips_by_its_own_heads():
     seen = []
 
     def own_plan(own):
-        plan = make_plan(own, "cpu")
+        plan = make_plan(own)
         seen.append((own.query.shape[2], plan.head_group, nearest_keys(own) is not None))
         return blocked_attention(own)
 
@@ -138,7 +139,7 @@ def test_each_device_skips_by_its_own_heads():
     def on_each(*arrays):
         sides = {"query_segments": segments, "key_segments": segments}
         call = AttentionCall(*arrays, bias, True, positions, positions, **sides)
-        assert make_plan(call, "cpu").head_group == 4
+        assert make_plan(call).head_group == 4
         return on_each_device(call, fitting_sharding(call, sharding), own_plan)
 
     attended = on_each(*arrays)
@@ -189,7 +190,7 @@ def test_splash_attention_lowers_for_several_tpus(gradient):
     def attention(query, key, value):
         positions = np.arange(256)
         call = AttentionCall(query, key, value, AlibiBias(alibi_slopes(4)), True, positions, positions)
-        return on_each_device(call, fitting_sharding(call, sharding), lambda own: augmented_attention(own, "tpu"))
+        return on_each_device(call, fitting_sharding(call, sharding), lambda own: augmented_attention(on(own, "tpu")))
 
     step = jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2)) if gradient else attention
     with jax.sharding.use_abstract_mesh(sharding.mesh):

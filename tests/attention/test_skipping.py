@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from alibi.attention import tiles
-from alibi.attention.call import AttentionCall
-from alibi.attention.skipping import UNDERFLOW, key_ranges, skip_distance
+from alibi.attention.call import AttentionCall, AttentionOptions
+from alibi.attention.skipping import UNDERFLOW, key_ranges
 from alibi.attention.tiles import make_plan, make_sides
-from alibi.positions import AlibiBias
+from alibi.positions import AlibiBias, T5Bias
+from alibi.positions.base import Blocks
 
 SLOPES = np.float32([4.0, 0.5, 0.1, 0.0])
 HEAD_DIM = 4
@@ -94,7 +95,7 @@ def weights_and_seen(q, k, query_positions, key_positions, causal, window):
 
 def weights_computed(call):
     """Which weights are in a tile that is computed, `[heads, q, k]`."""
-    plan = make_plan(call, "cpu")
+    plan = make_plan(call)
     assert (plan.head_group, plan.groups) == (1, SLOPES.size)
     first, after_last = np.moveaxis(np.asarray(key_ranges(call, plan, make_sides(call, plan))), -1, 0)
     block = np.arange(plan.k_blocks)
@@ -117,9 +118,9 @@ def test_what_is_left_out_weighs_no_more_than_epsilon(form):
             bias=bias,
             query_positions=query_positions,
             key_positions=key_positions,
-            skip_epsilon=epsilon,
+            causal=hides["causal"],
+            options=AttentionOptions(window=hides["window"], skip_epsilon=epsilon),
             devices=1,
-            **hides,
         )
         weights, seen = weights_and_seen(q.astype(np.float64), k, query_positions, key_positions, **hides)
         inside = weights_computed(call)
@@ -146,7 +147,7 @@ def test_an_input_that_is_no_number_skips_nothing():
             causal=True,
             query_positions=positions,
             key_positions=positions,
-            skip_epsilon=1e-6,
+            options=AttentionOptions(skip_epsilon=1e-6),
             devices=1,
         )
         of_it, of_another_head, *_ = weights_computed(call)
@@ -156,15 +157,15 @@ def test_an_input_that_is_no_number_skips_nothing():
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.5])
-def test_all_keys_out_of_reach_together_weigh_epsilon(epsilon, symmetric):
-    """Each as great as the bound allows, on all sides; those from two positions nearer would weigh more."""
-    slopes, excess = np.float32([0.004, 0.1, 0.5, 2.0]), 5.0
-    reach = np.asarray(skip_distance(jnp.asarray(slopes), jnp.full(4, excess), epsilon, symmetric=symmetric))
-
-    def together(first):
-        distances = np.maximum(first, 1)[:, None] + np.arange(20_000)
-        return (1 + symmetric) * np.exp(excess - slopes[:, None].astype(np.float64) * distances).sum(axis=1)
-
-    assert (together(np.floor(reach) + 1) <= epsilon).all()
-    assert (together(np.floor(reach) - 1) > epsilon).all()
+def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
+    """Of blocks of 16 keys that end at a distance: the geometric series of ALiBi, and of others each as the nearest."""
+    distances = np.asarray([0, 3, 700])
+    blocks = Blocks(distances[None, None], -distances[None, None] - 15, 1, 3, np.full((1, 1, 1, 3), 16))
+    biases = [AlibiBias(jnp.asarray(SLOPES), symmetric), T5Bias(jnp.ones((4, 2)), 8)]
+    bound, together = biases[0].upper_bound(blocks)[0, :, 0], biases[0].log_sum_bound(blocks)[0, :, 0]
+    exact = -SLOPES[:, None, None].astype(np.float64) * (distances[:, None] + np.arange(16))
+    np.testing.assert_allclose(bound, exact[..., 0], rtol=1e-6)
+    np.testing.assert_allclose(together, np.logaddexp.reduce(exact, axis=-1), rtol=1e-5, atol=1e-5)
+    assert not biases[1].bounded
+    rising = AlibiBias(-jnp.asarray(SLOPES), symmetric)
+    assert np.isposinf(rising.upper_bound(blocks)[:, :-1]).all(), "it favours far keys, and says nothing of how far"

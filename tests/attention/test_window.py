@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
-from alibi.attention.call import AttentionCall
+from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.decoding import attended_and_blocks
 from alibi.attention.skipping import ranges_of
 from alibi.attention.tiles import make_plan
@@ -91,9 +91,9 @@ def test_tiles_outside_are_not_computed(bias, causal):
     """4,096 tokens are 8 blocks; with a window of 512 each needs itself and its neighbours, whatever the bias."""
     query, key, value, _ = map(jnp.asarray, inputs(4096, 4096, batch=1))
     positions = np.arange(4096)
-    call = AttentionCall(query, key, value, bias, causal, positions, positions, window=512)
+    call = AttentionCall(query, key, value, bias, causal, positions, positions, options=AttentionOptions(window=512))
     np.testing.assert_array_equal(
-        ranges_of(call, make_plan(call, "cpu"))[0],
+        ranges_of(call, make_plan(call))[0],
         [[max(block - 1, 0), block + 1 if causal else min(block + 2, 8)] for block in range(8)],
     )
 
@@ -127,7 +127,9 @@ def test_decoding_reads_no_more_than_the_window():
 
     @jax.jit
     def blocks(query, key, value):
-        call = AttentionCall(query, key, value, bias=bias, causal=True, window=200, **positions)
+        call = AttentionCall(
+            query, key, value, bias=bias, causal=True, options=AttentionOptions(window=200), **positions
+        )
         return attended_and_blocks(call)[1]
 
     assert np.max(blocks(*arrays[:3])) <= 2

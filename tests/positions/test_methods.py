@@ -41,8 +41,7 @@ def test_learned_table_ends_at_the_training_length() -> None:
 
 def test_rotary_turns_pairs_by_position() -> None:
     query = np.random.default_rng(0).normal(size=(1, 6, 4, 8)).astype(np.float32)
-    turned, _ = jax.jit(make("rotary").rotate)({}, query, query, np.arange(6), np.arange(6))
-    turned = np.asarray(turned)
+    turned = np.asarray(jax.jit(make("rotary").queries)({}, query, np.arange(6)))
     for position in range(6):
         for k in range(4):
             angle = position * 10_000 ** (-2 * k / 8)
@@ -58,8 +57,8 @@ def test_rotary_logits_depend_on_distance_alone() -> None:
 
     @jax.jit
     def logits(i: jax.Array, j: jax.Array) -> jax.Array:
-        q, k = make("rotary").rotate({}, query, key, i[None], j[None])
-        return jnp.einsum("bqhd,bkhd->h", q, k)
+        method = make("rotary")
+        return jnp.einsum("bqhd,bkhd->h", method.queries({}, query, i[None]), method.keys({}, key, j[None]))
 
     np.testing.assert_allclose(logits(7, 3), logits(1004, 1000), atol=1e-3)
     assert np.abs(np.subtract(logits(7, 3), logits(7, 5))).max() > 1e-2

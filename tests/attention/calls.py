@@ -1,0 +1,25 @@
+"""What several tests of attention say of a call, and ALiBi's reach as a formula of its own."""
+
+import dataclasses
+
+import numpy as np
+
+from alibi.attention.call import AttentionCall
+from alibi.attention.skipping import UNDERFLOW
+
+
+def on(call: AttentionCall, platform: str) -> AttentionCall:
+    """The call as it is for another platform."""
+    return dataclasses.replace(call, options=dataclasses.replace(call.options, platform=platform))
+
+
+def reach(slopes: float | np.ndarray, excess: float | np.ndarray, epsilon: float, *, symmetric: bool = False):
+    """The distance beyond which keys of ALiBi can be left out: x - m d = -104, or all of them together weigh epsilon.
+
+    `excess` is x of `alibi.attention.skipping`; all keys at distances d, d + 1, ... on one side weigh
+    at most exp(x - m d) / (1 - exp(-m)).
+    """
+    slopes = np.asarray(slopes, np.float64)
+    if epsilon == 0:
+        return (excess + UNDERFLOW) / slopes
+    return (excess + np.log((2 if symmetric else 1) / epsilon) - np.log(-np.expm1(-slopes))) / slopes
