@@ -1,0 +1,150 @@
+"""Every registered method holds what any method must, and the checker finds what one lacks."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from alibi.positions import METHODS, AlibiBias, Bias, PositionMethod, make_position, per_head
+from alibi.positions.alibi import Alibi
+from alibi.positions.sinusoidal import Sinusoidal
+from alibi.testing import PositionMethodError, check_position_method
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_registered_methods(name: str) -> None:
+    check_position_method(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class SaysShifts(Sinusoidal):
+    """Declares what it lacks."""
+
+    shift_invariant = True
+
+
+class FlatterBias(AlibiBias):
+    """Says that it falls twice as fast as it does."""
+
+    def upper_bound(self, blocks):
+        return 2 * super().upper_bound(blocks)
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongBound(Alibi):
+    def bias(self, params):
+        return FlatterBias(super().bias(params).slopes)
+
+
+class LaterBias(Bias):
+    """Its head axis is declared where there is none."""
+
+    table: jax.Array = per_head(axis=1)
+
+    def __call__(self, query_positions, key_positions):
+        return jnp.broadcast_to(
+            self.table[:, :1, None], (self.table.shape[0], query_positions.size, key_positions.size)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongAxis(PositionMethod):
+    def bias(self, params):
+        return LaterBias(jnp.arange(16.0).reshape(4, 4))
+
+
+@dataclasses.dataclass(frozen=True)
+class LooksAhead(PositionMethod):
+    """Adds to each token what stands one position behind it."""
+
+    def embed(self, params, x, positions):
+        return x + jnp.roll(x, -1, axis=-2)
+
+
+@dataclasses.dataclass(frozen=True)
+class CountsInside(PositionMethod):
+    """Counts tokens by itself in place of taking the positions that it is given."""
+
+    def queries(self, params, query, positions):
+        return query * (1.0 + jnp.arange(query.shape[1], dtype=query.dtype)[None, :, None, None])
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (SaysShifts, "declares shift_invariant and is not: with positions greater by 1, the features of token 0"),
+        (WrongBound, "its bias exceeds upper_bound in head 0 between queries"),
+        (WrongAxis, "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole"),
+        (LooksAhead, "not causal: in a sequence of 2 tokens, token 0 depends on token 1"),
+        (CountsInside, "with a cache, token 4, in a prompt of two pieces, is off by"),
+    ],
+)
+def test_what_a_method_lacks_is_named_with_the_smallest_example(method: type, message: str) -> None:
+    with pytest.raises(PositionMethodError, match=message):
+        check_position_method(method)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayBias(PositionMethod):
+    def bias(self, params):
+        return jnp.zeros((4, 2, 3))
+
+
+class Transposed(Bias):
+    m: jax.Array = per_head()
+
+    def __call__(self, query_positions, key_positions):
+        return jnp.zeros((self.m.size, key_positions.size, query_positions.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class TransposedMethod(PositionMethod):
+    def bias(self, params):
+        return Transposed(jnp.ones(4))
+
+
+@dataclasses.dataclass(frozen=True)
+class Twice(PositionMethod):
+    def init(self, key):
+        return {"scale": jnp.ones(())}
+
+    def init_layer(self, key):
+        return {"scale": jnp.ones(())}
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (ArrayBias, r"must be an alibi.positions.Bias, which gives any block of itself, and is an array of shape"),
+        (TransposedMethod, r"block of shape \(4, 3, 2\) for 2 queries, 3 keys and 4 heads; it must be"),
+        (Twice, "init and init_layer both make scale"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_mistakes_are_found_when_the_method_is_made(method: type, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_position(f"{__name__}:{method.__name__}", num_heads=4, head_dim=8, width=32, train_length=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "no_such_package.file:Method",
+            r"position=no_such_package.file:Method: No module named .*package.module:Class",
+        ),
+        ("alibi.slopes:Nothing", "has no attribute 'Nothing'"),
+        ("alibi.slopes:alibi_slopes", "is no subclass of alibi.positions.PositionMethod"),
+        (f"{__name__}:Bare", "has decay, which are no options of it; put @dataclasses.dataclass"),
+    ],
+)
+def test_a_method_from_outside_that_is_none_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_position(name, num_heads=4, head_dim=8, width=32, train_length=16)
+
+
+class Bare(PositionMethod):
+    """No dataclass of its own, so that its option is none."""
+
+    decay: float = 0.5
