@@ -1,0 +1,46 @@
+"""KERPLE with the logarithmic kernel (Chi et al. 2022, arXiv 2205.09921, equation 6)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer, PRNGKeyArray
+
+from alibi.positions.base import DistanceBias, Params, PositionMethod, per_head
+
+LEAST = 0.01  # of both parameters, as in the paper's code
+
+
+class KerpleLogBias(DistanceBias):
+    """-r1 log(1 + r2 d) of a key at distance d.
+
+    Attributes:
+      r1, r2: of each head, above 0.
+    """
+
+    bounded = True
+    r1: Float[Array, " heads"] = per_head()
+    r2: Float[Array, " heads"] = per_head()
+
+    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+        distance = jnp.asarray(distance).astype(jnp.float32)[None]
+        r1, r2 = (r.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) for r in (self.r1, self.r2))
+        return -r1 * jnp.log1p(r2 * distance)
+
+
+@dataclasses.dataclass(frozen=True)
+class KerpleLog(PositionMethod):
+    """A bias that falls with the logarithm of the distance, by two learned numbers of each head; all layers share them."""
+
+    shift_invariant = True
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        of_r1, of_r2 = jax.random.split(key)
+        return {
+            "r1": jax.random.uniform(of_r1, (self.num_heads,), minval=LEAST, maxval=2.0),
+            "r2": jax.random.uniform(of_r2, (self.num_heads,), minval=LEAST, maxval=1.0),
+        }
+
+    def bias(self, params: Params) -> KerpleLogBias:
+        return KerpleLogBias(jnp.maximum(params["r1"], LEAST), jnp.maximum(params["r2"], LEAST))
