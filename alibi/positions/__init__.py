@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
 from alibi.positions.alibi_learned import AlibiLearned
 from alibi.positions.base import Bias, DistanceBias, Part, PositionMethod, per_head, per_key, per_query, static
+from alibi.positions.fire import Fire
 from alibi.positions.kerple_log import KerpleLog
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
@@ -28,6 +29,7 @@ METHODS: dict[str, type[PositionMethod]] = {
     "t5": T5,
     "none": NoPosition,
     "alibi_learned": AlibiLearned,
+    "fire": Fire,
     "kerple_log": KerpleLog,
 }
 
