@@ -14,6 +14,7 @@ from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
 from alibi.positions.alibi_learned import AlibiLearned
 from alibi.positions.base import Bias, DistanceBias, Part, PositionMethod, per_head, per_key, per_query, static
 from alibi.positions.fire import Fire
+from alibi.positions.fox import Fox
 from alibi.positions.kerple_log import KerpleLog
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
@@ -30,6 +31,7 @@ METHODS: dict[str, type[PositionMethod]] = {
     "t5": T5,
     "none": NoPosition,
     "alibi_learned": AlibiLearned,
+    "fox": Fox,
     "shaw": Shaw,
     "fire": Fire,
     "kerple_log": KerpleLog,
