@@ -19,6 +19,7 @@ from alibi.positions.kerple_log import KerpleLog
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
 from alibi.positions.rotary import Rotary
+from alibi.positions.rotary_ntk import RotaryNtk
 from alibi.positions.shaw import Shaw
 from alibi.positions.sinusoidal import Sinusoidal
 from alibi.positions.t5 import T5, T5Bias
@@ -31,6 +32,7 @@ METHODS: dict[str, type[PositionMethod]] = {
     "t5": T5,
     "none": NoPosition,
     "alibi_learned": AlibiLearned,
+    "rotary_ntk": RotaryNtk,
     "fox": Fox,
     "shaw": Shaw,
     "fire": Fire,
