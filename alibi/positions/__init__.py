@@ -18,6 +18,7 @@ from alibi.positions.fox import Fox
 from alibi.positions.kerple_log import KerpleLog
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
+from alibi.positions.randomised import Randomised
 from alibi.positions.rotary import Rotary
 from alibi.positions.rotary_ntk import RotaryNtk
 from alibi.positions.shaw import Shaw
@@ -32,6 +33,7 @@ METHODS: dict[str, type[PositionMethod]] = {
     "t5": T5,
     "none": NoPosition,
     "alibi_learned": AlibiLearned,
+    "randomised": Randomised,
     "rotary_ntk": RotaryNtk,
     "fox": Fox,
     "shaw": Shaw,

@@ -1,0 +1,103 @@
+"""Randomised positions for any method (Ruoss et al. 2023, arXiv 2305.16843)."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from alibi.positions.base import Bias, KnownPositions, Params, PositionMethod, Positions
+
+
+@dataclasses.dataclass(frozen=True)
+class Randomised(PositionMethod):
+    """Another method, whose tokens stand in training at random positions, in their order, below a far greater length.
+
+    Each training sequence gets a sample without replacement of 0, ..., max_position - 1. Otherwise
+    tokens stand evenly spread over them, which is where they stand on average.
+
+    Attributes:
+      method: the other method's name.
+      method_options: its options, as ("name", value, "name", value, ...).
+      max_position: how many positions there are; 0: 16 times the training length.
+
+    Raises:
+      ValueError: fewer positions than tokens; see also `alibi.positions.make_position`.
+    """
+
+    method: str = "rotary"
+    method_options: tuple[Any, ...] = ()
+    max_position: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.max_position == 0 or self.max_position >= self.train_length):
+            raise ValueError(
+                f"randomised needs a max_position of at least the training length {self.train_length}, or 0 for 16 "
+                f"times that; got {self.max_position}"
+            )
+        self.other  # raises for what the other method refuses  # noqa: B018
+
+    @functools.cached_property
+    def other(self) -> PositionMethod:
+        """The method that gets the positions."""
+        from alibi.positions import make_position  # the registry has this method too
+
+        sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim, "width": self.width}
+        options = dict(zip(self.method_options[::2], self.method_options[1::2], strict=True))
+        return make_position(self.method, **sizes, train_length=self.max_length, options=options)
+
+    @property
+    def max_length(self) -> int:
+        return self.max_position or 16 * self.train_length
+
+    def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> Array:
+        length = self.length or self.train_length
+        if key is None:
+            spread = np.arange(length, dtype=np.int64) * self.max_length // length
+            return jnp.asarray(spread.astype(np.int32))[jnp.asarray(positions)]
+        lots = jax.random.uniform(key, (batch, self.max_length))
+        drawn = jnp.sort(jax.lax.top_k(lots, length)[1], axis=-1)
+        positions = jnp.broadcast_to(jnp.asarray(positions), (batch, np.shape(positions)[-1]))
+        return jnp.take_along_axis(drawn, positions, axis=-1)
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        return self.other.init(key)
+
+    def init_layer(self, key: PRNGKeyArray) -> Params:
+        return self.other.init_layer(key)
+
+    def embed(
+        self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
+    ) -> Float[Array, "*batch length width"]:
+        return self.other.embed(params, x, positions)
+
+    def queries(
+        self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
+    ) -> Float[Array, "*batch q heads head_dim"]:
+        return self.other.queries(params, query, positions)
+
+    def keys(
+        self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
+    ) -> Float[Array, "*batch k heads head_dim"]:
+        return self.other.keys(params, key, positions)
+
+    def keep(
+        self,
+        params: Params,
+        x: Float[Array, "batch length width"],
+        key: Float[Array, "batch length heads head_dim"],
+        before: PyTree[Float[Array, "batch heads ..."]] | None,
+    ) -> PyTree[Float[Array, "batch length heads ..."]]:
+        return self.other.keep(params, x, key, before)
+
+    def content_bias(
+        self,
+        params: Params,
+        query: Float[Array, "batch q heads head_dim"],
+        of_queries: PyTree[Float[Array, "batch q heads ..."]],
+        of_keys: PyTree[Float[Array, "batch k heads ..."]],
+    ) -> Bias | None:
+        return self.other.content_bias(params, query, of_queries, of_keys)
