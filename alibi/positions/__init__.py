@@ -89,7 +89,7 @@ def make_position(
 
 
 def method_class(name: str) -> type[PositionMethod]:
-    """The class of a position method by its name, of `METHODS` or `package.module:Class`; ValueError if there is none."""
+    """The class of a position method by its name (of `METHODS`, or `package.module:Class`), or ValueError."""
     if ":" not in name:
         if name not in METHODS:
             raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")

@@ -31,7 +31,7 @@ class KerpleLogBias(DistanceBias):
 
 @dataclasses.dataclass(frozen=True)
 class KerpleLog(PositionMethod):
-    """A bias that falls with the logarithm of the distance, by two learned numbers of each head; all layers share them."""
+    """A bias that falls with the logarithm of distance, by two learned numbers of each head; layers share them."""
 
     shift_invariant = True
 
