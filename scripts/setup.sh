@@ -160,9 +160,8 @@ if ! is_installed; then
   ok=1
   pip_install -r "$root/$requirements" || ok=0
   if [[ $ok == 1 && -n "$extra" ]]; then
-    version=$(sed -n 's/^jax==//p' "$root/requirements.txt")
     case "$extra" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; esac
-    pip_install -c "$root/requirements.txt" "$package==$version" || ok=0
+    pip_install -c "$root/requirements.txt" "$package" || ok=0
   fi
   if [[ $ok == 0 ]]; then
     fail "the installation failed; the last lines of $log:" "$(tail -n 3 "$log")" \
