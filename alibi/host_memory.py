@@ -17,9 +17,15 @@ def keep_freed_memory() -> bool:
     XLA's CPU client allocates the temporary memory of a program anew for each call, in
     one block. By default the C library maps that block and unmaps it after the call, so
     each step begins with pages that the kernel must zero first: 30,000 page faults and a
-    quarter of the processors' time in a step of the quickstart's model on two cores. The
-    memory that the process holds stays at its largest. Call it before JAX starts its
-    threads, which are to share one arena; it changes nothing on an accelerator.
+    quarter of the processors' time in a step of the quickstart's model on two cores.
+
+    The memory that the process holds stays at its largest. That can be several such
+    blocks, though only one is in use at a time: one for each step dispatched ahead,
+    and a new one whenever the C library can't give a freed block again
+    (`posix_memalign` asks for some bytes more than the block that it then cuts out,
+    and those may by now be another's). The first steps, which find no block, pay for
+    its pages. Call it before JAX starts its threads, which are to share one arena; it
+    changes nothing on an accelerator.
 
     Returns:
       Whether the C library knows how.

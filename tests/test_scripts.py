@@ -5,8 +5,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 PROJECT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -119,6 +122,19 @@ def test_every_requirement_is_pinned_and_no_other_framework_is_among_them(name):
     assert all("==" in pin for pin in pins)
     names = {pin.partition("==")[0] for pin in pins}
     assert not {name for name in names if name in ("torch", "tensorflow") or name.startswith("nvidia")}
+
+
+@pytest.mark.parametrize("minor", [11, 12, 13])
+def test_each_python_gets_one_version_of_each_package_and_what_pyproject_allows(minor):
+    python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0", "sys_platform": "linux"}
+    lines = (PROJECT / "requirements.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(python)]
+    versions = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins}
+    assert len(versions) == len(pins)
+    allowed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for requirement in map(Requirement, allowed):
+        assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
 
 
 def test_scripts_are_valid_bash():
