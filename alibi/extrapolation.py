@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -20,12 +20,12 @@ from alibi.data.pieces import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, prepare_text, prepare_with
 from alibi.errors import UserError
-from alibi.evaluation.dumps import Dump, find_path, is_dump_of
-from alibi.evaluation.output import TEXT_KEY, TOKENS_KEY, Output, OutputError
-from alibi.evaluation.perplexity import Score, metrics
+from alibi.evaluation.dumps import Dump, DumpOf, find_path, what_is_in, write_dump
+from alibi.evaluation.perplexity import Score, figures
 from alibi.evaluation.processes import agreed, is_primary, together
 from alibi.evaluation.windows import Windows, plan
-from alibi.reporting.rows import CONFIG_KEY, LIMIT_KEY, ROW_KEYS, Row, is_measured
+from alibi.reporting.report import ROWS_FILE, write_report
+from alibi.reporting.rows import Device, Row, append_rows, latest, read_rows
 from alibi.runs import evaluation_hash, git_commit
 from alibi.trained import TrainedRun
 
@@ -73,6 +73,66 @@ class Options:
     def lengths_of(self, train_length: int) -> list[int]:
         """The lengths for a run, ascending, each once."""
         return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
+
+
+class OutputError(UserError):
+    """The output directory can't be written."""
+
+
+class Output:
+    """An output directory: rows, NLL dumps, and the report of the rows; of several processes only the first writes.
+
+    Raises:
+      OutputError: it can't be made or written; when it is made, and at each writing.
+    """
+
+    def __init__(self, directory: pathlib.Path):
+        self.directory = directory
+        self._guard(self._claim)
+        self.rows = read_rows(directory / ROWS_FILE)
+
+    def find(self, row: Row) -> list[Row]:
+        """The rows that exist of the measurement that `row` is about: same cell, step, config and text."""
+        alike = (found for found in self.rows if found.measurement == row.measurement)
+        return [found for found in alike if found.tokens_sha256 == row.tokens_sha256]
+
+    def name_text(self, name: str, split: str, text_hash: str) -> str:
+        """What rows call a text: as rows of it do already, else `name`, or a longer one where another text has that.
+
+        A user's own text, of the split "file", is always known by its `name`.
+        """
+        before = [row.corpus for row in self.rows if row.split == split != "file" and row.text_hash == text_hash]
+        others = (row for row in latest(self.rows) if row.split == split)
+        taken = {row.corpus for row in others if row.text_hash not in (None, text_hash)}
+        free = (one for one in [*before, name] if one not in taken)
+        return next(free, f"{name}#{text_hash[:6]}")
+
+    def append(self, row: Row) -> None:
+        self._guard(lambda: append_rows(self.directory / ROWS_FILE, [row]))
+        self.rows.append(row)
+
+    def dump(self, dump: Dump) -> None:
+        self._guard(lambda: write_dump(find_path(self.directory, dump.of), dump))
+
+    def report(self) -> None:
+        self._guard(lambda: print(write_report(self.directory)))
+
+    def _claim(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        probe = self.directory / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+
+    def _guard(self, write: Callable[[], object]) -> None:
+        if not is_primary():
+            return
+        try:
+            write()
+        except OSError as error:
+            raise OutputError(
+                f"output directory {self.directory} can't be written ({error.strerror or error}); "
+                "make space or choose another --output_dir; rows written so far are kept"
+            ) from error
 
 
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -129,7 +189,7 @@ class RunEvaluation:
         row = self._unmeasured(windows)
         limit = self._undefined(windows) or self._too_short(windows)
         if limit:
-            self._record_error(row | {LIMIT_KEY: True}, limit)
+            self._record_error(dataclasses.replace(row, limit=True), limit)
             return
         if agreed(self._is_done(row)):
             _say(f"{self._title(windows)}: done before")
@@ -186,11 +246,9 @@ class RunEvaluation:
         return TextFiles({"file": own}) if own else make_corpus(self.trained.config.data)
 
     def _is_done(self, row: Row) -> bool:
-        measured = any(is_measured(found) for found in self.output.find(row))
-        return measured and (not self.options.dump_nll or is_dump_of(self._dump_path(row), *_dumped(row)))
-
-    def _dump_path(self, row: Row) -> pathlib.Path:
-        return find_path(self.output.directory, row["run"], *_dumped(row))
+        measured = any(found.is_measured for found in self.output.find(row))
+        of = _dump_of(row)
+        return measured and (not self.options.dump_nll or what_is_in(find_path(self.output.directory, of)) == of)
 
     def _score(self, params: PyTree, windows: Windows) -> Score:
         hidden = None if is_primary() else True  # None: only where stderr is no terminal
@@ -213,45 +271,54 @@ class RunEvaluation:
             self._record_error(row, f"the NLL is {total}; the parameters or the method overflow at this length")
             return
         if self.options.dump_nll:
-            targets = np.asarray(self.text.tokens, np.int32)
-            self.output.dump(self._dump_path(row), Dump(score.nll_nats, targets, *_dumped(row)))
-        found = metrics(total, score.tokens, manifest.words, manifest.bytes)
+            self.output.dump(Dump(_dump_of(row), score.nll_nats, np.asarray(self.text.tokens, np.int32)))
+        found = figures(total, score.tokens, manifest.words, manifest.bytes)
         shown = "too large to write" if found.perplexity is None else f"{found.perplexity:.3f}"
         _say(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
-        row |= dataclasses.asdict(found) | {"nll_nats": total, "seconds": score.seconds}
-        row |= {"tokens": score.tokens, "words": manifest.words, "bytes": manifest.bytes}
-        row["tokens_per_second"] = score.tokens_per_second
-        if not any(is_measured(old) for old in self.output.find(row)):  # else only its dump was missing
-            self.output.append(row)
+        if any(old.is_measured for old in self.output.find(row)):  # only its dump was missing
+            return
+        measured = dataclasses.replace(
+            row,
+            nll_nats=total,
+            tokens=score.tokens,
+            words=manifest.words,
+            bytes=manifest.bytes,
+            perplexity=found.perplexity,
+            word_perplexity=found.word_perplexity,
+            bits_per_byte=found.bits_per_byte,
+            tokens_per_second=score.tokens_per_second,
+            seconds=score.seconds,
+        )
+        self.output.append(measured)
 
     def _record_error(self, row: Row, error: str) -> None:
-        _say(f"{row['run']} at {row['eval_length']:,}: {error}")
-        if not any(old.get("error") == error for old in self.output.find(row)):
-            self.output.append(row | {"error": error})
+        _say(f"{row.run} at {row.eval_length:,}: {error}")
+        if not any(old.error == error for old in self.output.find(row)):
+            self.output.append(dataclasses.replace(row, error=error))
 
     def _unmeasured(self, windows: Windows) -> Row:
         """The row without its results."""
         config, manifest = self.trained.config, self.text.manifest
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
-        return dict.fromkeys(ROW_KEYS) | {
-            "run": self.trained.name,
-            "position": config.position,
-            "train_length": config.train_length,
-            "eval_length": windows.length,
-            "mode": windows.mode,
-            "stride": windows.stride,
-            "corpus": self.output.name_text(self._corpus().title(manifest.split), manifest.split, text),
-            "split": manifest.split,
-            "seed": config.seed,
-            "step": self.trained.step,
-            "parameters": self.trained.num_parameters,
-            "device": f"{jax.devices()[0].device_kind} x{jax.device_count()}",
-            "commit": git_commit(),
-            "dtype": config.eval.dtype,
-            CONFIG_KEY: evaluation_hash(config),
-            TOKENS_KEY: manifest.sha256,
-            TEXT_KEY: text,
-        }
+        return Row(
+            run=self.trained.name,
+            position=config.position,
+            train_length=config.train_length,
+            eval_length=windows.length,
+            mode=windows.mode,
+            stride=windows.stride,
+            corpus=self.output.name_text(self._corpus().title(manifest.split), manifest.split, text),
+            split=manifest.split,
+            seed=config.seed,
+            step=self.trained.step,
+            parameters=self.trained.num_parameters,
+            device=Device(jax.devices()[0].device_kind, jax.device_count()),
+            commit=git_commit(),
+            dtype=config.eval.dtype,
+            config_hash=evaluation_hash(config),
+            tokens_sha256=manifest.sha256,
+            text_hash=text,
+        )
 
     def _title(self, windows: Windows) -> str:
         sliding = f", stride {windows.stride:,}" if windows.mode == "sliding" else ""
@@ -268,9 +335,10 @@ def _check_names(paths: Sequence[pathlib.Path]) -> None:
                 )
 
 
-def _dumped(row: Row) -> tuple[int, int, int, str, str]:
-    """What identifies a dump of `row`, besides the run's name."""
-    return row["eval_length"], row["stride"], row["step"], row[TOKENS_KEY], row[CONFIG_KEY]
+def _dump_of(row: Row) -> DumpOf:
+    assert row.tokens_sha256 is not None
+    assert row.config_hash is not None
+    return DumpOf(row.run, row.eval_length, row.stride, row.step, row.tokens_sha256, row.config_hash)
 
 
 def _say(message: str) -> None:

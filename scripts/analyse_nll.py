@@ -27,28 +27,28 @@ _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where rows and figure go"
 
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
-    from alibi.evaluation.by_position import analyse, read_measured
-    from alibi.reporting.contexts import draw_by_context
+    from alibi.evaluation.by_position import analyse
+    from alibi.evaluation.dumps import read_dump
+    from alibi.reporting.contexts import EarlyTokenCurse, draw_by_context
 
     paths = sorted({path for pattern in _DUMPS.value for path in glob.glob(pattern)})
     if not paths:
         raise ValueError(
             f"--dumps={','.join(_DUMPS.value)} names no file; give those of eval_extrapolation.py --dump_nll"
         )
-    rows = analyse([read_measured(path) for path in paths])
+    rows = analyse([read_dump(path) for path in paths])
     folder = pathlib.Path(_OUTPUT_DIR.value)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "by_context.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "by_context.jsonl").write_text("".join(json.dumps(row.to_json()) + "\n" for row in rows))
     draw_by_context(rows, folder / "by_context.png")
     print("| run | updates | text | blocks of | gain, nats | explained by context lengths | by a sliding window |")
     print("|:----|--------:|:-----|----------:|-----------:|-----------------------------:|--------------------:|")
     for row in rows:
-        if row["analysis"] == "early_token_curse":
-            shares = (row["composition_share"], row["sliding_share"])
+        if isinstance(row, EarlyTokenCurse):
+            shares = (row.composition_share, row.sliding_share)
             told = " | ".join("-" if share is None else f"{share:.0%}" for share in shares)
-            lengths = f"{row['eval_length']:,} to {row['longer_length']:,}"
-            of = f"{row['run']} | {row['step']:,} | {row['tokens_sha256'][:8]}"
-            print(f"| {of} | {lengths} | {row['gain_nats']:.4f} | {told} |")
+            of = f"{row.run} | {row.step:,} | {row.tokens_sha256[:8]}"
+            print(f"| {of} | {row.eval_length:,} to {row.longer_length:,} | {row.gain_nats:.4f} | {told} |")
     return 0
 
 

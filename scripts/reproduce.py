@@ -49,8 +49,8 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.reproduction.definitions import TABLES
-    from alibi.reproduction.plan import overview, plan
+    from alibi.paper.costs import describe_costs, overview
+    from alibi.paper.definitions import TABLES
 
     if _LIST.value:
         print(overview([_reproduction(number) for number in TABLES]), end="")
@@ -62,15 +62,15 @@ def main() -> int:
     reproduction = _reproduction(_TABLE.value)
     if _RUN.value:
         return _run(reproduction)
-    device, assumed = _device()
-    print(plan(reproduction, device, measured=not assumed), end="")
+    processor, assumed = _processor()
+    print(describe_costs(reproduction, processor, measured=not assumed), end="")
     return 0
 
 
 def _run(reproduction) -> int:
     import functools
 
-    from alibi.reproduction.write import write_table
+    from alibi.paper.results import write_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
 
     reproduction.setting.check_files(reproduction.files)
@@ -86,24 +86,25 @@ def _run(reproduction) -> int:
 
 
 def _reproduction(number: int):
-    from alibi.reproduction.reproduction import Reproduction
+    from alibi.paper.reproduction import Reproduction
 
     files = {split: str(pathlib.Path(flag.value).absolute()) for split, flag in _FILES.items() if flag.value}
     workdir = pathlib.Path(_WORKDIR.value).expanduser()
     return Reproduction(number, _SCALE.value, workdir, files=files, overrides=_OVERRIDES.value)
 
 
-def _device():
-    """The device that the plan assumes, and whether the user said so."""
-    from alibi.reproduction.cost import DEVICES, Device
+def _processor():
+    """What the costs assume of a device, and whether the user said so."""
+    from alibi.paper.costs import PROCESSORS
+    from alibi.sweeps.estimates import Processor
 
-    default = DEVICES[_SCALE.value]
+    default = PROCESSORS[_SCALE.value]
     for flag in (_DEVICE_FLOPS, _UTILISATION):
         if flag.value is not None and flag.value <= 0:
             raise ValueError(f"--{flag.name}={flag.value} must be above 0")
     assumed = _DEVICE_FLOPS.value is not None or _UTILISATION.value is not None
     flops, share = _DEVICE_FLOPS.value or default.flops_per_second, _UTILISATION.value or default.utilisation
-    return Device(flops, share), assumed
+    return Processor(flops, share), assumed
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ def main() -> int:
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
     from alibi.sweeps.definition import load_sweep
+    from alibi.sweeps.estimates import plan_table
     from alibi.sweeps.execute import Sweeper, is_in_progress, is_primary, run_sweeper
-    from alibi.sweeps.plan import plan_table, survey
+    from alibi.sweeps.state import survey
 
     workdir = pathlib.Path(_WORKDIR.value).expanduser()
     sweep = load_sweep(_SWEEP.value)

@@ -15,12 +15,11 @@ import pytest
 
 from alibi import extrapolation
 from alibi.data.tokenizers import make_tokenizer
-from alibi.evaluation import output
-from alibi.evaluation.dumps import is_dump_of, read_dump
+from alibi.evaluation.dumps import read_dump, what_is_in
 from alibi.evaluation.perplexity import Scorer
 from alibi.extrapolation import Options, OutputError, evaluate_runs
 from alibi.model import build_model, count_parameters
-from alibi.reporting.rows import ROW_KEYS, latest, read_rows
+from alibi.reporting.rows import Device, latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.trained import TrainedRun, fitting_mesh
 from alibi.training.checkpoint import Checkpoints
@@ -82,40 +81,39 @@ def copied(evaluated, tmp_path):
 
 
 def rows_by_cell(directory):
-    return {(row["run"], row["eval_length"]): row for row in read_rows(directory / "results.jsonl")}
+    return {(row.run, row.eval_length): row for row in read_rows(directory / "results.jsonl")}
 
 
 def test_rows_say_what_was_measured(evaluated, alibi_run):
     row = rows_by_cell(evaluated)["alibi-run", 32]
     config = RunDirectory(alibi_run).config()
-    assert set(ROW_KEYS) <= set(row)
-    assert "error" not in row
-    assert (row["position"], row["train_length"], row["stride"], row["mode"]) == ("alibi", 16, 32, "nonoverlapping")
-    assert (row["corpus"], row["split"], row["seed"], row["step"]) == ("text.txt", "valid", 0, 5)
-    assert row["parameters"] == count_parameters(build_model(config, 256))
-    assert row["bytes"] == len(TEXT.encode())
-    assert row["words"] == len(TEXT.split())
-    assert row["device"] == "cpu x8"
-    assert row["perplexity"] == pytest.approx(math.exp(row["nll_nats"] / row["tokens"]))
-    assert row["word_perplexity"] == pytest.approx(math.exp(row["nll_nats"] / row["words"]))
-    assert row["bits_per_byte"] == pytest.approx(row["nll_nats"] / math.log(2) / row["bytes"])
-    assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"])
+    assert row.error is None
+    assert (row.position, row.train_length, row.stride, row.mode) == ("alibi", 16, 32, "nonoverlapping")
+    assert (row.corpus, row.split, row.seed, row.step) == ("text.txt", "valid", 0, 5)
+    assert row.parameters == count_parameters(build_model(config, 256))
+    assert row.bytes == len(TEXT.encode())
+    assert row.words == len(TEXT.split())
+    assert row.device == Device("cpu", 8)
+    assert row.perplexity == pytest.approx(math.exp(row.nll_nats / row.tokens))
+    assert row.word_perplexity == pytest.approx(math.exp(row.nll_nats / row.words))
+    assert row.bits_per_byte == pytest.approx(row.nll_nats / math.log(2) / row.bytes)
+    assert row.tokens_per_second == pytest.approx(row.tokens / row.seconds)
 
 
 def test_dumps_hold_every_token_in_stream_order(evaluated, alibi_run):
     row = rows_by_cell(evaluated)["alibi-run", 16]
     with np.load(evaluated / "nll" / "alibi-run-length=16-stride=16.npz") as dump:
         assert dump["nll_nats"].dtype == np.float32
-        assert dump["nll_nats"].sum(dtype=np.float64) == row["nll_nats"]
-        assert dump["targets"].size == row["tokens"]
+        assert dump["nll_nats"].sum(dtype=np.float64) == row.nll_nats
+        assert dump["targets"].size == row.tokens
         assert RunDirectory(alibi_run).tokenizer().decode(dump["targets"]).startswith(TEXT)
 
 
 def test_a_length_beyond_the_learned_table_is_a_row_and_no_failure(evaluated):
     row = rows_by_cell(evaluated)["learned-run", 32]
-    assert "16 positions and got a sequence of 32 tokens" in row["error"]
-    assert row["nll_nats"] is row["perplexity"] is row["tokens"] is None
-    assert rows_by_cell(evaluated)["learned-run", 16]["nll_nats"] > 0
+    assert "16 positions and got a sequence of 32 tokens" in row.error
+    assert row.nll_nats is row.perplexity is row.tokens is None
+    assert rows_by_cell(evaluated)["learned-run", 16].nll_nats > 0
     assert not (evaluated / "nll" / "learned-run-length=32-stride=32.npz").exists()
 
 
@@ -142,15 +140,15 @@ def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_bes
     assert len(read_rows(file)) == 4
     options = Options(output_dir=copied, lengths=(16, 24), report=False)
     assert evaluate_runs([alibi_run], options) == []
-    assert [(row["corpus"], row["eval_length"]) for row in read_rows(file)[4:]] == [("text", 24)]
+    assert [(row.corpus, row.eval_length) for row in read_rows(file)[4:]] == [("text", 24)]
     (folder / "other").mkdir()
     (folder / "other" / "text.txt").write_text(TEXT * 2)  # another text of the same file name
     other = make_run(folder, "none", "other-run", text=folder / "other" / "text.txt")
     assert evaluate_runs([other], options) == []
-    assert {row["corpus"] for row in read_rows(file)[5:]} == {"text.txt"}
+    assert {row.corpus for row in read_rows(file)[5:]} == {"text.txt"}
     again = make_run(folder, "none", "another-run", text=folder / "text.txt")
     assert evaluate_runs([again], options) == []
-    assert {row["corpus"] for row in read_rows(file)[7:]} == {"text"}
+    assert {row.corpus for row in read_rows(file)[7:]} == {"text"}
 
 
 def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
@@ -165,12 +163,10 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     rounded.write("config.json", config.to_dict())
     assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
     before, after = read_rows(output / "results.jsonl")
-    assert (before["dtype"], after["dtype"]) == ("bfloat16", "float32")
-    assert after["config_hash"] == before["config_hash"] + "-float32"
-    exact = next(
-        row for row in read_rows(copied / "results.jsonl") if (row["run"], row["eval_length"]) == ("alibi-run", 16)
-    )
-    assert after["nll_nats"] == pytest.approx(exact["nll_nats"], rel=1e-6) != before["nll_nats"]
+    assert (before.dtype, after.dtype) == ("bfloat16", "float32")
+    assert after.config_hash == before.config_hash + "-float32"
+    exact = next(row for row in read_rows(copied / "results.jsonl") if (row.run, row.eval_length) == ("alibi-run", 16))
+    assert after.nll_nats == pytest.approx(exact.nll_nats, rel=1e-6) != before.nll_nats
     assert latest([before, after]) == [after]
 
 
@@ -182,7 +178,7 @@ def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
     (folder / "copies").mkdir()
     (folder / "copies" / "mine.txt").write_text("a text of its own, of the same name\n")
     assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "copies" / "mine.txt"))) == []
-    steps_and_texts = [(row["step"], row["corpus"], row["split"]) for row in read_rows(copied / "results.jsonl")[4:]]
+    steps_and_texts = [(row.step, row.corpus, row.split) for row in read_rows(copied / "results.jsonl")[4:]]
     named = steps_and_texts[-1][1]
     assert steps_and_texts == [(3, "text.txt", "valid"), (5, "mine.txt", "file"), (5, named, "file")]
     assert named.startswith("mine.txt#")
@@ -200,9 +196,8 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     evaluate_runs([alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False))
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
-    assert is_dump_of(dump, 16, 16, 5, expected.tokens_sha256, expected.config_hash)
-    assert not is_dump_of(dump, 16, 16, 3, expected.tokens_sha256, expected.config_hash)
-    assert not is_dump_of(dump, 16, 8, 5, expected.tokens_sha256, expected.config_hash)
+    assert what_is_in(dump) == expected.of
+    assert (expected.of.run, expected.of.length, expected.of.stride, expected.of.step) == ("alibi-run", 16, 16, 5)
 
 
 def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alibi_run):
@@ -213,14 +208,14 @@ def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alib
         assert evaluate_runs([alibi_run], options) == []
     assert dump.read_bytes() == before
     (other,) = copied.glob("nll/alibi-run-length=16-stride=16-step=3-*.npz")
-    assert read_dump(other).step == 3
+    assert read_dump(other).of.step == 3
 
 
 def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, alibi_run, tmp_path):
     anew = make_run(tmp_path, "none", "alibi-run", text=alibi_run.parent / "text.txt")
     assert evaluate_runs([anew], Options(output_dir=copied, lengths=(16,), report=False)) == []
-    found = [row for row in latest(read_rows(copied / "results.jsonl")) if row["run"] == "alibi-run"]
-    assert [(row["position"], row["eval_length"]) for row in found] == [("none", 16)]
+    found = [row for row in latest(read_rows(copied / "results.jsonl")) if row.run == "alibi-run"]
+    assert [(row.position, row.eval_length) for row in found] == [("none", 16)]
 
 
 def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run, learned_run):
@@ -232,7 +227,7 @@ def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run, le
         (failure,) = evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(512,), report=False))
         assert failure == f"{alibi_run}: no length can be measured: {why}"
     (row,) = read_rows(tmp_path / "results.jsonl")
-    assert (row["error"], row["perplexity"], row["limit"]) == (why, None, True)
+    assert (row.error, row.perplexity, row.limit) == (why, None, True)
     # Beyond a learned table more text would not help.
     assert evaluate_runs([learned_run], Options(output_dir=tmp_path, lengths=(512,), report=False)) == []
 
@@ -240,8 +235,8 @@ def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run, le
 def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated):
     evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,), stride=5, report=False))
     (row,) = read_rows(tmp_path / "results.jsonl")
-    assert (row["mode"], row["stride"]) == ("sliding", 5)
-    assert row["tokens"] == rows_by_cell(evaluated)["alibi-run", 16]["tokens"]
+    assert (row.mode, row.stride) == ("sliding", 5)
+    assert row.tokens == rows_by_cell(evaluated)["alibi-run", 16].tokens
 
 
 def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi_run):
@@ -256,7 +251,7 @@ def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi
         [folder / "nowhere", damaged, empty, untrained, alibi_run],
         Options(output_dir=tmp_path / "out", lengths=(16,), report=False),
     )
-    assert [row["run"] for row in read_rows(tmp_path / "out" / "results.jsonl")] == ["alibi-run"]
+    assert [row.run for row in read_rows(tmp_path / "out" / "results.jsonl")] == ["alibi-run"]
     for failure, words in zip(
         failures,
         ["no work directory", "is damaged", "is damaged (it lacks data, model", "has no checkpoint"],
@@ -302,8 +297,8 @@ def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monk
         assert evaluate_runs([alibi_run], options) == []
     assert evaluate_runs([alibi_run], options) == []
     failed, measured = read_rows(tmp_path / "results.jsonl")
-    assert failed["error"].startswith("out of memory at 16 tokens")
-    assert measured["nll_nats"] > 0
+    assert failed.error.startswith("out of memory at 16 tokens")
+    assert measured.nll_nats > 0
 
 
 def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeypatch):
@@ -314,7 +309,7 @@ def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeyp
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output, "append_rows", full)
+    monkeypatch.setattr(extrapolation, "append_rows", full)
     with pytest.raises(OutputError, match="No space left on device"):
         evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,)))
 

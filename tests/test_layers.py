@@ -40,7 +40,7 @@ ALLOWED = {
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
     | {"alibi.flops", "configs.base"},
-    "alibi.reproduction": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps", "alibi.flops"},
+    "alibi.paper": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps", "alibi.flops"},
     "alibi": LIBRARY,
     "configs": {
         "configs.base",

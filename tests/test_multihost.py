@@ -135,11 +135,11 @@ def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path, monkeypa
     finish([start([*shared, f"--process_id={host}"], devices=2) for host in range(2)])
     assert not evaluate_runs([workdir], Options(output_dir=one, lengths=(16, 40), dump_nll=True))
     alone, together = (read_rows(folder / "results.jsonl") for folder in (one, two))
-    assert [row["eval_length"] for row in together] == [16, 40]
+    assert [row.eval_length for row in together] == [16, 40]
     same = ("run", "step", "train_length", "eval_length", "mode", "stride", "split", "seed", "tokens", "bytes", "words")
     for row, expected in zip(together, alone, strict=True):
-        assert {key: row[key] for key in same} == {key: expected[key] for key in same}
-        assert row["nll_nats"] == pytest.approx(expected["nll_nats"], rel=1e-6)
+        assert [getattr(row, key) for key in same] == [getattr(expected, key) for key in same]
+        assert row.nll_nats == pytest.approx(expected.nll_nats, rel=1e-6)
     for path in sorted((one / "nll").iterdir()):
         with np.load(path) as expected, np.load(two / "nll" / path.name) as dump:
             np.testing.assert_array_equal(dump["targets"], expected["targets"])

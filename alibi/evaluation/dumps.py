@@ -5,30 +5,32 @@ import hashlib
 import io
 import os
 import pathlib
+import re
 import zipfile
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-_NO_DUMP = (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile)
+_NO_DUMP = (OSError, KeyError, EOFError, zipfile.BadZipFile)
+# How dumps are named; those of old versions hold their run's name nowhere else.
+_NAME = re.compile(r"(?P<run>.+)-length=(?P<length>\d+)-stride=(?P<stride>\d+)(-step=.*)?")
 
 
 @dataclasses.dataclass(frozen=True)
-class Dump:
-    """The tokens of a text in stream order, and what each cost.
+class DumpOf:
+    """What a dump is of.
 
     Attributes:
-      nll_nats: float32.
-      targets: int32.
+      run: its name.
       length, stride: of the windows, in tokens.
       step: updates of the checkpoint that scored them.
       tokens_sha256: of the token file, so that a dump of another text isn't taken for this one.
       config_hash: of the run, so that a dump of another run of its name isn't either.
     """
 
-    nll_nats: Float[np.ndarray, " tokens"]
-    targets: Int[np.ndarray, " tokens"]
+    run: str
     length: int
     stride: int
     step: int
@@ -36,27 +38,52 @@ class Dump:
     config_hash: str
 
 
-def find_path(
-    directory: str | os.PathLike, run: str, length: int, stride: int, step: int, tokens_sha256: str, config_hash: str
-) -> pathlib.Path:
-    """Where the dump of a run at one length and stride lies, or is to be written, in an output directory.
+@dataclasses.dataclass(frozen=True)
+class Dump:
+    """The tokens of a text in stream order, and what each cost in nats: int32 and float32."""
+
+    of: DumpOf
+    nll_nats: Float[np.ndarray, " tokens"]
+    targets: Int[np.ndarray, " tokens"]
+
+    @property
+    def nll(self) -> Float[np.ndarray, " tokens"]:
+        """In float64, for sums."""
+        return self.nll_nats.astype(np.float64)
+
+    @property
+    def is_sliding(self) -> bool:
+        """Whether the windows overlap."""
+        return self.of.stride < self.of.length
+
+    @property
+    def context(self) -> Int[np.ndarray, " tokens"]:
+        """Inputs that the model saw for each token, its predecessor included: 1 to `length`."""
+        token = np.arange(self.nll_nats.size)
+        window = token // self.of.stride * self.of.stride
+        return token - np.maximum(window - (self.of.length - self.of.stride), 0) + 1
+
+
+def find_path(directory: str | os.PathLike, of: DumpOf) -> pathlib.Path:
+    """Where the dump `of` a run at one length and stride lies, or is to be written, in an output directory.
 
     That is nll/RUN-length=l-stride=s.npz, unless a dump of another step, text or
     config has that name: then this one's name says its step and the hash of the rest.
     """
-    folder, name = pathlib.Path(directory) / "nll", f"{run}-length={length}-stride={stride}"
+    folder, name = pathlib.Path(directory) / "nll", f"{of.run}-length={of.length}-stride={of.stride}"
     path = folder / f"{name}.npz"
-    if _identity(path) in (None, (length, stride, step, tokens_sha256, config_hash)):
+    if what_is_in(path) in (None, of):
         return path
-    key = hashlib.sha256(f"{tokens_sha256} {config_hash}".encode()).hexdigest()[:8]
-    return folder / f"{name}-step={step}-{key}.npz"
+    key = hashlib.sha256(f"{of.tokens_sha256} {of.config_hash}".encode()).hexdigest()[:8]
+    return folder / f"{name}-step={of.step}-{key}.npz"
 
 
 def write_dump(path: pathlib.Path, dump: Dump) -> None:
     """Writes the .npz file atomically: a reader sees all of it or the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    np.savez(buffer, **dataclasses.asdict(dump))
+    of: dict[str, Any] = dataclasses.asdict(dump.of)
+    np.savez(buffer, nll_nats=dump.nll_nats, targets=dump.targets, **of)
     partial = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         partial.write_bytes(buffer.getbuffer())
@@ -65,29 +92,43 @@ def write_dump(path: pathlib.Path, dump: Dump) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_dump(path: pathlib.Path) -> Dump:
-    """The dump in `path`; ValueError where there is none or it is damaged."""
+def read_dump(path: str | os.PathLike[str]) -> Dump:
+    """The dump in `path`.
+
+    Raises:
+      ValueError: there is none, or it is damaged; or an old one, which doesn't say of which
+        run it is, has another name than eval_extrapolation.py --dump_nll gave it.
+    """
+    path = pathlib.Path(path)
     try:
         with np.load(path) as arrays:
-            return Dump(arrays["nll_nats"], arrays["targets"], *_identity_in(arrays))
+            return Dump(_named(path, arrays), arrays["nll_nats"], arrays["targets"])
     except _NO_DUMP as error:
         raise ValueError(f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll") from error
 
 
-def is_dump_of(path: pathlib.Path, length: int, stride: int, step: int, tokens_sha256: str, config_hash: str) -> bool:
-    """Whether `path` holds a whole dump of those windows, and of that checkpoint, text and config."""
-    return _identity(path) == (length, stride, step, tokens_sha256, config_hash)
-
-
-def _identity(path: pathlib.Path) -> tuple[int, int, int, str, str] | None:
-    """What the dump is of, without its arrays; None where there is none or it was cut: the table of a .npz ends it."""
+def what_is_in(path: pathlib.Path) -> DumpOf | None:
+    """What the dump in `path` is of; None where there is no whole one: the table of a .npz ends it."""
     try:
         with np.load(path) as arrays:
-            return _identity_in(arrays)
-    except _NO_DUMP:
+            return _named(path, arrays)
+    except (*_NO_DUMP, ValueError):
         return None
 
 
-def _identity_in(arrays: Mapping[str, np.ndarray]) -> tuple[int, int, int, str, str]:
+def _named(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> DumpOf:
     length, stride, step = (int(arrays[key]) for key in ("length", "stride", "step"))
-    return length, stride, step, str(arrays["tokens_sha256"]), str(arrays["config_hash"])
+    run = str(arrays["run"]) if "run" in arrays else _run_by_name(path, length, stride)
+    return DumpOf(run, length, stride, step, str(arrays["tokens_sha256"]), str(arrays["config_hash"]))
+
+
+def _run_by_name(path: pathlib.Path, length: int, stride: int) -> str:
+    """The run of an old dump; ValueError where its name is not the one that it was given."""
+    name = _NAME.fullmatch(path.stem)
+    if not name:
+        raise ValueError(
+            f"{path} is not named RUN-length=l-stride=s.npz, as eval_extrapolation.py --dump_nll names dumps"
+        )
+    if (int(name["length"]), int(name["stride"])) != (length, stride):
+        raise ValueError(f"{path} holds a dump of length={length} and stride={stride}; give it the name that it had")
+    return name["run"]

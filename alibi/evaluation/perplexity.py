@@ -160,7 +160,7 @@ def model_nll(model: nn.Module) -> NllFunction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Metrics:
+class Figures:
     """Of a text: perplexity by token and by word, and bits per byte.
 
     None where the text has no words or bytes, and for a perplexity that is no float64.
@@ -171,9 +171,9 @@ class Metrics:
     bits_per_byte: float | None
 
 
-def metrics(nll_nats: float, tokens: int, words: int, bytes: int) -> Metrics:
+def figures(nll_nats: float, tokens: int, words: int, bytes: int) -> Figures:
     """The figures that are reported of a summed NLL in nats; the counts are those of the text that was scored."""
-    return Metrics(
+    return Figures(
         perplexity=_exp(nll_nats / tokens),
         word_perplexity=_exp(nll_nats / words) if words else None,
         bits_per_byte=nll_nats / math.log(2) / bytes if bytes else None,

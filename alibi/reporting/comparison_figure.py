@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 
 from alibi.reporting.comparison import Comparison
 from alibi.reporting.files import write_atomically
-from alibi.reporting.measures import PERPLEXITY
 from alibi.reporting.plots import COLOURS, DOTS_PER_INCH, FONT_SIZE, draw_axes
-from alibi.reporting.series import Cell, Panel, Series
+from alibi.reporting.report import Panel, Series
+from alibi.reporting.tables import PERPLEXITY, Cell, Heading, Length, Number
+from alibi.reporting.writers import heading_text
 
-SIDES = {"paper": "paper", "ours": "this project"}
+SIDES = ("paper", "this project")  # in the order of a cell's parts
 
 
 def draw_comparison(comparison: Comparison, lines: str, path: str | os.PathLike[str]) -> bool:
@@ -27,71 +28,77 @@ def draw_comparison(comparison: Comparison, lines: str, path: str | os.PathLike[
       lines: "columns" or "rows" of perplexities become lines over the length, which the
         other of the two has; "bars": each column's ratios to its references.
     """
-    if not any(entry and entry.ours is not None for row in comparison.entries for entry in row):
+    if not comparison.has_ours:
         return False
     with matplotlib.rc_context({"font.size": FONT_SIZE}):
         figure = Figure(figsize=(20, 7), facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
-        for side, axes in zip(SIDES, figure.subplots(1, 2), strict=True):
+        for side, axes in enumerate(figure.subplots(1, 2)):
             if lines == "bars":
                 _draw_bars(axes, comparison, side)
             else:
                 draw_axes(axes, _panel(comparison, lines, side))
-            axes.set_title(f"{SIDES[side]}, {comparison.scale} scale" if side == "ours" else SIDES[side], pad=28)
+            axes.set_title(f"{SIDES[side]}, {comparison.scale} scale" if side else SIDES[side], pad=28)
         image = io.BytesIO()
         figure.savefig(image, dpi=DOTS_PER_INCH // 2, format="png")
     write_atomically(path, image.getvalue())
     return True
 
 
-def _panel(comparison: Comparison, lines: str, side: str) -> Panel:
+def _panel(comparison: Comparison, lines: str, side: int) -> Panel:
     """The perplexities of one side as series over the lengths of their scale."""
     kept = [column for column in range(len(comparison.header)) if _is_perplexity(comparison, column)]
-    rows = range(len(comparison.labels))
+    header, cells = [comparison.header[column] for column in kept], comparison.cells
+    rows = [labels[0] for labels in comparison.labels]
     if lines == "columns":
-        names = [comparison.header[column].removesuffix(" PPL") for column in kept]
-        cells = [[(comparison.labels[row][0], (row, column)) for row in rows] for column in kept]
+        names = [heading_text(name).removesuffix(" PPL") for name in header]
+        series = [
+            _series(name, side, rows, [row[column] for row in cells]) for name, column in zip(names, kept, strict=True)
+        ]
     else:
-        names = [comparison.labels[row][0] for row in rows]
-        cells = [[(comparison.header[column], (row, column)) for column in kept] for row in rows]
-    series = [_series(comparison, side, *line) for line in zip(names, cells, strict=True)]
+        names = [heading_text(name) for name in rows]
+        series = [
+            _series(name, side, header, [row[column] for column in kept])
+            for name, row in zip(names, cells, strict=True)
+        ]
     mode = "nonoverlapping" if comparison.stride is None else "sliding"
-    return Panel(f"table {comparison.number}", "valid", mode, comparison.stride, tuple(filter(None, series)))
+    kept_series = tuple(filter(None, series))
+    return Panel(f"table {comparison.number}", "valid", mode, comparison.stride, PERPLEXITY, kept_series, ())
 
 
-def _series(
-    comparison: Comparison, side: str, name: str, cells: Sequence[tuple[str, tuple[int, int]]]
-) -> Series | None:
+def _series(name: str, side: int, lengths: Sequence[Heading], cells: Sequence[Cell]) -> Series | None:
+    parts = [cell[side] if cell else None for cell in cells]
     found = {
-        _length(label, side): Cell(({"perplexity": value, "nll_nats": value},))
-        for label, cell in cells
-        if (value := comparison.value(side, *cell)) is not None
+        _length(length, side): part for length, part in zip(lengths, parts, strict=True) if isinstance(part, Number)
     }
     return Series(name, name.lower().replace("t5 bias", "t5"), min(found), found) if found else None
 
 
-def _length(label: str, side: str) -> int:
-    """The length that a label such as "512" or, at another scale, "512 (32)" means on `side`."""
-    paper, _, ours = label.rstrip(")").partition(" (")
-    return int(ours or paper) if side == "ours" else int(paper)
+def _length(heading: Heading, side: int) -> int:
+    """The length that a heading is, on one of the two sides."""
+    assert isinstance(heading, tuple)
+    (length,) = (part for part in heading if isinstance(part, Length))
+    return length.here if side else length.paper
 
 
 def _is_perplexity(comparison: Comparison, column: int) -> bool:
-    entries = (row[column] for row in comparison.entries)
-    return any(entry is not None and entry.measure is PERPLEXITY for entry in entries)
+    parts = (row[column][:2] for row in comparison.cells)
+    return any(isinstance(part, Number) and part.kind is PERPLEXITY for pair in parts for part in pair)
 
 
-def _draw_bars(axes: Axes, comparison: Comparison, side: str) -> None:
+def _draw_bars(axes: Axes, comparison: Comparison, side: int) -> None:
     """For each row a group of bars, one a column: its value in percent of its reference."""
     width = 0.8 / len(comparison.header)
     rows = range(len(comparison.labels))
     for column, name in enumerate(comparison.header):
-        ratios = [comparison.ratio(side, row, column) for row in rows]
+        parts = [row[column][side] if row[column] else None for row in comparison.cells]
+        ratios = [part.ratio if isinstance(part, Number) else None for part in parts]
         heights = [math.nan if ratio is None else 100 * ratio for ratio in ratios]
-        axes.bar(np.arange(len(rows)) + width * column, heights, width, label=name, color=COLOURS[column])
+        places = np.arange(len(rows)) + width * column
+        axes.bar(places, heights, width, label=heading_text(name), color=COLOURS[column])
     axes.set_xticks(
         np.arange(len(rows)) + 0.4 - width / 2,
-        [" ".join(labels) for labels in comparison.labels],
+        [" ".join(map(heading_text, labels)) for labels in comparison.labels],
         rotation=60,
         ha="right",
     )

@@ -3,8 +3,13 @@
 import csv
 import dataclasses
 import pathlib
+import re
+
+from alibi.reporting.tables import Absence, Kind, Missing, Number
 
 TABLE_NUMBERS = range(1, 16)
+
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "GB": 1e9}
 
 # `alibi/reporting/paper` holds data only, so it is found by path and needs no package of its own.
 _FOLDER = pathlib.Path(__file__).with_name("paper")
@@ -32,3 +37,15 @@ def load_table(number: int) -> PaperTable:
     with (_FOLDER / f"table{number:02d}.csv").open(newline="", encoding="utf-8") as file:
         columns, *rows = csv.reader(file)
     return PaperTable(number, tuple(columns), tuple(tuple(row) for row in rows))
+
+
+def parse_printed(text: str) -> float | None:
+    """The number of a printed cell such as 19.73, 28.5k, 247M or 15.3 GB; None for one without (OOM)."""
+    found = re.fullmatch(r"([\d.]+) ?(k|M|GB|)", text)
+    return float(found[1]) * UNITS[found[2]] if found else None
+
+
+def published(text: str, kind: Kind) -> Number | Missing:
+    """A printed cell as a number, or as the word that the paper has there."""
+    value = parse_printed(text)
+    return Missing(Absence.PUBLISHED, text) if value is None else Number((value,), kind, printed=text)

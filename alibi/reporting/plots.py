@@ -12,7 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from alibi.reporting.series import Panel, Series
+from alibi.reporting.report import Panel, Series
+from alibi.reporting.tables import Number
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), distinct under every common colour blindness; its yellow
 # is left out, which is too pale on white. Marker and dash differ as well, for print without colours.
@@ -78,15 +79,15 @@ def _style_numbers(series: Sequence[Series]) -> list[int]:
 
 
 def _draw_line(axes: Axes, series: Series, label: str, number: int) -> _End | None:
-    points = [(length, series.mean("perplexity", length)) for length in series.cells]
-    finite = [(length, value) for length, value in points if value is not None and math.isfinite(value)]
+    cells = {length: cell for length, cell in series.cells.items() if isinstance(cell, Number)}
+    finite = {length: cell for length, cell in cells.items() if math.isfinite(cell.mean)}
     if not finite:
         return None
-    lengths, values = zip(*finite, strict=True)
+    lengths, values = list(finite), [cell.mean for cell in finite.values()]
     colour = COLOURS[number % len(COLOURS)]
     dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
     axes.plot(lengths, values, linewidth=2.5, markersize=9, label=label, color=colour, ls=dashes, marker=marker)
-    seeds = [series.cells[length].values("perplexity") for length in lengths]
+    seeds = [cell.values for cell in finite.values()]
     if any(len(one) > 1 for one in seeds):
         axes.fill_between(lengths, [*map(min, seeds)], [*map(max, seeds)], color=colour, alpha=0.2, linewidth=0)
     return _End(label, colour, lengths[-1], values[-1])

@@ -1,18 +1,184 @@
 """The report of a directory: results.jsonl -> report.md, extrapolation.png and a table for the terminal."""
 
+import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
-from alibi.reporting import tables
 from alibi.reporting.files import write_atomically
-from alibi.reporting.rows import read_rows
-from alibi.reporting.series import Panel, panels
+from alibi.reporting.rows import Row, latest, read_rows
+from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Kind, Missing, Number, Table
+from alibi.reporting.writers import to_markdown, to_text
+
+Key = TypeVar("Key")
 
 ROWS_FILE = "results.jsonl"
 REPORT_FILE = "report.md"
 FIGURE_FILE = "extrapolation.png"
+
+VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
+    PERPLEXITY: lambda row: row.perplexity,
+    BITS_PER_BYTE: lambda row: row.bits_per_byte,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One method over the lengths: runs that differ only in their seed; cells by evaluation length in tokens."""
+
+    label: str
+    position: str
+    train_length: int
+    cells: Mapping[int, Number | Missing]
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Results that may be compared: same corpus, split and mode, and for sliding windows the same stride."""
+
+    corpus: str
+    split: str
+    mode: str
+    stride: int | None  # None: the stride is the length (non-overlapping)
+    kind: Kind
+    series: tuple[Series, ...]
+    rows: tuple[Row, ...]  # of all series, each by length
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({length for series in self.series for length in series.cells})
+
+    @property
+    def knows_bytes(self) -> bool:
+        return any(row.bits_per_byte is not None for row in self.rows)
+
+
+def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
+    """Groups `rows` into panels, each in order of first appearance; a later row replaces an earlier one of its cell.
+
+    Each number has its ratio to the one of its series at the train length, and is marked where it is the lowest.
+    """
+    found = []
+    for key, group in _grouped(latest(rows), _panel_key).items():
+        corpus, split, mode, stride = key
+        runs = {name: sorted(of, key=lambda row: row.eval_length) for name, of in _grouped(group, _series_key).items()}
+        series = _best_marked([_make_series(name, of, kind) for name, of in runs.items()])
+        in_order = tuple(row for of in runs.values() for row in of)
+        found.append(Panel(corpus, split, mode, stride, kind, series, in_order))
+    return found
+
+
+def _panel_key(row: Row) -> tuple[str, str, str, int | None]:
+    return row.corpus, row.split, row.mode, None if row.mode == "nonoverlapping" else row.stride
+
+
+def _series_key(row: Row) -> tuple[str, str, int]:
+    return row.series, row.position, row.train_length
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _make_series(key: tuple[str, str, int], rows: Sequence[Row], kind: Kind) -> Series:
+    """The series of `rows`, which are in order of their lengths."""
+    label, position, train_length = key
+    by_length = _grouped(rows, lambda row: row.eval_length)
+    cells = {length: _make_cell(alike, kind) for length, alike in by_length.items()}
+    own = cells.get(train_length)
+    if isinstance(own, Number) and own.mean:
+        cells = {
+            length: dataclasses.replace(cell, ratio=cell.mean / own.mean) if isinstance(cell, Number) else cell
+            for length, cell in cells.items()
+        }
+    return Series(label, position, train_length, cells)
+
+
+def _make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
+    """The number of the seeds that have one, else why there is none."""
+    measured = [row for row in rows if row.is_measured]
+    values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
+    if values:
+        return Number(values, kind)
+    if measured:
+        return Missing(Absence.FAILED, f"{kind.title.lower()} is not known")
+    return Missing(Absence.LIMIT if rows[0].limit else Absence.FAILED, rows[0].error or "no result")
+
+
+def _best_marked(series: Sequence[Series]) -> tuple[Series, ...]:
+    """The same, with the lowest number of each length marked where there are two or more."""
+    means: dict[int, list[float]] = {}
+    for one in series:
+        for length, cell in one.cells.items():
+            if isinstance(cell, Number):
+                means.setdefault(length, []).append(cell.mean)
+    lowest = {length: min(values) for length, values in means.items() if len(values) > 1}
+    return tuple(
+        dataclasses.replace(
+            one,
+            cells={
+                length: dataclasses.replace(cell, best=cell.mean == lowest.get(length))
+                if isinstance(cell, Number)
+                else cell
+                for length, cell in one.cells.items()
+            },
+        )
+        for one in series
+    )
+
+
+def build_table(panel: Panel) -> Table:
+    """One line a series, one column a length."""
+    cells = [[series.cells.get(length) for length in panel.lengths] for series in panel.series]
+    return Table(
+        caption=caption(panel),
+        label_header=("run", "trained at L"),
+        labels=tuple((series.label, series.train_length) for series in panel.series),
+        header=tuple(panel.lengths),
+        cells=tuple(tuple((cell,) if cell else () for cell in row) for row in cells),
+    )
+
+
+def caption(panel: Panel) -> str:
+    """What the numbers are: kind, corpus, split, windows, tokens scored, seeds, steps, commit and device."""
+    windows = "non-overlapping windows (stride = length)"
+    if panel.stride is not None:
+        windows = f"{panel.mode} windows, stride {panel.stride:,}"
+    rows = [row for row in panel.rows if row.is_measured]
+    facts = [
+        fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
+        fact("seed {}", (row.seed for row in rows)),
+        fact("step {}", (f"{row.step:,}" for row in rows)),
+        fact("commit {}", (row.short_commit for row in rows if row.commit)),
+        fact("on {}", (row.device.text for row in rows if row.device)),
+    ]
+    text = f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}"
+    return "; ".join([text, *filter(None, facts)]) + "."
+
+
+def fact(template: str, values: Iterable, separator: str = ", ") -> str:
+    """`template` with the distinct `values`; "" without any."""
+    distinct = list(dict.fromkeys(values))
+    return template.format(separator.join(map(str, distinct))) if distinct else ""
+
+
+def explanation(panel: Panel) -> str:
+    """How to read the cells."""
+    text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
+    cells = (cell for series in panel.series for cell in series.cells.values())
+    several = any(isinstance(cell, Number) and cell.deviation is not None for cell in cells)
+    return text + (" ±: the standard deviation over seeds." if several else "")
+
+
+def failed_runs(failures: Mapping[str, str]) -> str:
+    """A Markdown list of why runs failed, by their names; each reason on one line."""
+    lines = [f"- {name}: {' '.join(reason.split())}" for name, reason in failures.items()]
+    return "\n".join(["Runs that failed:", "", *lines, ""])
 
 
 def write_report(
@@ -25,30 +191,25 @@ def write_report(
     at the end. Without rows and failures nothing is written.
     """
     directory = pathlib.Path(directory)
-    found = panels(read_rows(directory / ROWS_FILE))
-    if not found and not failures:
+    rows = read_rows(directory / ROWS_FILE)
+    if not rows and not failures:
         return f"no results in {directory / ROWS_FILE} yet\n"
     from alibi.reporting import plots  # matplotlib: two seconds that an evaluation without a report need not wait
 
     markdown, text = [f"# {title}\n"], []
-    for index, panel in enumerate(found):
+    for index, (panel, in_bits) in enumerate(zip(panels(rows), panels(rows, BITS_PER_BYTE), strict=True)):
         figure = FIGURE_FILE if index == 0 else f"extrapolation-{_suffix(panel)}.png"
         plots.draw_extrapolation(panel, directory / figure)
-        metrics = [tables.PERPLEXITY, tables.BITS_PER_BYTE] if _knows_bytes(panel) else [tables.PERPLEXITY]
-        for metric in metrics:
-            table = tables.build_table(panel, metric)
-            markdown.append(tables.to_markdown(table))
-            text.append(tables.to_text(table))
-        markdown += [tables.explanation(panel) + "\n", f"![perplexity by evaluation length]({figure})\n"]
+        for shown in (panel, in_bits) if panel.knows_bytes else (panel,):
+            table = build_table(shown)
+            markdown.append(to_markdown(table))
+            text.append(to_text(table))
+        markdown += [explanation(panel) + "\n", f"![perplexity by evaluation length]({figure})\n"]
         text.append(f"figure: {directory / figure}\n")
     if failures:
-        markdown.append(tables.failed_runs(failures))
+        markdown.append(failed_runs(failures))
     write_atomically(directory / REPORT_FILE, "\n".join(markdown))
     return "\n".join([*text, f"report: {directory / REPORT_FILE}\n"])
-
-
-def _knows_bytes(panel: Panel) -> bool:
-    return any(row["bits_per_byte"] is not None for row in panel.rows())
 
 
 def _suffix(panel: Panel) -> str:

@@ -1,69 +1,154 @@
-"""results.jsonl: one line a measurement, appended atomically, later lines replacing earlier ones."""
+"""A row of results is one measurement and one line of results.jsonl; later lines replace earlier ones."""
 
+import dataclasses
 import json
 import logging
 import math
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-Row = dict[str, Any]
-
-# What every row holds. `nll_nats` is the sum over the tokens, so rows can be pooled without loss.
-ROW_KEYS = (
-    "run",
-    "position",
-    "train_length",
-    "eval_length",
-    "mode",
-    "stride",
-    "corpus",
-    "split",
-    "seed",
-    "step",
-    "parameters",
-    "nll_nats",
-    "tokens",
-    "words",
-    "bytes",
-    "perplexity",
-    "word_perplexity",
-    "bits_per_byte",
-    "tokens_per_second",
-    "seconds",
-    "device",
-    "commit",
-)
-
-# What a row measures; its other fields are what was found. A run has one value a cell: that of the last row.
-CELL_KEYS = ("run", "eval_length", "mode", "stride", "corpus", "split")
-
-# Of the config that defines a run and its evaluation (alibi.runs.evaluation_hash): a name may be used again.
-CONFIG_KEY = "config_hash"
-# Set where an error is final: the method or the text has no such length, however often it is tried.
-LIMIT_KEY = "limit"
 
 _log = logging.getLogger(__name__)
 
 
-def cell_key(row: Mapping[str, Any]) -> tuple:
-    """The cell that `row` measures: run, length, mode, stride, corpus and split."""
-    return tuple(row[key] for key in CELL_KEYS)
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What computed a row; `count` is None in a row that doesn't say how many there were."""
+
+    kind: str
+    count: int | None
+
+    @property
+    def text(self) -> str:
+        """Such as "cpu x1"."""
+        return self.kind if self.count is None else f"{self.kind} x{self.count}"
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Device | None":
+        """That of a line; older ones have only the text."""
+        if not row["device"]:
+            return None
+        if "device_kind" in row:
+            return cls(row["device_kind"], row["device_count"])
+        kind, separator, count = row["device"].rpartition(" x")
+        return cls(kind, int(count)) if separator and count.isdecimal() else cls(row["device"], None)
 
 
-def row_key(row: Mapping[str, Any]) -> tuple:
-    """The cell, the step and the run's config: two rows with equal keys are the same measurement."""
-    return (*cell_key(row), row["step"], row.get(CONFIG_KEY))
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One run at one length: what was measured, and what was found; that is None where nothing could be.
 
-
-def append_rows(path: str | os.PathLike, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Appends `rows` to the JSONL file `path` in one durable write, so a kill loses all of them or none.
-
-    A number that is not finite becomes null, because JSON has none such; where it is
-    `nll_nats`, the row's `error` says so. Raises ValueError for a row without one of `ROW_KEYS`.
+    Attributes:
+      run: its name, that of its work directory.
+      mode, stride: of the windows: "nonoverlapping" or "sliding", and the tokens that each scores.
+      step: updates of the checkpoint.
+      nll_nats: the sum over the tokens, so that rows can be pooled without loss.
+      tokens, words, bytes: of the text that was scored.
+      seconds: that the scoring took, without compilation.
+      config_hash: of the config that defines the run and its evaluation: a name may be used again.
+      tokens_sha256, text_hash: of the token file that was scored and of the text; None in old rows.
+      dtype: of the evaluation; None in old rows.
+      limit: the error is final: the method or the text has no such length, however often it is tried.
+      error: why there is no result.
+      more: keys of the line that this code doesn't know.
     """
-    text = "".join(json.dumps(_checked(row), allow_nan=False) + "\n" for row in rows)
+
+    run: str
+    position: str
+    train_length: int
+    eval_length: int
+    mode: str
+    stride: int
+    corpus: str
+    split: str
+    seed: int
+    step: int
+    parameters: int
+    nll_nats: float | None = None
+    tokens: int | None = None
+    words: int | None = None
+    bytes: int | None = None
+    perplexity: float | None = None
+    word_perplexity: float | None = None
+    bits_per_byte: float | None = None
+    tokens_per_second: float | None = None
+    seconds: float | None = None
+    device: Device | None = None
+    commit: str | None = None
+    dtype: str | None = None
+    config_hash: str | None = None
+    tokens_sha256: str | None = None
+    text_hash: str | None = None
+    limit: bool = False
+    error: str | None = None
+    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def cell(self) -> tuple:
+        """What is measured: a run has one value for each cell, that of the last row."""
+        return self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split
+
+    @property
+    def measurement(self) -> tuple:
+        """The cell, the step and the run's config: two rows with equal ones are the same measurement."""
+        return *self.cell, self.step, self.config_hash
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the row holds a result, not an error."""
+        return not self.error and self.nll_nats is not None
+
+    @property
+    def series(self) -> str:
+        """The run's name without its seed: alibi-L128-seed0 becomes alibi-L128."""
+        return re.sub(rf"(^|[-_.])seed=?{self.seed}(?!\d)", "", self.run).strip("-_.") or self.run
+
+    @property
+    def num_devices(self) -> int:
+        """How many made it; one where the row doesn't say."""
+        return (self.device and self.device.count) or 1
+
+    @property
+    def short_commit(self) -> str:
+        """Twelve digits of the commit, and "-dirty" where the files were not the commit's."""
+        commit, dirty, _ = (self.commit or "").partition("-dirty")
+        return commit[:12] + dirty
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Row":
+        """The row of a line's content; raises ValueError where it lacks what every row has."""
+        missing = [key for key in ALWAYS if key not in content]
+        if missing:
+            raise ValueError(f"a result row lacks {', '.join(missing)}; a row holds {', '.join(ALWAYS)}")
+        known = {key: content[key] for key in (*ALWAYS, *SOMETIMES) if key in content}
+        more = {key: value for key, value in content.items() if key not in (*known, "device_kind", "device_count")}
+        return cls(**known | {"device": Device.from_json(content), "more": more})
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the row's line; a number that is not finite becomes None, because JSON has none such.
+
+        Where that is `nll_nats`, the `error` says so.
+        """
+        found = {key: getattr(self, key) for key in (*ALWAYS, *SOMETIMES)}
+        if self.nll_nats is not None and not math.isfinite(self.nll_nats):
+            found["error"] = self.error or f"nll_nats is {self.nll_nats}"
+        found = {key: None if _is_infinite(value) else value for key, value in found.items()}
+        line = {key: value for key, value in found.items() if key in ALWAYS or value not in (None, False)}
+        if self.device is not None:
+            line |= {"device": self.device.text, "device_kind": self.device.kind, "device_count": self.device.count}
+        return line | dict(self.more)
+
+
+# Keys that each line has, and those that it has where there is something to say.
+SOMETIMES = ("dtype", "config_hash", "tokens_sha256", "text_hash", "limit", "error")
+ALWAYS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in (*SOMETIMES, "more"))
+
+
+def append_rows(path: str | os.PathLike, rows: Iterable[Row]) -> None:
+    """Appends `rows` to the JSONL file `path` in one durable write, so a kill loses all of them or none."""
+    text = "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)
     if not text:
         return
     path = pathlib.Path(path)
@@ -93,11 +178,10 @@ def read_rows(path: str | os.PathLike) -> list[Row]:
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
-        row = _parsed(line)
-        if row is None:
+        try:
+            rows.append(Row.from_json(json.loads(line)))
+        except (ValueError, TypeError, AttributeError):
             _log.warning("%s line %d is no whole row and was left out; a killed process may have cut it", path, number)
-        else:
-            rows.append(row)
     return rows
 
 
@@ -107,48 +191,21 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     Of runs of one name with different configs only the last one's rows count, so that they never mix.
     """
     rows = list(rows)
-    configs = {row["run"]: row.get(CONFIG_KEY) for row in rows}
+    configs = {row.run: row.config_hash for row in rows}
     cells: dict[tuple, Row] = {}
     for row in rows:
-        if row.get(CONFIG_KEY) != configs[row["run"]]:
+        if row.config_hash != configs[row.run]:
             continue
-        key = cell_key(row)
-        if key not in cells or is_measured(row) or not is_measured(cells[key]):
-            cells[key] = row
+        if row.cell not in cells or row.is_measured or not cells[row.cell].is_measured:
+            cells[row.cell] = row
     return list(cells.values())
 
 
-def short_commit(row: Mapping[str, Any]) -> str:
-    """Twelve digits of the commit that a row was measured with, and "-dirty" where the files were not the commit's."""
-    commit, dirty, _ = str(row["commit"]).partition("-dirty")
-    return commit[:12] + dirty
-
-
-def is_measured(row: Mapping[str, Any]) -> bool:
-    """Whether the row holds a result, not an error."""
-    return not row.get("error") and row["nll_nats"] is not None
-
-
-def _checked(row: Mapping[str, Any]) -> Row:
-    missing = [key for key in ROW_KEYS if key not in row]
-    if missing:
-        raise ValueError(f"a result row lacks {', '.join(missing)}; a row holds {', '.join(ROW_KEYS)}")
-    infinite = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-    checked = {key: None if key in infinite else value for key, value in row.items()}
-    if "nll_nats" in infinite and not checked.get("error"):
-        checked["error"] = f"nll_nats is {row['nll_nats']}"
-    return checked
+def _is_infinite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _separator(descriptor: int) -> str:
     """A newline if the file ends inside a line, so that what follows does not join it."""
     size = os.fstat(descriptor).st_size
     return "\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else ""
-
-
-def _parsed(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and all(key in row for key in ROW_KEYS) else None

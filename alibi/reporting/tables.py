@@ -1,154 +1,181 @@
-"""Tables of perplexity by evaluation length, as Markdown and as plain text for a terminal."""
+"""A table as typed data: a cell holds numbers, each with its kind, or says why it has none; lengths are numbers.
+
+`alibi.reporting.writers` makes text of it.
+"""
 
 import dataclasses
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import enum
+import functools
+import statistics
+from collections.abc import Callable
 
-from alibi.reporting.rows import short_commit
-from alibi.reporting.series import Panel, Series
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Metric:
-    """What a table shows of each cell: the row key, its name and how a value is printed."""
+class Kind:
+    """What a number is and how it is written; `relative`: it differs from another by a share, not by a number."""
 
-    key: str
     title: str
-    format: Callable[[float], str]
+    write: Callable[[float], str]
+    relative: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A table as text cells, with a caption above it and notes (errors) below; `best` holds (row, column)."""
-
-    caption: str
-    header: tuple[str, ...]
-    body: tuple[tuple[str, ...], ...]
-    best: frozenset[tuple[int, int]]
-    notes: tuple[str, ...]
-
-
-def format_perplexity(value: float) -> str:
+def write_perplexity(value: float) -> str:
     """Two decimals as in the paper; none from a thousand on, powers of ten from a million on."""
     if value < 999.995:
         return f"{value:.2f}"
     return f"{value:,.0f}" if value < 999_999.5 else f"{value:.1e}"
 
 
-def format_ratio(value: float) -> str:
+def write_thousands(value: float) -> str:
+    """28.5k from a thousand on, as the paper prints words per second, updates and hours; else three digits."""
+    return f"{value / 1e3:,.1f}k" if value >= 1e3 else f"{value:.3g}"
+
+
+def write_millions(value: float) -> str:
+    """247M; a decimal below ten."""
+    return f"{value / 1e6:.0f}M" if value >= 1e7 else f"{value / 1e6:.1f}M"
+
+
+def write_gigabytes(value: float) -> str:
+    """15.3 GB of 1e9 bytes."""
+    return f"{value / 1e9:.1f} GB"
+
+
+def write_ratio(value: float) -> str:
     """Two decimals, none from a hundred on: ×1.02, ×143."""
-    return "\N{MULTIPLICATION SIGN}" + (f"{value:.2f}" if value < 99.995 else f"{value:,.0f}")
+    return TIMES + (f"{value:.2f}" if value < 99.995 else f"{value:,.0f}")
 
 
-PERPLEXITY = Metric("perplexity", "Perplexity", format_perplexity)
-BITS_PER_BYTE = Metric("bits_per_byte", "Bits per byte", "{:.3f}".format)
+PERPLEXITY = Kind("Perplexity", write_perplexity, relative=False)
+BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, relative=False)
+WORDS_PER_SECOND = Kind("Words per second", "{:.0f}".format)
+THOUSANDS = Kind("Speed, updates or hours", write_thousands)
+MEMORY = Kind("Memory", write_gigabytes)
+PARAMETERS = Kind("Parameters", write_millions)
 
 
-def build_table(panel: Panel, metric: Metric = PERPLEXITY) -> Table:
-    """One line a series, one column a length; each value also as a ratio to the series' value at its train length."""
-    lengths = panel.lengths
-    notes: list[str] = []
-    body, best = [], set()
-    for line, series in enumerate(panel.series):
-        cells = [series.label, f"{series.train_length:,}"]
-        for length in lengths:
-            if series.mean(metric.key, length) == panel.best(metric.key, length) is not None:
-                best.add((line, len(cells)))
-            cells.append(_cell_text(series, length, metric, notes))
-        body.append(tuple(cells))
-    header = ("run", "trained at L", *(f"{length:,}" for length in lengths))
-    return Table(caption(panel, metric), header, tuple(body), frozenset(best), tuple(notes))
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """One number of a cell.
+
+    Attributes:
+      values: one for each seed.
+      ratio: to the number that the table compares this one with; None where there is none.
+      best: of its column.
+      printed: its text as published, of a number of the paper.
+    """
+
+    values: tuple[float, ...]
+    kind: Kind
+    ratio: float | None = None
+    best: bool = False
+    printed: str = ""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation over the seeds; None for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def text(self) -> str:
+        """The number without its ratio, with its deviation."""
+        spread = "" if self.deviation is None else f" ± {self.kind.write(self.deviation)}"
+        return (self.printed or self.kind.write(self.mean)) + spread
 
 
-def _cell_text(series: Series, length: int, metric: Metric, notes: list[str]) -> str:
-    cell = series.cells.get(length)
-    if cell is None:
-        return ""
-    mean = cell.mean(metric.key)
-    if mean is None:
-        note = cell.error or f"{metric.title.lower()} is not known"
-        if note not in notes:
-            notes.append(note)
-        return f"no result [{notes.index(note) + 1}]"
-    deviation, ratio = cell.deviation(metric.key), series.ratio(metric.key, length)
-    text = metric.format(mean)
-    text += f" ± {metric.format(deviation)}" if deviation is not None else ""
-    return text + (f" ({format_ratio(ratio)})" if ratio is not None else "")
+class Absence(enum.Enum):
+    """Why a cell has no number."""
+
+    NOT_RUN_HERE = "not run here"  # a system that this project doesn't have
+    NOT_RUN_YET = "not run yet"
+    PUBLISHED = "published"  # the paper has a word in place of a number, such as OOM
+    LIMIT = "limit"  # the method or the text has no such length
+    FAILED = "failed"
 
 
-def caption(panel: Panel, metric: Metric) -> str:
-    """What the numbers are: metric, corpus, split, windows, tokens scored, seeds, steps, commit and device."""
-    windows = "non-overlapping windows (stride = length)"
-    if panel.stride is not None:
-        windows = f"{panel.mode} windows, stride {panel.stride:,}"
-    measured = [row for series in panel.series for cell in series.cells.values() for row in cell.measured()]
-    facts = [
-        fact("{} tokens scored in each cell", (f"{row['tokens']:,}" for row in measured), " or "),
-        fact("seed {}", (row["seed"] for row in measured)),
-        fact("step {}", (f"{row['step']:,}" for row in measured)),
-        fact("commit {}", (short_commit(row) for row in measured if row["commit"])),
-        fact("on {}", (row["device"] for row in measured if row["device"])),
-    ]
-    text = f"{metric.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}"
-    return "; ".join([text, *filter(None, facts)]) + "."
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """A cell without a number; `why` is the paper's word, or what a note below the table says."""
+
+    absence: Absence
+    why: str = ""
+
+    @property
+    def note(self) -> str:
+        """What a note says; "" where the cell says it all."""
+        return self.why if self.absence in (Absence.LIMIT, Absence.FAILED) else ""
+
+    @property
+    def text(self) -> str:
+        return self.why or self.absence.value
 
 
-def fact(template: str, values: Iterable, separator: str = ", ") -> str:
-    distinct = list(dict.fromkeys(values))
-    return template.format(separator.join(map(str, distinct))) if distinct else ""
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How far a number is from another; `share`: as a share of that one."""
+
+    value: float
+    share: bool
+
+    @property
+    def text(self) -> str:
+        """Signed: +3% of a share, else two decimals and none from a hundred on: +0.07, -1,234."""
+        if self.share:
+            return f"{100 * self.value:+,.0f}%"
+        return f"{self.value:+.2f}" if abs(self.value) < 99.995 else f"{self.value:+,.0f}"
 
 
-def explanation(panel: Panel) -> str:
-    """How to read the cells."""
-    text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
-    seeds = {len(cell.rows) for series in panel.series for cell in series.cells.values()}
-    return text + (" ±: the standard deviation over seeds." if max(seeds) > 1 else "")
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """A length of the paper, in tokens as it prints them, and the one that stands for it here."""
+
+    printed: str
+    paper: int
+    here: int
 
 
-def to_markdown(table: Table) -> str:
-    """GitHub-flavoured Markdown; the best of each column is bold, notes are numbered below."""
-    lines = [f"**{table.caption}**", "", _pipe_row(table.header)]
-    lines.append(_pipe_row(["---", *["---:"] * (len(table.header) - 1)]))
-    for line, cells in enumerate(table.body):
-        lines.append(
-            _pipe_row(_bold(text) if (line, column) in table.best else text for column, text in enumerate(cells))
-        )
-    if table.notes:
-        lines += ["", *(f"[{number}] {note}  " for number, note in enumerate(table.notes, start=1))]
-    return "\n".join(lines) + "\n"
+# Words and lengths of the paper, such as "ALiBi, L = 512 (32)".
+Label = tuple[str | Length, ...]
+# Of a row or column: a text, a length in tokens, or a label.
+Heading = str | int | Label
+Part = Number | Missing | Difference | None
+# One part, or several side by side; None where a part has nothing to say, () where the whole cell hasn't.
+Cell = tuple[Part, ...]
 
 
-def _bold(text: str) -> str:
-    value, separator, ratio = text.partition(" (")
-    return f"**{value}**{separator}{ratio}"
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
 
+    Attributes:
+      caption: what the numbers are.
+      label_header, labels: the first columns, which name the rows.
+      header: the other columns.
+      cells: by row and column.
+      parts: what stands side by side in each cell; () where it is a single number.
+      ratios: whether numbers are written with their ratios.
+      scale: of the paper's experiments; "" where they are not the paper's.
+      name: by which LaTeX refers to the table.
+    """
 
-def _pipe_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    caption: str
+    label_header: tuple[Heading, ...]
+    labels: tuple[tuple[Heading, ...], ...]
+    header: tuple[Heading, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+    parts: tuple[str, ...] = ()
+    ratios: bool = True
+    scale: str = ""
+    name: str = "extrapolation"
 
-
-def failed_runs(failures: Mapping[str, str]) -> str:
-    """A Markdown list of why runs failed, by their names; each reason on one line."""
-    lines = [f"- {name}: {' '.join(reason.split())}" for name, reason in failures.items()]
-    return "\n".join(["Runs that failed:", "", *lines, ""])
-
-
-def to_text(table: Table, width: int = 100) -> str:
-    """Plain text with aligned columns; the best of each column has an asterisk."""
-    body = []
-    for line, cells in enumerate(table.body):
-        body.append([text + ("*" if (line, column) in table.best else "") for column, text in enumerate(cells)])
-    widths = [max(map(len, column)) for column in zip(table.header, *body, strict=True)]
-    rule = ["-" * width for width in widths]
-    lines = [*textwrap.wrap(table.caption, width), "", _aligned(table.header, widths), _aligned(rule, widths)]
-    lines += [_aligned(row, widths) for row in body]
-    lines += [f"[{number}] {note}" for number, note in enumerate(table.notes, start=1)]
-    return "\n".join(lines) + "\n"
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = (
-        cell.ljust(width) if column == 0 else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *others]).rstrip()
+    @functools.cached_property
+    def notes(self) -> list[str]:
+        """What is written below the table: why numbers are missing, each reason once, in reading order."""
+        parts = (part for row in self.cells for cell in row for part in cell)
+        return list(dict.fromkeys(part.note for part in parts if isinstance(part, Missing) and part.note))

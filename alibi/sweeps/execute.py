@@ -7,23 +7,28 @@ import functools
 import os
 import pathlib
 import queue
-import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from alibi.errors import UserError, disk_errors_named
-from alibi.reporting.report import write_report
+from alibi.reporting.report import ROWS_FILE, write_report
 from alibi.reporting.rows import read_rows
-from alibi.sweeps.children import Children, Place, Stopped, places, suitable_jobs
-from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
-from alibi.sweeps.failures import read_failures, write_failure
-from alibi.sweeps.plan import RunState, Speed, format_duration, run_directory, state_of, survey
+from alibi.sweeps.definition import Evaluation, Run, Sweep
+from alibi.sweeps.estimates import Speed, format_duration
+from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, Stopped, places, suitable_jobs
+from alibi.sweeps.state import (
+    RunState,
+    evaluation_command,
+    read_failures,
+    run_directory,
+    state_of,
+    survey,
+    train_command,
+    write_failure,
+)
 
-# Runs a script and keeps its error message.
-CHILD = pathlib.Path(__file__).with_name("child.py")
 # Ranks as the launchers of clusters tell them. Asking JAX would claim this host's devices, which the runs need.
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
@@ -38,6 +43,7 @@ class Sweeper:
         many as suit the machine.
       report: writes what the results are wanted for and returns it as text, given the
         reasons of failed runs; by default `write_report`.
+      launcher: where runs go; by default this machine's processes.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Sweeper:
         primary: bool = True,
         jobs: int = 1,
         report: Callable[[dict[str, str]], str] | None = None,
+        launcher: Launcher | None = None,
     ):
         self.sweep, self.workdir = sweep, workdir.absolute()
         if "," in str(self.workdir):
@@ -68,7 +75,7 @@ class Sweeper:
         self._trained: set[str] = set()  # names of the runs that this start brought so far
         self._evaluated: set[str] = set()
         self.report = report or functools.partial(write_report, self.workdir, sweep.title)
-        self.children = Children()
+        self.launcher = launcher or LocalProcesses()
 
     def execute(self) -> dict[str, str]:
         """Does all that is left to do.
@@ -82,7 +89,7 @@ class Sweeper:
         """
         failures: dict[str, str] = {}
         started = time.monotonic()
-        with self._lock(), self.children, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+        with self._lock(), self.launcher, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             for done in [pool.submit(self._execute_run, number, failures) for number in range(len(self.sweep.runs))]:
                 done.result()
         print(f"\n{self._shown}", flush=True)
@@ -92,7 +99,7 @@ class Sweeper:
         return failures
 
     def _execute_run(self, number: int, failures: dict[str, str]) -> None:
-        if self.children.stopped:
+        if self.launcher.stopped:
             raise Stopped
         run, place = self.sweep.runs[number], self._places.get()
         try:
@@ -148,7 +155,7 @@ class Sweeper:
         return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
 
     def _state(self, run: Run) -> RunState:
-        return state_of(run, self.workdir, read_rows(self.workdir / "results.jsonl"))
+        return state_of(run, self.workdir, read_rows(self.workdir / ROWS_FILE))
 
     def _time_left(self) -> str:
         states = survey(self.sweep, self.workdir)
@@ -159,24 +166,18 @@ class Sweeper:
     def _train(self, run: Run, place: Place) -> str:
         directory = run_directory(self.workdir, run)
         before = directory.status().get("updated")
-        code, message = self._run_script("train.py", [*train_flags(run, self.workdir), *self.flags], place)
-        if code == 0:
+        ended = self._run(train_command(run, self.workdir), place)
+        if ended.code == 0:
             return ""
         status = directory.status()
         recorded = status["state"] == "failed" and status.get("updated") != before
-        return status["reason"] if recorded else message or f"training {describe_exit(code)}"
+        return status["reason"] if recorded else ended.reason("training")
 
     def _evaluate(self, run: Run, evaluation: Evaluation, place: Place) -> str:
-        flags = evaluation_flags(run, evaluation, self.workdir)
-        code, message = self._run_script("eval_extrapolation.py", [*flags, *self.flags], place)
-        return "" if code == 0 else message or f"evaluation {describe_exit(code)}"
+        return self._run(evaluation_command(run, evaluation, self.workdir), place).reason("evaluation")
 
-    def _run_script(self, script: str, flags: Sequence[str], place: Place) -> tuple[int, str]:
-        """Runs one of the project's scripts; returns its exit code and the error it printed, if it did."""
-        with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="alibi-error-") as file:
-            command = [sys.executable, str(CHILD), file.name, str(PROJECT / script), *flags]
-            code = self.children.run(command, place)
-            return code, file.read().strip()
+    def _run(self, command: Command, place: Place) -> Ended:
+        return self.launcher.run(Command(command.script, (*command.flags, *self.flags)), place)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -194,7 +195,7 @@ class Sweeper:
                 say(f"another process is at work in {self.workdir}; waiting until it ends (Ctrl-C to leave)")
                 fcntl.flock(file, fcntl.LOCK_EX)
             # Children inherit it: the lock lasts until the last of them has ended, whatever becomes of this process.
-            self.children.lock = file.fileno()
+            self.launcher.lock = file.fileno()
             yield
 
 
@@ -210,24 +211,6 @@ def run_sweeper(sweeper: Sweeper) -> int:
     if failures:
         print("the same command tries the failed runs again", file=sys.stderr)
     return 1 if failures else 0
-
-
-def train_flags(run: Run, workdir: pathlib.Path) -> list[str]:
-    """What train.py is started with."""
-    return [*run.config_flags(), f"--workdir={run_directory(workdir, run).path}"]
-
-
-def evaluation_flags(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> list[str]:
-    """What eval_extrapolation.py is started with."""
-    stride = [] if evaluation.stride is None else [f"--stride={evaluation.stride}"]
-    return [
-        f"--workdirs={run_directory(workdir, run).path}",
-        f"--lengths={','.join(map(str, evaluation.lengths))}",
-        *stride,
-        f"--split={evaluation.split}",
-        f"--output_dir={workdir.absolute()}",
-        "--noreport",
-    ]
 
 
 def is_primary(process_id: int | None, multihost: bool, environment: dict[str, str] | os._Environ) -> bool:
@@ -251,15 +234,6 @@ def is_in_progress(workdir: pathlib.Path) -> bool:
         return False
     with file.open() as opened:
         return not _try_lock(opened.fileno())
-
-
-def describe_exit(code: int) -> str:
-    """What a process's exit code says, with the usual reason."""
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL; most often that means no memory was left"
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}; its message stands above"
 
 
 def _listed(evaluation: Evaluation) -> str:

@@ -9,25 +9,31 @@ import sys
 import numpy as np
 import pytest
 
-from alibi.evaluation.by_position import (
-    Measured,
-    analyse,
-    by_context,
-    by_position,
-    early_token_curse,
-    ranges,
-    read_measured,
-)
-from alibi.evaluation.dumps import Dump, write_dump
+from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
+from alibi.evaluation.dumps import Dump, DumpOf, read_dump, what_is_in, write_dump
+from alibi.reporting.contexts import EarlyTokenCurse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def measured(cost, length, stride, tokens=1000):
     """A text in which a token costs what `cost` says of its context."""
-    dump = Dump(np.zeros(tokens, np.float32), np.zeros(tokens, np.int32), length, stride, 1, "t", "c")
-    nll = cost(Measured("run", dump).context).astype(np.float32)
-    return Measured("run", dataclasses.replace(dump, nll_nats=nll))
+    of = DumpOf("run", length, stride, 1, "t", "c")
+    dump = Dump(of, np.zeros(tokens, np.float32), np.zeros(tokens, np.int32))
+    return dataclasses.replace(dump, nll_nats=cost(dump.context).astype(np.float32))
+
+
+def with_other(dump, **changed):
+    """The same numbers as those of another dump."""
+    return dataclasses.replace(dump, of=dataclasses.replace(dump.of, **changed))
+
+
+def write_old(path, dump):
+    """As dumps were once: they didn't say of which run they are."""
+    write_dump(path, dump)
+    with np.load(path) as arrays:
+        old = {key: value for key, value in arrays.items() if key != "run"}
+    np.savez(path, **old)
 
 
 def up_to(most):
@@ -53,18 +59,18 @@ def test_ranges_double():
 def test_rows_by_context_hold_each_token_once():
     one = measured(up_to(4), 8, 8)
     rows = by_context(one)
-    assert sum(row["tokens"] for row in rows) == 1000
-    assert sum(row["nll_nats"] for row in rows) == pytest.approx(one.nll.sum())
-    assert rows[0]["nll_nats"] / rows[0]["tokens"] == pytest.approx(5.0)
-    assert rows[-1]["nll_nats"] / rows[-1]["tokens"] == pytest.approx(5.0 - np.log(4), rel=1e-6)
+    assert sum(row.tokens for row in rows) == 1000
+    assert sum(row.nll_nats for row in rows) == pytest.approx(one.nll.sum())
+    assert rows[0].nll_nats / rows[0].tokens == pytest.approx(5.0)
+    assert rows[-1].nll_nats / rows[-1].tokens == pytest.approx(5.0 - np.log(4), rel=1e-6)
 
 
 def test_rows_by_position_are_the_means_of_single_places():
     """10 tokens in blocks of 4: the places 1 and 2 are there three times, 3 and 4 twice; sliding by 2: 1 and 2 once."""
-    dump = Dump(np.arange(10, dtype=np.float32), np.zeros(10, np.int32), 4, 4, 1, "t", "c")
-    rows = by_position(Measured("run", dump))
+    dump = Dump(DumpOf("run", 4, 4, 1, "t", "c"), np.arange(10, dtype=np.float32), np.zeros(10, np.int32))
+    rows = by_position(dump)
     about = {"analysis": "by_position", "run": "run", "step": 1, "tokens_sha256": "t", "config_hash": "c"}
-    assert rows[0] == about | {
+    assert rows[0].to_json() == about | {
         "eval_length": 4,
         "mode": "nonoverlapping",
         "stride": 4,
@@ -72,10 +78,10 @@ def test_rows_by_position_are_the_means_of_single_places():
         "tokens": 3,
         "nll_nats": 0.0 + 4.0 + 8.0,
     }
-    found = [(row["position"], row["tokens"], row["nll_nats"]) for row in rows]
+    found = [(row.position, row.tokens, row.nll_nats) for row in rows]
     assert found == [(1, 3, 12.0), (2, 3, 15.0), (3, 2, 8.0), (4, 2, 10.0)]
-    sliding = by_position(Measured("run", dataclasses.replace(dump, stride=2)))
-    found = [(row["position"], row["tokens"], row["nll_nats"]) for row in sliding]
+    sliding = by_position(with_other(dump, stride=2))
+    found = [(row.position, row.tokens, row.nll_nats) for row in sliding]
     assert found == [(1, 1, 0.0), (2, 1, 1.0), (3, 4, 2.0 + 4 + 6 + 8), (4, 4, 3.0 + 5 + 7 + 9)]
 
 
@@ -84,11 +90,11 @@ def test_all_of_the_gain_is_the_curse_where_longer_context_is_worth_nothing():
     blocks = [measured(up_to(8), length, length) for length in (16, 64)]
     sliding = [measured(up_to(8), length, 1) for length in (16, 64)]
     row = early_token_curse(*blocks, [*blocks, *sliding])
-    assert row["gain_nats"] > 0
-    assert row["composition_share"] == pytest.approx(1.0, abs=1e-5)
-    assert row["sliding_share"] == pytest.approx(1.0, abs=1e-5)
-    assert row["sliding_stride"] == 1
-    shares = {(cell["context_from"], cell["context_to"]): cell["share"] for cell in row["gain_by_context"]}
+    assert row.gain_nats > 0
+    assert row.composition_share == pytest.approx(1.0, abs=1e-5)
+    assert row.sliding_share == pytest.approx(1.0, abs=1e-5)
+    assert row.sliding_stride == 1
+    shares = {(one.context_from, one.context_to): one.share for one in row.gain_by_context}
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares[9, 16] == pytest.approx(0.0, abs=1e-6)  # they had all the context that is of use
 
@@ -102,25 +108,25 @@ def test_only_part_of_it_where_longer_context_helps():
     blocks = [measured(cost, length, length) for length in (2, 4)]
     sliding = [measured(cost, length, 1, tokens=100_000) for length in (2, 4)]
     row = early_token_curse(*blocks, [*blocks, *sliding])
-    assert row["gain_nats"] == pytest.approx(1.0)
-    assert row["composition_share"] == pytest.approx(0.25, abs=1e-4)
-    assert row["sliding_share"] == pytest.approx(1.0 - 2.0, abs=1e-3)  # the windows' gain is twice the blocks'
+    assert row.gain_nats == pytest.approx(1.0)
+    assert row.composition_share == pytest.approx(0.25, abs=1e-4)
+    assert row.sliding_share == pytest.approx(1.0 - 2.0, abs=1e-3)  # the windows' gain is twice the blocks'
 
 
 def test_without_sliding_windows_one_share_is_unknown():
     blocks = [measured(up_to(8), length, length) for length in (16, 64)]
-    rows = [row for row in analyse(blocks) if row["analysis"] == "early_token_curse"]
+    rows = [row for row in analyse(blocks) if isinstance(row, EarlyTokenCurse)]
     assert len(rows) == 1
-    assert rows[0]["sliding_share"] is None
-    assert rows[0]["composition_share"] == pytest.approx(1.0, abs=1e-5)
+    assert rows[0].sliding_share is None
+    assert rows[0].composition_share == pytest.approx(1.0, abs=1e-5)
 
 
 def test_from_dumps_to_rows_and_figure(tmp_path):
     for length in (16, 64):
         for stride in (length, 1):
             one = measured(up_to(8), length, stride)
-            write_dump(tmp_path / f"run-length={length}-stride={stride}.npz", one.dump)
-    assert read_measured(tmp_path / "run-length=16-stride=1.npz").stride == 1
+            write_dump(tmp_path / f"run-length={length}-stride={stride}.npz", one)
+    assert read_dump(tmp_path / "run-length=16-stride=1.npz").of == DumpOf("run", 16, 1, 1, "t", "c")
     command = [sys.executable, ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -133,22 +139,34 @@ def test_from_dumps_to_rows_and_figure(tmp_path):
     assert (tmp_path / "by_context.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_file_of_another_name_is_refused(tmp_path):
+def test_a_dump_says_itself_what_it_is_of(tmp_path):
+    """Whatever its name is; an old one says its run by its name only."""
+    dump = measured(up_to(8), 16, 8)
+    write_dump(tmp_path / "renamed.npz", dump)
+    assert read_dump(tmp_path / "renamed.npz").of == what_is_in(tmp_path / "renamed.npz") == dump.of
+    write_old(tmp_path / "mine-length=16-stride=8-step=3-0a.npz", dump)
+    assert read_dump(tmp_path / "mine-length=16-stride=8-step=3-0a.npz").of == with_other(dump, run="mine").of
+    with pytest.raises(ValueError, match="is no NLL dump"):
+        read_dump(tmp_path / "absent.npz")
+
+
+def test_an_old_dump_of_another_name_is_refused(tmp_path):
+    write_old(tmp_path / "results.npz", measured(up_to(8), 16, 8))
     with pytest.raises(ValueError, match="is not named RUN-length=l-stride=s"):
-        read_measured(tmp_path / "results.npz")
+        read_dump(tmp_path / "results.npz")
 
 
-def test_a_dump_under_the_name_of_another_is_refused(tmp_path):
-    write_dump(tmp_path / "run-length=16-stride=8.npz", measured(up_to(8), 16, 16).dump)
+def test_an_old_dump_under_the_name_of_another_is_refused(tmp_path):
+    write_old(tmp_path / "run-length=16-stride=8.npz", measured(up_to(8), 16, 16))
     with pytest.raises(ValueError, match="holds a dump of length=16 and stride=16; give it the name"):
-        read_measured(tmp_path / "run-length=16-stride=8.npz")
+        read_dump(tmp_path / "run-length=16-stride=8.npz")
 
 
 def test_the_same_dump_twice_is_refused():
     """One of them would stand for both lengths' tokens, unseen; another step of the run is no such dump."""
     once = measured(up_to(8), 16, 16)
-    later = Measured("run", dataclasses.replace(once.dump, step=2))
-    assert {row["step"] for row in analyse([once, later])} == {1, 2}
+    later = with_other(once, step=2)
+    assert {row.step for row in analyse([once, later])} == {1, 2}
     with pytest.raises(
         ValueError, match="2 dumps are of run after 1 updates at length=16 and stride=16, of the text t"
     ):

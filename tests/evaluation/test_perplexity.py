@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from alibi.evaluation.perplexity import Scorer, metrics, model_nll
+from alibi.evaluation.perplexity import Scorer, figures, model_nll
 from alibi.model import build_model, evaluated
 from configs import base
 
@@ -194,14 +194,14 @@ def test_sums_are_taken_in_float64():
 
 
 def test_metrics():
-    found = metrics(nll_nats=math.log(2) * 800, tokens=100, words=50, bytes=400)
+    found = figures(nll_nats=math.log(2) * 800, tokens=100, words=50, bytes=400)
     assert found.perplexity == pytest.approx(2**8)
     assert found.word_perplexity == pytest.approx(2**16)
     assert found.bits_per_byte == pytest.approx(2.0)
-    assert metrics(1e6, 10, 0, 0).word_perplexity is None
-    assert metrics(1e6, 10, 0, 0).bits_per_byte is None
-    assert metrics(1e6, 10, 1, 1).perplexity is None
-    assert metrics(1000.0, 10, 1, 1).word_perplexity is None
+    assert figures(1e6, 10, 0, 0).word_perplexity is None
+    assert figures(1e6, 10, 0, 0).bits_per_byte is None
+    assert figures(1e6, 10, 1, 1).perplexity is None
+    assert figures(1000.0, 10, 1, 1).word_perplexity is None
 
 
 def test_a_length_beyond_the_learned_table_is_the_methods_error():

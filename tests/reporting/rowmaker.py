@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+from alibi.reporting.rows import Row
 
-def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float | None = 8.0, **changed: Any) -> dict:
+
+def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float | None = 8.0, **changed: Any) -> Row:
     """A row of a run at L = 128 over 1,000 one-byte tokens, in which the keys `changed` have other values."""
     known = perplexity is not None
     row = {
@@ -28,8 +30,8 @@ def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float 
         "bits_per_byte": math.log2(perplexity) if known else None,
         "tokens_per_second": 5000.0 if known else None,
         "seconds": 0.2 if known else None,
-        "device": "cpu",
+        "device": "cpu x1",
         "commit": "0123456789abcdef",
         "config_hash": "0123456789ab",
     }
-    return row | changed
+    return Row.from_json(row | changed)

@@ -5,29 +5,41 @@ import io
 
 import pytest
 
-from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET, Comparison, Entry, to_csv, to_latex, to_table
+from alibi.reporting.comparison import Comparison, Entry, compare, part_names
 from alibi.reporting.comparison_figure import draw_comparison
-from alibi.reporting.measures import PARAMETERS, PERPLEXITY, THOUSANDS, format_thousands, parse_printed
-from alibi.reporting.tables import to_markdown, to_text
+from alibi.reporting.paper import parse_printed, published
+from alibi.reporting.tables import PARAMETERS, PERPLEXITY, THOUSANDS, Absence, Length, Missing, Number, write_thousands
+from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
+
+NOT_RUN_YET, NOT_RUN_HERE = Missing(Absence.NOT_RUN_YET), Missing(Absence.NOT_RUN_HERE)
 
 
-def compared(**changed):
+def entry(printed, kind, ours, reference=None):
+    ours = ours if isinstance(ours, Missing) else Number((ours,), kind)
+    return Entry(published(printed, kind), ours, reference)
+
+
+ENTRIES = (
+    (entry("18.67", PERPLEXITY, 18.6, (0, 0)), entry("15.3k", THOUSANDS, 13770.0, (0, 1))),
+    (entry("17.60", PERPLEXITY, 17.75, (0, 0)), entry("15.5k", THOUSANDS, NOT_RUN_YET, (0, 1))),
+    (entry("OOM", PERPLEXITY, Missing(Absence.FAILED, "no memory at 3,072 tokens"), (0, 0)), None),
+    (entry("15.81", PERPLEXITY, NOT_RUN_HERE), None),
+)
+
+
+def compared(entries=ENTRIES, ratios=False, scale="paper", **changed):
     """Two models, one that ran out of memory, and a system that isn't there."""
-    first = {"reference": (0, 0)}, {"reference": (0, 1)}
     known = {
-        "number": 6,
-        "scale": "paper",
         "caption": "Table 6",
         "label_header": ("Model",),
         "labels": (("Sinusoidal, L = 3072",), ("ALiBi",), ("T5 Bias",), ("kNN & co.",)),
         "header": ("Valid", "Speed"),
-        "entries": (
-            (Entry("18.67", PERPLEXITY, 18.6, **first[0]), Entry("15.3k", THOUSANDS, 13770.0, **first[1])),
-            (Entry("17.60", PERPLEXITY, 17.75, **first[0]), Entry("15.5k", THOUSANDS, None, NOT_RUN_YET, (0, 1))),
-            (Entry("OOM", PERPLEXITY, None, "no memory at 3,072 tokens", (0, 0)), None),
-            (Entry("15.81", PERPLEXITY, None, NOT_RUN_HERE), None),
-        ),
-        "ratios": False,
+        "cells": compare(entries, ratios=ratios),
+        "parts": part_names(ratios),
+        "ratios": ratios,
+        "scale": scale,
+        "name": f"{scale}-06",
+        "number": 6,
     }
     return Comparison(**(known | changed))
 
@@ -47,11 +59,11 @@ MARKDOWN = """\
 
 
 def test_markdown():
-    assert to_markdown(to_table(compared(), "**{}**".format)) == MARKDOWN
+    assert to_markdown(compared()) == MARKDOWN
 
 
 def test_text_marks_the_best_with_an_asterisk():
-    lines = to_text(to_table(compared(), "{}*".format)).splitlines()
+    lines = to_text(compared()).splitlines()
     assert lines[5].split("  ")[-2:] == [" 17.60 / 17.75* / +0.15", " 15.5k / not run yet"]
 
 
@@ -87,14 +99,10 @@ def test_latex():
 
 
 def test_at_another_scale_ratios_are_compared_and_values_are_not():
-    table = to_table(compared(ratios=True, scale="small"), "**{}**".format)
-    assert table.body[0] == (
-        "Sinusoidal, L = 3072",
-        "18.67 (×1.00) / 18.60 (×1.00)",
-        "15.3k (×1.00) / 13.8k (×1.00)",
-    )
+    first, second = to_markdown(compared(ratios=True, scale="small")).splitlines()[4:6]
+    assert first == "| Sinusoidal, L = 3072 | 18.67 (×1.00) / 18.60 (×1.00) | 15.3k (×1.00) / 13.8k (×1.00) |"
     # 17.75 / 18.60 - 17.60 / 18.67 = 0.9543 - 0.9427.
-    assert table.body[1][1] == "17.60 (×0.94) / **17.75 (×0.95)** / +0.01"
+    assert second.split(" | ")[1] == "17.60 (×0.94) / **17.75 (×0.95)** / +0.01"
     assert r"17.60 ($\times$0.94) & \textbf{17.75 ($\times$0.95)} & +0.01" in to_latex(compared(ratios=True))
     assert "Valid: difference of ratios" in to_csv(compared(ratios=True))
 
@@ -108,18 +116,20 @@ def test_printed_numbers_are_read(text, value):
 
 
 def test_numbers_are_printed_as_the_paper_does():
-    assert [format_thousands(value) for value in (28_512, 467, 0.0213)] == ["28.5k", "467", "0.0213"]
-    assert [PARAMETERS.format(value) for value in (246_933_504, 3_141_592)] == ["247M", "3.1M"]
+    assert [write_thousands(value) for value in (28_512, 467, 0.0213)] == ["28.5k", "467", "0.0213"]
+    assert [PARAMETERS.write(value) for value in (246_933_504, 3_141_592)] == ["247M", "3.1M"]
 
 
 def test_a_figure_needs_a_number_of_ours(tmp_path):
-    by_length = {"label_header": ("Inputs",), "labels": (("512 (32)",), ("1024 (64)",)), "header": ("ALiBi PPL",)}
+    lengths = (((Length("512", 512, 32),),), ((Length("1024", 1024, 64),),))
+    assert [heading_text(label) for (label,) in lengths] == ["512 (32)", "1024 (64)"]
+    by_length = {"label_header": ("Inputs",), "labels": lengths, "header": ("ALiBi PPL",)}
 
     def table(ours):
-        entries = tuple((Entry("19.73", PERPLEXITY, value, reference=(0, 0)),) for value in ours)
+        entries = tuple((entry("19.73", PERPLEXITY, value, (0, 0)),) for value in ours)
         return compared(**by_length, entries=entries, ratios=True, scale="small")
 
-    assert not draw_comparison(table([None, None]), "columns", tmp_path / "absent.png")
+    assert not draw_comparison(table([NOT_RUN_YET, NOT_RUN_YET]), "columns", tmp_path / "absent.png")
     assert not (tmp_path / "absent.png").exists()
     assert draw_comparison(table([30.0, 29.0]), "columns", tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

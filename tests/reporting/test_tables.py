@@ -2,8 +2,9 @@
 
 import pytest
 
-from alibi.reporting.series import panels, seedless
-from alibi.reporting.tables import BITS_PER_BYTE, build_table, explanation, format_perplexity, to_markdown, to_text
+from alibi.reporting.report import build_table, explanation, panels
+from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Missing, Number, write_perplexity
+from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 from tests.reporting.rowmaker import make_row
 
 ROWS = [
@@ -17,7 +18,7 @@ ROWS = [
 
 MARKDOWN = """\
 **Perplexity by evaluation length: books, split valid, non-overlapping windows (stride = length); \
-1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu.**
+1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu x1.**
 
 | run | trained at L | 128 | 256 |
 | --- | ---: | ---: | ---: |
@@ -30,7 +31,7 @@ MARKDOWN = """\
 
 TEXT = """\
 Perplexity by evaluation length: books, split valid, non-overlapping windows (stride = length);
-1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu.
+1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu x1.
 
 run              trained at L            128            256
 ---------------  ------------  -------------  -------------
@@ -39,6 +40,32 @@ alibi-L128                128   9.00 (×1.00)  8.10 (×0.90)*
 learned-L128              128  10.00 (×1.00)  no result [1]
 [1] learned has 128 positions
 """
+
+
+def body(table):
+    """The rows of a table in Markdown."""
+    return to_markdown(table).splitlines()[4:]
+
+
+def test_cells_are_numbers_of_a_kind_or_say_why_there_is_none():
+    (panel,) = panels([*ROWS[:5], make_row("learned", 256, None, error="learned has 128 positions", limit=True)])
+    cells = build_table(panel).cells
+    assert cells[0][1] == (Number((1234.0,), PERPLEXITY, ratio=1234.0 / 8.0),)
+    assert cells[1][1] == (Number((8.1,), PERPLEXITY, ratio=8.1 / 9.0, best=True),)
+    assert cells[2][1] == (Missing(Absence.LIMIT, "learned has 128 positions"),)
+
+
+def test_csv_and_latex_of_a_table_of_ours():
+    (panel,) = panels(ROWS)
+    table = build_table(panel)
+    assert to_csv(table).splitlines() == [
+        "run,trained at L,128,256",
+        "sinusoidal-L128,128,8,1234",
+        "alibi-L128,128,9,8.1",
+        "learned-L128,128,10,learned has 128 positions",
+    ]
+    assert r"alibi-L128 & 128 & 9.00 ($\times$1.00) & \textbf{8.10 ($\times$0.90)} \\" in to_latex(table)
+    assert r"\begin{tabular}{llrr}" in to_latex(table)
 
 
 def test_markdown():
@@ -52,25 +79,28 @@ def test_text_for_the_terminal():
 
 
 def test_bits_per_byte_and_a_cell_that_was_not_evaluated():
-    (panel,) = panels([make_row(eval_length=128, perplexity=8.0), make_row("t5", 256, 4.0)])
-    table = build_table(panel, BITS_PER_BYTE)
+    (panel,) = panels([make_row(eval_length=128, perplexity=8.0), make_row("t5", 256, 4.0)], BITS_PER_BYTE)
+    table = build_table(panel)
     # log2(8) = 3; without a value at its own L there is no ratio; a best needs two to compare.
-    assert table.body == (("alibi-L128", "128", "3.000 (×1.00)", ""), ("t5-L128", "128", "", "2.000"))
-    assert table.best == frozenset()
+    assert (table.labels, table.header) == ((("alibi-L128", 128), ("t5-L128", 128)), (128, 256))
+    assert body(table) == ["| alibi-L128 | 128 | 3.000 (×1.00) |  |", "| t5-L128 | 128 |  | 2.000 |"]
+    assert not any(number.best for row in table.cells for cell in row for number in cell)
     assert table.caption.startswith("Bits per byte by evaluation length: books")
 
 
 def test_runs_that_differ_only_in_their_seed_become_mean_and_standard_deviation():
     (panel,) = panels([make_row(perplexity=8.0), make_row(perplexity=9.0, seed=1), make_row(perplexity=10.0, seed=2)])
     table = build_table(panel)
-    assert table.body == (("alibi-L128", "128", "9.00 ± 1.00 (×1.00)"),)
+    ((number,),) = table.cells[0]
+    assert (number.mean, number.deviation, len(number.values)) == (9.0, 1.0, 3)
+    assert body(table) == ["| alibi-L128 | 128 | 9.00 ± 1.00 (×1.00) |"]
     assert "seed 0, 1, 2;" in table.caption
     assert "standard deviation over seeds" in explanation(panel)
 
 
 def test_one_failed_seed_does_not_hide_the_others():
     (panel,) = panels([make_row(perplexity=8.0), make_row(perplexity=None, seed=1, error="no memory left")])
-    assert build_table(panel).body == (("alibi-L128", "128", "8.00 (×1.00)"),)
+    assert body(build_table(panel)) == ["| alibi-L128 | 128 | 8.00 (×1.00) |"]
 
 
 def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
@@ -95,7 +125,7 @@ def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
 
 def test_a_later_step_of_the_same_run_replaces_the_earlier_one():
     (panel,) = panels([make_row(perplexity=9.0), make_row(perplexity=7.0, step=900)])
-    assert build_table(panel).body == (("alibi-L128", "128", "7.00 (×1.00)"),)
+    assert body(build_table(panel)) == ["| alibi-L128 | 128 | 7.00 (×1.00) |"]
     assert "step 900;" in build_table(panel).caption
 
 
@@ -111,20 +141,21 @@ def test_a_later_step_of_the_same_run_replaces_the_earlier_one():
     ],
 )
 def test_perplexities_are_printed_with_as_many_digits_as_mean_something(value, text):
-    assert format_perplexity(value) == text
+    assert write_perplexity(value) == text
 
 
 @pytest.mark.parametrize(
-    ("run", "label"),
+    ("run", "seed", "label"),
     [
-        ("alibi-L128-seed0", "alibi-L128"),
-        ("seed12-alibi", "alibi"),
-        ("alibi-L128-steps=9-seed1", "alibi-L128-steps=9"),
-        ("seed3", "seed3"),
+        ("alibi-L128-seed0", 0, "alibi-L128"),
+        ("seed12-alibi", 12, "alibi"),
+        ("alibi-L128-steps=9-seed1", 1, "alibi-L128-steps=9"),
+        ("seed3", 3, "seed3"),
+        ("alibi-seed12", 1, "alibi-seed12"),  # its seed is the row's, not what its name looks like
     ],
 )
-def test_the_label_of_a_run_is_its_name_without_the_seed(run, label):
-    assert seedless(run) == label
+def test_the_label_of_a_run_is_its_name_without_the_seed(run, seed, label):
+    assert make_row(run=run, seed=seed).series == label
 
 
 def test_a_pipe_or_newline_in_an_error_does_not_break_the_markdown():

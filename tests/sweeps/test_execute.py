@@ -1,8 +1,6 @@
 """What a sweep does with a failure, a full disk or a second process, and what it says of it."""
 
 import errno
-import subprocess
-import sys
 import time
 import types
 
@@ -11,6 +9,7 @@ import pytest
 from alibi.reporting.rows import append_rows
 from alibi.sweeps import execute
 from alibi.sweeps.execute import is_in_progress, is_primary
+from alibi.sweeps.launchers import Ended, Launcher
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
 
@@ -44,18 +43,6 @@ def test_a_full_disk_is_a_failure_of_the_run_that_met_it(tmp_path):
     assert sweeper.execute() == {"alibi-L128-seed0": why}, "the second run was done, and reported"
 
 
-def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_path):
-    script, file = tmp_path / "script.py", tmp_path / "error"
-    script.write_text(
-        "import sys\nprint('bar', file=sys.stderr)\nfor why in sys.argv[1:]: print(f'error: {why}', file=sys.stderr)\n"
-        "sys.exit(3)"
-    )
-    command = [sys.executable, execute.CHILD, file, script, "no such file", "1 of 1 failed"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (3, "bar\nerror: no such file\nerror: 1 of 1 failed\n")
-    assert file.read_text() == "no such file"
-
-
 def test_paths_that_flags_cannot_carry_are_refused(tmp_path):
     with pytest.raises(ValueError, match="holds a comma"):
         execute.Sweeper(sweep_of(), tmp_path / "a,b")
@@ -74,19 +61,21 @@ def test_a_sweep_says_how_long_it_took_for_what(tmp_path, monkeypatch, capsys):
     append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now, strftime=time.strftime)
 
-    def script(self, name, flags, place):
-        if name == "train.py":
-            finish(sweep, tmp_path, "none-L128-seed0")
-            clock.now += 2 * 3600 + 59
-        else:
-            position = "t5" if "/t5-L128-seed0" in flags[0] else "none"
-            append_rows(tmp_path / "results.jsonl", [result(sweep, position, run=f"{position}-L128-seed0")])
-            clock.now += 100
-        return 0, ""
+    class Remote(Launcher):
+        """Any other place than a process here."""
 
-    monkeypatch.setattr(execute.Sweeper, "_run_script", script)
+        def run(self, command, place):
+            if command.script == "train.py":
+                finish(sweep, tmp_path, "none-L128-seed0")
+                clock.now += 2 * 3600 + 59
+            else:
+                position = "t5" if "/t5-L128-seed0" in command.flags[0] else "none"
+                append_rows(tmp_path / "results.jsonl", [result(sweep, position, run=f"{position}-L128-seed0")])
+                clock.now += 100
+            return Ended(0)
+
     monkeypatch.setattr(execute, "time", clock)
-    assert execute.Sweeper(sweep, tmp_path, report=lambda failures: "report").execute() == {}
+    assert execute.Sweeper(sweep, tmp_path, report=lambda failures: "report", launcher=Remote()).execute() == {}
     assert capsys.readouterr().out.endswith("\nreport\ntook 2 h 4 min; runs trained: 1, evaluated: 2\n")
 
 

@@ -4,6 +4,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from alibi.reporting.tables import Label, Length
+
 SCALES = ("paper", "small")
 SPLITS = ("train", "valid", "test")
 
@@ -40,15 +42,15 @@ class Setting:
         """A length of the paper's in tokens of this scale, at least 1."""
         return max(1, round(length / self.divisor))
 
-    def scaled(self, label: str) -> str:
-        """The paper's `label`, with this scale's value in brackets after each length that differs."""
-
-        def both(found: re.Match[str]) -> str:
-            paper = int(found[0].replace(",", ""))
-            ours = self.length(paper)
-            return found[0] if ours == paper else f"{found[0]} ({ours})"
-
-        return _LENGTH.sub(both, label)
+    def label(self, text: str) -> Label:
+        """A title or label of the paper, each length in it with the one of this scale."""
+        label: list[str | Length] = []
+        end = 0
+        for found in _LENGTH.finditer(text):
+            length = int(found[0].replace(",", ""))
+            label += [text[end : found.start()], Length(found[0], length, self.length(length))]
+            end = found.end()
+        return tuple(part for part in (*label, text[end:]) if part)
 
     def config_for(self, files: Mapping[str, str], overrides: str) -> str:
         """The config of all runs: with the user's `files` by split, if any, and `overrides`, KEY=VALUE,...

@@ -4,13 +4,12 @@ import functools
 import hashlib
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from alibi.paper.definitions import Model, Quantity, find_table
+from alibi.paper.settings import find_setting
 from alibi.reporting.paper import PaperTable, load_table
-from alibi.reproduction.definitions import find_table
-from alibi.reproduction.quantities import Model, Quantity
-from alibi.reproduction.settings import find_setting
 from alibi.runs import may_differ
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
@@ -97,10 +96,12 @@ class Reproduction:
         ways = dict.fromkeys((quantity.stride, quantity.split) for quantity in needed)
         return [
             {
-                "lengths": _ascending(
-                    self.setting.length(quantity.eval_length)
-                    for quantity in needed
-                    if (quantity.stride, quantity.split) == (stride, split) and quantity.eval_length
+                "lengths": sorted(
+                    {
+                        self.setting.length(quantity.eval_length)
+                        for quantity in needed
+                        if (quantity.stride, quantity.split) == (stride, split) and quantity.eval_length
+                    }
                 ),
                 "split": split,
                 **({} if stride is None else {"stride": self.setting.length(stride)}),
@@ -118,7 +119,3 @@ def _suffix(files: Mapping[str, str], overrides: str) -> str:
         digest = hashlib.sha256(repr((sorted(files.items()), parts)).encode()).hexdigest()[:8]
         suffix = f"{suffix if len(suffix) <= 80 else ''}-{digest}"
     return suffix
-
-
-def _ascending(lengths: Iterable[int]) -> list[int]:
-    return sorted(set(lengths))

@@ -10,27 +10,46 @@ import time
 
 import pytest
 
-from alibi.sweeps.children import Children, Place, Stopped, places
-from alibi.sweeps.execute import describe_exit
+from alibi.sweeps.launchers import Command, LocalProcesses, Place, Stopped, describe_exit, places
 from tests.sweeps.sweepmaker import PROJECT
 
 
-def test_a_signal_is_passed_on_once_and_the_sweep_ends_when_the_run_has():
+def script(folder, code):
+    """A file of `code`, where a command of the project has a script."""
+    file = folder / "script.py"
+    file.write_text(code)
+    return str(file)
+
+
+def test_a_signal_is_passed_on_once_and_the_sweep_ends_when_the_run_has(tmp_path):
     code = (
         "import signal, sys, time, os\n"
         "def stop(*_): time.sleep(0.3); sys.exit(130)\n"
         "signal.signal(signal.SIGINT, stop); os.kill(os.getppid(), signal.SIGINT); time.sleep(30)"
     )
     start = time.monotonic()
-    with pytest.raises(Stopped), Children() as children:
-        children.run([sys.executable, "-c", code])
+    with pytest.raises(Stopped), LocalProcesses() as launcher:
+        launcher.run(Command(script(tmp_path, code), ()))
     assert 0.3 < time.monotonic() - start < 20
 
 
-def test_a_crash_ends_only_its_own_process():
-    with Children() as children:
-        assert children.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == -signal.SIGKILL
-        assert children.run([sys.executable, "-c", ""]) == 0
+def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_path, capfd):
+    code = (
+        "import sys\nprint('bar', file=sys.stderr)\nfor why in sys.argv[1:]: print(f'error: {why}', file=sys.stderr)\n"
+        "sys.exit(3)"
+    )
+    with LocalProcesses() as launcher:
+        ended = launcher.run(Command(script(tmp_path, code), ("no such file", "1 of 1 failed")))
+    assert (ended.code, ended.reason("training")) == (3, "no such file")
+    assert capfd.readouterr().err == "bar\nerror: no such file\nerror: 1 of 1 failed\n"
+
+
+def test_a_crash_ends_only_its_own_process(tmp_path):
+    with LocalProcesses() as launcher:
+        crashed = launcher.run(Command(script(tmp_path, "import os; os.kill(os.getpid(), 9)"), ()))
+        assert crashed.code == -signal.SIGKILL
+        assert crashed.reason("training").startswith("training was killed by SIGKILL")
+        assert launcher.run(Command(script(tmp_path, ""), ())).reason("training") == ""
     assert "no memory was left" in describe_exit(-9)
     assert describe_exit(1) == "ended with exit code 1; its message stands above"
 
@@ -46,30 +65,29 @@ def test_runs_at_a_time_have_cores_of_their_own(tmp_path):
         places(len(cores) + 1)
     seen = "sorted(os.sched_getaffinity(0)), os.environ['TQDM_POSITION']"
     code = f"import os, sys; print({seen}, file=open(sys.argv[1], 'w'))"
-    with Children() as children:
-        children.run([sys.executable, "-c", code, str(tmp_path / "seen")], Place(3, frozenset(cores[-1:])))
+    with LocalProcesses() as launcher:
+        launcher.run(Command(script(tmp_path, code), (str(tmp_path / "seen"),)), Place(3, frozenset(cores[-1:])))
     assert (tmp_path / "seen").read_text() == f"{cores[-1:]} 3\n"
 
 
-def test_runs_at_a_time_are_all_stopped_by_one_signal():
+def test_runs_at_a_time_are_all_stopped_by_one_signal(tmp_path):
     code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\ntime.sleep(60)"
-    with Children() as children, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(children.run, [sys.executable, "-c", code]) for _ in range(2)]
-        _wait_until(lambda: len(children._running) == 2)
+    with LocalProcesses() as launcher, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(launcher.run, Command(script(tmp_path, code), ())) for _ in range(2)]
+        _wait_until(lambda: len(launcher._running) == 2)
         os.kill(os.getpid(), signal.SIGTERM)
         assert [type(one.exception(timeout=30)) for one in running] == [Stopped, Stopped]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
 def test_a_run_does_not_outlive_a_killed_sweep(tmp_path):
+    code = 'import os, sys, time; open(sys.argv[1], "w").write(str(os.getpid())); time.sleep(60)'
     parent = (
-        "import sys\nfrom alibi.sweeps.children import Children\n"
-        "with Children() as children:\n"
-        "    children.run([sys.executable, '-c', 'import os, sys, time; "
-        'open(sys.argv[1], "w").write(str(os.getpid())); time.sleep(60)\', sys.argv[1]])'
+        "import sys\nfrom alibi.sweeps.launchers import Command, LocalProcesses\n"
+        "with LocalProcesses() as launcher:\n    launcher.run(Command(sys.argv[1], (sys.argv[2],)))"
     )
     file = tmp_path / "pid"
-    sweep = subprocess.Popen([sys.executable, "-c", parent, str(file)], cwd=PROJECT)
+    sweep = subprocess.Popen([sys.executable, "-c", parent, script(tmp_path, code), str(file)], cwd=PROJECT)
     _wait_until(lambda: file.exists() and file.read_text())
     sweep.kill()
     sweep.wait()

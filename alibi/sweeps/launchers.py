@@ -1,13 +1,20 @@
-"""The processes that a sweep starts: one at a time, or several, each on processor cores of its own."""
+"""Where the commands of a sweep run: a launcher runs a command in a place and tells how it ended.
 
+The only one now is this machine's, whose places are shares of its processor cores. Another
+one, such as a cluster's, is one more class with the method `run`.
+"""
+
+import abc
 import contextlib
 import ctypes
 import dataclasses
 import glob
 import os
+import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,6 +24,8 @@ from typing import Any
 from alibi.runs import usable_cores
 from alibi.sweeps.definition import PROJECT
 
+# Runs a script and keeps its error message.
+CHILD = pathlib.Path(__file__).with_name("child.py")
 # Of GPUs and TPUs. Asking JAX would claim them, and the runs need them.
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
 # A run on one core takes the least time of that core, but some runs end later than others.
@@ -40,6 +49,45 @@ class Place:
 
     number: int = 0
     cores: frozenset[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One of the project's scripts, such as train.py, with its flags."""
+
+    script: str
+    flags: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code, negative for a signal, and the first error that it printed, if it did."""
+
+    code: int
+    message: str = ""
+
+    def reason(self, what: str) -> str:
+        """Why `what` failed; "" where it didn't."""
+        return "" if self.code == 0 else self.message or f"{what} {describe_exit(self.code)}"
+
+
+class Launcher(contextlib.AbstractContextManager):
+    """Runs commands, one for each thread that asks; as a context it is ready for them, and not after it.
+
+    Attributes:
+      lock: a file descriptor that what runs holds open too, so that its lock lasts as long.
+      stopped: whether a signal has asked to stop.
+    """
+
+    lock: int | None = None
+    stopped: bool = False
+
+    @abc.abstractmethod
+    def run(self, command: Command, place: Place) -> Ended:
+        """Runs `command` in `place` to its end; raises Stopped where a signal has asked to stop."""
+
+    def __exit__(self, *_: object) -> None:
+        return None  # most have nothing to undo
 
 
 def places(jobs: int) -> list[Place]:
@@ -68,20 +116,15 @@ def is_on_cpu() -> bool:
     return os.environ.get("JAX_PLATFORMS") == "cpu" or not any(map(glob.glob, ACCELERATORS))
 
 
-class Children:
-    """Runs processes, one for each thread that asks, and passes on the signals that ask this one to stop.
-
-    Each signal reaches each process exactly once.
-    """
+class LocalProcesses(Launcher):
+    """Processes of this machine; the signals that ask this one to stop are passed on to each exactly once."""
 
     def __init__(self) -> None:
-        self.lock: int | None = None
-        self.stopped = False
         self._running: list[subprocess.Popen] = []
         self._starting = threading.RLock()
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Children":
+    def __enter__(self) -> "LocalProcesses":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._pass_on)
         return self
@@ -90,32 +133,31 @@ class Children:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def run(self, command: list[str], place: Place = Place()) -> int:
-        """Runs `command` to its end and returns its exit code, negative for a signal; raises Stopped."""
-        with self._starting:
+    def run(self, command: Command, place: Place = Place()) -> Ended:
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="alibi-error-") as file:
+            with self._starting:
+                if self.stopped:
+                    raise Stopped
+                child = self._start(command, place, file.name)
+                self._running.append(child)
+                if self.stopped:  # the signal came as it started
+                    child.send_signal(signal.SIGTERM)
+            try:
+                code = child.wait()
+            finally:
+                self._running.remove(child)
             if self.stopped:
                 raise Stopped
-            child = self._start(command, place)
-            self._running.append(child)
-            if self.stopped:  # the signal came as it started
-                child.send_signal(signal.SIGTERM)
-        try:
-            code = child.wait()
-        finally:
-            self._running.remove(child)
-        if self.stopped:
-            raise Stopped
-        return code
+            return Ended(code, file.read().strip())
 
-    def _start(self, command: list[str], place: Place) -> subprocess.Popen:
+    def _start(self, command: Command, place: Place, error_file: str) -> subprocess.Popen:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-
         with warnings.catch_warnings(), _on(place.cores):
             # JAX warns of forks, which its threads don't survive; this child becomes another program at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
             return subprocess.Popen(
-                command,
+                [sys.executable, str(CHILD), error_file, str(PROJECT / command.script), *command.flags],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path, "TQDM_POSITION": str(place.number)},
                 pass_fds=[] if self.lock is None else [self.lock],
@@ -152,3 +194,12 @@ def _end_with_parent() -> None:
     """In the child: SIGTERM when the parent is killed, so that no run goes on unseen (prctl PR_SET_PDEATHSIG)."""
     assert LIBC is not None
     LIBC.prctl(1, signal.SIGTERM)
+
+
+def describe_exit(code: int) -> str:
+    """What a process's exit code says, with the usual reason."""
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL; most often that means no memory was left"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}; its message stands above"

@@ -1,20 +1,19 @@
-"""Where a sweep stands: each run's state, which results exist, and how long the rest will take."""
+"""Where a sweep stands: each run's state, which results exist, what failed, and the commands for the rest."""
 
 import dataclasses
+import json
+import os
 import pathlib
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from alibi.flops import CPU_FLOPS_PER_SECOND, training_flops
-from alibi.reporting.rows import CONFIG_KEY, LIMIT_KEY, Row, is_measured, read_rows
+from alibi.reporting.report import ROWS_FILE
+from alibi.reporting.rows import Row, read_rows
 from alibi.runs import RunDirectory, evaluation_hash
-from alibi.sweeps.children import is_on_cpu
 from alibi.sweeps.definition import Evaluation, Run, Sweep
-from alibi.sweeps.failures import read_failures
+from alibi.sweeps.launchers import Command
 
-# Of one process, training or evaluation: imports and compilation, before the first token.
-START_SECONDS = 15.0
+FAILURES_FILE = "failures.json"  # why each run was last given up, until it succeeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +66,23 @@ def run_directory(workdir: pathlib.Path, run: Run) -> RunDirectory:
     return RunDirectory(workdir / "runs" / run.name)
 
 
+def train_command(run: Run, workdir: pathlib.Path) -> Command:
+    """What trains `run`, from where it stands."""
+    return Command("train.py", (*run.config_flags(), f"--workdir={run_directory(workdir, run).path}"))
+
+
+def evaluation_command(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> Command:
+    """What makes the rows of `evaluation`, of a trained run."""
+    flags = [f"--workdirs={run_directory(workdir, run).path}", f"--lengths={','.join(map(str, evaluation.lengths))}"]
+    if evaluation.stride is not None:
+        flags.append(f"--stride={evaluation.stride}")
+    flags += [f"--split={evaluation.split}", f"--output_dir={workdir.absolute()}", "--noreport"]
+    return Command("eval_extrapolation.py", tuple(flags))
+
+
 def survey(sweep: Sweep, workdir: pathlib.Path, *, in_progress: bool = False) -> list[RunState]:
     """The state of every run; `in_progress`: another process is at work, so "running" is to be believed."""
-    rows = read_rows(workdir / "results.jsonl")
+    rows = read_rows(workdir / ROWS_FILE)
     return [state_of(run, workdir, rows, in_progress=in_progress) for run in sweep.runs]
 
 
@@ -88,7 +101,7 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         status |= {"state": "failed", "reason": str(error)}
         differing = []
     key = (run.name, status["step"], evaluation_hash(run.config))
-    found = [row for row in rows if (row["run"], row["step"], row.get(CONFIG_KEY)) == key]
+    found = [row for row in rows if (row.run, row.step, row.config_hash) == key]
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
     if differing:
         reason = f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
@@ -97,7 +110,7 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         status["state"] = "interrupted"
     if missing and not differing:  # a run that has all its results needs no checkpoint
         status |= _lost(directory)
-    seconds = [row["seconds"] for row in found if row["seconds"] is not None]
+    seconds = [row.seconds for row in found if row.seconds is not None]
     return RunState(
         run=run,
         state=status["state"],
@@ -123,89 +136,13 @@ def _lost(directory: RunDirectory) -> dict[str, Any]:
     return {"state": "interrupted", "step": directory.saved_steps()[-1]}
 
 
-@dataclasses.dataclass(frozen=True)
-class Speed:
-    """What the finished runs of a sweep took; None where none has shown it."""
-
-    tokens_per_second: float | None
-    evaluation_seconds: float | None  # of all of a run's results
-
-    @classmethod
-    def of(cls, states: Sequence[RunState]) -> "Speed":
-        rates = [state.tokens_per_second for state in states if state.tokens_per_second]
-        evaluations = [state.seconds for state in states if state.seconds and not state.missing]
-        return cls(*(statistics.median(values) if values else None for values in (rates, evaluations)))
-
-    def seconds_left(self, states: Sequence[RunState], jobs: int = 1, *, rough: bool = False) -> float | None:
-        """An estimate for what is left of `states`, `jobs` at a time; None where the speed is not known.
-
-        `rough`: a run whose speed is not known trains at `CPU_FLOPS_PER_SECOND`.
-        """
-        training = [state for state in states if not state.is_trained]
-        rates = [self.tokens_per_second or (rough_rate(state) if rough else None) for state in training]
-        if None in rates:
-            return None
-        seconds = sum(
-            START_SECONDS + state.tokens_left / rate for state, rate in zip(training, rates, strict=True) if rate
-        )
-        evaluating = sum(bool(state.missing) for state in states)
-        seconds += evaluating * (START_SECONDS + (self.evaluation_seconds or 0.0))
-        left = sum(not state.is_trained or bool(state.missing) for state in states)
-        return seconds / max(1, min(jobs, left))
-
-
-def rough_rate(state: RunState) -> float | None:
-    """Tokens a second of its training on CPUs, from the operations of a token; None while the vocabulary is unknown."""
-    vocab_size = _vocab_size(state.run)
-    return CPU_FLOPS_PER_SECOND / training_flops(state.run.config, vocab_size) if vocab_size else None
-
-
-def format_duration(seconds: float | None) -> str:
-    """45 s, 12 min, 3.5 h; "unknown" for None."""
-    if seconds is None:
-        return "unknown"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
-    """What --dry_run prints: each run's parameters, tokens to train on, estimated time left and state."""
-    speed = Speed.of(states)
-    # Accelerators differ a thousandfold.
-    rough = speed.tokens_per_second is None and is_on_cpu()
-    lines = [["run", "parameters", "tokens", "time left", "state"]]
-    for state in states:
-        train = state.run.config.train
-        count = _parameters(state.directory, state.run)
-        parameters = f"{count:,}" if count else "not known yet"
-        seconds = speed.seconds_left([state], rough=rough)
-        time = ("~" if rough and seconds else "") + format_duration(seconds)
-        lines.append([state.run.name, parameters, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    text = "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 4)), line[4]])
-        for line in lines
-    )
-    return f"{text}\n\ntime left in all: {_total(speed.seconds_left(states, jobs, rough=rough), rough)}\n"
-
-
-def _total(seconds: float | None, rough: bool) -> str:
-    if seconds is None:
-        return "unknown until one run has shown the speed"
-    if not rough:
-        return f"about {format_duration(seconds)}"
-    rate = f"{CPU_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
-    return f"~{format_duration(seconds)} (~: rough, training at {rate}, until one run has shown the speed)"
-
-
 def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
     """The part of `evaluation` that `rows`, all of this run at its step, do not have."""
     known = {
-        (row["eval_length"], row["stride"], row["split"])
+        (row.eval_length, row.stride, row.split)
         for row in rows
         # A limit is final; any other error may be gone when it is tried again.
-        if is_measured(row) or row.get(LIMIT_KEY)
+        if row.is_measured or row.limit
     }
     lengths = tuple(
         length for length in evaluation.lengths if (length, evaluation.stride or length, evaluation.split) not in known
@@ -213,22 +150,21 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
     return dataclasses.replace(evaluation, lengths=lengths) if lengths else None
 
 
-def _parameters(directory: RunDirectory, run: Run) -> int | None:
-    """As the run recorded them, else counted without allocating; None while the vocabulary is not known."""
+def read_failures(workdir: pathlib.Path) -> dict[str, str]:
+    """Reasons by run; none where the file is missing or damaged."""
     try:
-        return directory.provenance()["parameters"]
-    except (ValueError, KeyError):
-        vocab_size = _vocab_size(run)
-    if vocab_size is None:
-        return None
-    from alibi.model import build_model, count_parameters
-
-    return count_parameters(build_model(run.config, vocab_size))
+        found = json.loads((workdir / FAILURES_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _vocab_size(run: Run) -> int | None:
-    """As far as the config alone tells."""
-    data = run.config.data
-    if data.tokenizer == "bytes":
-        return 256
-    return data.bpe_vocab_size if data.tokenizer == "bpe" and not data.tokenizer_file else None
+def write_failure(workdir: pathlib.Path, run: str, reason: str) -> None:
+    """Records why `run` failed, atomically; an empty `reason` takes its record away."""
+    before = read_failures(workdir)
+    after = {name: known for name, known in before.items() if name != run} | ({run: reason} if reason else {})
+    if after == before:
+        return
+    temporary = workdir / f".{FAILURES_FILE}-{os.getpid()}"
+    temporary.write_text(json.dumps(after, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(workdir / FAILURES_FILE)

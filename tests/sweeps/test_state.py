@@ -2,12 +2,12 @@
 
 import pytest
 
+from alibi.paper.costs import PROCESSORS
 from alibi.reporting.rows import append_rows
-from alibi.reproduction.cost import DEVICES
-from alibi.sweeps import plan
-from alibi.sweeps.execute import describe_exit
-from alibi.sweeps.failures import read_failures, write_failure
-from alibi.sweeps.plan import Speed, format_duration, plan_table, survey
+from alibi.sweeps import estimates
+from alibi.sweeps.estimates import Speed, format_duration, plan_table
+from alibi.sweeps.launchers import describe_exit
+from alibi.sweeps.state import read_failures, survey, write_failure
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
 
@@ -105,10 +105,10 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     assert Speed.of(states).seconds_left(states[:1], rough=True) == pytest.approx(1_024_000 * flops / 20e9 + 30)
     rough = "time left in all: ~{} (~: rough, training at 20 GFLOP/s a run, until one run has shown the speed)\n"
     # One rule for sweeps and for the paper's tables at the small scale.
-    assert DEVICES["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(1_024_000 * flops / 20e9)
+    assert PROCESSORS["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(1_024_000 * flops / 20e9)
     assert plan_table(states).endswith(rough.format("10 min"))
     assert plan_table(states, jobs=2).endswith(rough.format("5 min"))
-    monkeypatch.setattr(plan, "is_on_cpu", lambda: False)
+    monkeypatch.setattr(estimates, "is_on_cpu", lambda: False)
     assert plan_table(states).endswith("time left in all: unknown until one run has shown the speed\n")
     finish(sweep, tmp_path, "alibi-L128-seed0")
     append_rows(

@@ -1,25 +1,76 @@
 """The paper's 15 tables as definitions: what each cell is. Runs, evaluations and the layout follow from that."""
 
 import dataclasses
+import enum
 import functools
 import re
 from collections.abc import Callable, Mapping
 
-from alibi.reporting import measures
-from alibi.reproduction.quantities import Metric, Model, Quantity
+from alibi.reporting import tables
+from alibi.reporting.paper import parse_printed
+from alibi.reporting.tables import Kind
 
-METHODS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "ALiBi": "alibi"}
+# The paper's names of the position methods.
+POSITIONS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "ALiBi": "alibi"}
+
+
+class Metric(enum.Enum):
+    """What is printed, and where it is found: in a row of results, or with the run itself."""
+
+    PERPLEXITY = "perplexity"
+    EVALUATION_SPEED = "evaluation speed"  # tokens per second
+    TRAINING_SPEED = "training speed"  # tokens per second and device
+    MEMORY = "memory"  # bytes of a device, the most during training
+    PARAMETERS = "parameters"
+    UPDATES = "updates"
+    DEVICE_HOURS = "device-hours"  # of training
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A trained model by what the tables vary; lengths in tokens, at the paper's scale.
+
+    Attributes:
+      position: a name from alibi.positions.METHODS.
+      train_length: the paper's L.
+      updates: the share of the setting's updates that it is trained for.
+    """
+
+    position: str
+    train_length: int
+    updates: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """The number of one cell; lengths in tokens, at the paper's scale.
+
+    Attributes:
+      model: what it is a number of.
+      metric: which.
+      kind: how it is written.
+      eval_length, stride, split: of the evaluation; None: metrics of the training alone,
+        windows that don't overlap.
+    """
+
+    model: Model
+    metric: Metric = Metric.PERPLEXITY
+    kind: Kind = tables.PERPLEXITY
+    eval_length: int | None = None
+    stride: int | None = None
+    split: str = "valid"
+
 
 # What the columns of one model's figures are.
 COLUMNS = {
-    "Param.": (Metric.PARAMETERS, measures.PARAMETERS),
-    "Train Speed": (Metric.TRAINING_SPEED, measures.THOUSANDS),
-    "Speed (Train)": (Metric.TRAINING_SPEED, measures.THOUSANDS),
-    "Inference Speed": (Metric.EVALUATION_SPEED, measures.THOUSANDS),
-    "Speed (Eval.)": (Metric.EVALUATION_SPEED, measures.THOUSANDS),
-    "Memory": (Metric.MEMORY, measures.MEMORY),
-    "Updates": (Metric.UPDATES, measures.THOUSANDS),
-    "Hours": (Metric.DEVICE_HOURS, measures.THOUSANDS),
+    "Param.": (Metric.PARAMETERS, tables.PARAMETERS),
+    "Train Speed": (Metric.TRAINING_SPEED, tables.THOUSANDS),
+    "Speed (Train)": (Metric.TRAINING_SPEED, tables.THOUSANDS),
+    "Inference Speed": (Metric.EVALUATION_SPEED, tables.THOUSANDS),
+    "Speed (Eval.)": (Metric.EVALUATION_SPEED, tables.THOUSANDS),
+    "Memory": (Metric.MEMORY, tables.MEMORY),
+    "Updates": (Metric.UPDATES, tables.THOUSANDS),
+    "Hours": (Metric.DEVICE_HOURS, tables.THOUSANDS),
 }
 HARDWARE = "the paper's on one V100, ours on the devices named here"
 REFERENCES = {
@@ -44,7 +95,7 @@ class TableDefinition:
 
     Attributes:
       title: what it shows, in a few words.
-      setting: the corpus and model, a name from `alibi.reproduction.settings`.
+      setting: the corpus and model, a name from `alibi.paper.settings`.
       cell: what each cell is.
       labels: how many first columns name the rows.
       reference: what a value's ratio is taken to where scales differ, of `REFERENCES`:
@@ -66,25 +117,25 @@ class TableDefinition:
 
 def speed(row: Mapping[str, str], column: str) -> Quantity | None:
     """Table 1: a method and a train length, evaluated at that length."""
-    metric, measure = COLUMNS[column]
+    metric, kind = COLUMNS[column]
     length = int(row["Train Length"])
-    return Quantity(Model(METHODS[row["Position Method"]], length), metric, measure, eval_length=length)
+    return Quantity(Model(POSITIONS[row["Position Method"]], length), metric, kind, eval_length=length)
 
 
 def by_method(row: Mapping[str, str], column: str, *, train_length: int) -> Quantity | None:
     """Tables 2 to 4: a row is an evaluation length, a column a method's perplexity or words per second."""
-    name, _, kind = column.rpartition(" ")
-    model, length = Model(METHODS[name], train_length), int(row["Inputs"])
-    if kind == "PPL":
+    name, _, what = column.rpartition(" ")
+    model, length = Model(POSITIONS[name], train_length), int(row["Inputs"])
+    if what == "PPL":
         return Quantity(model, eval_length=length)
-    return Quantity(model, Metric.EVALUATION_SPEED, measures.WORDS_PER_SECOND, eval_length=length)
+    return Quantity(model, Metric.EVALUATION_SPEED, tables.WORDS_PER_SECOND, eval_length=length)
 
 
 def by_length(row: Mapping[str, str], column: str, *, position: str, stride: int | None = None) -> Quantity | None:
     """Tables 5, 8 and 13 to 15: a row is a train length, a column an evaluation length; Name* rows: both."""
     label = next(iter(row.values()))
     name, star, _ = label.partition("*")
-    model = Model(METHODS[name], int(column)) if star else Model(position, int(label))
+    model = Model(POSITIONS[name], int(column)) if star else Model(position, int(label))
     return Quantity(model, eval_length=int(column), stride=stride)
 
 
@@ -94,15 +145,15 @@ def by_model(row: Mapping[str, str], column: str, *, stride: int | None = None) 
     found = re.fullmatch(r"([\w ]+), L(?:_train)? = (\d+)(?:, L_valid = (\d+))?", label)
     if not found:
         return None
-    updates = measures.parse_printed(row.get("Updates", "")) or UPDATES
-    model = Model(METHODS[found[1]], int(found[2]), updates / UPDATES)
+    updates = parse_printed(row.get("Updates", "")) or UPDATES
+    model = Model(POSITIONS[found[1]], int(found[2]), updates / UPDATES)
     length = int(found[3] or found[2])
     if column in ("Valid", "Test"):
         return Quantity(model, eval_length=length, stride=stride, split=column.lower())
     if column.startswith("L_valid = "):
         return Quantity(model, eval_length=int(column.removeprefix("L_valid = ")), stride=stride)
-    metric, measure = COLUMNS[column]
-    return Quantity(model, metric, measure, eval_length=length if metric is Metric.EVALUATION_SPEED else None)
+    metric, kind = COLUMNS[column]
+    return Quantity(model, metric, kind, eval_length=length if metric is Metric.EVALUATION_SPEED else None)
 
 
 def _extrapolation(train_length: int) -> TableDefinition:

@@ -3,27 +3,28 @@
 import functools
 import pathlib
 import shlex
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
+import ml_collections
+
+from alibi.data.tokens import prepare, prepare_with
+from alibi.paper.definitions import POSITIONS, TABLES
+from alibi.paper.reproduction import Reproduction
+from alibi.paper.settings import Setting
+from alibi.reporting.paper import load_table, parse_printed
 from alibi.reporting.report import ROWS_FILE
-from alibi.reporting.rows import is_measured, latest, read_rows
-from alibi.reproduction.cost import (
-    Cost,
-    Device,
-    describe_text,
-    evaluation_cost,
-    paper_speeds,
-    parameters,
-    training_cost,
-)
-from alibi.reproduction.definitions import TABLES
-from alibi.reproduction.reproduction import Reproduction
+from alibi.reporting.rows import latest, read_rows
 from alibi.sweeps.definition import Evaluation, Run
-from alibi.sweeps.execute import evaluation_flags, is_in_progress, train_flags
-from alibi.sweeps.plan import RunState, survey
+from alibi.sweeps.estimates import CPU, Cost, Processor, Text, evaluation_cost, parameters, training_cost
+from alibi.sweeps.execute import is_in_progress
+from alibi.sweeps.launchers import Command
+from alibi.sweeps.state import RunState, evaluation_command, survey, train_command
+
+# The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
+PROCESSORS = {"paper": Processor(125e12, 0.3), "small": CPU}
 
 
-def plan(reproduction: Reproduction, device: Device, *, measured: bool) -> str:
+def describe_costs(reproduction: Reproduction, processor: Processor, *, measured: bool) -> str:
     """Every train and evaluate command, with tokens, parameters, operations and an estimate of device-hours.
 
     Args:
@@ -39,10 +40,10 @@ def plan(reproduction: Reproduction, device: Device, *, measured: bool) -> str:
     published = not reproduction.files and (setting.scale, setting.name) == ("paper", "wikitext103")
     speeds = paper_speeds() if measured and published else {}
     trainings = [
-        training_cost(run, text.vocab_size, device, speeds.get((run.config.position, run.config.train_length)))
+        training_cost(run, text.vocab_size, processor, speeds.get((run.config.position, run.config.train_length)))
         for run in sweep.runs
     ]
-    scored = functools.partial(evaluation_cost, text=text, device=device)
+    scored = functools.partial(evaluation_cost, text=text, processor=processor)
     lines = [_heading(reproduction), ""]
     for state, cost in zip(states, trainings, strict=True):
         lines += _commands(
@@ -51,7 +52,7 @@ def plan(reproduction: Reproduction, device: Device, *, measured: bool) -> str:
     costs = trainings + [scored(run, evaluation) for run in sweep.runs for evaluation in run.evaluations]
     left = [cost for state, cost in zip(states, trainings, strict=True) if not state.is_trained]
     left += [scored(state.run, evaluation) for state in states for evaluation in state.missing]
-    return "\n".join([*lines, _totals(states, costs, left), _assumption(device, bool(speeds))])
+    return "\n".join([*lines, _totals(states, costs, left), _assumption(processor, bool(speeds))])
 
 
 def _commands(
@@ -60,10 +61,10 @@ def _commands(
     """One run's state and commands, each with its cost."""
     run, directory = state.run, reproduction.directory
     lines = [f"# {run.name}: {state.describe()}", f"#   train: {training}"]
-    lines.append(_command("train.py", train_flags(run, directory)))
+    lines.append(_written(train_command(run, directory)))
     for evaluation in run.evaluations:
         lines.append(f"#   evaluate {evaluation.split} at {_lengths(evaluation)}: {_cost(scored(run, evaluation))}")
-        lines.append(_command("eval_extrapolation.py", evaluation_flags(run, evaluation, directory)))
+        lines.append(_written(evaluation_command(run, evaluation, directory)))
     return [*lines, ""]
 
 
@@ -87,7 +88,7 @@ def _elsewhere(counted: Set[pathlib.Path]) -> str:
     """The directories beside those `counted` that have results, of other overrides and files."""
     files = {file for directory in counted for file in directory.parent.glob(f"*/{ROWS_FILE}")}
     results = {
-        file.parent: sum(map(is_measured, latest(read_rows(file))))
+        file.parent: sum(row.is_measured for row in latest(read_rows(file)))
         for file in sorted(files)
         if file.parent not in counted
     }
@@ -112,8 +113,8 @@ def _heading(reproduction: Reproduction) -> str:
     return f"{heading}\nnote: {note}" if note else heading
 
 
-def _command(script: str, flags: Sequence[str]) -> str:
-    return shlex.join(["python", script, *flags])
+def _written(command: Command) -> str:
+    return shlex.join(["python", command.script, *command.flags])
 
 
 def _cost(cost: Cost) -> str:
@@ -130,8 +131,8 @@ def _totals(states: Sequence[RunState], costs: Sequence[Cost], left: Sequence[Co
     return f"{total}{unknown}; {trained} of {len(states)} runs are trained, {rest} left"
 
 
-def _assumption(device: Device, measured: bool) -> str:
-    rate = f"{device.flops_per_second:.3g} FLOPs/s x {device.utilisation:g}"
+def _assumption(processor: Processor, measured: bool) -> str:
+    rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
     text = f"device-hours assume {rate} (--device_flops, --utilisation)"
     speeds = "; training where the paper's table 1 has a speed: its words per second on one V100"
     return text + (speeds if measured else "") + ". FLOPs: products of the layers, the softmax's head and attention.\n"
@@ -146,3 +147,32 @@ def format_hours(hours: float) -> str:
     if hours < 0.1:
         return f"{60 * hours:.2g} device-minutes"
     return f"{hours:,.0f} device-hours" if hours >= 10 else f"{hours:.2g} device-hours"
+
+
+def describe_text(
+    setting: Setting, config: ml_collections.ConfigDict, splits: set[str], files: Mapping[str, str]
+) -> Text:
+    """As published, unless the user names `files`; else counted, by making the token files that training will use.
+
+    Raises:
+      ValueError: files that the setting needs besides, or that can't be read.
+    """
+    if setting.vocab_size is not None and not files:
+        return Text(setting.vocab_size, dict(setting.tokens))
+    setting.check_files(files)
+    tokenizer = prepare(config.data, "train").tokenizer()
+    counted = {split: prepare_with(config.data, split, tokenizer).manifest.tokens for split in sorted(splits)}
+    return Text(tokenizer.vocab_size, counted)
+
+
+@functools.cache
+def paper_speeds() -> dict[tuple[str, int], float]:
+    """Words per second on one V100 in training, by position method and train length (table 1)."""
+    table = load_table(1)
+    names, lengths, speeds = (table.column(name) for name in ("Position Method", "Train Length", "Speed (Train)"))
+    found = {}
+    for name, length, speed in zip(names, lengths, speeds, strict=True):
+        number = parse_printed(speed)
+        assert number is not None
+        found[POSITIONS[name], int(length)] = number
+    return found

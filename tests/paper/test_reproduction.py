@@ -7,19 +7,18 @@ import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.flops import keys_seen
-from alibi.reporting.comparison import NOT_RUN_HERE, NOT_RUN_YET
+from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, overview
+from alibi.paper.definitions import TABLES, Metric
+from alibi.paper.reproduction import Reproduction
+from alibi.paper.results import Results, write_table
+from alibi.paper.settings import SCALES, find_setting
 from alibi.reporting.rows import append_rows
-from alibi.reproduction.cost import DEVICES, describe_text, evaluation_cost, training_cost
-from alibi.reproduction.definitions import TABLES
-from alibi.reproduction.plan import overview, plan
-from alibi.reproduction.quantities import Metric
-from alibi.reproduction.reproduction import Reproduction
-from alibi.reproduction.results import Results
-from alibi.reproduction.settings import SCALES, find_setting
-from alibi.reproduction.write import write_table
+from alibi.reporting.tables import Absence, Missing, Number
+from alibi.reporting.writers import heading_text
 from alibi.runs import RunDirectory, config_hash
 from alibi.sweeps.definition import load_config
-from alibi.sweeps.execute import evaluation_flags
+from alibi.sweeps.estimates import evaluation_cost, training_cost
+from alibi.sweeps.state import evaluation_command
 from tests.reporting.rowmaker import make_row
 
 # Position methods x train lengths; table 5 trains ALiBi and sinusoidal at 8 lengths, rotary and T5 at 3.
@@ -133,13 +132,13 @@ def test_costs_of_the_papers_model(tables):
     table = tables[6, "paper"]
     run = next(one for one in table.sweep.runs if one.name == "alibi-L512-seed0")
     text = describe_text(table.setting, run.config, {"valid"}, {})
-    cost = training_cost(run, text.vocab_size, DEVICES["paper"], 28_300.0)
+    cost = training_cost(run, text.vocab_size, PROCESSORS["paper"], 28_300.0)
     # 286,000 updates of 8 x 9,216 tokens at table 1's 28.3k words per second.
     assert (cost.tokens, round(cost.hours)) == (21_086_208_000, 207)
     # What the peak's share assumes agrees with what the paper measured, within a tenth.
-    assert training_cost(run, text.vocab_size, DEVICES["paper"]).hours == pytest.approx(cost.hours, rel=0.1)
+    assert training_cost(run, text.vocab_size, PROCESSORS["paper"]).hours == pytest.approx(cost.hours, rel=0.1)
     (once,) = (one for one in run.evaluations if one.split == "valid")
-    single = evaluation_cost(run, once, text, DEVICES["paper"])
+    single = evaluation_cost(run, once, text, PROCESSORS["paper"])
     # Two for each of 16 x 12,582,912 + 20,002 x 1,024 + 1,048,576 weights, and attention to 1,536.5 positions.
     weights = 16 * 12_582_912 + 20_002 * 1_024 + 1_048_576 + 2 * 16 * 1_024 * 3_073 / 2
     assert single.tokens == 217_646
@@ -167,19 +166,19 @@ def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
 def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     thin = "model.num_layers=1,model.width=64,model.feed_forward=64"
     table = Reproduction(7, "paper", tmp_path, overrides=thin)
-    printed = plan(table, DEVICES["paper"], measured=True)
+    printed = describe_costs(table, PROCESSORS["paper"], measured=True)
     for run in table.sweep.runs:
         for flag in run.config_flags():
             assert flag in printed
         for evaluation in run.evaluations:
-            assert evaluation_flags(run, evaluation, table.directory)[1] in printed
+            assert evaluation_command(run, evaluation, table.directory).flags[1] in printed
     assert printed.count("python train.py ") == 5
     assert printed.count("python eval_extrapolation.py ") == 10
     assert "207 device-hours" in printed  # of ALiBi at L = 512: from the paper's words per second
     assert "21,086,208,000 tokens" in printed
     assert "evaluate test at 3,072, stride 512: 245,569 tokens" in printed
     assert "0 of 5 runs are trained" in printed
-    unknown = plan(Reproduction(9, "paper", tmp_path, overrides=thin), DEVICES["paper"], measured=True)
+    unknown = describe_costs(Reproduction(9, "paper", tmp_path, overrides=thin), PROCESSORS["paper"], measured=True)
     assert "data.train=TRAIN" in unknown
     assert "this text's size is not published" in unknown
     assert "231,235,584" in unknown  # not the 247M that the paper prints
@@ -203,6 +202,14 @@ def finish(table, run_name, rows, **status):
     )
 
 
+def texts(labels):
+    return [tuple(map(heading_text, row)) for row in labels]
+
+
+def ours(cells):
+    return [cell[1].mean for cell in cells]
+
+
 def test_results_are_found_by_length_stride_and_split(tmp_path):
     table = Reproduction(7, "paper", tmp_path)
     sliding = {"mode": "sliding", "stride": 512}
@@ -212,13 +219,13 @@ def test_results_are_found_by_length_stride_and_split(tmp_path):
     finish(table, "alibi-L512-seed0", rows)
     finish(table, "t5-L3072-seed0", [(3072, None, sliding | {"error": "out of memory"})])
     found = Results(table).compare()
-    by_label = {labels[0]: entries for labels, entries in zip(found.labels, found.entries, strict=True)}
-    alibi = by_label["ALiBi, L = 512, L_valid = 3072"]
-    assert [entry.ours for entry in alibi] == [246_933_504, 18.25, 19.0]
-    assert found.difference(11, 1) == pytest.approx(18.25 - 18.30)
-    assert by_label["T5 Bias, L = 3072"][1].note == "out of memory"
-    assert by_label["Rotary, L = 3072"][1].note == NOT_RUN_YET
-    assert {entry.note for entry in by_label["kNN-LM (Khandelwal et al., 2020)"]} == {NOT_RUN_HERE}
+    by_label = {labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)}
+    assert ours(by_label["ALiBi, L = 512, L_valid = 3072"]) == [246_933_504, 18.25, 19.0]
+    assert found.cells[11][1][2].value == pytest.approx(18.25 - 18.30)
+    assert by_label["T5 Bias, L = 3072"][1][1] == Missing(Absence.FAILED, "out of memory")
+    assert by_label["Rotary, L = 3072"][1][1] == Missing(Absence.NOT_RUN_YET)
+    others = by_label["kNN-LM (Khandelwal et al., 2020)"]
+    assert {cell[1] for cell in others} == {Missing(Absence.NOT_RUN_HERE)}
 
 
 def test_speed_and_memory_come_from_the_training(tmp_path):
@@ -227,11 +234,13 @@ def test_speed_and_memory_come_from_the_training(tmp_path):
     finish(table, "sinusoidal-L512-seed0", [(512, 20.0, speed)], peak_memory_bytes=16e9)
     found = Results(table).compare()
     # Words per second of one of the eight devices, and of the four that evaluated: the paper's are of one.
-    assert [entry.ours for entry in found.entries[0]] == [20_000.0, 22_500.0, 16e9]
+    assert ours(found.cells[0]) == [20_000.0, 22_500.0, 16e9]
     assert "trained with 64 CPU cores" in found.caption
     assert "is marked" not in found.caption  # there are no perplexities
     quantity = table.quantities[0, 0]
-    assert (quantity.metric, found.entries[3][0].reference) == (Metric.TRAINING_SPEED, (0, 0))
+    assert quantity.metric is Metric.TRAINING_SPEED
+    # The first of the rows of equal length.
+    assert found.cells[3][0][0].ratio == found.cells[3][0][0].mean / found.cells[0][0][0].mean
 
 
 def test_a_small_table_says_what_its_lengths_are(tmp_path):
@@ -239,29 +248,34 @@ def test_a_small_table_says_what_its_lengths_are(tmp_path):
     rows = [(192, 80.0, {"mode": "sliding", "stride": 32, "split": split}) for split in ("valid", "test")]
     finish(table, "alibi-L32-seed0", rows)
     found = Results(table).compare()
-    assert found.labels[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
+    assert texts(found.labels)[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
     for text in ("windows of stride 512 (32)", "split valid and test", "; sliding windows of stride 32;"):
         assert text in found.caption
     # 960 is the most that whole sequences of 192 leave of 1,024.
     assert "updates of 960 tokens at L = 192 and 1,024 tokens at L = 32" in found.caption
     assert found.caption.endswith("The best perplexity of each column is marked.")
     assert "the paper's 35 lengths round to 30 here" in Results(Reproduction(2, "small", tmp_path)).compare().caption
-    assert Results(Reproduction(12, "small", tmp_path)).compare().header[-1] == "L_valid = 2048 (128)"
+    last = Results(Reproduction(12, "small", tmp_path)).compare().header[-1]
+    assert heading_text(last) == "L_valid = 2048 (128)"
     strides = [Results(Reproduction(number, "small", tmp_path)).compare().stride for number in (5, 7, 13)]
     assert strides == [None, 32, 1]  # what figures say of their windows
-    assert find_setting("wikitext103", "small").scaled("stride 1, L = 1,024, 1.3B") == "stride 1, L = 1,024 (64), 1.3B"
+    label = find_setting("wikitext103", "small").label("stride 1, L = 1,024, 1.3B")
+    assert heading_text(label) == "stride 1, L = 1,024 (64), 1.3B"
 
 
 def test_ratios_of_table_12_are_to_the_run_trained_at_the_length(tmp_path):
     found = Results(Reproduction(12, "paper", tmp_path)).compare()
-    references = [found.labels[entry.reference[0]][0] for entry in found.entries[1] if entry]
-    assert references == [*["Sinusoidal, L_train = 512"] * 4, *(f"Sinusoidal, L_train = {n}" for n in (1024, 2048))]
+    rows = {labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)}
+    trained = [*[512] * 4, 1024, 2048]
+    for column, (cell, length) in enumerate(zip(found.cells[1], trained, strict=True)):
+        reference = rows[f"Sinusoidal, L_train = {length}"][column]
+        assert cell[0].ratio == cell[0].mean / reference[0].mean
 
 
 def test_a_run_of_another_config_does_not_count(tmp_path):
     finish(Reproduction(6, "small", tmp_path, overrides="train.steps=300"), "alibi-L32-seed0", [(192, 90.0, {})])
     found = Results(Reproduction(6, "small", tmp_path)).compare()
-    assert {entry.ours for entries in found.entries for entry in entries} == {None}
+    assert not any(isinstance(cell[1], Number) for cells in found.cells for cell in cells if cell)
 
 
 def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):

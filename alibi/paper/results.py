@@ -1,0 +1,227 @@
+"""Our numbers for a table's cells, from the rows and work directories of its runs, and the files that show them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from alibi.paper.definitions import REFERENCES, Metric, Quantity
+from alibi.paper.reproduction import Reproduction
+from alibi.reporting.comparison import Comparison, Entry, compare, part_names
+from alibi.reporting.comparison_figure import draw_comparison
+from alibi.reporting.files import write_atomically
+from alibi.reporting.paper import published
+from alibi.reporting.report import ROWS_FILE, fact, failed_runs
+from alibi.reporting.rows import Row, latest, read_rows
+from alibi.reporting.tables import Absence, Missing, Number
+from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
+from alibi.runs import RunDirectory, evaluation_hash
+from alibi.sweeps.definition import Run
+from alibi.sweeps.state import run_directory
+
+# What the rows of evaluations hold of the numbers that the paper prints; speeds are those of one device.
+OF_ROWS: Mapping[Metric, Callable[[Row], float | None]] = {
+    Metric.PERPLEXITY: lambda row: row.perplexity,
+    Metric.EVALUATION_SPEED: lambda row: row.tokens_per_second and row.tokens_per_second / row.num_devices,
+}
+SPEEDS = {Metric.TRAINING_SPEED, Metric.EVALUATION_SPEED, Metric.DEVICE_HOURS}
+
+
+class Results:
+    """What has been measured for `reproduction` until now."""
+
+    def __init__(self, reproduction: Reproduction):
+        self.reproduction = reproduction
+        self._trainings: dict[str, dict[Metric, float]] = {}
+        # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
+        trained = {run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in reproduction.sweep.runs}
+        rows = read_rows(reproduction.directory / ROWS_FILE)
+        self._rows = latest(row for row in rows if (row.step, row.config_hash) == trained.get(row.run))
+
+    def compare(self) -> Comparison:
+        """The paper's table with our numbers beside its own."""
+        one, paper = self.reproduction, self.reproduction.paper
+        labels, ratios = one.definition.labels, one.setting.divisor > 1
+        entries = [
+            tuple(self._entry(row, column, printed) for column, printed in enumerate(cells[labels:]))
+            for row, cells in enumerate(paper.rows)
+        ]
+        strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
+        return Comparison(
+            caption=make_caption(one, self.rows()),
+            label_header=paper.columns[:labels],
+            labels=tuple(tuple(map(one.setting.label, cells[:labels])) for cells in paper.rows),
+            header=tuple(map(one.setting.label, paper.columns[labels:])),
+            cells=compare(entries, ratios=ratios),
+            parts=part_names(ratios),
+            ratios=ratios,
+            scale=one.setting.scale,
+            name=f"{one.setting.scale}-{one.number:02d}",
+            number=one.number,
+            stride=strides.pop() if len(strides) == 1 else None,
+        )
+
+    def rows(self) -> list[Row]:
+        """The measured rows that the table shows."""
+        found = [self._row(quantity) for quantity in self.reproduction.quantities.values() if quantity.eval_length]
+        return [row for row in found if row and row.is_measured]
+
+    def _entry(self, row: int, column: int, printed: str) -> Entry | None:
+        quantity = self.reproduction.quantities.get((row, column))
+        if not printed:
+            return None
+        if quantity is None:
+            kind = next(q.kind for (_, c), q in self.reproduction.quantities.items() if c == column)
+            return Entry(published(printed, kind), Missing(Absence.NOT_RUN_HERE))
+        return Entry(published(printed, quantity.kind), self._ours(quantity), self._reference(row, column))
+
+    def _ours(self, quantity: Quantity) -> Number | Missing:
+        """Our number, or why there is none."""
+        if quantity.metric not in OF_ROWS:
+            value = self._of_training(quantity.metric, self.reproduction.runs[quantity.model])
+            return Missing(Absence.NOT_RUN_YET) if value is None else Number((value,), quantity.kind)
+        row = self._row(quantity)
+        if row is None:
+            return Missing(Absence.NOT_RUN_YET)
+        if not row.is_measured:
+            return Missing(Absence.LIMIT if row.limit else Absence.FAILED, row.error or "no result")
+        value = OF_ROWS[quantity.metric](row)
+        if value is None:
+            return Missing(Absence.FAILED, f"{quantity.metric.value} too large to write")
+        return Number((value,), quantity.kind)
+
+    def _row(self, quantity: Quantity) -> Row | None:
+        one = self.reproduction
+        run = one.runs[quantity.model]
+        length = one.setting.length(quantity.eval_length or 1)
+        cell = (run.name, length, one.stride(quantity) or length, quantity.split)
+        return next((row for row in self._rows if (row.run, row.eval_length, row.stride, row.split) == cell), None)
+
+    def _of_training(self, metric: Metric, run: Run) -> float | None:
+        if run.name not in self._trainings:
+            directory = run_directory(self.reproduction.directory, run)
+            self._trainings[run.name] = training_figures(directory, run)
+        return self._trainings[run.name].get(metric)
+
+    def _reference(self, row: int, column: int) -> tuple[int, int]:
+        """The cell that this one's ratio is taken to, see `TableDefinition.reference`."""
+        known, definition, paper = self.reproduction.quantities, self.reproduction.definition, self.reproduction.paper
+        if definition.reference == "row":
+            return min(cell for cell in known if cell[0] == row)
+        in_column = [cell for cell in known if cell[1] == column]
+        if definition.reference == "trained":
+            in_column = [
+                cell for cell in in_column if known[cell].eval_length in (None, known[cell].model.train_length)
+            ]
+        if definition.reference == "group":
+            last = definition.labels - 1
+            in_column = [cell for cell in in_column if paper.rows[cell[0]][last] == paper.rows[row][last]]
+        return min(in_column)
+
+
+def training_figures(directory: RunDirectory, run: Run) -> dict[Metric, float]:
+    """Speed, memory, parameters, updates and device-hours of a finished run of this config; none before."""
+    try:
+        status, made = directory.status(), directory.provenance()
+    except ValueError:
+        return {}
+    if status["state"] != "finished" or directory.differing(run.config):
+        return {}
+    figures = {Metric.PARAMETERS: made["parameters"], Metric.UPDATES: status["step"]}
+    if rate := status["tokens_per_second"]:
+        devices = made["device_count"]
+        tokens = status["step"] * run.config.train.batch_tokens
+        figures |= {Metric.TRAINING_SPEED: rate / devices, Metric.DEVICE_HOURS: tokens / rate * devices / 3600}
+    if "peak_memory_bytes" in status:
+        figures[Metric.MEMORY] = status["peak_memory_bytes"]
+    return figures
+
+
+def make_caption(reproduction: Reproduction, rows: Sequence[Row]) -> str:
+    """Of the table whose measured cells are `rows`; without rows only what is planned."""
+    metrics = {quantity.metric for quantity in reproduction.quantities.values()}
+    facts = [
+        _what(reproduction),
+        _rounding(reproduction),
+        fact("corpus {}", (row.corpus for row in rows)),
+        fact("split {}", (row.split for row in rows), " and "),
+        fact("{}", map(_windows, rows), " and "),
+        fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
+        fact("{} parameters", sorted({f"{row.parameters:,}" for row in rows}), " or "),
+        fact("seed {}", (row.seed for row in rows)),
+        fact("step {}", (f"{row.step:,}" for row in rows)),
+        _updates(reproduction),
+        fact("commit {}", (row.short_commit for row in rows if row.commit)),
+        fact("on {}", (row.device.text for row in rows if row.device)),
+        fact("trained with {} CPU cores", _cores(reproduction), " or ") if metrics & SPEEDS else "",
+        reproduction.definition.note,
+    ]
+    marked = " The best perplexity of each column is marked." if Metric.PERPLEXITY in metrics else ""
+    return "; ".join(filter(None, facts)) + "." + marked
+
+
+def _what(reproduction: Reproduction) -> str:
+    setting, definition = reproduction.setting, reproduction.definition
+    shown = heading_text(setting.label(definition.title))
+    title = f"Table {reproduction.number} of the paper, {shown}: paper / ours / difference"
+    if setting.divisor == 1:
+        return title
+    return (
+        f"SMALL SCALE, NOT THE PAPER'S. {title} of the ratios to {REFERENCES[definition.reference]}, in brackets: "
+        f"other corpus, other model, so only the shape can be compared; lengths are divided by {setting.divisor} "
+        "(in brackets)"
+    )
+
+
+def _rounding(reproduction: Reproduction) -> str:
+    """Whether several of the paper's lengths are one here."""
+    lengths = {quantity.eval_length for quantity in reproduction.quantities.values() if quantity.eval_length}
+    ours = {reproduction.setting.length(length) for length in lengths}
+    if len(ours) == len(lengths):
+        return ""
+    return f"the paper's {len(lengths)} lengths round to {len(ours)} here, so that neighbours may show one result twice"
+
+
+def _windows(row: Row) -> str:
+    if row.mode == "nonoverlapping":
+        return "non-overlapping windows"
+    return f"{row.mode} windows of stride {row.stride:,}"
+
+
+def _updates(reproduction: Reproduction) -> str:
+    """How many tokens an update has; whole sequences make it differ by length."""
+    lengths: dict[int, set[int]] = {}
+    for run in reproduction.sweep.runs:
+        lengths.setdefault(run.config.train.batch_tokens, set()).add(run.config.train_length)
+    if len(lengths) == 1:
+        return f"updates of {next(iter(lengths)):,} tokens"
+    parts = (f"{tokens:,} tokens at L = {', '.join(map(str, sorted(lengths[tokens])))}" for tokens in sorted(lengths))
+    return f"updates of {' and '.join(parts)}"
+
+
+def _cores(reproduction: Reproduction) -> Iterator[int]:
+    """Of the hosts of the runs that have been started."""
+    for run in reproduction.sweep.runs:
+        try:
+            cores = run_directory(reproduction.directory, run).provenance().get("cores")
+        except ValueError:  # not started
+            continue
+        if cores:
+            yield cores
+
+
+def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
+    """Writes what is known until now, and `failures` by run below it; returns it as text for a terminal."""
+    compared = Results(reproduction).compare()
+    place = reproduction.outputs / f"table{reproduction.number:02d}"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    markdown = [to_markdown(compared)]
+    written = [place.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
+    drawn = reproduction.definition.lines
+    if drawn and draw_comparison(compared, drawn, place.with_suffix(".png")):
+        markdown.append(f"![table {reproduction.number}: paper and ours]({place.name}.png)\n")
+        written.append(place.with_suffix(".png"))
+    if failures:
+        markdown.append(failed_runs(failures))
+    contents = ("\n".join(markdown), to_csv(compared), to_latex(compared))
+    for path, content in zip(written, contents, strict=False):
+        write_atomically(path, content)
+    files = "\n".join(map(str, written))
+    return f"{to_text(compared)}\n{files}"

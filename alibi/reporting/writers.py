@@ -1,0 +1,150 @@
+"""A `Table` as Markdown, plain text, CSV and LaTeX; a further format is one more function of a table."""
+
+import csv
+import io
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+
+from alibi.reporting.tables import TIMES, Difference, Heading, Missing, Number, Part, Table, write_ratio
+
+
+def heading_text(heading: Heading) -> str:
+    """128 as "128" and 1024 as "1,024"; after a length of the paper's that differs here, ours stands in brackets."""
+    if isinstance(heading, int):
+        return f"{heading:,}"
+    if isinstance(heading, str):
+        return heading
+    return "".join(
+        part if isinstance(part, str) else part.printed + (f" ({part.here})" if part.here != part.paper else "")
+        for part in heading
+    )
+
+
+def to_markdown(table: Table) -> str:
+    """GitHub-flavoured Markdown; the best of each column is bold, notes are numbered below."""
+    whole = bool(table.parts)  # of several numbers in a cell it is then clear which ratio is whose
+
+    def written(part: Part) -> str:
+        text, ratio = _texts(table, part)
+        if not (isinstance(part, Number) and part.best):
+            return text + ratio
+        return f"**{text}{ratio}**" if whole else f"**{text}**{ratio}"
+
+    header, body = _lines(table, written)
+    lines = [f"**{table.caption}**", "", _pipe_row(header), _pipe_row(["---", *["---:"] * (len(header) - 1)])]
+    lines += map(_pipe_row, body)
+    if table.notes:
+        lines += ["", *(f"[{number}] {note}  " for number, note in enumerate(table.notes, start=1))]
+    return "\n".join(lines) + "\n"
+
+
+def to_text(table: Table, width: int = 100) -> str:
+    """Plain text with aligned columns; the best of each column has an asterisk."""
+
+    def written(part: Part) -> str:
+        return "".join(_texts(table, part)) + ("*" if isinstance(part, Number) and part.best else "")
+
+    header, body = _lines(table, written)
+    widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
+    rule = ["-" * width for width in widths]
+    lines = [*textwrap.wrap(table.caption, width), "", *(_aligned(row, widths) for row in (header, rule, *body))]
+    lines += [f"[{number}] {note}" for number, note in enumerate(table.notes, start=1)]
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """A column for each part of a cell; numbers with six digits. A first column keeps the paper's scales apart."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    scale = ("Scale", table.scale) if table.scale else ()
+    names = map(heading_text, table.header)
+    columns = [f"{name}: {part}" if part else name for name in names for part in table.parts or ("",)]
+    writer.writerow([*scale[:1], *map(heading_text, table.label_header), *columns])
+    for labels, cells in zip(table.labels, table.cells, strict=True):
+        numbers = [_plain(part) for cell in cells for part in cell or [None] * max(1, len(table.parts))]
+        writer.writerow([*scale[1:], *map(heading_text, labels), *numbers])
+    return file.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """A float for booktabs and graphicx, as wide as the text."""
+
+    def written(part: Part) -> str:
+        text = _escape("".join(_texts(table, part)))
+        return rf"\textbf{{{text}}}" if isinstance(part, Number) and part.best else text
+
+    count = max(1, len(table.parts))
+    first, names = ([_escape(heading_text(name)) for name in header] for header in (table.label_header, table.header))
+    lines = [" & ".join([*first, *names])]
+    if table.parts:
+        titles = " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{name}}}" for name in names)
+        parts = ["diff." if part.startswith("difference") else part for part in table.parts]
+        lines = [" & " * (len(first) - 1) + f" & {titles}", " & ".join([*first, *parts * len(names)])]
+    body = []
+    for labels, cells in zip(table.labels, table.cells, strict=True):
+        numbers = [written(part) for cell in cells for part in cell or [None] * count]
+        body.append(" & ".join([*(_escape(heading_text(label)) for label in labels), *numbers]))
+    caption = " ".join([table.caption, *(f"[{number}] {note}." for number, note in enumerate(table.notes, start=1))])
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{_escape(caption)}}}",
+            rf"\label{{tab:{table.name}}}",
+            r"\resizebox{\textwidth}{!}{%",
+            rf"\begin{{tabular}}{{{'l' * len(first)}{'r' * count * len(names)}}}",
+            r"\toprule",
+            *(line + r" \\" for line in lines),
+            r"\midrule",
+            *(line + r" \\" for line in body),
+            r"\bottomrule",
+            r"\end{tabular}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _lines(table: Table, written: Callable[[Part], str]) -> tuple[list[str], list[list[str]]]:
+    """Header and body as texts, the parts of a cell joined by slashes."""
+    header = [*map(heading_text, table.label_header), *map(heading_text, table.header)]
+    body = [
+        [*map(heading_text, labels), *(" / ".join(filter(None, map(written, cell))) for cell in cells)]
+        for labels, cells in zip(table.labels, table.cells, strict=True)
+    ]
+    return header, body
+
+
+def _texts(table: Table, part: Part) -> tuple[str, str]:
+    """A part of a cell, and its ratio in brackets where there is one to show."""
+    if isinstance(part, Number):
+        shown = table.ratios and part.ratio is not None
+        return part.text, f" ({write_ratio(part.ratio)})" if shown and part.ratio is not None else ""
+    if isinstance(part, Missing) and part.note:
+        return f"no result [{table.notes.index(part.note) + 1}]", ""
+    return ("" if part is None else part.text), ""
+
+
+def _plain(part: Part) -> str:
+    """For a program that reads it."""
+    if isinstance(part, Number):
+        return part.printed or f"{part.mean:.6g}"
+    if isinstance(part, Difference):
+        return f"{part.value:+.4g}"
+    return "" if part is None else part.text
+
+
+def _pipe_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = zip(cells, widths, strict=True)
+    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+
+
+LATEX = {"\\": r"\textbackslash{}", TIMES: r"$\times$", "~": r"\textasciitilde{}",
+         "^": r"\textasciicircum{}"} | {character: f"\\{character}" for character in "&%$#_{}"}  # fmt: skip
+
+
+def _escape(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)

@@ -1,0 +1,164 @@
+"""What runs cost: tokens, operations and time, before they are made and from what others took."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+from alibi.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
+from alibi.sweeps.definition import Evaluation, Run
+from alibi.sweeps.launchers import is_on_cpu
+from alibi.sweeps.state import RunState
+
+# Of one process, training or evaluation: imports and compilation, before the first token.
+START_SECONDS = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Processor:
+    """What an estimate from operations rests on: a peak per second, and the share of it that is reached."""
+
+    flops_per_second: float
+    utilisation: float
+
+    def hours(self, flops: float) -> float:
+        return flops / (self.flops_per_second * self.utilisation) / 3600
+
+
+_CPU_PEAK = 200e9  # of two cores of a server CPU in float32
+CPU = Processor(_CPU_PEAK, CPU_FLOPS_PER_SECOND / _CPU_PEAK)
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What of a text costs depend on; tokens by split, without those that aren't known."""
+
+    vocab_size: int
+    tokens: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of one command; None where the number of tokens isn't known."""
+
+    tokens: int | None
+    flops: float | None
+    hours: float | None
+
+
+def training_cost(run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None) -> Cost:
+    """Of the whole training; its time by its tokens per second where they are known."""
+    tokens = run.config.train.steps * run.config.train.batch_tokens
+    flops = tokens * training_flops(run.config, vocab_size)
+    return Cost(tokens, flops, tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops))
+
+
+def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Processor) -> Cost:
+    """Of all its lengths: a window of L inputs for each stride of tokens; all layers are counted for each input."""
+    tokens = text.tokens.get(evaluation.split)
+    if tokens is None:
+        return Cost(None, None, None)
+    flops = 0.0
+    for length in evaluation.lengths:
+        inputs = tokens * length // (evaluation.stride or length)
+        flops += inputs * forward_flops(run.config, text.vocab_size, length)
+    return Cost(tokens * len(evaluation.lengths), flops, processor.hours(flops))
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """What the finished runs of a sweep took; None where none has shown it."""
+
+    tokens_per_second: float | None
+    evaluation_seconds: float | None  # of all of a run's results
+
+    @classmethod
+    def of(cls, states: Sequence[RunState]) -> "Speed":
+        rates = [state.tokens_per_second for state in states if state.tokens_per_second]
+        evaluations = [state.seconds for state in states if state.seconds and not state.missing]
+        return cls(*(statistics.median(values) if values else None for values in (rates, evaluations)))
+
+    def seconds_left(self, states: Sequence[RunState], jobs: int = 1, *, rough: bool = False) -> float | None:
+        """An estimate for what is left of `states`, `jobs` at a time; None where the speed is not known.
+
+        `rough`: a run whose speed is not known trains at `CPU_FLOPS_PER_SECOND`.
+        """
+        training = [state for state in states if not state.is_trained]
+        rates = [self.tokens_per_second or (rough_rate(state) if rough else None) for state in training]
+        if None in rates:
+            return None
+        seconds = sum(
+            START_SECONDS + state.tokens_left / rate for state, rate in zip(training, rates, strict=True) if rate
+        )
+        evaluating = sum(bool(state.missing) for state in states)
+        seconds += evaluating * (START_SECONDS + (self.evaluation_seconds or 0.0))
+        left = sum(not state.is_trained or bool(state.missing) for state in states)
+        return seconds / max(1, min(jobs, left))
+
+
+def rough_rate(state: RunState) -> float | None:
+    """Tokens a second of its training on CPUs, from the operations of a token; None while the vocabulary is unknown."""
+    vocab_size = _vocab_size(state.run)
+    return 1 / (3600 * CPU.hours(training_flops(state.run.config, vocab_size))) if vocab_size else None
+
+
+def format_duration(seconds: float | None) -> str:
+    """45 s, 12 min, 3.5 h; "unknown" for None."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
+    """What --dry_run prints: each run's parameters, tokens to train on, estimated time left and state."""
+    speed = Speed.of(states)
+    # Accelerators differ a thousandfold.
+    rough = speed.tokens_per_second is None and is_on_cpu()
+    lines = [["run", "parameters", "tokens", "time left", "state"]]
+    for state in states:
+        train = state.run.config.train
+        count = _known_parameters(state)
+        parameters = f"{count:,}" if count else "not known yet"
+        seconds = speed.seconds_left([state], rough=rough)
+        time = ("~" if rough and seconds else "") + format_duration(seconds)
+        lines.append([state.run.name, parameters, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    text = "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 4)), line[4]])
+        for line in lines
+    )
+    return f"{text}\n\ntime left in all: {_total(speed.seconds_left(states, jobs, rough=rough), rough)}\n"
+
+
+def _total(seconds: float | None, rough: bool) -> str:
+    if seconds is None:
+        return "unknown until one run has shown the speed"
+    if not rough:
+        return f"about {format_duration(seconds)}"
+    rate = f"{CPU_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
+    return f"~{format_duration(seconds)} (~: rough, training at {rate}, until one run has shown the speed)"
+
+
+def parameters(run: Run, vocab_size: int) -> int:
+    """How many numbers the run's model learns; nothing is allocated."""
+    from alibi.model import build_model, count_parameters
+
+    return count_parameters(build_model(run.config, vocab_size))
+
+
+def _known_parameters(state: RunState) -> int | None:
+    """As the run recorded them, else counted; None while the vocabulary is not known."""
+    try:
+        return state.directory.provenance()["parameters"]
+    except (ValueError, KeyError):
+        vocab_size = _vocab_size(state.run)
+    return None if vocab_size is None else parameters(state.run, vocab_size)
+
+
+def _vocab_size(run: Run) -> int | None:
+    """As far as the config alone tells."""
+    data = run.config.data
+    if data.tokenizer == "bytes":
+        return 256
+    return data.bpe_vocab_size if data.tokenizer == "bpe" and not data.tokenizer_file else None
