@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -20,8 +21,8 @@ from alibi.data.pieces import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, prepare_text, prepare_with
 from alibi.errors import UserError
-from alibi.evaluation.dumps import Dump, DumpOf, find_path, what_is_in, write_dump
-from alibi.evaluation.perplexity import Score, figures
+from alibi.evaluation.dumps import Dump, find_path, what_is_in, write_dump
+from alibi.evaluation.perplexity import Score
 from alibi.evaluation.processes import agreed, is_primary, together
 from alibi.evaluation.windows import Windows, plan
 from alibi.reporting.report import ROWS_FILE, write_report
@@ -247,8 +248,8 @@ class RunEvaluation:
 
     def _is_done(self, row: Row) -> bool:
         measured = any(found.is_measured for found in self.output.find(row))
-        of = _dump_of(row)
-        return measured and (not self.options.dump_nll or what_is_in(find_path(self.output.directory, of)) == of)
+        path = find_path(self.output.directory, row.scoring)
+        return measured and (not self.options.dump_nll or what_is_in(path) == row.scoring)
 
     def _score(self, params: PyTree, windows: Windows) -> Score:
         hidden = None if is_primary() else True  # None: only where stderr is no terminal
@@ -271,25 +272,13 @@ class RunEvaluation:
             self._record_error(row, f"the NLL is {total}; the parameters or the method overflow at this length")
             return
         if self.options.dump_nll:
-            self.output.dump(Dump(_dump_of(row), score.nll_nats, np.asarray(self.text.tokens, np.int32)))
-        found = figures(total, score.tokens, manifest.words, manifest.bytes)
-        shown = "too large to write" if found.perplexity is None else f"{found.perplexity:.3f}"
+            self.output.dump(Dump(row.scoring, score.nll_nats, np.asarray(self.text.tokens, np.int32)))
+        counts = {"tokens": score.tokens, "words": manifest.words, "bytes": manifest.bytes}
+        measured = row.scored(total, **counts, seconds=score.seconds)
+        shown = "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
         _say(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
-        if any(old.is_measured for old in self.output.find(row)):  # only its dump was missing
-            return
-        measured = dataclasses.replace(
-            row,
-            nll_nats=total,
-            tokens=score.tokens,
-            words=manifest.words,
-            bytes=manifest.bytes,
-            perplexity=found.perplexity,
-            word_perplexity=found.word_perplexity,
-            bits_per_byte=found.bits_per_byte,
-            tokens_per_second=score.tokens_per_second,
-            seconds=score.seconds,
-        )
-        self.output.append(measured)
+        if not any(old.is_measured for old in self.output.find(row)):  # else only its dump was missing
+            self.output.append(measured)
 
     def _record_error(self, row: Row, error: str) -> None:
         _say(f"{row.run} at {row.eval_length:,}: {error}")
@@ -326,19 +315,12 @@ class RunEvaluation:
 
 
 def _check_names(paths: Sequence[pathlib.Path]) -> None:
-    for path in paths:
-        for other in paths:
-            if other.name == path.name and other != path:
-                raise ValueError(
-                    f"{path} and {other} have the same name, and rows are known by it; "
-                    "rename one, or evaluate them into two output directories"
-                )
-
-
-def _dump_of(row: Row) -> DumpOf:
-    assert row.tokens_sha256 is not None
-    assert row.config_hash is not None
-    return DumpOf(row.run, row.eval_length, row.stride, row.step, row.tokens_sha256, row.config_hash)
+    for path, other in itertools.combinations(paths, 2):
+        if other.name == path.name:
+            raise ValueError(
+                f"{path} and {other} have the same name, and rows are known by it; "
+                "rename one, or evaluate them into two output directories"
+            )
 
 
 def _say(message: str) -> None:

@@ -47,8 +47,8 @@ def main() -> int:
         if isinstance(row, EarlyTokenCurse):
             shares = (row.composition_share, row.sliding_share)
             told = " | ".join("-" if share is None else f"{share:.0%}" for share in shares)
-            of = f"{row.run} | {row.step:,} | {row.tokens_sha256[:8]}"
-            print(f"| {of} | {row.eval_length:,} to {row.longer_length:,} | {row.gain_nats:.4f} | {told} |")
+            of = f"{row.of.run} | {row.of.step:,} | {row.of.tokens_sha256[:8]}"
+            print(f"| {of} | {row.of.length:,} to {row.longer_length:,} | {row.gain_nats:.4f} | {told} |")
     return 0
 
 

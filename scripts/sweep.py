@@ -32,8 +32,8 @@ def main() -> int:
     jax.config.update("jax_platforms", "cpu")
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.estimates import plan_table
-    from alibi.sweeps.execute import Sweeper, is_in_progress, is_primary, run_sweeper
-    from alibi.sweeps.state import survey
+    from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
+    from alibi.sweeps.state import is_in_progress, survey
 
     workdir = pathlib.Path(_WORKDIR.value).expanduser()
     sweep = load_sweep(_SWEEP.value)

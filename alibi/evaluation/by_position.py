@@ -5,15 +5,15 @@ Longer windows have fewer such tokens, and are better for that alone, even where
 makes nothing of the longer context. Computed from NLL dumps; no model is needed.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from alibi.evaluation.dumps import Dump
 from alibi.reporting.contexts import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare
+from alibi.reporting.rows import Scoring
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
@@ -24,18 +24,18 @@ def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
     """
     _check_each_once(dumps)
     rows: list[Analysis] = [row for dump in dumps for row in (*by_context(dump), *by_position(dump))]
-    blocks = sorted((dump for dump in dumps if not dump.is_sliding), key=lambda dump: dump.of.length)
+    blocks = sorted((dump for dump in dumps if dump.of.mode == "nonoverlapping"), key=lambda dump: dump.of.length)
     for short in blocks:
         alike = [dump for dump in dumps if _run_and_text(dump) == _run_and_text(short)]
-        longer = [dump for dump in alike if not dump.is_sliding and dump.of.length > short.of.length]
+        longer = [dump for dump in alike if dump.of.mode == "nonoverlapping" and dump.of.length > short.of.length]
         longer.sort(key=lambda dump: dump.of.length)
         rows += [early_token_curse(short, long, alike) for long in longer]
     return rows
 
 
-def _run_and_text(dump: Dump) -> tuple[str, int, str, str]:
-    """What is compared has these in common."""
-    return dump.of.run, dump.of.step, dump.of.tokens_sha256, dump.of.config_hash
+def _run_and_text(dump: Dump) -> Scoring:
+    """What is compared has this in common: all but the windows."""
+    return dataclasses.replace(dump.of, length=0, stride=0)
 
 
 def _check_each_once(dumps: Sequence[Dump]) -> None:
@@ -43,7 +43,7 @@ def _check_each_once(dumps: Sequence[Dump]) -> None:
         if times > 1:
             raise ValueError(
                 f"{times} dumps are of {of.run} after {of.step:,} updates at length={of.length} and "
-                f"stride={of.stride}, of the text {of.tokens_sha256[:8]}; give one of them"
+                f"stride={of.stride}, of the text {(of.tokens_sha256 or '')[:8]}; give one of them"
             )
 
 
@@ -53,16 +53,15 @@ def by_context(dump: Dump) -> list[ByContext]:
     for low, high in ranges(dump.of.length):
         inside = (context >= low) & (context <= high)
         if inside.any():
-            rows.append(ByContext(**_windows(dump), context_from=low, context_to=high, **_cost(nll[inside])))
+            rows.append(ByContext(dump.of, low, high, int(inside.sum()), float(nll[inside].sum())))
     return rows
 
 
 def by_position(dump: Dump) -> list[ByPosition]:
     """NLL of the tokens at each position in their window, 1 to `length`: the window's inputs up to the token's own."""
     tokens, nats = (np.bincount(dump.context, weights) for weights in (None, dump.nll))
-    about = _windows(dump)
     return [
-        ByPosition(**about, position=int(position), tokens=int(tokens[position]), nll_nats=float(nats[position]))
+        ByPosition(dump.of, int(position), int(tokens[position]), float(nats[position]))
         for position in np.flatnonzero(tokens)
     ]
 
@@ -89,7 +88,7 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     """
     gain = short.nll.mean() - long.nll.mean()
     sliding, sliding_long = (
-        {one.of.stride: one for one in others if one.is_sliding and one.of.length == blocks.of.length}
+        {one.of.stride: one for one in others if one.of.mode == "sliding" and one.of.length == blocks.of.length}
         for blocks in (short, long)
     )
     strides = sorted(sliding.keys() & sliding_long.keys())
@@ -97,7 +96,7 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     full = sliding[min(sliding)] if sliding else None
     composition = short.nll.mean() - _with_costs_of(short, long, full)
     return EarlyTokenCurse(
-        **_about(short),
+        short.of,
         longer_length=long.of.length,
         tokens=short.nll.size,
         gain_nats=float(gain),
@@ -131,22 +130,3 @@ def _with_costs_of(short: Dump, long: Dump, sliding: Dump | None) -> float:
     else:
         full = short.nll[short.context > length // 2].mean()
     return float(np.where(long.context <= length, costs[np.minimum(long.context, length)], full).mean())
-
-
-def _cost(nll: Float[np.ndarray, " tokens"]) -> dict[str, Any]:
-    return {"tokens": int(nll.size), "nll_nats": float(nll.sum())}
-
-
-def _windows(dump: Dump) -> dict[str, Any]:
-    return _about(dump) | {"mode": "sliding" if dump.is_sliding else "nonoverlapping", "stride": dump.of.stride}
-
-
-def _about(dump: Dump) -> dict[str, Any]:
-    of = dump.of
-    return {
-        "run": of.run,
-        "step": of.step,
-        "tokens_sha256": of.tokens_sha256,
-        "config_hash": of.config_hash,
-        "eval_length": of.length,
-    }

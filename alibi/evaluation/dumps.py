@@ -13,36 +13,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from alibi.reporting.files import write_atomically
+from alibi.reporting.rows import Scoring
+
 _NO_DUMP = (OSError, KeyError, EOFError, zipfile.BadZipFile)
 # How dumps are named; those of old versions hold their run's name nowhere else.
 _NAME = re.compile(r"(?P<run>.+)-length=(?P<length>\d+)-stride=(?P<stride>\d+)(-step=.*)?")
 
 
 @dataclasses.dataclass(frozen=True)
-class DumpOf:
-    """What a dump is of.
-
-    Attributes:
-      run: its name.
-      length, stride: of the windows, in tokens.
-      step: updates of the checkpoint that scored them.
-      tokens_sha256: of the token file, so that a dump of another text isn't taken for this one.
-      config_hash: of the run, so that a dump of another run of its name isn't either.
-    """
-
-    run: str
-    length: int
-    stride: int
-    step: int
-    tokens_sha256: str
-    config_hash: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Dump:
     """The tokens of a text in stream order, and what each cost in nats: int32 and float32."""
 
-    of: DumpOf
+    of: Scoring
     nll_nats: Float[np.ndarray, " tokens"]
     targets: Int[np.ndarray, " tokens"]
 
@@ -52,11 +35,6 @@ class Dump:
         return self.nll_nats.astype(np.float64)
 
     @property
-    def is_sliding(self) -> bool:
-        """Whether the windows overlap."""
-        return self.of.stride < self.of.length
-
-    @property
     def context(self) -> Int[np.ndarray, " tokens"]:
         """Inputs that the model saw for each token, its predecessor included: 1 to `length`."""
         token = np.arange(self.nll_nats.size)
@@ -64,7 +42,7 @@ class Dump:
         return token - np.maximum(window - (self.of.length - self.of.stride), 0) + 1
 
 
-def find_path(directory: str | os.PathLike, of: DumpOf) -> pathlib.Path:
+def find_path(directory: str | os.PathLike, of: Scoring) -> pathlib.Path:
     """Where the dump `of` a run at one length and stride lies, or is to be written, in an output directory.
 
     That is nll/RUN-length=l-stride=s.npz, unless a dump of another step, text or
@@ -84,12 +62,7 @@ def write_dump(path: pathlib.Path, dump: Dump) -> None:
     buffer = io.BytesIO()
     of: dict[str, Any] = dataclasses.asdict(dump.of)
     np.savez(buffer, nll_nats=dump.nll_nats, targets=dump.targets, **of)
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        partial.write_bytes(buffer.getbuffer())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(path, buffer.getvalue())
 
 
 def read_dump(path: str | os.PathLike[str]) -> Dump:
@@ -107,7 +80,7 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
         raise ValueError(f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll") from error
 
 
-def what_is_in(path: pathlib.Path) -> DumpOf | None:
+def what_is_in(path: pathlib.Path) -> Scoring | None:
     """What the dump in `path` is of; None where there is no whole one: the table of a .npz ends it."""
     try:
         with np.load(path) as arrays:
@@ -116,10 +89,10 @@ def what_is_in(path: pathlib.Path) -> DumpOf | None:
         return None
 
 
-def _named(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> DumpOf:
+def _named(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> Scoring:
     length, stride, step = (int(arrays[key]) for key in ("length", "stride", "step"))
     run = str(arrays["run"]) if "run" in arrays else _run_by_name(path, length, stride)
-    return DumpOf(run, length, stride, step, str(arrays["tokens_sha256"]), str(arrays["config_hash"]))
+    return Scoring(run, step, str(arrays["tokens_sha256"]), str(arrays["config_hash"]), length, stride)
 
 
 def _run_by_name(path: pathlib.Path, length: int, stride: int) -> str:

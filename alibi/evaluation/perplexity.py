@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,10 +46,6 @@ class Score:
     def tokens(self) -> int:
         return self.nll_nats.size
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
 
 class Scorer:
     """Scores streams with one function, which is compiled once for each batch shape and then kept.
@@ -65,12 +60,7 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        nll_function: NllFunction,
-        *,
-        boundary_id: int,
-        batch_tokens: int,
-        sharding: Sharding | None = None,
+        self, nll_function: NllFunction, *, boundary_id: int, batch_tokens: int, sharding: Sharding | None = None
     ):
         if batch_tokens < 1:
             raise ValueError(f"eval.batch_tokens={batch_tokens} must be at least 1")
@@ -157,31 +147,6 @@ def model_nll(model: nn.Module) -> NllFunction:
             return jnp.asarray(model.apply({"params": params}, inputs, targets, method="token_nll"))
 
     return nll
-
-
-@dataclasses.dataclass(frozen=True)
-class Figures:
-    """Of a text: perplexity by token and by word, and bits per byte.
-
-    None where the text has no words or bytes, and for a perplexity that is no float64.
-    """
-
-    perplexity: float | None
-    word_perplexity: float | None
-    bits_per_byte: float | None
-
-
-def figures(nll_nats: float, tokens: int, words: int, bytes: int) -> Figures:
-    """The figures that are reported of a summed NLL in nats; the counts are those of the text that was scored."""
-    return Figures(
-        perplexity=_exp(nll_nats / tokens),
-        word_perplexity=_exp(nll_nats / words) if words else None,
-        bits_per_byte=nll_nats / math.log(2) / bytes if bytes else None,
-    )
-
-
-def _exp(nats: float) -> float | None:
-    return math.exp(nats) if nats < 709 else None
 
 
 def _shapes(part: Part, rows: int) -> dict[str, tuple[int, int]]:

@@ -3,22 +3,22 @@
 import functools
 import pathlib
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import ml_collections
 
 from alibi.data.tokens import prepare, prepare_with
-from alibi.paper.definitions import POSITIONS, TABLES
+from alibi.paper.definitions import TABLES, Metric
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.settings import Setting
-from alibi.reporting.paper import load_table, parse_printed
+from alibi.reporting.paper import parse_printed
 from alibi.reporting.report import ROWS_FILE
 from alibi.reporting.rows import latest, read_rows
+from alibi.reporting.writers import aligned
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.estimates import CPU, Cost, Processor, Text, evaluation_cost, parameters, training_cost
-from alibi.sweeps.execute import is_in_progress
 from alibi.sweeps.launchers import Command
-from alibi.sweeps.state import RunState, evaluation_command, survey, train_command
+from alibi.sweeps.state import RunState, evaluation_command, is_in_progress, survey, train_command
 
 # The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
 PROCESSORS = {"paper": Processor(125e12, 0.3), "small": CPU}
@@ -49,14 +49,16 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
         lines += _commands(
             reproduction, state, f"{_cost(cost)}; {counts[state.run.config.position]:,} parameters", scored
         )
-    costs = trainings + [scored(run, evaluation) for run in sweep.runs for evaluation in run.evaluations]
-    left = [cost for state, cost in zip(states, trainings, strict=True) if not state.is_trained]
-    left += [scored(state.run, evaluation) for state in states for evaluation in state.missing]
+    costs = [*trainings, *(scored(run, evaluation) for run in sweep.runs for evaluation in run.evaluations)]
+    left = [
+        *(cost for state, cost in zip(states, trainings, strict=True) if not state.is_trained),
+        *(scored(state.run, evaluation) for state in states for evaluation in state.missing),
+    ]
     return "\n".join([*lines, _totals(states, costs, left), _assumption(processor, bool(speeds))])
 
 
 def _commands(
-    reproduction: Reproduction, state: RunState, training: str, scored: Callable[[Run, Evaluation], Cost]
+    reproduction: Reproduction, state: RunState, training: str, scored: Callable[[Run, Evaluation], Cost | None]
 ) -> list[str]:
     """One run's state and commands, each with its cost."""
     run, directory = state.run, reproduction.directory
@@ -79,9 +81,7 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
         done = sum(state.results for state in states)
         what = TABLES[one.number].title
         lines.append((str(one.number), one.setting.name, f"{trained}/{len(states)}", f"{done}/{cells}", written, what))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines) + "\n"
-    return table + _elsewhere({one.directory for one in reproductions})
+    return aligned(lines, left=(0, 1, 2, 3, 4, 5)) + _elsewhere({one.directory for one in reproductions})
 
 
 def _elsewhere(counted: Set[pathlib.Path]) -> str:
@@ -117,17 +117,18 @@ def _written(command: Command) -> str:
     return shlex.join(["python", command.script, *command.flags])
 
 
-def _cost(cost: Cost) -> str:
-    if cost.tokens is None or cost.flops is None or cost.hours is None:
+def _cost(cost: Cost | None) -> str:
+    if cost is None:
         return "tokens not known: this text's size is not published"
     return f"{cost.tokens:,} tokens, {cost.flops:.2e} FLOPs, {format_hours(cost.hours)}"
 
 
-def _totals(states: Sequence[RunState], costs: Sequence[Cost], left: Sequence[Cost]) -> str:
+def _totals(states: Sequence[RunState], costs: Sequence[Cost | None], left: Sequence[Cost | None]) -> str:
     trained = sum(state.is_trained for state in states)
-    unknown = "" if all(cost.hours is not None for cost in costs) else ", without what is not known"
-    total = f"in all {_sum(cost.flops for cost in costs):.2e} FLOPs, {format_hours(_sum(cost.hours for cost in costs))}"
-    rest = format_hours(_sum(cost.hours for cost in left))
+    known = [cost for cost in costs if cost is not None]
+    total = f"in all {sum(cost.flops for cost in known):.2e} FLOPs, {format_hours(sum(cost.hours for cost in known))}"
+    unknown = "" if len(known) == len(costs) else ", without what is not known"
+    rest = format_hours(sum(cost.hours for cost in left if cost is not None))
     return f"{total}{unknown}; {trained} of {len(states)} runs are trained, {rest} left"
 
 
@@ -136,10 +137,6 @@ def _assumption(processor: Processor, measured: bool) -> str:
     text = f"device-hours assume {rate} (--device_flops, --utilisation)"
     speeds = "; training where the paper's table 1 has a speed: its words per second on one V100"
     return text + (speeds if measured else "") + ". FLOPs: products of the layers, the softmax's head and attention.\n"
-
-
-def _sum(values: Iterable[float | None]) -> float:
-    return sum(value for value in values if value is not None)
 
 
 def format_hours(hours: float) -> str:
@@ -168,11 +165,9 @@ def describe_text(
 @functools.cache
 def paper_speeds() -> dict[tuple[str, int], float]:
     """Words per second on one V100 in training, by position method and train length (table 1)."""
-    table = load_table(1)
-    names, lengths, speeds = (table.column(name) for name in ("Position Method", "Train Length", "Speed (Train)"))
-    found = {}
-    for name, length, speed in zip(names, lengths, speeds, strict=True):
-        number = parse_printed(speed)
-        assert number is not None
-        found[POSITIONS[name], int(length)] = number
+    table, found = Reproduction(1, "paper", pathlib.Path()), {}
+    for (row, column), quantity in table.quantities.items():
+        speed = parse_printed(table.paper.rows[row][table.definition.labels + column])
+        if quantity.metric is Metric.TRAINING_SPEED and speed is not None:
+            found[quantity.model.position, quantity.model.train_length] = speed
     return found

@@ -62,8 +62,7 @@ class Reproduction:
     @functools.cached_property
     def sweep(self) -> Sweep:
         """All runs and evaluations of the table."""
-        models = list(dict.fromkeys(quantity.model for quantity in self.quantities.values()))
-        runs = [self._overrides_of(model) | {"evaluations": self._evaluations(model)} for model in models]
+        runs = [self._overrides_of(model) | {"evaluations": self._evaluations(model)} for model in self._models]
         return make_sweep(
             {"config": self._config, "runs": runs}, title=f"Table {self.number} ({self.setting.scale} scale)"
         )
@@ -71,8 +70,11 @@ class Reproduction:
     @functools.cached_property
     def runs(self) -> dict[Model, Run]:
         """The sweep's run of each model."""
-        models = dict.fromkeys(quantity.model for quantity in self.quantities.values())
-        return dict(zip(models, self.sweep.runs, strict=True))
+        return dict(zip(self._models, self.sweep.runs, strict=True))
+
+    @property
+    def _models(self) -> list[Model]:
+        return list(dict.fromkeys(quantity.model for quantity in self.quantities.values()))
 
     def stride(self, quantity: Quantity) -> int | None:
         """The stride in tokens of this scale; None: the evaluation length."""
@@ -92,21 +94,14 @@ class Reproduction:
 
     def _evaluations(self, model: Model) -> list[dict[str, Any]]:
         """One for each stride and split, with all lengths that some cell of the model needs."""
-        needed = [quantity for quantity in self.quantities.values() if quantity.model == model and quantity.eval_length]
-        ways = dict.fromkeys((quantity.stride, quantity.split) for quantity in needed)
+        ways: dict[tuple[int | None, str], set[int]] = {}
+        for quantity in self.quantities.values():
+            if quantity.model == model and quantity.eval_length:
+                lengths = ways.setdefault((self.stride(quantity), quantity.split), set())
+                lengths.add(self.setting.length(quantity.eval_length))
         return [
-            {
-                "lengths": sorted(
-                    {
-                        self.setting.length(quantity.eval_length)
-                        for quantity in needed
-                        if (quantity.stride, quantity.split) == (stride, split) and quantity.eval_length
-                    }
-                ),
-                "split": split,
-                **({} if stride is None else {"stride": self.setting.length(stride)}),
-            }
-            for stride, split in ways
+            {"lengths": sorted(lengths), "split": split, **({} if stride is None else {"stride": stride})}
+            for (stride, split), lengths in ways.items()
         ]
 
 

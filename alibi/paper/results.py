@@ -1,16 +1,17 @@
 """Our numbers for a table's cells, from the rows and work directories of its runs, and the files that show them."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from alibi.paper.definitions import REFERENCES, Metric, Quantity
 from alibi.paper.reproduction import Reproduction
-from alibi.reporting.comparison import Comparison, Entry, compare, part_names
+from alibi.reporting.comparison import Comparison, compare, part_names
 from alibi.reporting.comparison_figure import draw_comparison
 from alibi.reporting.files import write_atomically
 from alibi.reporting.paper import published
 from alibi.reporting.report import ROWS_FILE, fact, failed_runs
 from alibi.reporting.rows import Row, latest, read_rows
-from alibi.reporting.tables import Absence, Missing, Number
+from alibi.reporting.tables import Absence, Kind, Missing, Number
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
 from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.definition import Run
@@ -29,7 +30,6 @@ class Results:
 
     def __init__(self, reproduction: Reproduction):
         self.reproduction = reproduction
-        self._trainings: dict[str, dict[Metric, float]] = {}
         # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
         trained = {run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in reproduction.sweep.runs}
         rows = read_rows(reproduction.directory / ROWS_FILE)
@@ -39,17 +39,16 @@ class Results:
         """The paper's table with our numbers beside its own."""
         one, paper = self.reproduction, self.reproduction.paper
         labels, ratios = one.definition.labels, one.setting.divisor > 1
-        entries = [
-            tuple(self._entry(row, column, printed) for column, printed in enumerate(cells[labels:]))
-            for row, cells in enumerate(paper.rows)
-        ]
+        places = [[(row, column) for column in range(len(paper.columns) - labels)] for row in range(len(paper.rows))]
+        theirs, ours = ([[side(*place) for place in row] for row in places] for side in (self._paper, self._ours))
+        references = {place: self._reference(*place) for place in one.quantities}
         strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
         return Comparison(
             caption=make_caption(one, self.rows()),
             label_header=paper.columns[:labels],
             labels=tuple(tuple(map(one.setting.label, cells[:labels])) for cells in paper.rows),
             header=tuple(map(one.setting.label, paper.columns[labels:])),
-            cells=compare(entries, ratios=ratios),
+            cells=compare(theirs, ours, references, ratios=ratios),
             parts=part_names(ratios),
             ratios=ratios,
             scale=one.setting.scale,
@@ -63,26 +62,30 @@ class Results:
         found = [self._row(quantity) for quantity in self.reproduction.quantities.values() if quantity.eval_length]
         return [row for row in found if row and row.is_measured]
 
-    def _entry(self, row: int, column: int, printed: str) -> Entry | None:
-        quantity = self.reproduction.quantities.get((row, column))
-        if not printed:
-            return None
-        if quantity is None:
-            kind = next(q.kind for (_, c), q in self.reproduction.quantities.items() if c == column)
-            return Entry(published(printed, kind), Missing(Absence.NOT_RUN_HERE))
-        return Entry(published(printed, quantity.kind), self._ours(quantity), self._reference(row, column))
+    def _paper(self, row: int, column: int) -> Number | Missing | None:
+        """The published number; None where the table has an empty cell."""
+        printed, known = self.reproduction.paper.rows[row][self.reproduction.definition.labels + column], self._kinds
+        return published(printed, known[column]) if printed else None
 
-    def _ours(self, quantity: Quantity) -> Number | Missing:
+    @functools.cached_property
+    def _kinds(self) -> dict[int, Kind]:
+        """What the numbers of each column are."""
+        return {column: quantity.kind for (_, column), quantity in self.reproduction.quantities.items()}
+
+    def _ours(self, row: int, column: int) -> Number | Missing:
         """Our number, or why there is none."""
+        quantity = self.reproduction.quantities.get((row, column))
+        if quantity is None:
+            return Missing(Absence.NOT_RUN_HERE)
         if quantity.metric not in OF_ROWS:
-            value = self._of_training(quantity.metric, self.reproduction.runs[quantity.model])
+            value = self._trainings[self.reproduction.runs[quantity.model].name].get(quantity.metric)
             return Missing(Absence.NOT_RUN_YET) if value is None else Number((value,), quantity.kind)
-        row = self._row(quantity)
-        if row is None:
+        found = self._row(quantity)
+        if found is None:
             return Missing(Absence.NOT_RUN_YET)
-        if not row.is_measured:
-            return Missing(Absence.LIMIT if row.limit else Absence.FAILED, row.error or "no result")
-        value = OF_ROWS[quantity.metric](row)
+        if not found.is_measured:
+            return Missing(Absence.LIMIT if found.limit else Absence.FAILED, found.error or "no result")
+        value = OF_ROWS[quantity.metric](found)
         if value is None:
             return Missing(Absence.FAILED, f"{quantity.metric.value} too large to write")
         return Number((value,), quantity.kind)
@@ -94,11 +97,11 @@ class Results:
         cell = (run.name, length, one.stride(quantity) or length, quantity.split)
         return next((row for row in self._rows if (row.run, row.eval_length, row.stride, row.split) == cell), None)
 
-    def _of_training(self, metric: Metric, run: Run) -> float | None:
-        if run.name not in self._trainings:
-            directory = run_directory(self.reproduction.directory, run)
-            self._trainings[run.name] = training_figures(directory, run)
-        return self._trainings[run.name].get(metric)
+    @functools.cached_property
+    def _trainings(self) -> dict[str, dict[Metric, float]]:
+        """What the trainings took, by run."""
+        one = self.reproduction
+        return {run.name: training_figures(run_directory(one.directory, run), run) for run in one.sweep.runs}
 
     def _reference(self, row: int, column: int) -> tuple[int, int]:
         """The cell that this one's ratio is taken to, see `TableDefinition.reference`."""

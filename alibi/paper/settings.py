@@ -21,7 +21,7 @@ class Setting:
       name: also the directory's of its runs.
       scale: "paper" or "small".
       config: its file, with an argument where that doesn't say it all.
-      files_config: the same for text files that the user names.
+      files_config: the same for text files that the user names; "": the same file.
       splits: what it needs of them; empty where the config knows where its text is.
       files_splits: what it needs where the user names any.
       divisor: the paper's lengths are divided by it.
@@ -31,7 +31,7 @@ class Setting:
     name: str
     scale: str
     config: str
-    files_config: str
+    files_config: str = ""
     splits: tuple[str, ...] = ()
     files_splits: tuple[str, ...] = SPLITS
     divisor: int = 1
@@ -64,7 +64,7 @@ class Setting:
             if "," in place:
                 raise ValueError(f"--{split}_file={place} holds a comma; name one file or a glob of several")
         named = {split: split.upper() for split in self.splits} | dict(files)
-        config = self.files_config if named else self.config
+        config = (named and self.files_config) or self.config
         keys = [f"data.{split}={place}" for split, place in named.items()]
         argument = ",".join([*(["data.corpus=text"] if keys else []), *keys, *([overrides] if overrides else [])])
         return config + ("," if ":" in config else ":") * bool(argument) + argument
@@ -89,17 +89,13 @@ SETTINGS = {
             "wikitext103",
             "paper",
             "configs/wikitext103.py",
-            "configs/wikitext103.py",
             vocab_size=267_744,
             tokens={"valid": 217_646, "test": 245_569},
         ),
-        Setting(
-            "bookcorpus", "paper", "configs/bookcorpus.py", "configs/bookcorpus.py", splits=SPLITS, vocab_size=29_000
-        ),
+        Setting("bookcorpus", "paper", "configs/bookcorpus.py", splits=SPLITS, vocab_size=29_000),
         Setting(
             "cc100",
             "paper",
-            "configs/cc100_1b3.py",
             "configs/cc100_1b3.py",
             splits=("train", "valid"),
             vocab_size=50_264,
@@ -113,7 +109,7 @@ SETTINGS = {
             f"configs/wikitext2.py:{_TIED_BPE}",
             divisor=16,
         ),
-        Setting("cc100", "small", _SMALL_1B3, _SMALL_1B3, files_splits=("train", "valid"), divisor=16),
+        Setting("cc100", "small", _SMALL_1B3, files_splits=("train", "valid"), divisor=16),
     )
 }
 

@@ -1,19 +1,14 @@
 """The figures that the paper draws of its tables: the paper's numbers on the left, ours on the right."""
 
-import io
 import math
 import os
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from alibi.reporting.comparison import Comparison
-from alibi.reporting.files import write_atomically
-from alibi.reporting.plots import COLOURS, DOTS_PER_INCH, FONT_SIZE, draw_axes
+from alibi.reporting.plots import COLOURS, DOTS_PER_INCH, draw_axes, png
 from alibi.reporting.report import Panel, Series
 from alibi.reporting.tables import PERPLEXITY, Cell, Heading, Length, Number
 from alibi.reporting.writers import heading_text
@@ -30,48 +25,39 @@ def draw_comparison(comparison: Comparison, lines: str, path: str | os.PathLike[
     """
     if not comparison.has_ours:
         return False
-    with matplotlib.rc_context({"font.size": FONT_SIZE}):
-        figure = Figure(figsize=(20, 7), facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
+    with png(path, (20, 7), DOTS_PER_INCH // 2) as figure:
         for side, axes in enumerate(figure.subplots(1, 2)):
             if lines == "bars":
                 _draw_bars(axes, comparison, side)
             else:
                 draw_axes(axes, _panel(comparison, lines, side))
             axes.set_title(f"{SIDES[side]}, {comparison.scale} scale" if side else SIDES[side], pad=28)
-        image = io.BytesIO()
-        figure.savefig(image, dpi=DOTS_PER_INCH // 2, format="png")
-    write_atomically(path, image.getvalue())
     return True
 
 
 def _panel(comparison: Comparison, lines: str, side: int) -> Panel:
     """The perplexities of one side as series over the lengths of their scale."""
-    kept = [column for column in range(len(comparison.header)) if _is_perplexity(comparison, column)]
-    header, cells = [comparison.header[column] for column in kept], comparison.cells
-    rows = [labels[0] for labels in comparison.labels]
-    if lines == "columns":
-        names = [heading_text(name).removesuffix(" PPL") for name in header]
-        series = [
-            _series(name, side, rows, [row[column] for row in cells]) for name, column in zip(names, kept, strict=True)
-        ]
+    first = [labels[0] for labels in comparison.labels]
+    if lines == "rows":
+        named = zip(first, comparison.cells, strict=True)
+        series = [_series(name, side, comparison.header, cells) for name, cells in named]
     else:
-        names = [heading_text(name) for name in rows]
-        series = [
-            _series(name, side, header, [row[column] for column in kept])
-            for name, row in zip(names, cells, strict=True)
-        ]
+        named = zip(comparison.header, zip(*comparison.cells, strict=True), strict=True)
+        series = [_series(name, side, first, cells) for name, cells in named]
     mode = "nonoverlapping" if comparison.stride is None else "sliding"
-    kept_series = tuple(filter(None, series))
-    return Panel(f"table {comparison.number}", "valid", mode, comparison.stride, PERPLEXITY, kept_series, ())
+    known = tuple(one for one in series if one.cells)
+    return Panel(f"table {comparison.number}", "valid", mode, comparison.stride, PERPLEXITY, known, ())
 
 
-def _series(name: str, side: int, lengths: Sequence[Heading], cells: Sequence[Cell]) -> Series | None:
+def _series(heading: Heading, side: int, lengths: Sequence[Heading], cells: Sequence[Cell]) -> Series:
     parts = [cell[side] if cell else None for cell in cells]
     found = {
-        _length(length, side): part for length, part in zip(lengths, parts, strict=True) if isinstance(part, Number)
+        _length(length, side): part
+        for length, part in zip(lengths, parts, strict=True)
+        if isinstance(part, Number) and part.kind is PERPLEXITY
     }
-    return Series(name, name.lower().replace("t5 bias", "t5"), min(found), found) if found else None
+    name = heading_text(heading).removesuffix(" PPL")
+    return Series(name, name.lower().replace("t5 bias", "t5"), min(found, default=0), found)
 
 
 def _length(heading: Heading, side: int) -> int:
@@ -79,11 +65,6 @@ def _length(heading: Heading, side: int) -> int:
     assert isinstance(heading, tuple)
     (length,) = (part for part in heading if isinstance(part, Length))
     return length.here if side else length.paper
-
-
-def _is_perplexity(comparison: Comparison, column: int) -> bool:
-    parts = (row[column][:2] for row in comparison.cells)
-    return any(isinstance(part, Number) and part.kind is PERPLEXITY for pair in parts for part in pair)
 
 
 def _draw_bars(axes: Axes, comparison: Comparison, side: int) -> None:

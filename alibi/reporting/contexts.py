@@ -5,30 +5,28 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from alibi.reporting.plots import COLOURS, DOTS_PER_INCH, FONT_SIZE, MARKERS
+from alibi.reporting.plots import COLOURS, MARKERS, png
+from alibi.reporting.rows import Scoring
 
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """One finding of a run and text at a length; `analysis` tells the kinds of lines apart."""
+    """Something found of a text that was scored; `analysis` tells the kinds of lines apart."""
 
     analysis: ClassVar[str]
 
-    run: str
-    step: int
-    tokens_sha256: str
-    config_hash: str
-    eval_length: int
+    of: Scoring
 
     def to_json(self) -> dict[str, Any]:
         """The content of its line."""
-        return {"analysis": self.analysis} | dataclasses.asdict(self)
+        of, found = self.of, {key: value for key, value in dataclasses.asdict(self).items() if key != "of"}
+        about = {"analysis": self.analysis, "run": of.run, "step": of.step, "tokens_sha256": of.tokens_sha256}
+        about |= {"config_hash": of.config_hash, "eval_length": of.length}
+        windows = {} if isinstance(self, EarlyTokenCurse) else {"mode": of.mode, "stride": of.stride}
+        return about | windows | found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +35,10 @@ class ByContext(Analysis):
 
     analysis = "by_context"
 
-    mode: str
-    stride: int
     context_from: int
     context_to: int
     tokens: int
     nll_nats: float
-
-    @property
-    def line(self) -> tuple:
-        """The run, text and windows, whose rows make one line of the figure."""
-        return self.run, self.step, self.tokens_sha256, self.config_hash, self.eval_length, self.stride
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +47,6 @@ class ByPosition(Analysis):
 
     analysis = "by_position"
 
-    mode: str
-    stride: int
     position: int
     tokens: int
     nll_nats: float
@@ -74,7 +63,7 @@ class GainShare:
 
 @dataclasses.dataclass(frozen=True)
 class EarlyTokenCurse(Analysis):
-    """What of the gain from blocks of `eval_length` to those of `longer_length` is due to fewer early tokens."""
+    """What of the gain from the blocks `of` one length to those of `longer_length` is due to fewer early tokens."""
 
     analysis = "early_token_curse"
 
@@ -96,18 +85,16 @@ def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> N
     Raises:
       ValueError: there is none of them.
     """
-    lines: dict[tuple, list[ByContext]] = {}
+    lines: dict[Scoring, list[ByContext]] = {}
     for row in rows:
         if isinstance(row, ByContext):
-            lines.setdefault(row.line, []).append(row)
+            lines.setdefault(row.of, []).append(row)
     if not lines:
         raise ValueError("there are no rows of NLL by context to draw; give dumps of eval_extrapolation.py --dump_nll")
-    with matplotlib.rc_context({"font.size": FONT_SIZE}):
-        figure = Figure(figsize=(10, 6), facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
+    with png(path) as figure:
         axes = figure.add_subplot()
         _draw_lines(axes, lines)
-        ends = sorted({row.context_to for cells in lines.values() for row in cells})
+        ends = sorted({row.context_to for rows in lines.values() for row in rows})
         axes.set_xscale("log", base=2)
         axes.set_xticks(ends, [f"{end:,}" for end in ends], rotation=60 if len(ends) > 8 else 0)
         axes.xaxis.set_minor_locator(NullLocator())
@@ -116,19 +103,20 @@ def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> N
         axes.grid(True, which="major", color="#dddddd", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend()
-        figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
 
 
-def _draw_lines(axes: Axes, lines: Mapping[tuple, Sequence[ByContext]]) -> None:
-    differs = [len({line[part] for line in lines}) > 1 for part in range(3)]
-    for number, (_, rows) in enumerate(sorted(lines.items())):
-        first = rows[0]
-        name = f"L = {first.eval_length:,}" + (f", stride {first.stride:,}" if first.mode == "sliding" else "")
+def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> None:
+    several = [
+        len(set(values)) > 1 for values in zip(*((of.run, of.step, of.tokens_sha256) for of in lines), strict=True)
+    ]
+    for number, of in enumerate(sorted(lines)):
+        sliding, rows = of.mode == "sliding", lines[of]
+        name = f"L = {of.length:,}" + (f", stride {of.stride:,}" if sliding else "")
         # What is the same for all lines is left out.
-        told = (first.run, f"{first.step:,} updates", f"text {first.tokens_sha256[:8]}")
-        label = ", ".join([*(word for word, many in zip(told, differs, strict=True) if many), name])
+        told = (of.run, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}")
+        label = ", ".join([*(word for word, many in zip(told, several, strict=True) if many), name])
         colour, means = COLOURS[number % len(COLOURS)], [row.nll_nats / row.tokens for row in rows]
-        if first.mode == "sliding":
+        if sliding:
             axes.axhline(means[-1], label=label, color=colour, ls="--", linewidth=2)
         else:
             marker, ends = MARKERS[number % len(MARKERS)], [row.context_to for row in rows]

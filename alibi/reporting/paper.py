@@ -23,12 +23,6 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
-    def column(self, name: str) -> tuple[str, ...]:
-        """The cells of the column `name`, from top to bottom; raises ValueError for an unknown name."""
-        if name not in self.columns:
-            raise ValueError(f"table {self.number} has no column {name!r}; it has {', '.join(map(repr, self.columns))}")
-        return tuple(row[self.columns.index(name)] for row in self.rows)
-
 
 def load_table(number: int) -> PaperTable:
     """Reads the paper's table `number`, 1 to 15; raises ValueError for any other number."""

@@ -1,10 +1,12 @@
 """The extrapolation figure: perplexity against evaluation length, one line a method."""
 
+import contextlib
 import dataclasses
+import io
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -12,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from alibi.reporting.files import write_atomically
 from alibi.reporting.report import Panel, Series
 from alibi.reporting.tables import Number
 
@@ -42,11 +45,22 @@ class _End:
 
 def draw_extrapolation(panel: Panel, path: str | os.PathLike) -> None:
     """Writes the figure of `panel` to the PNG file `path`; a length without a result has no marker."""
-    with matplotlib.rc_context({"font.size": FONT_SIZE}):
-        figure = Figure(figsize=(10, 6), facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
+    with png(path) as figure:
         draw_axes(figure.add_subplot(), panel)
-        figure.savefig(path, dpi=DOTS_PER_INCH, format="png")
+
+
+@contextlib.contextmanager
+def png(
+    path: str | os.PathLike, size: tuple[float, float] = (10, 6), dots_per_inch: int = DOTS_PER_INCH
+) -> Iterator[Figure]:
+    """A figure of `size` in inches to draw into, which is then written to the PNG file `path`."""
+    with matplotlib.rc_context({"font.size": FONT_SIZE}):
+        figure = Figure(figsize=size, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        image = io.BytesIO()
+        figure.savefig(image, dpi=dots_per_inch, format="png")
+    write_atomically(path, image.getvalue())
 
 
 def draw_axes(axes: Axes, panel: Panel) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from alibi.reporting.files import write_atomically
 from alibi.reporting.rows import Row, latest, read_rows
-from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Kind, Missing, Number, Table
+from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
 from alibi.reporting.writers import to_markdown, to_text
 
 Key = TypeVar("Key")
@@ -31,7 +31,7 @@ class Series:
     label: str
     position: str
     train_length: int
-    cells: Mapping[int, Number | Missing]
+    cells: Mapping[int, Part]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +62,17 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     """
     found = []
     for key, group in _grouped(latest(rows), _panel_key).items():
-        corpus, split, mode, stride = key
         runs = {name: sorted(of, key=lambda row: row.eval_length) for name, of in _grouped(group, _series_key).items()}
-        series = _best_marked([_make_series(name, of, kind) for name, of in runs.items()])
-        in_order = tuple(row for of in runs.values() for row in of)
-        found.append(Panel(corpus, split, mode, stride, kind, series, in_order))
+        lengths = sorted({row.eval_length for row in group})
+        by_length = [_grouped(of, lambda row: row.eval_length) for of in runs.values()]
+        grid = [[_make_cell(cells.get(length, ()), kind) for length in lengths] for cells in by_length]
+        own = [lengths.index(length) if length in lengths else None for _, _, length in runs]
+        references = {(i, j): (i, at) for i, at in enumerate(own) if at is not None for j in range(len(lengths))}
+        series = [
+            Series(*name, {length: cell for length, cell in zip(lengths, cells, strict=True) if cell is not None})
+            for name, cells in zip(runs, related(grid, references), strict=True)
+        ]
+        found.append(Panel(*key, kind, tuple(series), tuple(row for of in runs.values() for row in of)))
     return found
 
 
@@ -85,22 +91,10 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[R
     return groups
 
 
-def _make_series(key: tuple[str, str, int], rows: Sequence[Row], kind: Kind) -> Series:
-    """The series of `rows`, which are in order of their lengths."""
-    label, position, train_length = key
-    by_length = _grouped(rows, lambda row: row.eval_length)
-    cells = {length: _make_cell(alike, kind) for length, alike in by_length.items()}
-    own = cells.get(train_length)
-    if isinstance(own, Number) and own.mean:
-        cells = {
-            length: dataclasses.replace(cell, ratio=cell.mean / own.mean) if isinstance(cell, Number) else cell
-            for length, cell in cells.items()
-        }
-    return Series(label, position, train_length, cells)
-
-
-def _make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
-    """The number of the seeds that have one, else why there is none."""
+def _make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing | None:
+    """The number of the seeds that have one, else why there is none; None where nothing was evaluated."""
+    if not rows:
+        return None
     measured = [row for row in rows if row.is_measured]
     values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
     if values:
@@ -108,28 +102,6 @@ def _make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
     if measured:
         return Missing(Absence.FAILED, f"{kind.title.lower()} is not known")
     return Missing(Absence.LIMIT if rows[0].limit else Absence.FAILED, rows[0].error or "no result")
-
-
-def _best_marked(series: Sequence[Series]) -> tuple[Series, ...]:
-    """The same, with the lowest number of each length marked where there are two or more."""
-    means: dict[int, list[float]] = {}
-    for one in series:
-        for length, cell in one.cells.items():
-            if isinstance(cell, Number):
-                means.setdefault(length, []).append(cell.mean)
-    lowest = {length: min(values) for length, values in means.items() if len(values) > 1}
-    return tuple(
-        dataclasses.replace(
-            one,
-            cells={
-                length: dataclasses.replace(cell, best=cell.mean == lowest.get(length))
-                if isinstance(cell, Number)
-                else cell
-                for length, cell in one.cells.items()
-            },
-        )
-        for one in series
-    )
 
 
 def build_table(panel: Panel) -> Table:

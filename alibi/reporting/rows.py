@@ -36,6 +36,29 @@ class Device:
         return cls(kind, int(count)) if separator and count.isdecimal() else cls(row["device"], None)
 
 
+@dataclasses.dataclass(frozen=True, order=True)
+class Scoring:
+    """What a text was scored by, in windows of one length and stride: a row is about one, and so is an NLL dump.
+
+    Attributes:
+      step: updates of the checkpoint.
+      tokens_sha256: of the token file, so that another text isn't taken for this one; None in old rows.
+      config_hash: of the config that defines the run and its evaluation: a name may be used again.
+      length, stride: inputs of a window, and the tokens that it scores.
+    """
+
+    run: str
+    step: int
+    tokens_sha256: str | None
+    config_hash: str | None
+    length: int
+    stride: int
+
+    @property
+    def mode(self) -> str:
+        return "nonoverlapping" if self.stride == self.length else "sliding"
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One run at one length: what was measured, and what was found; that is None where nothing could be.
@@ -47,8 +70,8 @@ class Row:
       nll_nats: the sum over the tokens, so that rows can be pooled without loss.
       tokens, words, bytes: of the text that was scored.
       seconds: that the scoring took, without compilation.
-      config_hash: of the config that defines the run and its evaluation: a name may be used again.
-      tokens_sha256, text_hash: of the token file that was scored and of the text; None in old rows.
+      config_hash, tokens_sha256: see `Scoring`.
+      text_hash: of the text; None in old rows.
       dtype: of the evaluation; None in old rows.
       limit: the error is final: the method or the text has no such length, however often it is tried.
       error: why there is no result.
@@ -96,6 +119,10 @@ class Row:
         return *self.cell, self.step, self.config_hash
 
     @property
+    def scoring(self) -> Scoring:
+        return Scoring(self.run, self.step, self.tokens_sha256, self.config_hash, self.eval_length, self.stride)
+
+    @property
     def is_measured(self) -> bool:
         """Whether the row holds a result, not an error."""
         return not self.error and self.nll_nats is not None
@@ -115,6 +142,24 @@ class Row:
         """Twelve digits of the commit, and "-dirty" where the files were not the commit's."""
         commit, dirty, _ = (self.commit or "").partition("-dirty")
         return commit[:12] + dirty
+
+    def scored(self, nll_nats: float, *, tokens: int, words: int, bytes: int, seconds: float) -> "Row":
+        """The row with the result of scoring a text of these counts.
+
+        Perplexities that are no float64 are None, as is what the text has none of.
+        """
+        return dataclasses.replace(
+            self,
+            nll_nats=nll_nats,
+            tokens=tokens,
+            words=words,
+            bytes=bytes,
+            perplexity=_exp(nll_nats / tokens),
+            word_perplexity=_exp(nll_nats / words) if words else None,
+            bits_per_byte=nll_nats / math.log(2) / bytes if bytes else None,
+            tokens_per_second=tokens / seconds,
+            seconds=seconds,
+        )
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Row":
@@ -199,6 +244,10 @@ def latest(rows: Iterable[Row]) -> list[Row]:
         if row.cell not in cells or row.is_measured or not cells[row.cell].is_measured:
             cells[row.cell] = row
     return list(cells.values())
+
+
+def _exp(nats: float) -> float | None:
+    return math.exp(nats) if nats < 709 else None
 
 
 def _is_infinite(value: object) -> bool:

@@ -7,18 +7,18 @@ import dataclasses
 import enum
 import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a number is and how it is written; `relative`: it differs from another by a share, not by a number."""
+    """What a number is and how it is written; of a loss the lowest is best, and it differs by a number, not a share."""
 
     title: str
     write: Callable[[float], str]
-    relative: bool = True
+    is_loss: bool = False
 
 
 def write_perplexity(value: float) -> str:
@@ -48,8 +48,8 @@ def write_ratio(value: float) -> str:
     return TIMES + (f"{value:.2f}" if value < 99.995 else f"{value:,.0f}")
 
 
-PERPLEXITY = Kind("Perplexity", write_perplexity, relative=False)
-BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, relative=False)
+PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True)
+BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
 WORDS_PER_SECOND = Kind("Words per second", "{:.0f}".format)
 THOUSANDS = Kind("Speed, updates or hours", write_thousands)
 MEMORY = Kind("Memory", write_gigabytes)
@@ -147,6 +147,27 @@ Heading = str | int | Label
 Part = Number | Missing | Difference | None
 # One part, or several side by side; None where a part has nothing to say, () where the whole cell hasn't.
 Cell = tuple[Part, ...]
+Grid = Sequence[Sequence[Part]]  # one part of each cell, by row and column
+
+
+def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -> list[list[Part]]:
+    """The same, each number with its ratio to that of its reference (row, column), and the best of a column marked.
+
+    Best is the lowest loss where a column has several.
+    """
+    columns = [[part for part in column if isinstance(part, Number)] for column in zip(*grid, strict=True)]
+    losses = [[number.mean for number in column if number.kind.is_loss] for column in columns]
+
+    def with_relations(part: Part, row: int, column: int) -> Part:
+        if not isinstance(part, Number):
+            return part
+        at = references.get((row, column))
+        reference = grid[at[0]][at[1]] if at else None
+        ratio = part.mean / reference.mean if isinstance(reference, Number) and reference.mean else None
+        several = part.kind.is_loss and len(losses[column]) > 1
+        return dataclasses.replace(part, ratio=ratio, best=several and part.mean == min(losses[column]))
+
+    return [[with_relations(part, i, j) for j, part in enumerate(row)] for i, row in enumerate(grid)]
 
 
 @dataclasses.dataclass(frozen=True)

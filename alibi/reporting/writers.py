@@ -3,7 +3,7 @@
 import csv
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from alibi.reporting.tables import TIMES, Difference, Heading, Missing, Number, Part, Table, write_ratio
 
@@ -45,11 +45,10 @@ def to_text(table: Table, width: int = 100) -> str:
         return "".join(_texts(table, part)) + ("*" if isinstance(part, Number) and part.best else "")
 
     header, body = _lines(table, written)
-    widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
-    rule = ["-" * width for width in widths]
-    lines = [*textwrap.wrap(table.caption, width), "", *(_aligned(row, widths) for row in (header, rule, *body))]
-    lines += [f"[{number}] {note}" for number, note in enumerate(table.notes, start=1)]
-    return "\n".join(lines) + "\n"
+    rule = ["-" * max(map(len, column)) for column in zip(header, *body, strict=True)]
+    caption, notes = textwrap.wrap(table.caption, width), enumerate(table.notes, start=1)
+    lines = aligned([header, rule, *body]) + "".join(f"[{number}] {note}\n" for number, note in notes)
+    return "\n".join([*caption, "", lines])
 
 
 def to_csv(table: Table) -> str:
@@ -137,9 +136,13 @@ def _pipe_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = zip(cells, widths, strict=True)
-    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Lines in columns as wide as their longest text, which stands at the right; in the `left` ones at the left."""
+    columns = []
+    for number, texts in enumerate(zip(*lines, strict=True)):
+        width = max(map(len, texts))
+        columns.append([text.ljust(width) if number in left else text.rjust(width) for text in texts])
+    return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))
 
 
 LATEX = {"\\": r"\textbackslash{}", TIMES: r"$\times$", "~": r"\textasciitilde{}",

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from alibi.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
+from alibi.reporting.writers import aligned
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.launchers import is_on_cpu
 from alibi.sweeps.state import RunState
@@ -38,11 +39,11 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one command; None where the number of tokens isn't known."""
+    """Of one command, its time in hours of a device."""
 
-    tokens: int | None
-    flops: float | None
-    hours: float | None
+    tokens: int
+    flops: float
+    hours: float
 
 
 def training_cost(run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None) -> Cost:
@@ -52,11 +53,14 @@ def training_cost(run: Run, vocab_size: int, processor: Processor, tokens_per_se
     return Cost(tokens, flops, tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops))
 
 
-def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Processor) -> Cost:
-    """Of all its lengths: a window of L inputs for each stride of tokens; all layers are counted for each input."""
+def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Processor) -> Cost | None:
+    """Of all its lengths: a window of L inputs for each stride of tokens; all layers are counted for each input.
+
+    None where the number of tokens isn't known.
+    """
     tokens = text.tokens.get(evaluation.split)
     if tokens is None:
-        return Cost(None, None, None)
+        return None
     flops = 0.0
     for length in evaluation.lengths:
         inputs = tokens * length // (evaluation.stride or length)
@@ -119,16 +123,12 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
     for state in states:
         train = state.run.config.train
         count = _known_parameters(state)
-        parameters = f"{count:,}" if count else "not known yet"
+        known = f"{count:,}" if count else "not known yet"
         seconds = speed.seconds_left([state], rough=rough)
         time = ("~" if rough and seconds else "") + format_duration(seconds)
-        lines.append([state.run.name, parameters, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    text = "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 4)), line[4]])
-        for line in lines
-    )
-    return f"{text}\n\ntime left in all: {_total(speed.seconds_left(states, jobs, rough=rough), rough)}\n"
+        lines.append([state.run.name, known, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
+    total = _total(speed.seconds_left(states, jobs, rough=rough), rough)
+    return f"{aligned(lines, left=(0, 4))}\ntime left in all: {total}\n"
 
 
 def _total(seconds: float | None, rough: bool) -> str:

@@ -26,6 +26,7 @@ from alibi.sweeps.state import (
     state_of,
     survey,
     train_command,
+    try_lock,
     write_failure,
 )
 
@@ -191,7 +192,7 @@ class Sweeper:
         except OSError as error:
             raise ValueError(f"work directory {self.workdir} can't be written ({error}); choose another") from None
         with file:
-            if not _try_lock(file.fileno()):
+            if not try_lock(file.fileno()):
                 say(f"another process is at work in {self.workdir}; waiting until it ends (Ctrl-C to leave)")
                 fcntl.flock(file, fcntl.LOCK_EX)
             # Children inherit it: the lock lasts until the last of them has ended, whatever becomes of this process.
@@ -227,26 +228,9 @@ def is_primary(process_id: int | None, multihost: bool, environment: dict[str, s
     return not ranks or int(ranks[0]) == 0
 
 
-def is_in_progress(workdir: pathlib.Path) -> bool:
-    """Whether a sweep, or a run that one started, is at work in `workdir`."""
-    file = workdir / ".lock"
-    if not file.exists():
-        return False
-    with file.open() as opened:
-        return not _try_lock(opened.fileno())
-
-
 def _listed(evaluation: Evaluation) -> str:
     return ", ".join(f"{length:,}" for length in evaluation.lengths)
 
 
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -8,6 +8,7 @@ import abc
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import glob
 import os
 import pathlib
@@ -17,7 +18,6 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -152,7 +152,7 @@ class LocalProcesses(Launcher):
 
     def _start(self, command: Command, place: Place, error_file: str) -> subprocess.Popen:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-        with warnings.catch_warnings(), _on(place.cores):
+        with warnings.catch_warnings():
             # JAX warns of forks, which its threads don't survive; this child becomes another program at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
@@ -162,7 +162,7 @@ class LocalProcesses(Launcher):
                 env={**os.environ, "PYTHONPATH": path, "TQDM_POSITION": str(place.number)},
                 pass_fds=[] if self.lock is None else [self.lock],
                 process_group=0,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=functools.partial(_settle, place.cores) if sys.platform == "linux" else None,
             )
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -176,24 +176,12 @@ class LocalProcesses(Launcher):
             child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
 
-@contextlib.contextmanager
-def _on(cores: frozenset[int] | None) -> Iterator[None]:
-    """This thread on `cores`: what it starts meanwhile inherits them."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when the parent is killed, so that no run goes on unseen (prctl PR_SET_PDEATHSIG)."""
+def _settle(cores: frozenset[int] | None) -> None:
+    """In the child: its cores, and SIGTERM when the parent is killed, so that no run goes on unseen."""
     assert LIBC is not None
-    LIBC.prctl(1, signal.SIGTERM)
+    LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
 
 
 def describe_exit(code: int) -> str:

@@ -1,12 +1,13 @@
 """Where a sweep stands: each run's state, which results exist, what failed, and the commands for the rest."""
 
 import dataclasses
+import fcntl
 import json
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from alibi.reporting.files import write_atomically
 from alibi.reporting.report import ROWS_FILE
 from alibi.reporting.rows import Row, read_rows
 from alibi.runs import RunDirectory, evaluation_hash
@@ -165,6 +166,22 @@ def write_failure(workdir: pathlib.Path, run: str, reason: str) -> None:
     after = {name: known for name, known in before.items() if name != run} | ({run: reason} if reason else {})
     if after == before:
         return
-    temporary = workdir / f".{FAILURES_FILE}-{os.getpid()}"
-    temporary.write_text(json.dumps(after, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(workdir / FAILURES_FILE)
+    write_atomically(workdir / FAILURES_FILE, json.dumps(after, indent=2) + "\n")
+
+
+def is_in_progress(workdir: pathlib.Path) -> bool:
+    """Whether a sweep, or a run that one started, is at work in `workdir`."""
+    file = workdir / ".lock"
+    if not file.exists():
+        return False
+    with file.open() as opened:
+        return not try_lock(opened.fileno())
+
+
+def try_lock(descriptor: int) -> bool:
+    """Locks the file of a sweep's directory; False where another process holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
-from alibi.evaluation.dumps import Dump, DumpOf, read_dump, what_is_in, write_dump
+from alibi.evaluation.dumps import Dump, read_dump, what_is_in, write_dump
 from alibi.reporting.contexts import EarlyTokenCurse
+from alibi.reporting.rows import Scoring
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def measured(cost, length, stride, tokens=1000):
     """A text in which a token costs what `cost` says of its context."""
-    of = DumpOf("run", length, stride, 1, "t", "c")
+    of = Scoring("run", 1, "t", "c", length, stride)
     dump = Dump(of, np.zeros(tokens, np.float32), np.zeros(tokens, np.int32))
     return dataclasses.replace(dump, nll_nats=cost(dump.context).astype(np.float32))
 
@@ -67,7 +68,7 @@ def test_rows_by_context_hold_each_token_once():
 
 def test_rows_by_position_are_the_means_of_single_places():
     """10 tokens in blocks of 4: the places 1 and 2 are there three times, 3 and 4 twice; sliding by 2: 1 and 2 once."""
-    dump = Dump(DumpOf("run", 4, 4, 1, "t", "c"), np.arange(10, dtype=np.float32), np.zeros(10, np.int32))
+    dump = Dump(Scoring("run", 1, "t", "c", 4, 4), np.arange(10, dtype=np.float32), np.zeros(10, np.int32))
     rows = by_position(dump)
     about = {"analysis": "by_position", "run": "run", "step": 1, "tokens_sha256": "t", "config_hash": "c"}
     assert rows[0].to_json() == about | {
@@ -126,7 +127,7 @@ def test_from_dumps_to_rows_and_figure(tmp_path):
         for stride in (length, 1):
             one = measured(up_to(8), length, stride)
             write_dump(tmp_path / f"run-length={length}-stride={stride}.npz", one)
-    assert read_dump(tmp_path / "run-length=16-stride=1.npz").of == DumpOf("run", 16, 1, 1, "t", "c")
+    assert read_dump(tmp_path / "run-length=16-stride=1.npz").of == Scoring("run", 1, "t", "c", 16, 1)
     command = [sys.executable, ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -166,7 +167,7 @@ def test_the_same_dump_twice_is_refused():
     """One of them would stand for both lengths' tokens, unseen; another step of the run is no such dump."""
     once = measured(up_to(8), 16, 16)
     later = with_other(once, step=2)
-    assert {row.step for row in analyse([once, later])} == {1, 2}
+    assert {row.of.step for row in analyse([once, later])} == {1, 2}
     with pytest.raises(
         ValueError, match="2 dumps are of run after 1 updates at length=16 and stride=16, of the text t"
     ):

@@ -1,6 +1,5 @@
 """The same NLL whatever the batch and the devices, against literal loops."""
 
-import math
 import re
 
 import jax
@@ -10,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from alibi.evaluation.perplexity import Scorer, figures, model_nll
+from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model import build_model, evaluated
 from configs import base
 
@@ -191,17 +190,6 @@ def test_sums_are_taken_in_float64():
 
     score = scorer(constant, batch_tokens=4096).score({}, stream(50_000), 512)
     assert score.total_nats == pytest.approx(50_000 * float(np.float32(4096.1)), rel=1e-12)
-
-
-def test_metrics():
-    found = figures(nll_nats=math.log(2) * 800, tokens=100, words=50, bytes=400)
-    assert found.perplexity == pytest.approx(2**8)
-    assert found.word_perplexity == pytest.approx(2**16)
-    assert found.bits_per_byte == pytest.approx(2.0)
-    assert figures(1e6, 10, 0, 0).word_perplexity is None
-    assert figures(1e6, 10, 0, 0).bits_per_byte is None
-    assert figures(1e6, 10, 1, 1).perplexity is None
-    assert figures(1000.0, 10, 1, 1).word_perplexity is None
 
 
 def test_a_length_beyond_the_learned_table_is_the_methods_error():

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from alibi.reporting.comparison import Comparison, Entry, compare, part_names
+from alibi.reporting.comparison import Comparison, compare, part_names
 from alibi.reporting.comparison_figure import draw_comparison
 from alibi.reporting.paper import parse_printed, published
 from alibi.reporting.tables import PARAMETERS, PERPLEXITY, THOUSANDS, Absence, Length, Missing, Number, write_thousands
@@ -14,27 +14,34 @@ from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown,
 NOT_RUN_YET, NOT_RUN_HERE = Missing(Absence.NOT_RUN_YET), Missing(Absence.NOT_RUN_HERE)
 
 
-def entry(printed, kind, ours, reference=None):
-    ours = ours if isinstance(ours, Missing) else Number((ours,), kind)
-    return Entry(published(printed, kind), ours, reference)
+def number(value, kind):
+    return value if isinstance(value, Missing) else Number((value,), kind)
 
 
-ENTRIES = (
-    (entry("18.67", PERPLEXITY, 18.6, (0, 0)), entry("15.3k", THOUSANDS, 13770.0, (0, 1))),
-    (entry("17.60", PERPLEXITY, 17.75, (0, 0)), entry("15.5k", THOUSANDS, NOT_RUN_YET, (0, 1))),
-    (entry("OOM", PERPLEXITY, Missing(Absence.FAILED, "no memory at 3,072 tokens"), (0, 0)), None),
-    (entry("15.81", PERPLEXITY, NOT_RUN_HERE), None),
+def cells(columns, rows, references, ratios):
+    """Of what the paper prints and ours, (printed, ours) or None by row and column."""
+    paper = [[one and published(one[0], kind) for one, kind in zip(row, columns, strict=True)] for row in rows]
+    ours = [[one and number(one[1], kind) for one, kind in zip(row, columns, strict=True)] for row in rows]
+    return compare(paper, ours, references, ratios=ratios)
+
+
+ROWS = (
+    (("18.67", 18.6), ("15.3k", 13770.0)),
+    (("17.60", 17.75), ("15.5k", NOT_RUN_YET)),
+    (("OOM", Missing(Absence.FAILED, "no memory at 3,072 tokens")), None),
+    (("15.81", NOT_RUN_HERE), None),
 )
+REFERENCES = {(row, column): (0, column) for row in range(3) for column in range(2)}
 
 
-def compared(entries=ENTRIES, ratios=False, scale="paper", **changed):
+def compared(ratios=False, scale="paper", **changed):
     """Two models, one that ran out of memory, and a system that isn't there."""
     known = {
         "caption": "Table 6",
         "label_header": ("Model",),
         "labels": (("Sinusoidal, L = 3072",), ("ALiBi",), ("T5 Bias",), ("kNN & co.",)),
         "header": ("Valid", "Speed"),
-        "cells": compare(entries, ratios=ratios),
+        "cells": cells((PERPLEXITY, THOUSANDS), ROWS, REFERENCES, ratios),
         "parts": part_names(ratios),
         "ratios": ratios,
         "scale": scale,
@@ -126,8 +133,9 @@ def test_a_figure_needs_a_number_of_ours(tmp_path):
     by_length = {"label_header": ("Inputs",), "labels": lengths, "header": ("ALiBi PPL",)}
 
     def table(ours):
-        entries = tuple((entry("19.73", PERPLEXITY, value, (0, 0)),) for value in ours)
-        return compared(**by_length, entries=entries, ratios=True, scale="small")
+        rows = [[("19.73", value)] for value in ours]
+        made = cells((PERPLEXITY,), rows, {(row, 0): (0, 0) for row in range(2)}, ratios=True)
+        return compared(**by_length, cells=made, ratios=True, scale="small")
 
     assert not draw_comparison(table([NOT_RUN_YET, NOT_RUN_YET]), "columns", tmp_path / "absent.png")
     assert not (tmp_path / "absent.png").exists()

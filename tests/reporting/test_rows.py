@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import pathlib
 import subprocess
 import sys
@@ -139,3 +140,17 @@ def test_an_empty_list_of_rows_makes_no_file(tmp_path):
 def test_each_line_is_one_json_object(tmp_path):
     append_rows(tmp_path / "r.jsonl", [make_row(), make_row("t5")])
     assert [json.loads(line)["position"] for line in (tmp_path / "r.jsonl").read_text().splitlines()] == ["alibi", "t5"]
+
+
+def test_the_result_of_a_scoring():
+    """Eight bits a token; two tokens a word, four bytes a token."""
+    row = make_row(perplexity=None)
+    found = row.scored(math.log(2) * 800, tokens=100, words=50, bytes=400, seconds=0.5)
+    assert found.perplexity == pytest.approx(2**8)
+    assert found.word_perplexity == pytest.approx(2**16)
+    assert found.bits_per_byte == pytest.approx(2.0)
+    assert found.tokens_per_second == 200.0
+    assert row.scored(1e6, tokens=10, words=0, bytes=0, seconds=1.0).word_perplexity is None
+    assert row.scored(1e6, tokens=10, words=0, bytes=0, seconds=1.0).bits_per_byte is None
+    assert row.scored(1e6, tokens=10, words=1, bytes=1, seconds=1.0).perplexity is None
+    assert row.scored(1000.0, tokens=10, words=1, bytes=1, seconds=1.0).word_perplexity is None
