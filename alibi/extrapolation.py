@@ -94,8 +94,7 @@ class Output:
 
     def find(self, row: Row) -> list[Row]:
         """The rows that exist of the measurement that `row` is about: same cell, step, config and text."""
-        alike = (found for found in self.rows if found.measurement == row.measurement)
-        return [found for found in alike if found.tokens_sha256 == row.tokens_sha256]
+        return [found for found in self.rows if found.measurement == row.measurement]
 
     def name_text(self, name: str, split: str, text_hash: str) -> str:
         """What rows call a text: as rows of it do already, else `name`, or a longer one where another text has that.
@@ -175,14 +174,14 @@ class RunEvaluation:
         self.options, self.output = options, output
         self.trained = TrainedRun(workdir, options.checkpoint, batch_tokens=options.batch_tokens)
         self.text = self._prepare_text()
-        self.lengths = options.lengths_of(self.trained.config.train_length)
-        self.windows = {length: plan(self.text.tokens.size, length, options.stride) for length in self.lengths}
+        lengths = options.lengths_of(self.trained.config.train_length)
+        self.windows = [plan(self.text.tokens.size, length, options.stride) for length in lengths]
 
     def run(self) -> None:
         """Evaluates what is missing, shortest first; ValueError where the text is too short for any of it."""
-        for windows in self.windows.values():
+        for windows in self.windows:
             together(functools.partial(self._evaluate, windows))
-        defined = [windows for windows in self.windows.values() if not self._undefined(windows)]
+        defined = [windows for windows in self.windows if not self._undefined(windows)]
         if defined and all(map(self._too_short, defined)):
             raise ValueError(f"no length can be measured: {self._too_short(defined[0])}")
 

@@ -115,8 +115,8 @@ class Row:
 
     @property
     def measurement(self) -> tuple:
-        """The cell, the step and the run's config: two rows with equal ones are the same measurement."""
-        return *self.cell, self.step, self.config_hash
+        """The cell and what scored it: two rows with equal ones are the same measurement."""
+        return self.cell, self.scoring
 
     @property
     def scoring(self) -> Scoring:
