@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jaxtyping import Array, Float, Int, PyTree
 
 from alibi.evaluation.windows import Batch, Part, Windows, batches, gather, plan
+from alibi.model import DecoderLM
 
 # (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]; the targets are those of the
 # last inputs, and no target depends on the inputs after its own.
@@ -135,12 +135,12 @@ class Scorer:
         ]
 
 
-def model_nll(model: nn.Module) -> NllFunction:
-    """The function that a `Scorer` needs, of a model with `token_nll` such as `alibi.model.DecoderLM`.
+def model_nll(model: DecoderLM) -> NllFunction:
+    """The function that a `Scorer` needs.
 
     A float32 model's products are float32's on accelerators too, which by default round their operands to fewer bits.
     """
-    rounds = jax.default_backend() != "cpu" and getattr(model, "dtype", None) == jnp.float32
+    rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
 
     def nll(params: PyTree, inputs: Array, targets: Array) -> Array:
         with jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext():
