@@ -179,8 +179,9 @@ class Row:
         found = {key: getattr(self, key) for key in (*ALWAYS, *SOMETIMES)}
         if self.nll_nats is not None and not math.isfinite(self.nll_nats):
             found["error"] = self.error or f"nll_nats is {self.nll_nats}"
-        found = {key: None if _is_infinite(value) else value for key, value in found.items()}
+        infinite = {key for key, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
         line = {key: value for key, value in found.items() if key in ALWAYS or value not in (None, False)}
+        line |= dict.fromkeys(infinite)
         if self.device is not None:
             line |= {"device": self.device.text, "device_kind": self.device.kind, "device_count": self.device.count}
         return line | dict(self.more)
@@ -248,10 +249,6 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 def _exp(nats: float) -> float | None:
     return math.exp(nats) if nats < 709 else None
-
-
-def _is_infinite(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _separator(descriptor: int) -> str:
