@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import ml_collections
 
 from alibi.data.tokens import prepare, prepare_with
-from alibi.paper.definitions import TABLES, Metric
+from alibi.paper.definitions import TABLES
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.settings import Setting
 from alibi.reporting.paper import parse_printed
 from alibi.reporting.report import ROWS_FILE
 from alibi.reporting.rows import latest, read_rows
+from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.estimates import CPU, Cost, Processor, Text, evaluation_cost, parameters, training_cost
@@ -168,6 +169,6 @@ def paper_speeds() -> dict[tuple[str, int], float]:
     table, found = Reproduction(1, "paper", pathlib.Path()), {}
     for (row, column), quantity in table.quantities.items():
         speed = parse_printed(table.paper.rows[row][table.definition.labels + column])
-        if quantity.metric is Metric.TRAINING_SPEED and speed is not None:
+        if quantity.kind is TRAINING_SPEED and speed is not None:
             found[quantity.model.position, quantity.model.train_length] = speed
     return found

@@ -1,7 +1,6 @@
 """The paper's 15 tables as definitions: what each cell is. Runs, evaluations and the layout follow from that."""
 
 import dataclasses
-import enum
 import functools
 import re
 from collections.abc import Callable, Mapping
@@ -12,18 +11,6 @@ from alibi.reporting.tables import Kind
 
 # The paper's names of the position methods.
 POSITIONS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "ALiBi": "alibi"}
-
-
-class Metric(enum.Enum):
-    """What is printed, and where it is found: in a row of results, or with the run itself."""
-
-    PERPLEXITY = "perplexity"
-    EVALUATION_SPEED = "evaluation speed"  # tokens per second
-    TRAINING_SPEED = "training speed"  # tokens per second and device
-    MEMORY = "memory"  # bytes of a device, the most during training
-    PARAMETERS = "parameters"
-    UPDATES = "updates"
-    DEVICE_HOURS = "device-hours"  # of training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +34,12 @@ class Quantity:
 
     Attributes:
       model: what it is a number of.
-      metric: which.
-      kind: how it is written.
-      eval_length, stride, split: of the evaluation; None: metrics of the training alone,
+      kind: which.
+      eval_length, stride, split: of the evaluation; None: numbers of the training alone,
         windows that don't overlap.
     """
 
     model: Model
-    metric: Metric = Metric.PERPLEXITY
     kind: Kind = tables.PERPLEXITY
     eval_length: int | None = None
     stride: int | None = None
@@ -63,14 +48,14 @@ class Quantity:
 
 # What the columns of one model's figures are.
 COLUMNS = {
-    "Param.": (Metric.PARAMETERS, tables.PARAMETERS),
-    "Train Speed": (Metric.TRAINING_SPEED, tables.THOUSANDS),
-    "Speed (Train)": (Metric.TRAINING_SPEED, tables.THOUSANDS),
-    "Inference Speed": (Metric.EVALUATION_SPEED, tables.THOUSANDS),
-    "Speed (Eval.)": (Metric.EVALUATION_SPEED, tables.THOUSANDS),
-    "Memory": (Metric.MEMORY, tables.MEMORY),
-    "Updates": (Metric.UPDATES, tables.THOUSANDS),
-    "Hours": (Metric.DEVICE_HOURS, tables.THOUSANDS),
+    "Param.": tables.PARAMETERS,
+    "Train Speed": tables.TRAINING_SPEED,
+    "Speed (Train)": tables.TRAINING_SPEED,
+    "Inference Speed": tables.EVALUATION_SPEED,
+    "Speed (Eval.)": tables.EVALUATION_SPEED,
+    "Memory": tables.MEMORY,
+    "Updates": tables.UPDATES,
+    "Hours": tables.DEVICE_HOURS,
 }
 HARDWARE = "the paper's on one V100, ours on the devices named here"
 REFERENCES = {
@@ -117,9 +102,8 @@ class TableDefinition:
 
 def speed(row: Mapping[str, str], column: str) -> Quantity | None:
     """Table 1: a method and a train length, evaluated at that length."""
-    metric, kind = COLUMNS[column]
     length = int(row["Train Length"])
-    return Quantity(Model(POSITIONS[row["Position Method"]], length), metric, kind, eval_length=length)
+    return Quantity(Model(POSITIONS[row["Position Method"]], length), COLUMNS[column], eval_length=length)
 
 
 def by_method(row: Mapping[str, str], column: str, *, train_length: int) -> Quantity | None:
@@ -128,7 +112,7 @@ def by_method(row: Mapping[str, str], column: str, *, train_length: int) -> Quan
     model, length = Model(POSITIONS[name], train_length), int(row["Inputs"])
     if what == "PPL":
         return Quantity(model, eval_length=length)
-    return Quantity(model, Metric.EVALUATION_SPEED, tables.WORDS_PER_SECOND, eval_length=length)
+    return Quantity(model, tables.WORDS_PER_SECOND, eval_length=length)
 
 
 def by_length(row: Mapping[str, str], column: str, *, position: str, stride: int | None = None) -> Quantity | None:
@@ -152,8 +136,8 @@ def by_model(row: Mapping[str, str], column: str, *, stride: int | None = None) 
         return Quantity(model, eval_length=length, stride=stride, split=column.lower())
     if column.startswith("L_valid = "):
         return Quantity(model, eval_length=int(column.removeprefix("L_valid = ")), stride=stride)
-    metric, kind = COLUMNS[column]
-    return Quantity(model, metric, kind, eval_length=length if metric is Metric.EVALUATION_SPEED else None)
+    kind = COLUMNS[column]
+    return Quantity(model, kind, eval_length=length if kind is tables.EVALUATION_SPEED else None)
 
 
 def _extrapolation(train_length: int) -> TableDefinition:

@@ -3,8 +3,9 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from alibi.paper.definitions import REFERENCES, Metric, Quantity
+from alibi.paper.definitions import REFERENCES, Quantity
 from alibi.paper.reproduction import Reproduction
+from alibi.reporting import tables
 from alibi.reporting.comparison import Comparison, compare, part_names
 from alibi.reporting.comparison_figure import draw_comparison
 from alibi.reporting.files import write_atomically
@@ -17,12 +18,13 @@ from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.definition import Run
 from alibi.sweeps.state import run_directory
 
-# What the rows of evaluations hold of the numbers that the paper prints; speeds are those of one device.
-OF_ROWS: Mapping[Metric, Callable[[Row], float | None]] = {
-    Metric.PERPLEXITY: lambda row: row.perplexity,
-    Metric.EVALUATION_SPEED: lambda row: row.tokens_per_second and row.tokens_per_second / row.num_devices,
+# What the rows of evaluations hold of the numbers that the paper prints.
+OF_ROWS: Mapping[Kind, Callable[[Row], float | None]] = {
+    tables.PERPLEXITY: lambda row: row.perplexity,
+    tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
+    tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
 }
-SPEEDS = {Metric.TRAINING_SPEED, Metric.EVALUATION_SPEED, Metric.DEVICE_HOURS}
+SPEEDS = {tables.TRAINING_SPEED, tables.EVALUATION_SPEED, tables.WORDS_PER_SECOND, tables.DEVICE_HOURS}
 
 
 class Results:
@@ -77,17 +79,17 @@ class Results:
         quantity = self.reproduction.quantities.get((row, column))
         if quantity is None:
             return Missing(Absence.NOT_RUN_HERE)
-        if quantity.metric not in OF_ROWS:
-            value = self._trainings[self.reproduction.runs[quantity.model].name].get(quantity.metric)
+        if quantity.kind not in OF_ROWS:
+            value = self._trainings[self.reproduction.runs[quantity.model].name].get(quantity.kind)
             return Missing(Absence.NOT_RUN_YET) if value is None else Number((value,), quantity.kind)
         found = self._row(quantity)
         if found is None:
             return Missing(Absence.NOT_RUN_YET)
         if not found.is_measured:
             return Missing(Absence.LIMIT if found.limit else Absence.FAILED, found.error or "no result")
-        value = OF_ROWS[quantity.metric](found)
+        value = OF_ROWS[quantity.kind](found)
         if value is None:
-            return Missing(Absence.FAILED, f"{quantity.metric.value} too large to write")
+            return Missing(Absence.FAILED, f"{quantity.kind.title.lower()} too large to write")
         return Number((value,), quantity.kind)
 
     def _row(self, quantity: Quantity) -> Row | None:
@@ -98,7 +100,7 @@ class Results:
         return next((row for row in self._rows if (row.run, row.eval_length, row.stride, row.split) == cell), None)
 
     @functools.cached_property
-    def _trainings(self) -> dict[str, dict[Metric, float]]:
+    def _trainings(self) -> dict[str, dict[Kind, float]]:
         """What the trainings took, by run."""
         one = self.reproduction
         return {run.name: training_figures(run_directory(one.directory, run), run) for run in one.sweep.runs}
@@ -119,7 +121,7 @@ class Results:
         return min(in_column)
 
 
-def training_figures(directory: RunDirectory, run: Run) -> dict[Metric, float]:
+def training_figures(directory: RunDirectory, run: Run) -> dict[Kind, float]:
     """Speed, memory, parameters, updates and device-hours of a finished run of this config; none before."""
     try:
         status, made = directory.status(), directory.provenance()
@@ -127,19 +129,19 @@ def training_figures(directory: RunDirectory, run: Run) -> dict[Metric, float]:
         return {}
     if status["state"] != "finished" or directory.differing(run.config):
         return {}
-    figures = {Metric.PARAMETERS: made["parameters"], Metric.UPDATES: status["step"]}
+    figures = {tables.PARAMETERS: made["parameters"], tables.UPDATES: status["step"]}
     if rate := status["tokens_per_second"]:
         devices = made["device_count"]
         tokens = status["step"] * run.config.train.batch_tokens
-        figures |= {Metric.TRAINING_SPEED: rate / devices, Metric.DEVICE_HOURS: tokens / rate * devices / 3600}
+        figures |= {tables.TRAINING_SPEED: rate / devices, tables.DEVICE_HOURS: tokens / rate * devices / 3600}
     if "peak_memory_bytes" in status:
-        figures[Metric.MEMORY] = status["peak_memory_bytes"]
+        figures[tables.MEMORY] = status["peak_memory_bytes"]
     return figures
 
 
 def make_caption(reproduction: Reproduction, rows: Sequence[Row]) -> str:
     """Of the table whose measured cells are `rows`; without rows only what is planned."""
-    metrics = {quantity.metric for quantity in reproduction.quantities.values()}
+    kinds = {quantity.kind for quantity in reproduction.quantities.values()}
     facts = [
         _what(reproduction),
         _rounding(reproduction),
@@ -153,10 +155,10 @@ def make_caption(reproduction: Reproduction, rows: Sequence[Row]) -> str:
         _updates(reproduction),
         fact("commit {}", (row.short_commit for row in rows if row.commit)),
         fact("on {}", (row.device.text for row in rows if row.device)),
-        fact("trained with {} CPU cores", _cores(reproduction), " or ") if metrics & SPEEDS else "",
+        fact("trained with {} CPU cores", _cores(reproduction), " or ") if kinds & SPEEDS else "",
         reproduction.definition.note,
     ]
-    marked = " The best perplexity of each column is marked." if Metric.PERPLEXITY in metrics else ""
+    marked = " The best perplexity of each column is marked." if tables.PERPLEXITY in kinds else ""
     return "; ".join(filter(None, facts)) + "." + marked
 
 

@@ -133,9 +133,9 @@ class Row:
         return re.sub(rf"(^|[-_.])seed=?{self.seed}(?!\d)", "", self.run).strip("-_.") or self.run
 
     @property
-    def num_devices(self) -> int:
-        """How many made it; one where the row doesn't say."""
-        return (self.device and self.device.count) or 1
+    def speed_of_device(self) -> float | None:
+        """Tokens per second of one device; a row that doesn't say how many there were had one."""
+        return self.tokens_per_second and self.tokens_per_second / ((self.device and self.device.count) or 1)
 
     @property
     def short_commit(self) -> str:

@@ -50,10 +50,14 @@ def write_ratio(value: float) -> str:
 
 PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True)
 BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
-WORDS_PER_SECOND = Kind("Words per second", "{:.0f}".format)
-THOUSANDS = Kind("Speed, updates or hours", write_thousands)
-MEMORY = Kind("Memory", write_gigabytes)
+# Of the paper's tables besides; speeds are tokens per second and device.
+EVALUATION_SPEED = Kind("Evaluation speed", write_thousands)
+WORDS_PER_SECOND = Kind("Words per second of the evaluation", "{:.0f}".format)
+TRAINING_SPEED = Kind("Training speed", write_thousands)
+MEMORY = Kind("Memory of a device, the most in training", write_gigabytes)
 PARAMETERS = Kind("Parameters", write_millions)
+UPDATES = Kind("Updates", write_thousands)
+DEVICE_HOURS = Kind("Device-hours of training", write_thousands)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,12 @@ import pytest
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.flops import keys_seen
 from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, overview
-from alibi.paper.definitions import TABLES, Metric
+from alibi.paper.definitions import TABLES
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.results import Results, write_table
 from alibi.paper.settings import SCALES, find_setting
 from alibi.reporting.rows import append_rows
-from alibi.reporting.tables import Absence, Missing, Number
+from alibi.reporting.tables import TRAINING_SPEED, Absence, Missing, Number
 from alibi.reporting.writers import heading_text
 from alibi.runs import RunDirectory, config_hash
 from alibi.sweeps.definition import load_config
@@ -238,7 +238,7 @@ def test_speed_and_memory_come_from_the_training(tmp_path):
     assert "trained with 64 CPU cores" in found.caption
     assert "is marked" not in found.caption  # there are no perplexities
     quantity = table.quantities[0, 0]
-    assert quantity.metric is Metric.TRAINING_SPEED
+    assert quantity.kind is TRAINING_SPEED
     # The first of the rows of equal length.
     assert found.cells[3][0][0].ratio == found.cells[3][0][0].mean / found.cells[0][0][0].mean
 

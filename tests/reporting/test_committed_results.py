@@ -10,12 +10,12 @@ import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.paper import results
-from alibi.paper.definitions import Metric
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import plots
 from alibi.reporting.contexts import ByContext
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import Scoring, read_rows
+from alibi.reporting.tables import MEMORY, TRAINING_SPEED
 from alibi.sweeps.definition import load_sweep
 from alibi.sweeps.state import run_directory
 
@@ -66,9 +66,9 @@ def leave_finished_runs(table, cores):
     with (SMALL / f"table{table.number:02d}.csv").open() as file:
         printed = list(csv.reader(file))[1:]
     measured = {
-        (quantity.model, quantity.metric): float(printed[row][first + 3 * column + 1])
+        (quantity.model, quantity.kind): float(printed[row][first + 3 * column + 1])
         for (row, column), quantity in table.quantities.items()
-        if quantity.metric in (Metric.TRAINING_SPEED, Metric.MEMORY)
+        if quantity.kind in (TRAINING_SPEED, MEMORY)
     }
     parameters = {row.run: row.parameters for row in read_rows(table.directory / "results.jsonl")}
     for model, run in table.runs.items():
@@ -78,9 +78,9 @@ def leave_finished_runs(table, cores):
         directory.release()
         made = {"parameters": parameters[run.name], "device_count": 1} | ({"cores": cores} if cores else {})
         directory.write("provenance.json", made)
-        memory = measured.get((model, Metric.MEMORY))
+        memory = measured.get((model, MEMORY))
         more = {"peak_memory_bytes": memory} if memory else {}
-        speed = measured.get((model, Metric.TRAINING_SPEED))
+        speed = measured.get((model, TRAINING_SPEED))
         directory.write_status("finished", step=steps, steps=steps, tokens_per_second=speed, **more)
 
 

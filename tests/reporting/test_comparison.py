@@ -8,7 +8,16 @@ import pytest
 from alibi.reporting.comparison import Comparison, compare, part_names
 from alibi.reporting.comparison_figure import draw_comparison
 from alibi.reporting.paper import parse_printed, published
-from alibi.reporting.tables import PARAMETERS, PERPLEXITY, THOUSANDS, Absence, Length, Missing, Number, write_thousands
+from alibi.reporting.tables import (
+    PARAMETERS,
+    PERPLEXITY,
+    TRAINING_SPEED,
+    Absence,
+    Length,
+    Missing,
+    Number,
+    write_thousands,
+)
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
 
 NOT_RUN_YET, NOT_RUN_HERE = Missing(Absence.NOT_RUN_YET), Missing(Absence.NOT_RUN_HERE)
@@ -41,7 +50,7 @@ def compared(ratios=False, scale="paper", **changed):
         "label_header": ("Model",),
         "labels": (("Sinusoidal, L = 3072",), ("ALiBi",), ("T5 Bias",), ("kNN & co.",)),
         "header": ("Valid", "Speed"),
-        "cells": cells((PERPLEXITY, THOUSANDS), ROWS, REFERENCES, ratios),
+        "cells": cells((PERPLEXITY, TRAINING_SPEED), ROWS, REFERENCES, ratios),
         "parts": part_names(ratios),
         "ratios": ratios,
         "scale": scale,

@@ -110,7 +110,7 @@ def test_old_rows_have_their_device_as_a_text_only(text, device):
     row = Row.from_json(old | {"device": text})
     assert row.device == device
     assert row.to_json()["device"] == text
-    assert row.num_devices == ((device and device.count) or 1)
+    assert row.speed_of_device == 5000.0 / ((device and device.count) or 1)
 
 
 def test_the_last_measurement_of_a_cell_counts_and_an_error_never_hides_one():
