@@ -62,18 +62,23 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     """
     found = []
     for key, group in _grouped(latest(rows), _panel_key).items():
-        runs = {name: sorted(of, key=lambda row: row.eval_length) for name, of in _grouped(group, _series_key).items()}
-        lengths = sorted({row.eval_length for row in group})
-        by_length = [_grouped(of, lambda row: row.eval_length) for of in runs.values()]
-        grid = [[_make_cell(cells.get(length, ()), kind) for length in lengths] for cells in by_length]
-        own = [lengths.index(length) if length in lengths else None for _, _, length in runs]
-        references = {(i, j): (i, at) for i, at in enumerate(own) if at is not None for j in range(len(lengths))}
-        series = [
-            Series(*name, {length: cell for length, cell in zip(lengths, cells, strict=True) if cell is not None})
-            for name, cells in zip(runs, related(grid, references), strict=True)
-        ]
-        found.append(Panel(*key, kind, tuple(series), tuple(row for of in runs.values() for row in of)))
+        by_series = _grouped(group, _series_key)
+        in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
+        found.append(Panel(*key, kind, _make_series(by_series, kind), tuple(in_order)))
     return found
+
+
+def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind) -> tuple[Series, ...]:
+    """The series of a panel, whose numbers are related: to their own at the train length, and in each column."""
+    lengths = sorted({row.eval_length for rows in by_series.values() for row in rows})
+    by_length = [_grouped(rows, lambda row: row.eval_length) for rows in by_series.values()]
+    grid = [[_make_cell(seeds.get(length, ()), kind) for length in lengths] for seeds in by_length]
+    own = {i: lengths.index(length) for i, (_, _, length) in enumerate(by_series) if length in lengths}
+    references = {(i, j): (i, own[i]) for i in own for j in range(len(lengths))}
+    return tuple(
+        Series(*name, {length: cell for length, cell in zip(lengths, cells, strict=True) if cell is not None})
+        for name, cells in zip(by_series, related(grid, references), strict=True)
+    )
 
 
 def _panel_key(row: Row) -> tuple[str, str, str, int | None]:
