@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Each room with the rooms that it may import, besides itself.
 LIBRARY = {"alibi.slopes", "alibi.positions", "alibi.attention"}
 LAYERS = LIBRARY | {"alibi.products", "alibi.initialization", "alibi.batch_split", "alibi.cross_entropy"}
-MODEL = LAYERS | {"alibi.block", "alibi.embedding", "alibi.adaptive", "alibi.model"}
+MODEL = LAYERS | {"alibi.model_config", "alibi.block", "alibi.embedding", "alibi.adaptive", "alibi.model"}
 ALLOWED = {
     "alibi.slopes": set(),
     "alibi.positions": {"alibi.slopes"},
@@ -19,10 +19,12 @@ ALLOWED = {
     "alibi.cross_entropy": set(),
     "alibi.initialization": set(),
     "alibi.batch_split": set(),
-    "alibi.block": LAYERS,
+    "alibi.model_config": LAYERS,
+    "alibi.block": LAYERS | {"alibi.model_config"},
     "alibi.embedding": LAYERS,
-    "alibi.adaptive": LAYERS | {"alibi.embedding"},
+    "alibi.adaptive": LAYERS | {"alibi.embedding", "alibi.model_config"},
     "alibi.model": MODEL,
+    "alibi.testing": MODEL,
     "alibi.fairseq": set(),
     "alibi.data": set(),
     "alibi.reporting": set(),

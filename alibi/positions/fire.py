@@ -71,5 +71,11 @@ class Fire(PositionMethod):
         }
 
     def bias(self, params: Params) -> FireBias | None:
-        network = (params[name] for name in ("hidden_kernel", "hidden_bias", "kernel", "bias"))
-        return FireBias(*network, jnp.abs(params["c"]), jnp.abs(params["threshold_multiple"]) * self.threshold)
+        return FireBias(
+            hidden_kernel=params["hidden_kernel"],
+            hidden_bias=params["hidden_bias"],
+            kernel=params["kernel"],
+            bias=params["bias"],
+            c=jnp.abs(params["c"]),
+            threshold=jnp.abs(params["threshold_multiple"]) * self.threshold,
+        )

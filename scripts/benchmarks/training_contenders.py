@@ -52,7 +52,7 @@ def _step_without_attention(config: ml_collections.ConfigDict) -> Step:
 
     # All three have a part in the result and in the gradients: of what has none, XLA would
     # leave out the projection too. The process is this contender's own.
-    BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value, lambda call, platform: "")
+    BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value, lambda call: "")
     config = config.copy_and_resolve_references()
     config.model.attention = "reference"
     return _project_step(config)
