@@ -23,8 +23,8 @@ from alibi.data.tokens import TokenFile, prepare_text, prepare_with
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_path, what_is_in, write_dump
 from alibi.evaluation.perplexity import Score
-from alibi.evaluation.processes import agreed, is_primary, together
 from alibi.evaluation.windows import Windows, plan
+from alibi.parallel.hosts import agreed, is_primary, together
 from alibi.reporting.report import ROWS_FILE, write_report
 from alibi.reporting.rows import Device, Row, append_rows, latest, read_rows
 from alibi.runs import evaluation_hash, git_commit

@@ -33,12 +33,14 @@ ALLOWED = {
     "alibi.host_memory": set(),
     "alibi.command_line": {"alibi.data", "alibi.errors", "alibi.host_memory"},
     "alibi.runs": {"alibi.data"},
-    "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors"},
-    "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors"},
+    "alibi.parallel": {"alibi.errors"},
+    "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.parallel"},
+    "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors", "alibi.parallel"},
     "alibi.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
     "alibi.imported": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.fairseq"},
     "alibi.extrapolation": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"},
+    | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"}
+    | {"alibi.parallel"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
     | {"alibi.flops", "configs.base"},

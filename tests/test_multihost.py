@@ -62,12 +62,12 @@ def stopping_at_its_second_update(words: list[str]) -> list[str]:
     program = """
 import os, runpy, signal
 from alibi.training import loop
-update = loop.Trainer._update
-def stopping(trainer):
-    if trainer.step == 1:
+get = loop.Feed.get
+def stopping(feed, step, **how):
+    if step == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    update(trainer)
-loop.Trainer._update = stopping
+    return get(feed, step, **how)
+loop.Feed.get = stopping
 runpy.run_path("train.py", run_name="__main__")
 """
     return [words[0], "-c", program, *words[2:]]

@@ -1,5 +1,6 @@
 """Training batches as a pure function of (seed, step, row): nothing to save, nothing to replay."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,8 +21,6 @@ class TrainBatches:
 
         Raises ValueError when the split has fewer than `length` tokens.
         """
-        import grain  # here, because it imports jax, which the other users of this package don't need
-
         if length > len(tokens):
             raise ValueError(
                 f"train_length={length:,} is a length longer than the corpus, which has {len(tokens):,} tokens; "
@@ -29,8 +28,15 @@ class TrainBatches:
             )
         self._tokens, self.length, self.batch_size, self._boundary_id = tokens, length, batch_size, boundary_id
         self.num_blocks = -(-len(tokens) // length)
-        # Grain's shuffle is an index permutation, another one for each pass of the repeat: it stores nothing.
-        self._order = grain.MapDataset.range(self.num_blocks).seed(seed).shuffle().repeat()
+        self._seed = seed
+
+    @functools.cached_property
+    def _order(self) -> Sequence[int]:
+        """The blocks in the order of the rows. Made when it is first read: Grain takes time to import, and JAX."""
+        import grain
+
+        # Its shuffle is an index permutation, another one for each pass of the repeat: it stores nothing.
+        return grain.MapDataset.range(self.num_blocks).seed(self._seed).shuffle().repeat()
 
     def rows(
         self, step: int, rows: Sequence[int]

@@ -28,11 +28,23 @@ class Feed:
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._ahead: tuple[int, concurrent.futures.Future] | None = None
 
+    @property
+    def abstract(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Shape, dtype and sharding of a batch."""
+        array = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._sharding)
+        return array, array
+
+    def read_ahead(self, step: int) -> None:
+        """Starts to read the batch of update number `step`, on a thread of its own."""
+        self._ahead = step, self._pool.submit(self._read, step)
+
     def get(self, step: int, *, last: bool = False) -> Batch:
         """The batch of update number `step` (from 0); starts to read the next one unless this is the last."""
         ahead = self._ahead
         local = ahead[1].result() if ahead is not None and ahead[0] == step else self._read(step)
-        self._ahead = None if last else (step + 1, self._pool.submit(self._read, step + 1))
+        self._ahead = None
+        if not last:
+            self.read_ahead(step + 1)
         inputs, targets = (jax.make_array_from_process_local_data(self._sharding, rows, self._shape) for rows in local)
         return inputs, targets
 

@@ -1,19 +1,13 @@
 """What happens before the first update: checks that cost nothing first, then the data."""
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
-import jax
 import ml_collections
-import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from alibi.data.tokens import TokenFile, check_sources, prepare, prepare_with
-from alibi.errors import UserError
 from alibi.model import DTYPES, build_model
-from alibi.training.optimizer import make_optimizer
+from alibi.parallel.hosts import on_first
 from alibi.training.sharding import batch_shards
 
 UNKNOWN_VOCABULARY = 2**31 - 1  # room for any cutoffs
@@ -40,8 +34,7 @@ def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
     if config.eval.max_tokens == 0 or config.eval.max_tokens < -1:
         raise ValueError(f"eval.max_tokens={config.eval.max_tokens} must be positive, or -1 for all")
     sequences_per_update(config, batch_shards(mesh))
-    make_optimizer(config.optimizer, config.train.steps)
-    # How many words the data has is not known yet; the model is built again when it is.
+    # How many words the data has is not known yet: this model is only for its checks.
     build_model(config, vocab_size=UNKNOWN_VOCABULARY).position.check_length(config.train_length)
 
 
@@ -91,7 +84,7 @@ def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
             made["valid"] = prepare_with(data, "valid", made["train"].tokenizer(), progress=progress)
         return made
 
-    first = on_first_host(lambda: files(progress=True))
+    first = on_first(lambda: files(progress=True))
     if first is None:
         return files(progress=False)
     _print_revisions(first)
@@ -108,23 +101,6 @@ def _print_revisions(files: dict[str, TokenFile]) -> None:
     if len(set(read.values())) > 1:
         what = ", ".join(f"{part} of {revision}" for part, revision in read.items())
         print(f"revisions differ: {what}; set data.revision to one of them to read all at it", file=sys.stderr)
-
-
-def on_first_host(act: Callable[[], Any]) -> Any:
-    """What `act` gives on the first host, None on the others; if it fails there, all hosts raise."""
-    result, failure = None, None
-    if jax.process_index() == 0:
-        try:
-            result = act()
-        except Exception as error:
-            failure = error
-    if jax.process_count() > 1:
-        failed = bool(multihost_utils.broadcast_one_to_all(np.array(failure is not None)))
-        if failed and failure is None:
-            raise UserError("the first host failed; its message says why")
-    if failure is not None:
-        raise failure
-    return result
 
 
 def _get(config: ml_collections.ConfigDict, key: str) -> float:

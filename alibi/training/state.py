@@ -1,5 +1,8 @@
 """What training changes: parameters, optimizer state and the count of updates."""
 
+import functools
+from collections.abc import Callable
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -25,18 +28,23 @@ class TrainState:
 
 def abstract_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state, without allocating it."""
-    shapes = jax.eval_shape(lambda: _initial(model, optimizer, 0))
+    return _abstract(functools.partial(_initial, model, optimizer), mesh)
+
+
+def initial_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+    """The state before the first update; each device makes only its own part."""
+    initial = functools.partial(_initial, model, optimizer)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, _abstract(initial, mesh))
+    return jax.jit(initial, out_shardings=shardings)(seed)
+
+
+def _abstract(initial: Callable[[int], TrainState], mesh: Mesh) -> TrainState:
+    shapes = jax.eval_shape(initial, 0)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
         tree_shardings(shapes, mesh),
     )
-
-
-def initial_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
-    """The state before the first update; each device makes only its own part."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
-    return jax.jit(lambda seed: _initial(model, optimizer, seed), out_shardings=shardings)(seed)
 
 
 def _initial(model: DecoderLM, optimizer: optax.GradientTransformation, seed: int | Array) -> TrainState:

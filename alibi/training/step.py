@@ -23,7 +23,7 @@ def make_train_step(
     *,
     schedule: optax.Schedule = lambda step: jnp.nan,
     state_shardings: TrainState | None = None,
-) -> TrainStep:
+) -> jax.stages.Wrapped:
     """A jitted function of (state, inputs, targets) `[micro, batch, length]` to (state, metrics); donates the state.
 
     The update follows the gradient of the mean NLL of all the tokens of all

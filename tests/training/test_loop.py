@@ -7,6 +7,8 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
+from collections.abc import Callable
 
 import jax
 import ml_collections
@@ -16,12 +18,15 @@ import pytest
 from alibi.data.tokenizers import ByteTokenizer, WordTokenizer
 from alibi.errors import UserError
 from alibi.model import build_model
+from alibi.parallel import hosts
 from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop
 from alibi.training.checkpoint import Checkpoints
+from alibi.training.feed import Batch
 from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import make_mesh
 from alibi.training.state import TrainState, abstract_state
+from alibi.training.step import Metrics, TrainStep
 from configs import base
 
 
@@ -69,16 +74,16 @@ def rows(workdir: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, act) -> None:
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
     """Calls `act` when update `step` begins."""
-    update = loop.Trainer._update
+    get = loop.Feed.get
 
-    def acting(trainer: loop.Trainer) -> None:
-        if trainer.step == step:
-            act(trainer)
-        update(trainer)
+    def acting(feed: loop.Feed, at: int, *, last: bool) -> Batch:
+        if at == step:
+            act()
+        return get(feed, at, last=last)
 
-    monkeypatch.setattr(loop.Trainer, "_update", acting)
+    monkeypatch.setattr(loop.Feed, "get", acting)
 
 
 def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> None:
@@ -100,7 +105,7 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
 
 def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
-    monkeypatch.setattr(loop.Trainer, "_update", lambda trainer: pytest.fail("trained again"))
+    monkeypatch.setattr(loop.Feed, "get", lambda *_, **__: pytest.fail("trained again"))
     assert loop.train(tiny_config(), str(finished))["state"] == "finished"
     after = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     assert after == before, "a file of a finished run was touched"
@@ -112,9 +117,14 @@ def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, caps
     run = RunDirectory(finished)
     assert run.status()["saved"] == 6
     (run.checkpoints / "6").rename(run.checkpoints / "4")  # as if the one before had been kept
+    finished_status = run.status()
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Trainer, "run_to_end", lambda trainer: {"from": trainer.step})
-        assert loop.train(tiny_config(), str(finished)) == {"from": 4}
+        begun = []
+        patch.setattr(loop.Feed, "get", lambda feed, step, **_: begun.append(step) or sys.exit())
+        with pytest.raises(SystemExit):
+            loop.train(tiny_config(), str(finished))
+        assert begun == [4]
+    run.write("status.json", finished_status)
     assert "was finished before, but its checkpoint of update 6 was lost since" in capsys.readouterr().err
     shutil.rmtree(run.checkpoints)
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
@@ -137,7 +147,7 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:4]))
     loop.train(config, str(tmp_path / "whole"))
     with monkeypatch.context() as patch:
-        stop_at(patch, 3, lambda trainer: os.kill(os.getpid(), signal.SIGINT))
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(loop.Interrupted, match="stopped at update 4 of 6"):
             loop.train(config, str(tmp_path / "parts"))
     assert RunDirectory(tmp_path / "parts").status()["state"] == "interrupted"
@@ -150,7 +160,7 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
 def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, whole, tmp_path: pathlib.Path, monkeypatch) -> None:
     config = tiny_config()
 
-    def crash(trainer: loop.Trainer) -> None:
+    def crash() -> None:
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patch:
@@ -169,11 +179,19 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
 ) -> None:
     config = tiny_config()
 
-    def poison(trainer: loop.Trainer) -> None:
-        params = jax.tree.map(lambda x: x * np.nan, trainer.state.params)
-        trainer.state = trainer.state.replace(params=params)
+    compile_beside = loop._compile_beside
 
-    stop_at(monkeypatch, 4, poison)
+    def poisoning(*arguments: object) -> tuple[TrainStep, TrainState]:
+        train_step, state = compile_beside(*arguments)
+
+        def poisoned(state: TrainState, *batch: jax.Array) -> tuple[TrainState, Metrics]:
+            if int(state.step) == 4:
+                state = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
+            return train_step(state, *batch)
+
+        return poisoned, state
+
+    monkeypatch.setattr(loop, "_compile_beside", poisoning)
     with pytest.raises(loop.NonFiniteLossError, match=r"update 5: loss nan.*last good checkpoint is that of update 4"):
         loop.train(config, str(tmp_path / "run"))
     state = final_state(config, tmp_path / "run")
@@ -265,13 +283,11 @@ def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_p
 def test_hosts_ask_each_other_every_ten_updates_however_rarely_they_log(tiny_config, monkeypatch) -> None:
     """One host was told to stop; a cluster that takes it back waits for half a minute, not for a hundred updates."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(loop.multihost_utils, "process_allgather", lambda flags: np.stack([flags, [False, False]]))
-    trainer = object.__new__(loop.Trainer)
-    trainer.config = tiny_config(log__every_steps=100, checkpoint__every_steps=0, checkpoint__every_minutes=0.0)
-    trainer.primary, trainer.steps, trainer.saved_at = True, 1000, 0.0
-    decided = {}
-    for trainer.step in range(1, 31):
-        decided[trainer.step] = trainer._decide(interrupted=True)[0]
+    gather = lambda flags: np.stack([flags, [False, False]])  # noqa: E731
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", gather)
+    config = tiny_config(train__steps=1000, log__every_steps=100, checkpoint__every_steps=0)
+    config.checkpoint.every_minutes = 0.0
+    decided = {step: loop._stop_and_save(config, step, True, saved_at=0.0)[0] for step in range(1, 31)}
     assert [step for step, stop in decided.items() if stop] == [10, 20, 30]
 
 

@@ -1,4 +1,8 @@
-"""What the processes of several hosts decide together, so that none waits for one that went another way."""
+"""The processes of several hosts: who writes and speaks, and what all of them decide alike.
+
+Each function but `is_primary` must be called by every process at the same place of the program. With one process
+they cost nothing.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -6,6 +10,8 @@ from typing import TypeVar, cast
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from alibi.errors import UserError
 
 Result = TypeVar("Result")
 
@@ -20,6 +26,32 @@ def agreed(decision: bool) -> bool:
     if jax.process_count() == 1:
         return decision
     return bool(multihost_utils.broadcast_one_to_all(np.array(decision)))
+
+
+def any_of(*flags: bool) -> tuple[bool, ...]:
+    """For each flag whether it is set on any process."""
+    if jax.process_count() == 1:
+        return flags
+    return tuple(bool(flag) for flag in multihost_utils.process_allgather(np.array(flags)).any(axis=0))
+
+
+def on_first(act: Callable[[], Result]) -> Result | None:
+    """What `act` gives on the first process, None on the others.
+
+    Raises:
+      UserError: on the others, where `act` raised on the first; that one raises what `act` did.
+    """
+    result, failure = None, None
+    if is_primary():
+        try:
+            result = act()
+        except Exception as error:
+            failure = error
+    if agreed(failure is not None) and failure is None:
+        raise UserError("the first host failed; its message says why")
+    if failure is not None:
+        raise failure
+    return result
 
 
 def together(step: Callable[[], Result]) -> Result:

@@ -1,0 +1,1 @@
+"""Several hosts and devices as one: who speaks, and what all hosts agree on."""
