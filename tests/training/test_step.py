@@ -11,9 +11,11 @@ import pytest
 
 from alibi.model import build_model
 from alibi.positions import METHODS
+from alibi.training.optimizer import make_optimizer
 from alibi.training.sharding import batch_sharding, make_mesh, tree_shardings
 from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import make_train_step
+from configs import base
 
 VOCABULARY = 48
 
@@ -104,6 +106,20 @@ def test_learned_positions_learn(tiny_config, position: str) -> None:
     before = jax.tree.map(np.asarray, before)
     after = updated(config, devices=1, micro_batches=1)[0].params["position"]
     jax.tree.map(lambda a, b: np.testing.assert_array_less(1e-5, np.abs(np.asarray(a) - b).max()), after, before)
+
+
+def test_no_parameter_of_a_position_method_is_decayed() -> None:
+    """Whatever its leaf is called, shared by all layers or in each."""
+    leaves = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+    params = {"position": leaves, "layers_0": {"position": {"deep": leaves}, "position_layer": leaves, "up": leaves}}
+    params["embedding"] = jnp.ones((2, 2))
+    config = base.get_config("optimizer.weight_decay=1.0,optimizer.warmup_steps=0").optimizer
+    optimizer = make_optimizer(config, 10)
+    gradient = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    moved = {jax.tree_util.keystr(path, simple=True, separator="/") for path, leaf in jax.tree.leaves_with_path(updates)
+             if np.any(np.asarray(leaf))}  # fmt: skip
+    assert moved == {"embedding", "layers_0/up/kernel"}
 
 
 def test_parameters_are_split_by_the_rules(tiny_config) -> None:
