@@ -9,11 +9,10 @@ or with --coordinator_address, --num_processes and --process_id.
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
 from alibi import command_line
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "FILE.py[:KEY=VALUE,...] with get_config()")
+_CONFIG = command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run's checkpoints, metrics and config")
 command_line.define_host_flags()
 

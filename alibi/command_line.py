@@ -1,6 +1,5 @@
 """What the entry points share: flags read, and whatever the user can mend said in one line instead of a traceback."""
 
-import difflib
 import os
 import pathlib
 import re
@@ -9,10 +8,12 @@ from collections.abc import Callable
 
 import jax
 from absl import app, flags, logging
+from ml_collections import config_flags
 
 from alibi.data.cache import cache_root
 from alibi.errors import UserError
 from alibi.host_memory import keep_freed_memory
+from configs import base
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 
@@ -30,6 +31,13 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
     keep_freed_memory()
     _keep_compilations()
     app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+
+
+def define_config_flag(default: str | None = None, says: str = "") -> flags.FlagHolder:
+    """The flag that names a config file; its keys are set by --config.KEY=VALUE as by the part behind its colon."""
+    text = f"FILE.py[:KEY=VALUE,...] with {says or 'get_config()'}"
+    # No arguments: what ml_collections would read of them, `run` reads, with options of position methods and tuples.
+    return config_flags.DEFINE_config_file("config", default, text, sys_argv=[])
 
 
 def define_jobs_flag() -> flags.FlagHolder[int]:
@@ -91,28 +99,35 @@ def _check_directories() -> None:
 
 def _parse(argv: list[str]) -> list[str]:
     try:
+        argv, overrides = _overrides(flags.FLAGS.read_flags_from_files(argv, force_gnu=False))
         _check_config_file(argv)
-        return flags.FLAGS(_behind_the_colon(argv))
+        rest = flags.FLAGS(argv)
+        for key, value in overrides:
+            base.set_key(flags.FLAGS["config"].value, key, value)
+        return rest
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         unknown_key = "unknown config key: " if isinstance(error, AttributeError | KeyError) else ""
         print(f"error: {unknown_key}{_last_cause(str(error))}", file=sys.stderr)
         sys.exit(1)
 
 
-def _behind_the_colon(argv: list[str]) -> list[str]:
-    """Moves flags of keys that the config file itself must know behind the colon of --config.
+def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The words of a command line without --config.KEY=VALUE, and those as keys and values.
 
-    These are options of position methods, which no config file lists, and what it may
-    derive others from: the training length (a batch of whole sequences) and the number of
-    updates (a schedule that ends with them).
+    Also --config.KEY VALUE, --config.KEY (True) and --noconfig.KEY (False).
     """
-    moved = [word for word in argv if re.match(r"--?config\.(position_options\.\w+|train_length|train\.steps)=", word)]
-    files = [word for word in argv if re.match(r"--?config=", word)]
-    if not moved or not files:
-        return argv
-    keys = ",".join(word.partition("config.")[2] for word in moved)
-    whole = files[-1] + ("," if ":" in files[-1] else ":") + keys
-    return [whole if word is files[-1] else word for word in argv if word not in moved]
+    kept, overrides, words = [], [], iter(enumerate(argv))
+    for index, word in words:
+        given = re.fullmatch(r"--?(no)?config\.([\w.]+)(?:=(.*))?", word, re.DOTALL)
+        if given is None or "config" not in flags.FLAGS:
+            kept.append(word)
+        elif given[1] or given[3] is not None:
+            overrides.append((given[2], "False" if given[1] else given[3]))
+        elif argv[index + 1 : index + 2] and not argv[index + 1].startswith("-"):
+            overrides.append((given[2], next(words)[1]))
+        else:
+            overrides.append((given[2], "True"))
+    return kept, overrides
 
 
 def _check_config_file(argv: list[str]) -> None:
@@ -132,8 +147,7 @@ def _nearest_config(file: str) -> str:
     if os.path.isfile(f"{file}.py"):
         return f"{file}.py"
     known = {path.stem: path for path in sorted(CONFIGS.glob("[!_]*.py"))}
-    nearest = difflib.get_close_matches(pathlib.PurePath(file).stem, known, n=1, cutoff=0.5)
-    path = known[nearest[0] if nearest else "quickstart"]
+    path = known[base.nearest(pathlib.PurePath(file).stem, known, cutoff=0.5) or "quickstart"]
     here = pathlib.Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

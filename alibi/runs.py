@@ -20,10 +20,11 @@ from alibi.data.tokenizers import Tokenizer, load_tokenizer
 
 # Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
-              "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
+              "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
 # Keys that are younger than some runs, and the value that says what these computed without them; of eval.dtype,
 # what evaluations of any run now take.
-YOUNGER = {"imported_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32"}
+YOUNGER = {"imported_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32",
+           "model.scan_layers": False, "model.products": "auto"}  # fmt: skip
 # Of every config, as in configs/base.py.
 SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh", "position_options")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")

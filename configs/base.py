@@ -7,6 +7,7 @@ A config file imports this one, changes what differs, and ends with
 
 import ast
 import difflib
+from collections.abc import Iterable
 
 import ml_collections
 
@@ -19,7 +20,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.seed = 0  # of initialization, dropout and the order of the training blocks
     config.train_length = 128  # tokens a training sequence has (the paper's L)
-    config.position = "alibi"  # a name from alibi.positions.METHODS
+    config.position = "alibi"  # a name from alibi.positions.METHODS, or package.module:Class
     config.imported_from = ""  # SHA-256 of the checkpoint that scripts/import_fairseq.py made the run of
     # Options of the position method, by the names of its class's fields (alibi/positions).
     config.position_options = ml_collections.ConfigDict()
@@ -46,6 +47,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # with ids 1, 20001 and 60001: zero at first, and no target of a tail.
     config.model.padding_rows = False
     config.model.dtype = "float32"  # of the products: float32 or bfloat16; parameters are float32
+    # Layers are one program that is run for each, not as many: 24 compile in the time of one.
+    config.model.scan_layers = False
+    config.model.products = "auto"  # auto, or plain: no platform's tricks in products and norms
     config.model.remat = False  # recompute each layer in the backward pass: less memory, a third more time
     config.model.window = 0  # tokens each layer's attention reaches back, its own included (0: all)
     # Share of a row's attention that may be left out where ALiBi's slopes put keys out of reach; 0: none that
@@ -126,6 +130,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigDict:
     """Applies "key=value,key=value" to `config`; keys may be dotted or in `SHORT_NAMES`.
 
+    What a config file derives from a key, it derives from `config.get_ref(key)`: so it follows whatever sets the key.
+
     Raises ValueError for a part without "=", an unknown key (the nearest is
     suggested) or a value of another type than the key's.
     """
@@ -137,30 +143,30 @@ def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigD
     return config
 
 
-def whole_sequences(tokens: int, config: ml_collections.ConfigDict, arg: str) -> int:
-    """`tokens` or what of them is a multiple of the train_length that `arg` will set; at least one sequence."""
-    length = apply(config.copy_and_resolve_references(), arg).train_length
-    return max(tokens // length, 1) * length
+def whole_sequences(tokens: int, config: ml_collections.ConfigDict) -> ml_collections.FieldReference:
+    """`tokens` or what of them is a multiple of config.train_length, whatever that is set to; at least one sequence."""
+    length = config.get_ref("train_length")
+    sequences = tokens // length
+    return (sequences + 1 // (sequences + 1)) * length  # references know no max(sequences, 1)
 
 
-def chosen_steps(steps: int, config: ml_collections.ConfigDict, arg: str) -> int:
-    """The train.steps that `arg` will set, else `steps`: what a schedule that must end with the run derives from."""
-    copy = config.copy_and_resolve_references()
-    copy.train.steps = steps
-    return apply(copy, arg).train.steps
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:
+    """The one of `known` that is most like `word`, for messages; empty where none is, by `cutoff` from 0 to 1."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 
 def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
     """Sets one dotted `key`, reading a string `value` as the type that the key has."""
-    known = sorted([*_leaf_keys(config), *SHORT_NAMES])
     *parents, leaf = key.split(".")
     if parents == ["position_options"]:
-        with config.unlocked():
-            config.position_options[leaf] = _literal(value)
+        with config.unlocked(), config.ignore_type():
+            config.position_options[leaf] = _option(value)
         return
+    known = sorted([*_leaf_keys(config), *SHORT_NAMES])
     if key not in known:
-        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"unknown config key {key!r}; did you mean {nearest!r}? configs/base.py lists every key")
+        raise ValueError(
+            f"unknown config key {key!r}; did you mean {nearest(key, known)!r}? configs/base.py lists every key"
+        )
     section = config
     for parent in parents:
         section = section[parent]
@@ -184,15 +190,24 @@ def _literal(value: object) -> object:
         return value
 
 
+def _option(value: object) -> object:
+    """An option of a position method: None, a number, a name, or a tuple, as (0.5, 0.25), [0.5, 0.25] or 0.5:0.25."""
+    parts = [_literal(part) for part in value.split(":")] if isinstance(value, str) else []
+    if len(parts) > 1 and all(type(part) in (int, float) for part in parts):
+        return tuple(parts)
+    value = _literal(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _convert(key: str, old: object, value: object) -> object:
     needed = type(old)
     got = value if needed is str else _literal(value)
     if needed is tuple:
         got = _integers(got)
-    if needed is bool and isinstance(got, str) and got.lower() in ("true", "false"):
-        got = got.lower() == "true"
-    if needed is float and type(got) is int:
-        got = float(got)
+    if needed is bool and str(value).lower() in ("true", "false", "1", "0"):
+        got = str(value).lower() in ("true", "1")
+    if needed is float and (type(got) is int or got in ("inf", "nan")):
+        got = float(str(got))
     if type(got) is not needed:
         kind, example = ("integers", "20000:60000") if needed is tuple else (needed.__name__, repr(old))
         raise ValueError(f"config key {key}={value!r} must be of type {kind}, such as {example}")

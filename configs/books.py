@@ -13,11 +13,12 @@ from configs import base, wikitext2
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = wikitext2.get_config(arg)
     config.data.update(corpus="books", train="train", valid="valid", test="test")
-    config.train.steps = base.chosen_steps(600, config, arg)  # 2.5M tokens
+    config.train.steps = 600  # 2.5M tokens
+    steps = config.train.get_ref("steps")
     # CHOICE: more than the paper's share. 16/286 of these would be 33 updates, a third of the 100
     # that a momentum of 0.99 averages over.
-    warmup = config.train.steps // 10
-    config.optimizer.update(warmup_steps=warmup, period_steps=config.train.steps - warmup)
+    config.optimizer.warmup_steps = steps // 10
+    config.optimizer.period_steps = steps - steps // 10
     config.eval.every_steps = 300
     config.checkpoint.every_steps = 300
     return base.apply(config, arg)

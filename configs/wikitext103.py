@@ -49,8 +49,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         test="test",
         tokenizer="words",
     )
-    steps = base.chosen_steps(286_000, config, arg)  # 205 epochs (section 2.1): the warm-up and one period
-    warmup = steps * 16 // 286
+    config.train.steps = 286_000  # 205 epochs (section 2.1): the warm-up and one period
+    steps = config.train.get_ref("steps")
     config.optimizer.update(
         name="nag",  # this and all below: the paper's code
         momentum=0.99,
@@ -59,16 +59,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         schedule="cosine_restarts",
         learning_rate=1.0,
         warmup_init=1e-7,
-        warmup_steps=warmup,  # 16,000
-        period_steps=steps - warmup,  # 270,000
+        warmup_steps=steps * 16 // 286,  # 16,000
+        period_steps=steps - steps * 16 // 286,  # 270,000
         period_mult=2.0,
         shrink=0.75,
         min_learning_rate=1e-4,
     )
-    config.train.steps = steps
     config.train.max_device_tokens = GPU_TOKENS
     config.eval.update(every_steps=1_400, max_tokens=-1)  # about once an epoch
     config.checkpoint.every_steps = 1_400
     config.log.every_steps = 100
-    config.train.batch_tokens = GPUS * base.whole_sequences(GPU_TOKENS, config, arg)  # 8 x 8,192 at L = 2,048
+    config.train.batch_tokens = base.whole_sequences(GPU_TOKENS, config) * GPUS  # 8 x 8,192 at L = 2,048
     return base.apply(config, arg)

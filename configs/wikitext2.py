@@ -31,11 +31,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         softmax_dropout=0.0,
     )
     config.data.update(corpus="text", name="", subset="", revision="", train="", valid="", test="")
-    steps = base.chosen_steps(2_200, config, arg)
+    steps = config.train.get_ref("steps")
     # CHOICE: more than the paper's share. 16/286 of these would be 123 updates, hardly more than
     # the 100 that a momentum of 0.99 averages over.
-    config.optimizer.update(warmup_steps=steps // 11, period_steps=steps - steps // 11)
-    config.train.update(steps=steps, batch_tokens=base.whole_sequences(4_096, config, arg), max_device_tokens=0)
+    config.optimizer.warmup_steps = steps // 11
+    config.optimizer.period_steps = steps - steps // 11
+    config.train.update(steps=2_200, max_device_tokens=0)
+    config.train.batch_tokens = base.whole_sequences(4_096, config)
     config.eval.update(every_steps=550, max_tokens=65_536)
     config.checkpoint.every_steps = 550
     config.log.every_steps = 20

@@ -12,7 +12,6 @@ import pathlib
 import sys
 
 from absl import flags
-from ml_collections import config_flags
 
 # A clone works without being installed: python scripts/import_fairseq.py has only scripts/ on its path.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -24,8 +23,8 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "the .pt file")
 _DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt that it was trained with")
 _WORKDIR = flags.DEFINE_string("workdir", None, "directory to make")
 _POSITION = flags.DEFINE_string("position", "", "alibi, sinusoidal or none, in place of what the checkpoint says")
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", str(ROOT / "configs" / "wikitext103.py"), "FILE.py[:KEY=VALUE,...] with what the checkpoint doesn't say"
+_CONFIG = command_line.define_config_flag(
+    str(ROOT / "configs" / "wikitext103.py"), says="what the checkpoint doesn't say"
 )
 
 

@@ -11,14 +11,13 @@ import sys
 import time
 
 from absl import flags
-from ml_collections import config_flags
 
 # A clone works without being installed: python scripts/prepare_data.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi import command_line
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "FILE.py[:KEY=VALUE,...] with get_config()")
+_CONFIG = command_line.define_config_flag()
 _SPLITS = flags.DEFINE_list(
     "splits", ["train", "valid", "test"], "splits to prepare; those the config leaves empty are not"
 )

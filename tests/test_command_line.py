@@ -3,13 +3,19 @@
 import pathlib
 
 import jax
+import ml_collections
 import pytest
 from absl import flags
+from ml_collections import config_flags
 
 from alibi import command_line
-from alibi.command_line import _behind_the_colon, _check_config_file, _keep_compilations
+from alibi.command_line import _check_config_file, _keep_compilations, _parse
+from alibi.runs import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# How ml_collections loads a config file.
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 
 
 def test_compilations_are_kept_beside_the_token_files(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
@@ -23,22 +29,57 @@ def test_compilations_are_kept_beside_the_token_files(monkeypatch: pytest.Monkey
     assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compilations")
 
 
-def test_keys_that_a_config_file_must_know_go_behind_the_colon():
-    """It lists no options of position methods, and may derive the batch from the training length."""
-    argv = [
-        "train.py",
-        "--config=c.py",
-        "--config.seed=1",
-        "--config.position_options.slopes=closed_form",
-        "--workdir=w",
-    ]
-    moved = ["train.py", "--config=c.py:position_options.slopes=closed_form", "--config.seed=1", "--workdir=w"]
-    assert _behind_the_colon(argv) == moved
-    joined = _behind_the_colon(["--config=c.py:position=t5", "--config.position_options.num_buckets=8"])
-    assert joined == ["--config=c.py:position=t5,position_options.num_buckets=8"]
-    assert _behind_the_colon(moved) == moved
-    assert _behind_the_colon(["--config=c.py", "--config.train_length=9"]) == ["--config=c.py:train_length=9"]
-    assert _behind_the_colon(["--config=c.py", "--config.train.steps=9"]) == ["--config=c.py:train.steps=9"]
+def parsed(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> ml_collections.ConfigDict:
+    """The config that a command line of `words` gives."""
+    values = flags.FlagValues()
+    monkeypatch.setattr(flags, "FLAGS", values)
+    config_flags.DEFINE_config_file("config", None, flag_values=values, sys_argv=[])
+    assert _parse(["train.py", *words]) == ["train.py"]
+    return values["config"].value
+
+
+def test_keys_are_set_by_flags_as_behind_the_colon(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = f"--config={ROOT / 'configs' / 'books_tables.py'}"
+    words = ["--config.train_length=96", "--config.train.steps=50", "--config.log.tensorboard=false"]
+    config = parsed(monkeypatch, [f"{file}:position=my.package.file:Method", *words])
+    assert config.position == "my.package.file:Method"
+    assert not config.log.tensorboard
+    derived = (config.train.batch_tokens, config.optimizer.warmup_steps, config.optimizer.period_steps)
+    assert derived == (960, 5, 45), "whole sequences of the length, and a schedule that ends with the run"
+    assert flatten(config) == flatten(
+        parsed(monkeypatch, [*words, "--config.position", "my.package.file:Method", file])
+    )
+    assert not parsed(monkeypatch, [file, "--noconfig.log.tensorboard"]).log.tensorboard
+    assert parsed(monkeypatch, [file, "--config.model.remat", "--config.seed=1"]).model.remat
+    assert parsed(monkeypatch, [file, "--config.model.cutoffs=20:60"]).model.cutoffs == (20, 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("64", 64),
+        ("None", None),
+        ("closed_form", "closed_form"),
+        ("0.5:0.25", (0.5, 0.25)),
+        ("[0.5,0.25]", (0.5, 0.25)),
+        ("(1, 2)", (1, 2)),
+        ("pkg.mod:Cls", "pkg.mod:Cls"),
+    ],
+)
+def test_options_of_a_position_method(monkeypatch: pytest.MonkeyPatch, text: str, value: object) -> None:
+    """No config file lists them; what holds a comma can't stand behind the colon."""
+    file = f"--config={ROOT / 'configs' / 'quickstart.py'}"
+    ways = [[file, f"--config.position_options.some={text}"]]
+    ways += [[f"{file}:seed=1,position_options.some={text}"]] if "," not in text else []
+    for words in ways:
+        assert parsed(monkeypatch, words).position_options.to_dict() == {"some": value}
+
+
+def test_an_unknown_key_is_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    file = f"--config={ROOT / 'configs' / 'quickstart.py'}"
+    with pytest.raises(SystemExit):
+        parsed(monkeypatch, [file, "--config.model.widht=64"])
+    assert capsys.readouterr().err.startswith("error: unknown config key 'model.widht'; did you mean 'model.width'?")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ ALLOWED = {
     "alibi.errors": set(),
     "alibi.flops": set(),
     "alibi.host_memory": set(),
-    "alibi.command_line": {"alibi.data", "alibi.errors", "alibi.host_memory"},
+    "alibi.command_line": {"alibi.data", "alibi.errors", "alibi.host_memory", "configs.base"},
     "alibi.runs": {"alibi.data"},
     "alibi.parallel": {"alibi.errors"},
     "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.parallel"},

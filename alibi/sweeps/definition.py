@@ -15,7 +15,6 @@ list of dictionaries of these. Values given with `product` or `runs` win over `c
 """
 
 import dataclasses
-import difflib
 import importlib.util
 import itertools
 import os
@@ -218,7 +217,7 @@ def _check_evaluations(evaluations: Sequence[Evaluation], config: ml_collections
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:
     for key in given:
         if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            nearest = base.nearest(key, known)
             raise ValueError(f"unknown key {key!r} in {what}; did you mean {nearest!r}? There are: {', '.join(known)}")
 
 
