@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import ml_collections
 import optax
 from jaxtyping import PyTree
 
+from alibi.atomic import made_whole
 from alibi.data.dictionary import read_dictionary
 from alibi.data.tokenizers import WordTokenizer
 from alibi.fairseq.archive import Archive
@@ -176,9 +176,9 @@ def _write(
     provenance: dict[str, Any],
 ) -> None:
     """All files into a directory beside, which is then renamed, so that nobody ever sees half of them."""
-    made = RunDirectory(run.path.with_name(f".{run.name}.{os.getpid()}.partial"))
     about = {"config": config.to_dict(), **provenance}
-    try:
+    with made_whole(run.path) as partial:
+        made = RunDirectory(partial)
         made.check(config)
         made.claim(config, tokenizer)
         made.release()
@@ -195,9 +195,6 @@ def _write(
             tokens_per_second=None,
             best=None,
         )
-        made.path.rename(run.path)
-    finally:
-        shutil.rmtree(made.path, ignore_errors=True)
 
 
 def _check_free(workdir: pathlib.Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import ml_collections
 
+from alibi.atomic import made_whole, write_whole
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 
 # Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
@@ -172,9 +173,8 @@ class RunDirectory:
         """Writes the tokenizer, once; raises ValueError if another is here."""
         if not (self.path / "tokenizer").exists():
             # Whole or not at all: a half-written one would be taken for another run's.
-            partial = self.path / f".tokenizer-{os.getpid()}"
-            tokenizer.save(partial)
-            partial.rename(self.path / "tokenizer")
+            with made_whole(self.path / "tokenizer") as partial:
+                tokenizer.save(partial)
         elif self.tokenizer().fingerprint() != tokenizer.fingerprint():
             raise ValueError(
                 f"the tokenizer of the run in {self.path} is another than that of data.tokenizer_file or of the train "
@@ -187,9 +187,7 @@ class RunDirectory:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Writes one JSON file; a reader sees the old content or the new, never a part."""
-        temporary = self.path / f".{name}-{os.getpid()}"
-        temporary.write_text(json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
-        temporary.replace(self.path / name)
+        write_whole(self.path / name, json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
 
     def write_status(self, state: str, *, step: int, steps: int, reason: str = "", **more: Any) -> None:
         """Records where the run stands and the last saved step; `more` are figures, such as tokens_per_second."""

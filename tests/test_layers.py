@@ -25,26 +25,29 @@ ALLOWED = {
     "alibi.adaptive": LAYERS | {"alibi.embedding", "alibi.model_config"},
     "alibi.model": MODEL,
     "alibi.testing": MODEL,
+    "alibi.atomic": set(),
     "alibi.fairseq": set(),
-    "alibi.data": set(),
-    "alibi.reporting": set(),
+    "alibi.data": {"alibi.atomic"},
+    "alibi.reporting": {"alibi.atomic"},
     "alibi.errors": set(),
     "alibi.flops": set(),
     "alibi.host_memory": set(),
     "alibi.command_line": {"alibi.data", "alibi.errors", "alibi.host_memory", "configs.base"},
-    "alibi.runs": {"alibi.data"},
+    "alibi.runs": {"alibi.data", "alibi.atomic"},
     "alibi.parallel": {"alibi.errors"},
-    "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.parallel"},
-    "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors", "alibi.parallel"},
+    "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.parallel", "alibi.atomic"},
+    "alibi.training": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors", "alibi.parallel", "alibi.atomic"},
     "alibi.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
-    "alibi.imported": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.fairseq"},
+    "alibi.imported": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.fairseq", "alibi.atomic"},
     "alibi.extrapolation": MODEL
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"}
     | {"alibi.parallel"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
-    | {"alibi.flops", "configs.base"},
-    "alibi.paper": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps", "alibi.flops"},
+    | {"alibi.flops", "alibi.atomic", "configs.base"},
+    "alibi.paper": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps", "alibi.flops", "alibi.atomic"},
     "alibi": LIBRARY,
     "configs": {
         "configs.base",

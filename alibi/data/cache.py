@@ -8,9 +8,10 @@ import json
 import os
 import pathlib
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from alibi.atomic import made_whole
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
@@ -47,17 +48,13 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], None])
 
 
 def _write_and_rename(directory: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    temporary = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
-    temporary.mkdir()
     try:
-        write(temporary)
-        try:
-            temporary.rename(directory)
-        except OSError:
-            if not directory.is_dir():  # else another process was first, with the same content
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with made_whole(directory) as temporary:
+            temporary.mkdir()
+            write(temporary)
+    except OSError:
+        if not directory.is_dir():  # else another process was first, with the same content
+            raise
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from alibi.reporting.files import write_atomically
+from alibi.atomic import write_whole
 from alibi.reporting.rows import Scoring
 
 _NO_DUMP = (OSError, KeyError, EOFError, zipfile.BadZipFile)
@@ -62,7 +62,7 @@ def write_dump(path: pathlib.Path, dump: Dump) -> None:
     buffer = io.BytesIO()
     of: dict[str, Any] = dataclasses.asdict(dump.of)
     np.savez(buffer, nll_nats=dump.nll_nats, targets=dump.targets, **of)
-    write_atomically(path, buffer.getvalue())
+    write_whole(path, buffer.getbuffer())
 
 
 def read_dump(path: str | os.PathLike[str]) -> Dump:

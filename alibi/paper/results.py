@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from alibi.atomic import write_whole
 from alibi.paper.definitions import REFERENCES, Quantity
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
 from alibi.reporting.comparison import Comparison, compare, part_names
 from alibi.reporting.comparison_figure import draw_comparison
-from alibi.reporting.files import write_atomically
 from alibi.reporting.paper import published
 from alibi.reporting.report import ROWS_FILE, fact, failed_runs
 from alibi.reporting.rows import Row, latest, read_rows
@@ -227,6 +227,6 @@ def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
         markdown.append(failed_runs(failures))
     contents = ("\n".join(markdown), to_csv(compared), to_latex(compared))
     for path, content in zip(written, contents, strict=False):
-        write_atomically(path, content)
+        write_whole(path, content)
     files = "\n".join(map(str, written))
     return f"{to_text(compared)}\n{files}"

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from alibi.reporting.files import write_atomically
+from alibi.atomic import write_whole
 from alibi.reporting.report import Panel, Series
 from alibi.reporting.tables import Number
 
@@ -60,7 +60,7 @@ def png(
         yield figure
         image = io.BytesIO()
         figure.savefig(image, dpi=dots_per_inch, format="png")
-    write_atomically(path, image.getvalue())
+    write_whole(path, image.getvalue())
 
 
 def draw_axes(axes: Axes, panel: Panel) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from alibi.reporting.files import write_atomically
+from alibi.atomic import write_whole
 from alibi.reporting.rows import Row, latest, read_rows
 from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
 from alibi.reporting.writers import to_markdown, to_text
@@ -185,7 +185,7 @@ def write_report(
         text.append(f"figure: {directory / figure}\n")
     if failures:
         markdown.append(failed_runs(failures))
-    write_atomically(directory / REPORT_FILE, "\n".join(markdown))
+    write_whole(directory / REPORT_FILE, "\n".join(markdown))
     return "\n".join([*text, f"report: {directory / REPORT_FILE}\n"])
 
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from alibi.reporting.files import write_atomically
+from alibi.atomic import write_whole
 from alibi.reporting.report import ROWS_FILE
 from alibi.reporting.rows import Row, read_rows
 from alibi.runs import RunDirectory, evaluation_hash
@@ -166,7 +166,7 @@ def write_failure(workdir: pathlib.Path, run: str, reason: str) -> None:
     after = {name: known for name, known in before.items() if name != run} | ({run: reason} if reason else {})
     if after == before:
         return
-    write_atomically(workdir / FAILURES_FILE, json.dumps(after, indent=2) + "\n")
+    write_whole(workdir / FAILURES_FILE, json.dumps(after, indent=2) + "\n")
 
 
 def is_in_progress(workdir: pathlib.Path) -> bool:

@@ -10,6 +10,8 @@ import time
 import jax
 import tqdm
 
+from alibi.atomic import write_whole
+
 
 class MetricsWriter:
     """Appends rows to metrics.jsonl and points to TensorBoard.
@@ -62,9 +64,7 @@ def _drop_after(file: pathlib.Path, step: int) -> None:
             continue
         if row["step"] <= step:
             kept.append(line)
-    temporary = file.with_suffix(".rewritten")
-    temporary.write_text("".join(kept))
-    temporary.replace(file)
+    write_whole(file, "".join(kept))
 
 
 class Progress:
