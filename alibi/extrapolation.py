@@ -28,7 +28,7 @@ from alibi.parallel.hosts import agreed, is_primary, together
 from alibi.reporting.report import ROWS_FILE, write_report
 from alibi.reporting.rows import Device, Row, append_rows, latest, read_rows
 from alibi.runs import evaluation_hash, git_commit
-from alibi.trained import TrainedRun
+from alibi.runs.trained import TrainedRun
 
 __all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs"]
 

@@ -21,7 +21,7 @@ from alibi.extrapolation import Options, OutputError, evaluate_runs
 from alibi.model import build_model, count_parameters
 from alibi.reporting.rows import Device, latest, read_rows
 from alibi.runs import RunDirectory
-from alibi.trained import TrainedRun, fitting_mesh
+from alibi.runs.trained import TrainedRun, fitting_mesh
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.sharding import make_mesh
 from alibi.training.state import initial_state

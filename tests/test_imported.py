@@ -21,7 +21,7 @@ from alibi.extrapolation import Options, evaluate_runs
 from alibi.imported import _whole_batch, import_run
 from alibi.model import build_model
 from alibi.runs import RunDirectory, config_hash
-from alibi.trained import TrainedRun
+from alibi.runs.trained import TrainedRun
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.schedules import make_schedule

@@ -38,10 +38,10 @@ ALLOWED = {
     "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.parallel", "alibi.atomic"},
     "alibi.training": MODEL
     | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors", "alibi.parallel", "alibi.atomic"},
-    "alibi.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
+    "alibi.runs.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
     "alibi.imported": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.fairseq", "alibi.atomic"},
     "alibi.extrapolation": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.trained", "alibi.errors"}
+    | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.reporting", "alibi.runs.trained", "alibi.errors"}
     | {"alibi.parallel"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
@@ -59,6 +59,8 @@ ALLOWED = {
 
 
 def room_of(module: str) -> str:
+    if module in ALLOWED:
+        return module
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] in ("alibi", "configs") and len(parts) > 1 else parts[0]
 

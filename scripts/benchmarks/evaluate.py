@@ -102,7 +102,7 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
 
     from alibi.evaluation.perplexity import Scorer, model_nll
     from alibi.model import build_model
-    from alibi.trained import TrainedRun
+    from alibi.runs.trained import TrainedRun
 
     if workdir:
         run = TrainedRun(workdir, batch_tokens=budget)

@@ -2,15 +2,9 @@
 
 import datetime
 import fcntl
-import functools
-import hashlib
-import importlib.metadata
 import json
-import operator
 import os
 import pathlib
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,17 +12,10 @@ import ml_collections
 
 from alibi.atomic import made_whole, write_whole
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
+from alibi.runs.identity import YOUNGER, completed, defining
 
-# Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
-MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
-              "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
-# Keys that are younger than some runs, and the value that says what these computed without them; of eval.dtype,
-# what evaluations of any run now take.
-YOUNGER = {"imported_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32",
-           "model.scan_layers": False, "model.products": "auto"}  # fmt: skip
 # Of every config, as in configs/base.py.
 SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh", "position_options")
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 
 class RunDirectory:
@@ -127,7 +114,7 @@ class RunDirectory:
         """Keys that define a run and that `config` sets otherwise than the run that is here, to (there, now)."""
         if not (self.path / "config.json").exists():
             return {}
-        old, new = _defining(self.config()), _defining(config)
+        old, new = defining(self.config()), defining(config)
         keys = sorted(old.keys() | new.keys())
         both = {key: tuple(leaves.get(key, YOUNGER.get(key)) for leaves in (old, new)) for key in keys}
         return {key: (there, now) for key, (there, now) in both.items() if there != now}
@@ -215,76 +202,3 @@ class RunDirectory:
 
     def _damaged(self, name: str, error: object) -> ValueError:
         return ValueError(f"{self.path / name} is damaged ({error}); restore it, or train the run again elsewhere")
-
-
-def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """A copy of `config`, in which keys that are younger than it have the value that it was computed with."""
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-        for key, value in YOUNGER.items():
-            *sections, leaf = key.split(".")
-            section = functools.reduce(operator.getitem, sections, config)
-            if leaf not in section:
-                section[leaf] = value
-    return config
-
-
-def may_differ(key: str) -> bool:
-    """Whether a run may go on with another value of this config key: it says how the run is computed, not what."""
-    return any(key == known or (known.endswith(".") and key.startswith(known)) for known in MAY_DIFFER)
-
-
-def config_hash(config: ml_collections.ConfigDict) -> str:
-    """Twelve hex digits that are the same for configs of the same run: those that differ only where they may."""
-    return hashlib.sha256(json.dumps(_defining(config), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def evaluation_hash(config: ml_collections.ConfigDict) -> str:
-    """`config_hash`, and after it eval.dtype where that is not the run's own: their rows are no measurements alike."""
-    own = config.eval.dtype == config.model.dtype
-    return config_hash(config) + ("" if own else f"-{config.eval.dtype}")
-
-
-def _defining(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """The leaves that say what a run computes, by dotted key."""
-    leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
-    if "data.tokenizer_file" in leaves:
-        leaves["data.tokenizer_file"] = ""  # where it lies; `RunDirectory.claim` compares what it holds
-    return {key: value for key, value in leaves.items() if key not in YOUNGER or value != YOUNGER[key]}
-
-
-def flatten(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """The leaves of a config by dotted key."""
-    leaves: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, ml_collections.ConfigDict):
-            leaves.update({f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()})
-        else:
-            leaves[key] = list(value) if isinstance(value, tuple) else value
-    return leaves
-
-
-@functools.cache
-def git_commit() -> str:
-    """The commit of this code, with "-dirty" where tracked files differ from it; "unknown" outside a checkout."""
-    folder = pathlib.Path(__file__).resolve().parent.parent
-    try:
-        commit, changes = (
-            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return commit + ("-dirty" if changes else "")
-
-
-def make_provenance(**more: Any) -> dict[str, Any]:
-    """What made a run: command, commit, versions, CPU cores; `more` adds devices, corpus, parameters."""
-    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
-    versions["python"] = sys.version.split()[0]
-    return {"command": sys.argv, "commit": git_commit(), "versions": versions, "cores": usable_cores(), **more}
-
-
-def usable_cores() -> int:
-    """The processor cores that this process may use; all, where the system doesn't tell which (macOS)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

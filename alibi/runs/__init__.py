@@ -1,0 +1,18 @@
+"""Trained runs: their work directories, what identifies and what made them; `alibi.runs.trained` loads their models."""
+
+from alibi.runs.directory import SECTIONS, RunDirectory
+from alibi.runs.identity import completed, config_hash, evaluation_hash, flatten, may_differ
+from alibi.runs.provenance import git_commit, make_provenance, usable_cores
+
+__all__ = [
+    "SECTIONS",
+    "RunDirectory",
+    "completed",
+    "config_hash",
+    "evaluation_hash",
+    "flatten",
+    "git_commit",
+    "make_provenance",
+    "may_differ",
+    "usable_cores",
+]

@@ -1,0 +1,37 @@
+"""What made a run: command, commit, versions and processor cores."""
+
+import functools
+import importlib.metadata
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
+
+
+@functools.cache
+def git_commit() -> str:
+    """The commit of this code, with "-dirty" where tracked files differ from it; "unknown" outside a checkout."""
+    folder = pathlib.Path(__file__).resolve().parents[2]
+    try:
+        commit, changes = (
+            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit + ("-dirty" if changes else "")
+
+
+def make_provenance(**more: Any) -> dict[str, Any]:
+    """What made a run: command, commit, versions, CPU cores; `more` adds devices, corpus, parameters."""
+    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
+    versions["python"] = sys.version.split()[0]
+    return {"command": sys.argv, "commit": git_commit(), "versions": versions, "cores": usable_cores(), **more}
+
+
+def usable_cores() -> int:
+    """The processor cores that this process may use; all, where the system doesn't tell which (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
