@@ -186,7 +186,10 @@ NO_FILE = "there is no config file '{}'; did you mean configs/quickstart.py?"
     [
         (["--config=configs/quikstart.py", "--workdir={out}"], NO_FILE.format("configs/quikstart.py")),
         (["--config={config}:lenght=3", "--workdir={out}"], "unknown config key 'lenght'; did you mean 'length'?"),
-        (["--config={config}", "--config.train.stepz=3", "--workdir={out}"], 'Did you mean "steps"'),
+        (
+            ["--config={config}", "--config.train.stepz=3", "--workdir={out}"],
+            "unknown config key 'train.stepz'; did you mean 'train.steps'?",
+        ),
         (["--config={config}:position=alibbi", "--workdir={out}"], "did you mean 'alibi'"),
         (["--config={config}"], "--workdir"),
         (["--config={config}", "--workdir="], "--workdir is empty; give a directory (is a shell variable unset?)"),

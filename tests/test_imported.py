@@ -221,7 +221,7 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
 )
 def test_the_batch_is_cut_as_the_papers_code_cuts_it(length, max_device_tokens, tokens):
     """And at the paper's lengths as configs/wikitext103.py has it, so that 8 devices go on with the training."""
-    config = wikitext103.get_config()
+    config = wikitext103.get_config().copy_and_resolve_references()  # as an import has it
     config.train_length = length
     config.train.max_device_tokens = max_device_tokens
     config.train.batch_tokens = _whole_batch(config)
