@@ -84,6 +84,17 @@ def test_the_memory_of_a_call_is_its_own(scripts):
         assert growth == pytest.approx(2**26, abs=2**23)
 
 
+def test_a_process_is_warm_when_its_time_is_steady(scripts, monkeypatch):
+    """It may be slow for several turns, all alike; then it takes more turns until two are as fast as the fastest."""
+    processes = importlib.import_module("benchmarks.processes")
+    slow_then_fast = [0.3] * 3 + [0.1] * 20  # seconds of a step; turns are of one step, then of about half a second
+    for of_steps, taken in (([0.1] * 20, 5), (slow_then_fast, 5), ([0.3, 0.1] * 20, 9), ([155.0] * 9, 1)):
+        left = iter(of_steps)
+        monkeypatch.setattr(processes, "seconds_of", lambda run, steps, left=left: steps * next(left))
+        assert processes.warm_up(lambda steps: None) == pytest.approx(of_steps[taken - 1])
+        assert len(list(left)) == len(of_steps) - taken
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -15,7 +15,11 @@ from typing import Any
 
 from alibi.host_memory import keep_freed_memory
 
-SHORT_SECONDS = 0.25  # a first warm step or call that took less is timed again
+SHORT_SECONDS = 0.25  # a first call that took less is timed again
+# A process is slow at first: its threads may share a core for up to three turns of half a second, as long as the
+# system knows no better (results/benchmarks/startup.md). It is warm after WARM_SECONDS, when its last two turns differ
+# by no more than STEADY from the fastest, or after three times as many.
+WARM_SECONDS, TURN_SECONDS, STEADY = 2.0, 0.5, 1.1
 STOP_SECONDS = 3.0  # that an idle process may take to end
 MATMUL_SIZE = 2048  # rows and columns of the product that gives the machine's float32 peak
 
@@ -55,9 +59,7 @@ class Contender:
         step = self.build(*self.arguments)
         step.run(1)
         first_seconds = time.perf_counter() - start
-        step_seconds = seconds_of(step.run, 1)
-        if step_seconds < SHORT_SECONDS:
-            step_seconds = seconds_of(step.run, 3) / 3
+        step_seconds = warm_up(step.run)
         return step, {
             "first_seconds": first_seconds,
             "step_seconds": step_seconds,
@@ -148,6 +150,19 @@ def seconds_of(run: Callable[[int], None], steps: int) -> float:
     start = time.perf_counter()
     run(steps)
     return time.perf_counter() - start
+
+
+def warm_up(run: Callable[[int], None]) -> float:
+    """Runs until the time is steady; seconds of a step."""
+    turns, elapsed, steps = [], 0.0, 1
+    while elapsed < 3 * WARM_SECONDS:
+        seconds = seconds_of(run, steps)
+        elapsed += seconds
+        turns.append(seconds / steps)
+        steps = max(1, round(TURN_SECONDS / turns[-1]))
+        if elapsed >= WARM_SECONDS and len(turns) > 1 and max(turns[-2:]) <= STEADY * min(turns):
+            break
+    return turns[-1]
 
 
 def matmul_contender() -> Contender:
