@@ -131,11 +131,3 @@ _matmul.defvjp(_matmul_forward, _matmul_backward)
 def _contract(a: Array, b: Array, of_a: int, of_b: int, precision: Any, element_type: Any) -> Array:
     dimensions = (((of_a,), (of_b,)), ((), ()))
     return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=element_type)
-
-
-def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
-    """The sum of a * b over features, in float32.
-
-    As `(a * b).sum(axis=-1)` it takes ten times as long on CPUs where the first dimension is 1.
-    """
-    return jnp.vecdot(a.astype(jnp.float32), b.astype(jnp.float32), precision=lax.Precision.HIGHEST)

@@ -11,6 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall
+from alibi.attention.cpu.rows import dot_rows
 from alibi.attention.reference import MASKED
 from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
@@ -26,7 +27,6 @@ from alibi.attention.tiles import (
     tile_dropout,
     tile_visible,
 )
-from alibi.products import dot_rows
 
 Leaves = tuple[Any, ...]
 Trees = tuple[Any, Any]

@@ -11,9 +11,9 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall, within
+from alibi.attention.cpu.rows import dot_rows
 from alibi.attention.reference import MASKED
 from alibi.positions.base import Part, rows_and_columns
-from alibi.products import dot_rows
 
 # (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
 Folded = Float[Array, "batch_heads _ _"]

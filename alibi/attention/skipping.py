@@ -30,9 +30,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall
+from alibi.attention.cpu.rows import dot_rows
 from alibi.attention.tiles import Plan, Sides, make_sides
 from alibi.positions.base import Bias, Blocks, Part
-from alibi.products import dot_rows
 
 # exp(-104) is below half of the smallest float32 above zero.
 UNDERFLOW = 104.0

@@ -1,0 +1,1 @@
+"""What exists of attention for CPUs only: short attention that keeps its exponentials, and decoding a token."""

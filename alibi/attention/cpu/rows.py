@@ -1,0 +1,13 @@
+"""Sums over features, written so that XLA computes them at the speed of the CPU."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+
+def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
+    """The sum of a * b over features, in float32.
+
+    As `(a * b).sum(axis=-1)` it takes ten times as long on CPUs where the first dimension is 1.
+    """
+    return jnp.vecdot(a.astype(jnp.float32), b.astype(jnp.float32), precision=lax.Precision.HIGHEST)
