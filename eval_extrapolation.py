@@ -45,7 +45,7 @@ def main() -> int:
 
 def _evaluate() -> int:
     # Only now, so that a wrong flag is reported at once.
-    from alibi.extrapolation import evaluate_runs
+    from alibi.evaluation.extrapolation import evaluate_runs
 
     options = _options()
     command_line.join_hosts()
@@ -57,7 +57,7 @@ def _evaluate() -> int:
 
 def _options():
     """The flags as the library takes them; ValueError where they contradict each other."""
-    from alibi.extrapolation import MULTIPLES, Options
+    from alibi.evaluation.extrapolation import MULTIPLES, Options
     from alibi.runs import RunDirectory
 
     if not _WORKDIRS.value:

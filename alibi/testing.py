@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PyTree
 
 from alibi.attention import AttentionOptions, method_attention_fn
-from alibi.model import DecoderLM
-from alibi.model_config import ModelConfig
+from alibi.model.config import ModelConfig
+from alibi.model.decoder import DecoderLM
 from alibi.positions import METHODS, Bias, Part, PositionMethod, make_position
 from alibi.positions.base import Blocks
 

@@ -30,7 +30,7 @@ _CONFIG = command_line.define_config_flag(
 
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
-    from alibi.imported import import_run
+    from alibi.importers.work_directory import import_run
 
     made = import_run(_CHECKPOINT.value, _DICTIONARY.value, _WORKDIR.value, _CONFIG.value, position=_POSITION.value)
     model, settings = made.config.model, made.settings

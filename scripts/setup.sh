@@ -113,7 +113,7 @@ pip_install() {
 # Compiles what the project imports. Python would do so at the first import, but many containers forbid it
 # to keep the result: there each process, and a sweep has many, would compile JAX again, for 5 s.
 compile_imports() {
-  local modules="alibi.training.loop, alibi.extrapolation, alibi.sweeps.execute, alibi.reporting.plots"
+  local modules="alibi.training.loop, alibi.evaluation.extrapolation, alibi.sweeps.execute, alibi.reporting.plots"
   [[ "$requirements" == requirements.txt ]] || modules="$modules, hypothesis, pytest"
   say "compiling what is imported"
   (cd "$root" && env -u PYTHONDONTWRITEBYTECODE JAX_PLATFORMS=cpu "$venv/bin/python" -c "import $modules") \

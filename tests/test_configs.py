@@ -5,7 +5,7 @@ import importlib
 import ml_collections
 import pytest
 
-from alibi.model import build_model, count_parameters
+from alibi.model.decoder import build_model, count_parameters
 from alibi.runs import flatten
 from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import micro_batches, sequences_per_update

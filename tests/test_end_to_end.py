@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.model import build_model
+from alibi.model.decoder import build_model
+from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
-from alibi.training.sharding import make_mesh
 from alibi.training.state import TrainState, abstract_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -11,14 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.extrapolation import Options, evaluate_runs
-from alibi.model import build_model
+from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.model.decoder import build_model
+from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.training import loop
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
-from alibi.training.sharding import make_mesh
 from alibi.training.state import TrainState, abstract_state
 from configs import base
 

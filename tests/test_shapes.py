@@ -8,8 +8,8 @@ import jaxtyping
 import pytest
 
 from alibi.attention import attend
-from alibi.cross_entropy import token_nll
-from alibi.model import build_model
+from alibi.model.decoder import build_model
+from alibi.model.loss import token_nll
 from alibi.positions import AlibiBias
 from alibi.slopes import alibi_slopes
 

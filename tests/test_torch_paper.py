@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.model import build_model
+from alibi.model.decoder import build_model
 
 VOCABULARY = 300
 

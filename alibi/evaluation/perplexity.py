@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jaxtyping import Array, Float, Int, PyTree
 
 from alibi.evaluation.windows import Batch, Part, Windows, batches, gather, plan
-from alibi.model import DecoderLM
+from alibi.model.decoder import DecoderLM
 
 # (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]; the targets are those of the
 # last inputs, and no target depends on the inputs after its own.

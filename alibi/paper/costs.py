@@ -9,9 +9,9 @@ import ml_collections
 
 from alibi.data.tokens import prepare, prepare_with
 from alibi.paper.definitions import TABLES
+from alibi.paper.published import parse_printed
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.settings import Setting
-from alibi.reporting.paper import parse_printed
 from alibi.reporting.report import ROWS_FILE
 from alibi.reporting.rows import latest, read_rows
 from alibi.reporting.tables import TRAINING_SPEED

@@ -5,8 +5,8 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 
+from alibi.paper.published import parse_printed
 from alibi.reporting import tables
-from alibi.reporting.paper import parse_printed
 from alibi.reporting.tables import Kind
 
 # The paper's names of the position methods.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from alibi.paper.definitions import Model, Quantity, find_table
+from alibi.paper.published import PaperTable, load_table
 from alibi.paper.settings import find_setting
-from alibi.reporting.paper import PaperTable, load_table
 from alibi.runs import may_differ
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from alibi.atomic import write_whole
 from alibi.paper.definitions import REFERENCES, Quantity
+from alibi.paper.published import published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
 from alibi.reporting.comparison import Comparison, compare, part_names
 from alibi.reporting.comparison_figure import draw_comparison
-from alibi.reporting.paper import published
 from alibi.reporting.report import ROWS_FILE, fact, failed_runs
 from alibi.reporting.rows import Row, latest, read_rows
 from alibi.reporting.tables import Absence, Kind, Missing, Number

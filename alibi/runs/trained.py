@@ -12,10 +12,10 @@ from jaxtyping import PyTree
 
 from alibi.data.tokenizers import Tokenizer
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model import DecoderLM, build_model, count_parameters, evaluated
+from alibi.model.decoder import DecoderLM, build_model, count_parameters, evaluated
+from alibi.parallel.sharding import batch_sharding, make_mesh, tree_shardings
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
-from alibi.training.sharding import batch_sharding, make_mesh, tree_shardings
 
 _log = logging.getLogger(__name__)
 

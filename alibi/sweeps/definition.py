@@ -169,7 +169,7 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collection
 
 def _check_run(config: ml_collections.ConfigDict) -> None:
     # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
-    from alibi.model import build_model
+    from alibi.model.decoder import build_model
     from alibi.training.optimizer import make_optimizer
     from alibi.training.setup import UNKNOWN_VOCABULARY, sequences_per_update
 

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-from alibi.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
+from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
 from alibi.reporting.writers import aligned
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.launchers import is_on_cpu
@@ -142,7 +142,7 @@ def _total(seconds: float | None, rough: bool) -> str:
 
 def parameters(run: Run, vocab_size: int) -> int:
     """How many numbers the run's model learns; nothing is allocated."""
-    from alibi.model import build_model, count_parameters
+    from alibi.model.decoder import build_model, count_parameters
 
     return count_parameters(build_model(run.config, vocab_size))
 

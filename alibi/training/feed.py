@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from alibi.data.batches import TrainBatches
-from alibi.training.sharding import batch_sharding
+from alibi.parallel.sharding import batch_sharding
 
 Batch = tuple[Int[Array, "micro batch length"], Int[Array, "micro batch length"]]
 

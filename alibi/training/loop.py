@@ -15,8 +15,9 @@ import ml_collections
 
 from alibi.data.batches import TrainBatches
 from alibi.errors import disk_errors_named
-from alibi.model import build_model
+from alibi.model.decoder import build_model
 from alibi.parallel import hosts
+from alibi.parallel.sharding import batch_sharding, batch_shards, make_mesh
 from alibi.runs import RunDirectory, completed, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
@@ -25,7 +26,6 @@ from alibi.training.optimizer import make_optimizer
 from alibi.training.record import NonFiniteLossError, Record
 from alibi.training.schedules import make_schedule
 from alibi.training.setup import check_config, micro_batches, prepare_files, sequences_per_update
-from alibi.training.sharding import batch_sharding, batch_shards, make_mesh
 from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import TrainStep, make_train_step
 from alibi.training.validation import make_validator

@@ -6,9 +6,9 @@ import ml_collections
 from jax.sharding import Mesh
 
 from alibi.data.tokens import TokenFile, check_sources, prepare, prepare_with
-from alibi.model import DTYPES, build_model
+from alibi.model.decoder import DTYPES, build_model
 from alibi.parallel.hosts import on_first
-from alibi.training.sharding import batch_shards
+from alibi.parallel.sharding import batch_shards
 
 UNKNOWN_VOCABULARY = 2**31 - 1  # room for any cutoffs
 

@@ -10,8 +10,8 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
-from alibi.model import DecoderLM
-from alibi.training.sharding import tree_shardings
+from alibi.model.decoder import DecoderLM
+from alibi.parallel.sharding import tree_shardings
 
 
 @flax.struct.dataclass

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.model import DecoderLM
+from alibi.model.decoder import DecoderLM
 from alibi.training.state import TrainState
 
 Metrics = dict[str, Float[Array, ""]]

@@ -8,8 +8,8 @@ from jaxtyping import PyTree
 
 from alibi.data.tokens import TokenFile
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model import DecoderLM, evaluated
-from alibi.training.sharding import batch_sharding
+from alibi.model.decoder import DecoderLM, evaluated
+from alibi.parallel.sharding import batch_sharding
 
 # Parameters to the mean NLL of a text in nats per token.
 Validator = Callable[[PyTree], float]

@@ -135,7 +135,7 @@ def _loss(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
     import jax
     import jax.numpy as jnp
 
-    from alibi.model import DecoderLM, build_model
+    from alibi.model.decoder import DecoderLM, build_model
 
     model = build_model(config, vocab_size)
     params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from alibi.flops import keys_seen
+from alibi.model.flops import keys_seen
 from alibi.runs import RunDirectory
 from benchmarks.processes import Contender, Step, require_torch
 from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text, whole_numbers
@@ -101,7 +101,7 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
     import jax.numpy as jnp
 
     from alibi.evaluation.perplexity import Scorer, model_nll
-    from alibi.model import build_model
+    from alibi.model.decoder import build_model
     from alibi.runs.trained import TrainedRun
 
     if workdir:

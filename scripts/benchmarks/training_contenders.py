@@ -62,10 +62,10 @@ def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tup
     """The project's step on one batch of inputs and targets `[batch, length]`, again and again."""
     import jax
 
-    from alibi.model import build_model
+    from alibi.model.decoder import build_model
+    from alibi.parallel.sharding import batch_sharding, batch_shards, make_mesh
     from alibi.training.optimizer import make_optimizer, make_schedule
     from alibi.training.setup import micro_batches
-    from alibi.training.sharding import batch_sharding, batch_shards, make_mesh
     from alibi.training.state import abstract_state, initial_state
     from alibi.training.step import make_train_step
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes, attend
-from alibi.attention import decoding, tiles
+from alibi.attention import tiles
 from alibi.attention.backends import BACKENDS
 from alibi.attention.call import AttentionCall
+from alibi.attention.cpu import decoding
 from alibi.positions import AlibiBias
 
 RESULTS = ("attended", "query", "key", "value", "slopes")

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes, attend
-from alibi.attention import backends, decoding
+from alibi.attention import backends
 from alibi.attention.backends import choose
 from alibi.attention.cache import KeyValues, Slots, norm_of_all
 from alibi.attention.call import AttentionCall, AttentionOptions, dense
+from alibi.attention.cpu import decoding
 from alibi.attention.skipping import LOGIT_ROUNDING
-from alibi.model import build_model
+from alibi.model.decoder import build_model
 from alibi.positions import AlibiBias
 from tests.attention.calls import on, reach
 

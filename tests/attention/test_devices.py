@@ -12,13 +12,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from alibi import alibi_slopes, attend
-from alibi.attention.augmented import augmented_attention
+from alibi.attention.accelerator.augmented import augmented_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall
 from alibi.attention.devices import fitting_sharding, on_each_device
 from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_plan
-from alibi.batch_split import heads_sharding
+from alibi.parallel.activations import heads_sharding
 from alibi.positions import AlibiBias, make_position
 from tests.attention.calls import on
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.attention import saved
-from alibi.attention.saved import query_blocks, saved_attention
+from alibi.attention.cpu import saved
+from alibi.attention.cpu.saved import query_blocks, saved_attention
 
 compiled_attention = jax.jit(saved_attention, static_argnames="causal")
 

@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
 from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.attention.decoding import attended_and_blocks
+from alibi.attention.cpu.decoding import attended_and_blocks
 from alibi.attention.skipping import ranges_of
 from alibi.attention.tiles import make_plan
 from alibi.positions import AlibiBias

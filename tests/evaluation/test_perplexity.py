@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model import build_model, evaluated
+from alibi.model.decoder import build_model, evaluated
 from configs import base
 
 VOCAB, BOUNDARY = 11, 10

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
-from alibi.flops import keys_seen
+from alibi.model.flops import keys_seen
 from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, overview
 from alibi.paper.definitions import TABLES
 from alibi.paper.reproduction import Reproduction

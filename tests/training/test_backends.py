@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.model import build_model
+from alibi.model.decoder import build_model
+from alibi.parallel.sharding import make_mesh
 from alibi.training.optimizer import make_optimizer
-from alibi.training.sharding import make_mesh
 from alibi.training.state import initial_state
 from alibi.training.step import make_train_step
 

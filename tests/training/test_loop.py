@@ -17,14 +17,14 @@ import pytest
 
 from alibi.data.tokenizers import ByteTokenizer, WordTokenizer
 from alibi.errors import UserError
-from alibi.model import build_model
+from alibi.model.decoder import build_model
 from alibi.parallel import hosts
+from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Batch
 from alibi.training.optimizer import make_optimizer
-from alibi.training.sharding import make_mesh
 from alibi.training.state import TrainState, abstract_state
 from alibi.training.step import Metrics, TrainStep
 from configs import base

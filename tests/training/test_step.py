@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from alibi.model import build_model
+from alibi.model.decoder import build_model
+from alibi.parallel.sharding import batch_sharding, make_mesh, tree_shardings
 from alibi.positions import METHODS
 from alibi.training.optimizer import make_optimizer
-from alibi.training.sharding import batch_sharding, make_mesh, tree_shardings
 from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import make_train_step
 from configs import base

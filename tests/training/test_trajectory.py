@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.fairseq.parameters import architecture, to_params
-from alibi.model import build_model
+from alibi.importers.fairseq.parameters import architecture, to_params
+from alibi.model.decoder import build_model
 from alibi.training.optimizer import make_optimizer
 from alibi.training.schedules import make_schedule
 from alibi.training.state import TrainState

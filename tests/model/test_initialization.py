@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.model import build_model
+from alibi.model.decoder import build_model
 from configs import base, wikitext103
 
 WIDTH, HIDDEN, CUTOFFS, VOCABULARY = 64, 192, (2_000, 5_000), 12_000

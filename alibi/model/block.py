@@ -8,13 +8,13 @@ from jaxtyping import Array, Float, Int
 
 from alibi.attention import method_attention_fn
 from alibi.attention.cache import Slots
-from alibi.attention.closure import AttentionFn, Cached
-from alibi.batch_split import heads_sharding
-from alibi.initialization import INITIALIZATIONS
-from alibi.model_config import ACTIVATIONS, DTYPES, ModelConfig
+from alibi.attention.flax import AttentionFn, Cached
+from alibi.model.config import ACTIVATIONS, DTYPES, ModelConfig
+from alibi.model.initialization import INITIALIZATIONS
+from alibi.model.products import Products
+from alibi.parallel.activations import heads_sharding
 from alibi.positions import PositionMethod
 from alibi.positions.base import KnownPositions, Params
-from alibi.products import Products
 
 
 @flax.struct.dataclass

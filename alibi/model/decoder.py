@@ -11,15 +11,15 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
-from alibi.adaptive import AdaptiveEmbedding, Bands
 from alibi.attention.cache import Slots
-from alibi.batch_split import batch_parts, split_batch
-from alibi.block import Block, BlockCall
-from alibi.embedding import Head, TiedEmbedding
-from alibi.model_config import DTYPES, ModelConfig
+from alibi.model.adaptive import AdaptiveEmbedding, Bands
+from alibi.model.block import Block, BlockCall
+from alibi.model.config import DTYPES, ModelConfig
+from alibi.model.embedding import Head, TiedEmbedding
+from alibi.model.products import Products
+from alibi.parallel.activations import batch_parts, split_batch
 from alibi.positions import PositionMethod, make_position
 from alibi.positions.base import KnownPositions
-from alibi.products import Products
 
 
 class DecoderLM(nn.Module):

@@ -16,11 +16,11 @@ from jaxtyping import PyTree
 from alibi.atomic import made_whole
 from alibi.data.dictionary import read_dictionary
 from alibi.data.tokenizers import WordTokenizer
-from alibi.fairseq.archive import Archive
-from alibi.fairseq.parameters import Architecture, architecture, to_params
-from alibi.fairseq.settings import POSITIONS, Settings, read_settings
-from alibi.fairseq.unpickle import Tensor
-from alibi.model import build_model
+from alibi.importers.fairseq.archive import Archive
+from alibi.importers.fairseq.parameters import Architecture, architecture, to_params
+from alibi.importers.fairseq.settings import POSITIONS, Settings, read_settings
+from alibi.importers.fairseq.unpickle import Tensor
+from alibi.model.decoder import build_model
 from alibi.runs import RunDirectory, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
@@ -73,7 +73,7 @@ def import_run(
 
     Args:
       config: what the checkpoint doesn't say: the text, and how further training goes.
-      position: a name from `alibi.fairseq.settings.POSITIONS`; empty: as the checkpoint says.
+      position: a name from `alibi.importers.fairseq.settings.POSITIONS`; empty: as the checkpoint says.
 
     Raises:
       ValueError: a checkpoint or dictionary that can't be used, or that don't belong

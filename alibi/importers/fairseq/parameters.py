@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from alibi.fairseq.unpickle import shown
+from alibi.importers.fairseq.unpickle import shown
 
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 Tree = dict[str, Any]

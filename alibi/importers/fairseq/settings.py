@@ -5,8 +5,8 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from alibi.fairseq.parameters import Architecture
-from alibi.fairseq.unpickle import Record, shown
+from alibi.importers.fairseq.parameters import Architecture
+from alibi.importers.fairseq.unpickle import Record, shown
 
 # Settings without which this project's model is another one than the checkpoint's.
 NEEDED = {

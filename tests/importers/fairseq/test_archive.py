@@ -9,10 +9,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from alibi.fairseq.archive import OLD_FORMAT, Archive
-from alibi.fairseq.unpickle import Record, Storage, Tensor, UnsafePickleError, shown, unpickle
+from alibi.importers.fairseq.archive import OLD_FORMAT, Archive
+from alibi.importers.fairseq.unpickle import Record, Storage, Tensor, UnsafePickleError, shown, unpickle
 
-TINY = pathlib.Path(__file__).resolve().parents[1] / "data" / "fairseq-tiny.pt"
+TINY = pathlib.Path(__file__).resolve().parents[2] / "data" / "fairseq-tiny.pt"
 
 
 class RunsCode:

@@ -12,8 +12,8 @@ import pytest
 
 from alibi.attention import tiles
 from alibi.attention.backends import compute
-from alibi.block import ACTIVATIONS
-from alibi.model import DecoderLM, build_model, count_parameters
+from alibi.model.block import ACTIVATIONS
+from alibi.model.decoder import DecoderLM, build_model, count_parameters
 from alibi.positions import METHODS
 
 VOCABULARY = 40

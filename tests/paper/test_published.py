@@ -5,7 +5,7 @@ import importlib.resources
 
 import pytest
 
-from alibi.reporting.paper import TABLE_NUMBERS, load_table
+from alibi.paper.published import TABLE_NUMBERS, load_table
 
 # Of the files that were checked against the text of the paper's PDF (arXiv 2108.12409 v2).
 SHA256 = {
@@ -29,7 +29,7 @@ SHA256 = {
 
 @pytest.mark.parametrize("number", TABLE_NUMBERS)
 def test_checksums(number):
-    file = importlib.resources.files("alibi") / "reporting" / "paper" / f"table{number:02d}.csv"
+    file = importlib.resources.files("alibi") / "paper" / "tables" / f"table{number:02d}.csv"
     assert hashlib.sha256(file.read_bytes()).hexdigest() == SHA256[number]
 
 

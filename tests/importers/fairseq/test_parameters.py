@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.fairseq.archive import Archive
-from alibi.fairseq.parameters import architecture, to_params
-from alibi.model import build_model
+from alibi.importers.fairseq.archive import Archive
+from alibi.importers.fairseq.parameters import architecture, to_params
+from alibi.model.decoder import build_model
 from configs import wikitext103
 
-SMALL = pathlib.Path(__file__).parents[1] / "data" / "trajectory.npz"
+SMALL = pathlib.Path(__file__).parents[2] / "data" / "trajectory.npz"
 LAYER = "decoder.layers.1"
 WORDS = "decoder.embed_tokens.embeddings"
 

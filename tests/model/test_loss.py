@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.cross_entropy import chunked_token_nll, token_nll
-from alibi.model import build_model
+from alibi.model.decoder import build_model
+from alibi.model.loss import chunked_token_nll, token_nll
+from alibi.parallel.sharding import make_mesh
 from alibi.training.optimizer import make_optimizer
-from alibi.training.sharding import make_mesh
 from alibi.training.state import abstract_state
 from alibi.training.step import make_train_step
 

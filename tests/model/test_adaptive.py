@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.adaptive import Bands
-from alibi.cross_entropy import selected_token_nll
-from alibi.model import DecoderLM, build_model, count_parameters
-from alibi.training.sharding import batch_sharding, make_mesh
+from alibi.model.adaptive import Bands
+from alibi.model.decoder import DecoderLM, build_model, count_parameters
+from alibi.model.loss import selected_token_nll
+from alibi.parallel.sharding import batch_sharding, make_mesh
 from configs import wikitext103
 
 VOCABULARY, CUTOFFS, WIDTH = 60, (20, 35), 16

@@ -6,9 +6,9 @@ from typing import Any
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
-from alibi.batch_split import split_batch
-from alibi.cross_entropy import chunked_token_nll
-from alibi.products import Products
+from alibi.model.loss import chunked_token_nll
+from alibi.model.products import Products
+from alibi.parallel.activations import split_batch
 
 
 @dataclasses.dataclass(frozen=True)

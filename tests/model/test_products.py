@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from alibi.attention.cpu.rows import dot_rows
-from alibi.products import Products, flat_dot_general
+from alibi.model.products import Products, flat_dot_general
 
 # lhs, rhs, dimension numbers: the products of dense layers and of attention's projections ...
 DENSE = [

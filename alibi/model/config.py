@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from alibi.attention import AttentionOptions
 from alibi.attention.backends import OF_SEQUENCES
-from alibi.initialization import INITIALIZATIONS
+from alibi.model.initialization import INITIALIZATIONS
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,

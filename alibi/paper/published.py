@@ -11,8 +11,8 @@ TABLE_NUMBERS = range(1, 16)
 
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "GB": 1e9}
 
-# `alibi/reporting/paper` holds data only, so it is found by path and needs no package of its own.
-_FOLDER = pathlib.Path(__file__).with_name("paper")
+# `alibi/paper/tables` holds data only, so it is found by path and needs no package of its own.
+_FOLDER = pathlib.Path(__file__).with_name("tables")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,26 +12,26 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
+from tests.fairseq.test_archive import rewrite
 
 from alibi.data.tokenizers import WordTokenizer
 from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
+from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.extrapolation import Options, evaluate_runs
-from alibi.imported import _whole_batch, import_run
-from alibi.model import build_model
+from alibi.importers.work_directory import _whole_batch, import_run
+from alibi.model.decoder import build_model
+from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
 from alibi.runs.trained import TrainedRun
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.schedules import make_schedule
 from alibi.training.setup import check_config, prepare_files, sequences_per_update
-from alibi.training.sharding import make_mesh
 from alibi.training.state import abstract_state
 from configs import base, wikitext103
-from tests.fairseq.test_archive import rewrite
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 CHECKPOINT, DICTIONARY, TEXT = (DATA / f"fairseq-tiny{end}" for end in (".pt", "-dict.txt", ".txt"))
 

@@ -16,14 +16,14 @@ import pytest
 from alibi import extrapolation
 from alibi.data.tokenizers import make_tokenizer
 from alibi.evaluation.dumps import read_dump, what_is_in
+from alibi.evaluation.extrapolation import Options, OutputError, evaluate_runs
 from alibi.evaluation.perplexity import Scorer
-from alibi.extrapolation import Options, OutputError, evaluate_runs
-from alibi.model import build_model, count_parameters
+from alibi.model.decoder import build_model, count_parameters
+from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import Device, latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun, fitting_mesh
 from alibi.training.checkpoint import Checkpoints
-from alibi.training.sharding import make_mesh
 from alibi.training.state import initial_state
 from configs import base
 
@@ -335,7 +335,7 @@ def test_a_mesh_of_another_machine_becomes_the_devices_here():
 
 
 def command(*arguments):
-    program = pathlib.Path(extrapolation.__file__).parent.parent / "eval_extrapolation.py"
+    program = pathlib.Path(extrapolation.__file__).parents[2] / "eval_extrapolation.py"
     return subprocess.run([sys.executable, program, *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 

@@ -1,0 +1,1 @@
+"""Readers of checkpoints that other code has made: they become work directories."""

@@ -1,0 +1,1 @@
+"""The decoder language model: its config, layers, embeddings, loss and products."""
