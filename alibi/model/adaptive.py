@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from alibi.model.config import ModelConfig
 from alibi.model.embedding import Head
 from alibi.model.loss import chunked_token_nll, selected_token_nll
-from alibi.parallel.activations import batch_parts, split_batch
+from alibi.parallel.sharding import batch_parts, split_batch
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
 # Rows whose logits over a tail exist at one time: few, since few words are rare, and 128 x

@@ -12,7 +12,7 @@ from alibi.attention.flax import AttentionFn, Cached
 from alibi.model.config import ACTIVATIONS, DTYPES, ModelConfig
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.products import Products
-from alibi.parallel.activations import heads_sharding
+from alibi.parallel.sharding import heads_sharding
 from alibi.positions import PositionMethod
 from alibi.positions.base import KnownPositions, Params
 

@@ -17,7 +17,7 @@ from alibi.model.block import Block, BlockCall
 from alibi.model.config import DTYPES, ModelConfig
 from alibi.model.embedding import Head, TiedEmbedding
 from alibi.model.products import Products
-from alibi.parallel.activations import batch_parts, split_batch
+from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod, make_position
 from alibi.positions.base import KnownPositions
 
@@ -223,12 +223,12 @@ class SlotsCache(nn.Module):
 
 
 def build_model(
-    config: ml_collections.ConfigDict, vocab_size: int, *, activations: NamedSharding | None = None
+    config: ml_collections.ConfigDict, vocab_size: int, *, sharding: NamedSharding | None = None
 ) -> DecoderLM:
     """The model that `config` describes.
 
     Args:
-      activations: the `sharding` of `DecoderLM`; each part of the batch may hold the logits of
+      sharding: that of `DecoderLM`; each part of the batch may hold the logits of
         `config.model.logits_chunk` tokens.
 
     Raises:
@@ -247,7 +247,7 @@ def build_model(
         train_length=config.train_length,
         options=config.position_options.to_dict(),
     )
-    return DecoderLM(model, position, vocab_size, activations)
+    return DecoderLM(model, position, vocab_size, sharding)
 
 
 def evaluated(model: DecoderLM, config: ml_collections.ConfigDict) -> DecoderLM:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from alibi.model.loss import chunked_token_nll
 from alibi.model.products import Products
-from alibi.parallel.activations import split_batch
+from alibi.parallel.sharding import split_batch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
-        model = build_model(self.config, self.tokenizer.vocab_size, activations=batch_sharding(self.mesh))
+        model = build_model(self.config, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh))
         return evaluated(model, self.config)
 
     @functools.cached_property

@@ -66,7 +66,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
 
     files = prepare_files(config.data)
     text = files["train"].manifest
-    model = build_model(config, text.vocab_size, activations=batch_sharding(mesh))
+    model = build_model(config, text.vocab_size, sharding=batch_sharding(mesh))
     sequences = sequences_per_update(config, batch_shards(mesh))
     batches = TrainBatches(
         files["train"].tokens,

@@ -70,7 +70,7 @@ def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tup
     from alibi.training.step import make_train_step
 
     mesh = make_mesh(config.mesh)
-    model = build_model(config, vocab_size, activations=batch_sharding(mesh))
+    model = build_model(config, vocab_size, sharding=batch_sharding(mesh))
     optimizer = make_optimizer(config.optimizer, config.train.steps)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
     schedule = make_schedule(config.optimizer, config.train.steps)

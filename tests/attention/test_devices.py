@@ -18,7 +18,7 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.devices import fitting_sharding, on_each_device
 from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_plan
-from alibi.parallel.activations import heads_sharding
+from alibi.parallel.sharding import heads_sharding
 from alibi.positions import AlibiBias, make_position
 from tests.attention.calls import on
 

@@ -11,7 +11,7 @@ import pytest
 
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import batch_sharding, make_mesh, tree_shardings
-from alibi.positions import METHODS
+from alibi.positions import METHODS, make_position
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import make_train_step
@@ -23,7 +23,7 @@ VOCABULARY = 48
 def updated(config: ml_collections.ConfigDict, devices: int, micro_batches: int) -> tuple[TrainState, dict]:
     """The state after an SGD update on 16 sequences, of which the last is short."""
     mesh = make_mesh(config.mesh, jax.devices()[:devices])
-    model = build_model(config, VOCABULARY, activations=batch_sharding(mesh))
+    model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     # SGD, since Adam turns the rounding errors of gradients that are zero into whole steps.
     optimizer = optax.sgd(0.5)
     state = initial_state(model, optimizer, mesh, seed=0)
@@ -97,15 +97,26 @@ def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
 
 
-@pytest.mark.parametrize("position", [name for name in METHODS if METHODS[name].learns])
+def learns(name: str) -> bool:
+    method = make_position(name, num_heads=2, head_dim=8, width=16, train_length=16)
+    return method.learns or method.learns_by_layer
+
+
+def of_position(params: dict) -> dict:
+    """What a position method has learned, shared by the layers and in the first of them."""
+    found = {"shared": params.get("position"), "of_layer": params["layers_0"].get("position")}
+    return jax.tree.map(np.asarray, found)
+
+
+@pytest.mark.parametrize("position", filter(learns, METHODS))
 def test_learned_positions_learn(tiny_config, position: str) -> None:
     """A bias that is no parameter, or that starts at zero times zero, never moves (NeMo's KERPLE)."""
     config = tiny_config(position=position, mesh__data=1, model__num_layers=1)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    before = initial_state(build_model(config, VOCABULARY), optax.sgd(0.5), mesh, seed=0).params["position"]
-    before = jax.tree.map(np.asarray, before)
-    after = updated(config, devices=1, micro_batches=1)[0].params["position"]
-    jax.tree.map(lambda a, b: np.testing.assert_array_less(1e-5, np.abs(np.asarray(a) - b).max()), after, before)
+    before = of_position(initial_state(build_model(config, VOCABULARY), optax.sgd(0.5), mesh, seed=0).params)
+    after = of_position(updated(config, devices=1, micro_batches=1)[0].params)
+    assert jax.tree.leaves(before)
+    jax.tree.map(lambda a, b: np.testing.assert_array_less(1e-7, np.abs(a - b).max()), after, before)
 
 
 def test_no_parameter_of_a_position_method_is_decayed() -> None:
@@ -140,7 +151,7 @@ def test_the_state_keeps_its_shardings_and_the_step_its_program(tiny_config) -> 
     """Otherwise the second update is another program than the first, and so is the first after a resume."""
     config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
     mesh = make_mesh(config.mesh)
-    model = build_model(config, VOCABULARY, activations=batch_sharding(mesh))
+    model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     optimizer = optax.adamw(1e-3)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
     step = make_train_step(model, optimizer, 0, state_shardings=shardings)
@@ -158,7 +169,7 @@ def test_split_parameters_do_not_gather_the_batch(tiny_config) -> None:
     """Without a constraint the embedding's sharding wins, and every device computes the whole batch."""
     config = tiny_config(mesh__data=1, mesh__fsdp=8)
     mesh = make_mesh(config.mesh)
-    model = build_model(config, VOCABULARY, activations=batch_sharding(mesh))
+    model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     state = abstract_state(model, optax.sgd(0.5), mesh)
     batch = jax.ShapeDtypeStruct((1, 40, 16), jnp.int32, sharding=batch_sharding(mesh, leading=1))
     program = make_train_step(model, optax.sgd(0.5), 0).lower(state, batch, batch).compile().as_text()
