@@ -16,14 +16,14 @@ class FireBias(Bias):
     """f(psi(|i - j|) / psi(max(threshold, i))) with psi(x) = log(c x + 1), for query i and key j (section 3.1).
 
     Attributes:
-      hidden_kernel, hidden_bias, kernel, bias: of f, a network with one hidden layer of ReLUs.
+      hidden_kernel, hidden_bias, kernel: of f, a network with one hidden layer of ReLUs. A bias of its outputs,
+        which the paper's code has, would add a constant to each row of logits, and softmax ignores that.
       c, threshold: learned, above 0; the threshold in tokens.
     """
 
     hidden_kernel: Float[Array, " hidden"] = shared()
     hidden_bias: Float[Array, " hidden"] = shared()
     kernel: Float[Array, "hidden heads"] = per_head(axis=1)
-    bias: Float[Array, " heads"] = per_head()
     c: Float[Array, ""] = shared()
     threshold: Float[Array, ""] = shared()
 
@@ -35,7 +35,7 @@ class FireBias(Bias):
         scale = jnp.log1p(self.c * jnp.maximum(rows.astype(jnp.float32), self.threshold))
         normalized = (distance / (scale + EPSILON))[..., None]
         hidden = jax.nn.relu(normalized * _last(self.hidden_kernel, normalized) + _last(self.hidden_bias, normalized))
-        return jnp.moveaxis(hidden @ self.kernel + _last(self.bias, normalized), -1, -3)
+        return jnp.moveaxis(hidden @ self.kernel, -1, -3)
 
 
 def _last(x: Float[Array, " features"], like: Array) -> Array:
@@ -65,7 +65,6 @@ class Fire(PositionMethod):
             "hidden_kernel": uniform(0, (HIDDEN,), 1),
             "hidden_bias": uniform(1, (HIDDEN,), 1),
             "kernel": uniform(2, (HIDDEN, self.num_heads), HIDDEN),
-            "bias": uniform(3, (self.num_heads,), HIDDEN),
             "c": jnp.asarray(0.1),
             "threshold_multiple": jnp.asarray(1.0),
         }
@@ -75,7 +74,6 @@ class Fire(PositionMethod):
             hidden_kernel=params["hidden_kernel"],
             hidden_bias=params["hidden_bias"],
             kernel=params["kernel"],
-            bias=params["bias"],
             c=jnp.abs(params["c"]),
             threshold=jnp.abs(params["threshold_multiple"]) * self.threshold,
         )

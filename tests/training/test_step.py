@@ -108,7 +108,7 @@ def of_position(params: dict) -> dict:
     return jax.tree.map(np.asarray, found)
 
 
-@pytest.mark.parametrize("position", filter(learns, METHODS))
+@pytest.mark.parametrize("position", [name for name in METHODS if learns(name)])
 def test_learned_positions_learn(tiny_config, position: str) -> None:
     """A bias that is no parameter, or that starts at zero times zero, never moves (NeMo's KERPLE)."""
     config = tiny_config(position=position, mesh__data=1, model__num_layers=1)
@@ -116,7 +116,7 @@ def test_learned_positions_learn(tiny_config, position: str) -> None:
     before = of_position(initial_state(build_model(config, VOCABULARY), optax.sgd(0.5), mesh, seed=0).params)
     after = of_position(updated(config, devices=1, micro_batches=1)[0].params)
     assert jax.tree.leaves(before)
-    jax.tree.map(lambda a, b: np.testing.assert_array_less(1e-7, np.abs(a - b).max()), after, before)
+    jax.tree.map(lambda a, b: np.testing.assert_array_less(1e-5, np.abs(a - b).max()), after, before)
 
 
 def test_no_parameter_of_a_position_method_is_decayed() -> None:
