@@ -27,6 +27,8 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
     keeps its traceback.
     """
     flags.mark_flags_as_required(list(required))
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append("")  # so that position=my_package.my_file:MyMethod finds what lies where the user stands
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
     _keep_compilations()

@@ -54,10 +54,10 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_text: dict[str, pathlib
     return {"folder": folder, "config": config, "sweep": sweep, "valid": tiny_text["valid"]}
 
 
-def run(files: dict[str, pathlib.Path], *words: object) -> subprocess.CompletedProcess:
+def run(files: dict[str, pathlib.Path], *words: object, cwd: pathlib.Path = ROOT) -> subprocess.CompletedProcess:
     environment = os.environ | {"ALIBI_CACHE": str(files["folder"] / "cache"), "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *map(str, words)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
     )
 
 
@@ -134,6 +134,57 @@ def test_train_then_evaluate_with_a_stride_and_a_dump(files: dict[str, pathlib.P
     with np.load(output / "nll" / "alone-length=24-stride=5.npz") as dump:
         np.testing.assert_array_equal(dump["targets"], np.frombuffer(files["valid"].read_bytes(), np.uint8))
         assert dump["nll_nats"].sum(dtype=np.float64) == pytest.approx(row["nll_nats"])
+
+
+METHOD = """
+import dataclasses
+
+import jax.numpy as jnp
+
+from alibi.positions import DistanceBias, PositionMethod, per_head
+
+
+class SquareBias(DistanceBias):
+    bounded = True
+    rates: object = per_head()
+
+    def at(self, distance):
+        distance = jnp.asarray(distance, jnp.float32)[None]
+        return -self.rates.reshape(-1, *(1,) * (distance.ndim - 1)) * distance**2
+
+
+@dataclasses.dataclass(frozen=True)
+class Square(PositionMethod):
+    shift_invariant = True
+    rate: float = 0.01
+
+    def bias(self, params):
+        return SquareBias(jnp.full(self.num_heads, self.rate))
+"""
+
+
+def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(files: dict[str, pathlib.Path]) -> None:
+    """From the folder in which its package lies, with an option; a wrong name is one line."""
+    folder = files["folder"] / "elsewhere"
+    (folder / "my_package").mkdir(parents=True)
+    (folder / "my_package" / "square.py").write_text(METHOD)
+    workdir, output = folder / "outside", folder / "results"
+    words = [ROOT / "train.py", f"--config={files['config']}", f"--workdir={workdir}"]
+    options = ["--config.position=my_package.square:Square", "--config.position_options.rate=0.1"]
+    trained = run(files, *words, *options, cwd=folder)
+    assert trained.returncode == 0, trained.stderr
+    arguments = [f"--workdirs={workdir}", "--multiples=1,2", f"--output_dir={output}"]
+    evaluated = run(files, ROOT / "eval_extrapolation.py", *arguments, cwd=folder)
+    assert evaluated.returncode == 0, evaluated.stderr
+    found = rows(output)
+    assert [(row["position"], row["eval_length"]) for row in found] == [
+        ("my_package.square:Square", n) for n in (16, 32)
+    ]
+    assert all(row["nll_nats"] > 0 for row in found)
+    assert (output / "extrapolation.png").exists()
+    wrong = run(files, *words, "--config.position=my_package.square:Circle", cwd=folder)
+    assert wrong.returncode == 1
+    assert "position=my_package.square:Circle: module 'my_package.square' has no attribute 'Circle'" in wrong.stderr
 
 
 def saved_steps(workdir: pathlib.Path) -> list[int]:
