@@ -43,11 +43,12 @@ def attend(
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Attention with a position bias, in Flax's layout.
 
-    Differentiable in all its arrays, in reverse mode and once; with backend="reference" in any way.
+    It is differentiable in query, key, value and the arrays of the bias, once and in reverse
+    mode; with backend="reference" any number of times and in forward mode too.
 
     Args:
-      query, key, value: of one dtype, which the result has too; fewer key than query
-        heads are shared by groups of query heads.
+      query, key, value: all of one dtype, which the result has too. Where there are fewer key
+        than query heads, groups of query heads share a key head.
       slopes: ALiBi's m of each head; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
       bias: what is added to the scaled logits, or None.
       causal: a query sees no key of a greater position.
@@ -60,12 +61,13 @@ def attend(
         nothing of the tiles outside.
       mask: True where a query may see a key, besides `causal`, `segment_ids` and `window`.
       dropout_rate, dropout_rng, broadcast_dropout: of the weights, as in Flax; no key, no dropout.
-      skip_epsilon: share of a row's attention mass that may be lost where ALiBi's slopes put
-        keys out of reach; 0: only what float32 rounds to zero, the same result bit by bit;
-        None: nothing. Acts in `blocked` and `decoding`, see `alibi.attention.skipping`; heads
-        that go together, as on several devices without `sharding`, are skipped together.
-      key_norm: at least the largest norm of the keys of each sequence and head, not finite
-        where a key or value is not; for `decoding`, which otherwise reads them all to find it.
+      skip_epsilon: the share of a query's attention weights that may be lost where a `bounded`
+        bias puts keys out of reach. With 0 only weights that float32 rounds to zero are left
+        out, and the result is the same bit by bit; with None nothing is left out. It acts in
+        `blocked` and `decoding`, see `alibi.attention.skipping`. Heads that are computed
+        together, as on several devices without `sharding`, leave out what all of them can.
+      key_norm: for each sequence and head a number that no norm of a key exceeds, not finite
+        where a key or value is not. `decoding` uses it; without, it reads all keys to find it.
       sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several
         devices, such as P("data", None, "tensor"): each device then computes its own
         sequences and heads by itself (`jax.shard_map`), as kernels need and skipping by heads
@@ -125,7 +127,7 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
         call = dataclasses.replace(call, bias=call.bias.tabulated(call.query_positions, call.key_positions))
 
     def by_backend(own: AttentionCall) -> Array:
-        # Whether slopes are known is seen of the whole: those of a device's own heads are picked when it runs.
+        # Chosen by the bias of the whole call: a device's own slopes are picked at run time, so never known.
         like = dataclasses.replace(own, bias=call.bias)
         return compute(own, choose(like) if options.backend == "auto" else options.backend)
 
@@ -159,7 +161,7 @@ def _bias_of_slopes(slopes: Array, bias: Bias | None, num_heads: int, *, symmetr
 
 
 def _check_heads(bias: Bias, num_heads: int) -> None:
-    # Where a tile picks its heads, JAX would take the last head for one that isn't there.
+    # Without this check a tile that asks for a missing head would silently get the last one.
     one = jax.ShapeDtypeStruct((1,), jnp.int32)
     first = Part(queries=(0, 1), keys=(0, 1))
     heads = jax.eval_shape(lambda bias, *sides: bias.cut(first)(*sides), bias, one, one).shape[-3]
@@ -204,7 +206,7 @@ def _check_positions(query: Array, key: Array, query_positions: KnownPositions, 
 
 
 def _is_side(side: KnownPositions, x: Array) -> bool:
-    """Whether it is `[length]` of queries or keys `x`, or broadcasts to their `[*batch, length]`."""
+    """Whether positions or segments are `[length]` of the queries or keys `x`, or broadcast to `[*batch, length]`."""
     batch = side.shape[:-1][::-1]
     fits = len(batch) <= x.ndim - 3 and all(
         size in (1, full) for size, full in zip(batch, x.shape[:-3][::-1], strict=False)

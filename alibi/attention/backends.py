@@ -18,9 +18,9 @@ class Backend:
 
     Attributes:
       run: computes it.
-      cannot: why it can't do a call, in one sentence; empty if it can.
-      shares_heads: it takes fewer key than query heads; for the others they are repeated.
-      one_query: it is for one query of each sequence alone, so no choice for a whole model.
+      cannot: says in one sentence why it can't do a call; the empty string says that it can.
+      shares_heads: whether it takes fewer key than query heads; for other backends keys and values are repeated.
+      one_query: whether it computes only calls with one query for each sequence, so that no model can choose it.
     """
 
     run: Callable[[AttentionCall], Array]
@@ -41,13 +41,13 @@ OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.o
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One row of the table by which `auto` chooses: the first that fits is taken.
+    """One row of the table by which `auto` chooses a backend: the first row that fits is taken.
 
     Attributes:
-      platforms: device kinds that it is for.
-      when: `applies` in words.
-      applies: whether it is for a call.
-      backend: what computes the call, if it can.
+      platforms: the platforms that the row is for.
+      when: what `applies` tests, in words.
+      applies: whether the row fits a call.
+      backend: the name of what then computes the call, if it can.
       reason: why, and whether it was measured.
     """
 
@@ -62,8 +62,8 @@ SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 WORTH_SAVING = 1024  # keys, at most
 WORTH_A_KERNEL = 1024  # keys
-WORTH_A_LOOP = 1024  # keys whose largest norm is known
-WORTH_A_PASS = 32768  # keys, where it must be found first
+WORTH_A_LOOP = 1024  # keys, if their largest norm is known
+WORTH_A_PASS = 32768  # keys, if that norm must be found first
 WORTH_TILES = 512  # keys
 
 EVERYWHERE = ("cpu", "gpu", "tpu")

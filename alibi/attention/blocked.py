@@ -1,4 +1,15 @@
-"""Attention a tile at a time: exact, with memory linear in the length, on any device."""
+"""Attention by tiles: exact, with memory linear in the length, on any device.
+
+The algorithm is FlashAttention's (Dao et al. 2022). A tile is one block of queries against one
+block of keys. The forward pass goes through the tiles of a block of queries by the online softmax
+and keeps, besides the result `out`, one number for each query: `lse`, the logarithm of the
+sum of the exponentials of its logits. The backward pass computes the weights of each tile again
+as exp(logits - lse). With `dout`, the gradient of `out`, and `delta`, the sum of dout * out over features,
+
+    dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
+
+The gradient of the bias, `dbias`, is that of the logits, tile by tile.
+"""
 
 import dataclasses
 import functools
@@ -35,9 +46,9 @@ Trees = tuple[Any, Any]
 def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     """softmax(query key^T / sqrt(head_dim) + bias) value by the online softmax (Rabe and Staats 2021; Dao et al. 2022).
 
-    Nothing of the size `[q, k]` is ever held: neither logits nor bias nor, for the
-    backward pass, weights. Tiles above the diagonal or outside a window cost nothing, nor do those whose
-    keys the steep slopes of ALiBi put out of reach, see `alibi.attention.skipping`.
+    Nothing of the size `[q, k]` is ever held: neither the logits nor their bias nor, for
+    the backward pass, the weights. Tiles that the causal mask or a window hides are not computed, nor
+    are those that a bounded bias proves to be without influence, see `alibi.attention.skipping`.
     """
     *batch, q_length, heads, _ = call.query.shape
     plan = make_plan(call)
@@ -45,11 +56,11 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     ranges = key_ranges(call, plan, sides)
     whole = None if call.bias is None else call.bias.folded(len(batch)).padded(*plan.padding)
-    # As leaves: jax.custom_vjp puts into them what is no array, and a bias may check what it is made of.
+    # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks its fields refuses.
     bias, bias_tree = jax.tree.flatten(whole)
-    added, added_tree = jax.tree.flatten(sides)
-    attended = _attention(q, k, v, tuple(bias), tuple(added), ranges, plan, (bias_tree, added_tree))
-    return attended.reshape(*batch, q_length, heads, -1)
+    side_leaves, side_tree = jax.tree.flatten(sides)
+    out = _attention(q, k, v, tuple(bias), tuple(side_leaves), ranges, plan, (bias_tree, side_tree))
+    return out.reshape(*batch, q_length, heads, -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
@@ -70,22 +81,28 @@ def _forward(
     trees: Trees,
     dtype: Any,
 ) -> tuple[Float[Array, "batch q heads value_dim"], Float[Array, "groups group_batch group_heads whole_blocks"]]:
-    """The attended values, of `dtype`, and the logarithm of each row's sum of exponentials."""
+    """`out`, of `dtype`, and `lse`, which comes group by group as the backward pass will read it."""
     bias, sides = jax.tree.unflatten(trees[0], bias_leaves), jax.tree.unflatten(trees[1], side_leaves)
 
-    def add_group(attended: Array, group: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add_group(out: Array, group: tuple[Array, Array]) -> tuple[Array, Array]:
         index, ranges = group
         own = _make_group(index, q, k, v, bias, sides, plan)
-        rows, log_total = lax.map(lambda block: _forward_rows(own, *block), (jnp.arange(plan.q_blocks), ranges))
-        return put_group(attended, plan, index, _joined(rows)), _joined(log_total[..., None])[..., 0]
+        rows, lse = lax.map(lambda block: _forward_rows(own, *block), (jnp.arange(plan.q_blocks), ranges))
+        return put_group(out, plan, index, _joined(rows)), _joined(lse[..., None])[..., 0]
 
-    attended = jnp.zeros((*q.shape[:3], v.shape[-1]), dtype)
-    return lax.scan(add_group, attended, (jnp.arange(plan.groups), ranges))
+    out = jnp.zeros((*q.shape[:3], v.shape[-1]), dtype)
+    return lax.scan(add_group, out, (jnp.arange(plan.groups), ranges))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Queries, keys and values of one group (some batch entries by some heads), and what is added to their logits."""
+    """What is computed at one time: some batch entries by some heads, with their queries, keys, values and bias.
+
+    Attributes:
+      index: the number of the group.
+      q, k, v: of the group, filled up with zeros to whole blocks.
+      bias, sides: of the whole call; each tile cuts its own part out of them.
+    """
 
     index: Int[Array, ""]
     q: Float[Array, "batch heads q features"]
@@ -115,14 +132,15 @@ class _Group:
         place: Place,
         bias: Any,
     ) -> Float[Array, "batch heads q k"]:
-        """Scaled, biased and masked, float32."""
+        """The logits of one tile, scaled, with its bias and masked, float32."""
         logits = _product(q, k, 3, 3, self.plan) * q.shape[-1] ** -0.5
-        if bias is not None:  # cut to the tile
+        if bias is not None:
             logits = logits + tile_bias(bias, self.plan, self.sides, place)
         visible = tile_visible(self.plan, self.sides, place)
         return logits if visible is None else jnp.where(visible, logits, MASKED)
 
     def bias_of(self, place: Place) -> Any:
+        """The bias cut to one tile."""
         return None if self.bias is None else self.bias.cut(part_of(self.plan, place))
 
     def dropout(self, weights: Float[Array, "batch heads q k"], place: Place) -> Float[Array, "batch heads q k"]:
@@ -131,18 +149,18 @@ class _Group:
 
 
 def _make_group(index: Array, q: Array, k: Array, v: Array, bias: Any, sides: Sides, plan: Plan) -> _Group:
-    """The group of this number, of the call's whole queries, keys and values."""
+    """The group whose number is `index`, taken from the queries, keys and values of the whole call."""
     q = take_group(q, plan, index, plan.q_blocks * plan.q_block)
     k, v = (take_group(x, plan, index, plan.k_blocks * plan.k_block) for x in (k, v))
     return _Group(index, q, k, v, bias, sides, plan)
 
 
 def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) -> tuple[Array, Array]:
-    """One block of queries against its range of blocks of keys."""
+    """`out` and `lse` of one block of queries, from the blocks of keys in `key_range` (first, after the last)."""
     q = group.queries(group.q, q_block)
 
     def add(k_block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        largest, total, attended = state
+        largest, total, out = state
         place = group.place(q_block, k_block)
         logits = group.logits(q, group.keys(group.k, k_block), place, group.bias_of(place))
         larger = jnp.maximum(largest, logits.max(axis=-1))
@@ -150,105 +168,108 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
         rescale = jnp.exp(largest - larger)
         dropped = group.dropout(exponentials, place).astype(group.v.dtype)
         of_tile = _product(dropped, group.keys(group.v, k_block), 3, 2, group.plan)
-        return larger, total * rescale + exponentials.sum(axis=-1), attended * rescale[..., None] + of_tile
+        return larger, total * rescale + exponentials.sum(axis=-1), out * rescale[..., None] + of_tile
 
     rows = q.shape[:3]
     start = (jnp.full(rows, MASKED), jnp.zeros(rows), jnp.zeros((*rows, group.v.shape[-1])))
-    largest, total, attended = lax.fori_loop(key_range[0], key_range[1], add, start)
-    # A row that has seen no key has exp(MASKED - MASKED) = 1 of each.
-    # (XLA's maximum may pass over NaN, the sum doesn't.)
+    largest, total, out = lax.fori_loop(key_range[0], key_range[1], add, start)
+    # A query that sees no key has gathered exp(MASKED - MASKED) = 1 for each of them, and gets zeros instead.
+    # (NaN is looked for in the sum, since XLA's maximum may pass over it.)
     unseen = (largest <= MASKED / 2) & ~jnp.isnan(total)
     total = jnp.where(unseen, 1.0, total)
-    attended = jnp.where(unseen[..., None], 0.0, attended / total[..., None])
-    # With which all its weights come out as zero in the backward pass.
-    return attended, jnp.where(unseen, -MASKED, largest + jnp.log(total))
+    out = jnp.where(unseen[..., None], 0.0, out / total[..., None])
+    # With an lse of -MASKED all its weights come out as zero in the backward pass.
+    return out, jnp.where(unseen, -MASKED, largest + jnp.log(total))
 
 
 def _forward_saving(
     q: Any, k: Any, v: Any, bias: Leaves, sides: Leaves, ranges: Any, plan: Plan, trees: Trees
 ) -> tuple[Array, tuple[Any, ...]]:
-    """As `_forward`, of inputs that know whether their gradients are asked for."""
+    """`_forward` and what the backward pass needs; the inputs say whether their gradients are wanted (`perturbed`)."""
     q, k, v, ranges = (x.value for x in (q, k, v, ranges))
     bias_values, side_values = (tuple(x.value for x in leaves) for leaves in (bias, sides))
-    # Rounded to half precision, the result would make gradients of queries and keys up to 1.4 times as far off; so
-    # it is kept as float32, 4 bytes for each of its numbers more.
-    attended, log_total = _forward(q, k, v, bias_values, side_values, ranges, plan, trees, jnp.float32)
-    # Only its presence says, in the backward pass, that the bias learns.
+    # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq and dk up to 1.4
+    # times as large.
+    out, lse = _forward(q, k, v, bias_values, side_values, ranges, plan, trees, jnp.float32)
+    # An array if the gradient of the bias is wanted, else None: that is all that the backward pass asks of it.
     learned = jnp.zeros(()) if any(x.perturbed for x in bias) else None
-    return attended.astype(v.dtype), (q, k, v, bias_values, side_values, ranges, attended, log_total, learned)
+    return out.astype(v.dtype), (q, k, v, bias_values, side_values, ranges, out, lse, learned)
 
 
-def _backward(plan: Plan, trees: Trees, saved: tuple[Any, ...], gradient: Any) -> tuple[Any, ...]:
-    q, k, v, bias_leaves, side_leaves, ranges, attended, log_total, learned = saved
+def _backward(plan: Plan, trees: Trees, saved: tuple[Any, ...], dout: Any) -> tuple[Any, ...]:
+    q, k, v, bias_leaves, side_leaves, ranges, out, lse, learned = saved
     bias, sides = jax.tree.unflatten(trees[0], bias_leaves), jax.tree.unflatten(trees[1], side_leaves)
-    if isinstance(gradient, SymbolicZero):
-        gradient = jnp.zeros(gradient.shape, gradient.dtype)
-    of_bias = None if learned is None else jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), bias)
+    if isinstance(dout, SymbolicZero):
+        dout = jnp.zeros(dout.shape, dout.dtype)
+    dbias = None if learned is None else jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), bias)
 
     def add_group(state: tuple[Any, ...], group: tuple[Array, ...]) -> tuple[tuple[Any, ...], None]:
-        of_bias, of_query, of_key, of_value = state
-        index, log_total, ranges = group
+        dbias, dq, dk, dv = state
+        index, lse, ranges = group
         own = _make_group(index, q, k, v, bias, sides, plan)
-        incoming, result = (take_group(x, plan, index, own.q.shape[2]) for x in (gradient, attended))
-        along = dot_rows(incoming, result)
-        rows = functools.partial(_backward_rows, own, incoming, along, log_total)
-        start = (of_bias, *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (own.k, own.v)))
-        (of_bias, of_own_key, of_own_value), of_own_query = lax.scan(rows, start, (jnp.arange(plan.q_blocks), ranges))
+        group_dout, group_out = (take_group(x, plan, index, own.q.shape[2]) for x in (dout, out))
+        delta = dot_rows(group_dout, group_out)
+        rows = functools.partial(_backward_rows, own, group_dout, delta, lse)
+        start = (dbias, *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (own.k, own.v)))
+        (dbias, group_dk, group_dv), group_dq = lax.scan(rows, start, (jnp.arange(plan.q_blocks), ranges))
         scale = q.shape[-1] ** -0.5
         return (
-            of_bias,
-            put_group(of_query, plan, index, _joined(of_own_query) * scale),
-            put_group(of_key, plan, index, of_own_key.swapaxes(2, 3) * scale),
-            put_group(of_value, plan, index, of_own_value.swapaxes(2, 3)),
+            dbias,
+            put_group(dq, plan, index, _joined(group_dq) * scale),
+            put_group(dk, plan, index, group_dk.swapaxes(2, 3) * scale),
+            put_group(dv, plan, index, group_dv.swapaxes(2, 3)),
         ), None
 
-    start: tuple[Any, ...] = (of_bias, *(jnp.zeros(x.shape, x.dtype) for x in (q, k, v)))
-    groups: tuple[Array, ...] = (jnp.arange(plan.groups), log_total, ranges)
-    (of_bias, of_query, of_key, of_value), _ = lax.scan(add_group, start, groups)
-    if of_bias is not None:
-        of_bias = tuple(x.astype(like.dtype) for x, like in zip(jax.tree.leaves(of_bias), bias_leaves, strict=True))
-    return of_query, of_key, of_value, of_bias, None, None
+    start: tuple[Any, ...] = (dbias, *(jnp.zeros(x.shape, x.dtype) for x in (q, k, v)))
+    groups: tuple[Array, ...] = (jnp.arange(plan.groups), lse, ranges)
+    (dbias, dq, dk, dv), _ = lax.scan(add_group, start, groups)
+    if dbias is not None:
+        dbias = tuple(x.astype(like.dtype) for x, like in zip(jax.tree.leaves(dbias), bias_leaves, strict=True))
+    return dq, dk, dv, dbias, None, None
 
 
 def _backward_rows(
     group: _Group,
-    gradient: Float[Array, "batch heads q value_dim"],
-    along: Float[Array, "batch heads q"],
-    log_total: Float[Array, "batch heads q"],
+    dout: Float[Array, "batch heads q value_dim"],
+    delta: Float[Array, "batch heads q"],
+    lse: Float[Array, "batch heads q"],
     state: tuple[Any, Array, Array],
     block: tuple[Array, Array],
 ) -> tuple[tuple[Any, Array, Array], Float[Array, "batch heads block features"]]:
-    """One block of queries: adds to the gradients of bias, keys and values, of which the last two are turned.
+    """The backward pass of one block of queries: its dq, and what it adds to dbias, dk and dv.
 
-    They are `[batch, heads, features, k]`.
+    Args:
+      dout, delta, lse: of the whole group.
+      state: dbias, dk and dv so far; the last two transposed, `[batch, heads, features, k]`.
+      block: the number of the block of queries, and its range of blocks of keys.
     """
     q_block, key_range = block
-    plan, q, incoming = group.plan, group.queries(group.q, q_block), group.queries(gradient, q_block)
-    along, log_total = (group.queries(x[..., None], q_block) for x in (along, log_total))
+    plan, q, block_dout = group.plan, group.queries(group.q, q_block), group.queries(dout, q_block)
+    delta, lse = (group.queries(x[..., None], q_block) for x in (delta, lse))
     # With the small operand first and transposed, products that contract the queries of
     # [q, k] take a third of the time on a CPU.
-    turned_q, turned_incoming = q.swapaxes(2, 3), incoming.swapaxes(2, 3)
+    transposed_q, transposed_dout = q.swapaxes(2, 3), block_dout.swapaxes(2, 3)
 
     def add(k_block: Array, state: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
-        of_query, of_bias, of_key, of_value = state
+        dq, dbias, dk, dv = state
         place = group.place(q_block, k_block)
         k, v = group.keys(group.k, k_block), group.keys(group.v, k_block)
-        logits, to_bias = jax.vjp(functools.partial(group.logits, q, k, place), group.bias_of(place))
-        weights = jnp.exp(logits - log_total)
-        of_weights = group.dropout(_product(incoming, v, 3, 3, plan), place)
-        of_logits = weights * (of_weights - along)
-        if of_bias is not None:
-            of_bias = of_bias.with_added(to_bias(of_logits)[0], part_of(plan, place))
-        of_logits = of_logits.astype(q.dtype)
+        logits, bias_vjp = jax.vjp(functools.partial(group.logits, q, k, place), group.bias_of(place))
+        weights = jnp.exp(logits - lse)
+        dweights = group.dropout(_product(block_dout, v, 3, 3, plan), place)
+        dlogits = weights * (dweights - delta)
+        if dbias is not None:
+            dbias = dbias.with_added(bias_vjp(dlogits)[0], part_of(plan, place))
+        dlogits = dlogits.astype(q.dtype)
         dropped = group.dropout(weights, place).astype(v.dtype)
-        of_query = of_query + _product(of_logits, k, 3, 2, plan)
-        of_key = _added(of_key, _product(turned_q, of_logits, 3, 2, plan), k_block * plan.k_block)
-        of_value = _added(of_value, _product(turned_incoming, dropped, 3, 2, plan), k_block * plan.k_block)
-        return of_query, of_bias, of_key, of_value
+        dq = dq + _product(dlogits, k, 3, 2, plan)
+        dk = _added(dk, _product(transposed_q, dlogits, 3, 2, plan), k_block * plan.k_block)
+        dv = _added(dv, _product(transposed_dout, dropped, 3, 2, plan), k_block * plan.k_block)
+        return dq, dbias, dk, dv
 
     start = (jnp.zeros(q.shape), *state)
-    of_query, *state = lax.fori_loop(key_range[0], key_range[1], add, start)
-    return tuple(state), of_query
+    dq, *state = lax.fori_loop(key_range[0], key_range[1], add, start)
+    return tuple(state), dq
 
 
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
@@ -257,7 +278,7 @@ _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
 def _added(
     x: Float[Array, "batch heads features k"], part: Array, start: Array
 ) -> Float[Array, "batch heads features k"]:
-    """`x` with `part` added to its columns from `start`."""
+    """`x` with `part` added to the columns that begin at `start`."""
     old = lax.dynamic_slice_in_dim(x, start, part.shape[-1], axis=3)
     return lax.dynamic_update_slice_in_dim(x, old + part, start, axis=3)
 
@@ -268,7 +289,7 @@ def _joined(blocks: Float[Array, "blocks batch heads block features"]) -> Float[
 
 def _product(a: Array, b: Array, of_a: int, of_b: int, plan: Plan) -> Float[Array, "batch heads rows columns"]:
     if plan.platform == "cpu" and a.dtype == jnp.bfloat16:
-        # As XLA does there itself, except where it has folded a transpose into the product: that it then can't run.
+        # XLA's CPU backend converts them itself, but can't run a bfloat16 product into which it folded a transpose.
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return lax.dot_general(
         a, b, (((of_a,), (of_b,)), ((0, 1), (0, 1))), precision=plan.precision, preferred_element_type=jnp.float32

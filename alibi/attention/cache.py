@@ -1,4 +1,8 @@
-"""The key-value cache: keys and values of new tokens are appended, and queries attend to all that is there."""
+"""The key-value cache: keys and values of new tokens are appended, and queries attend to all that it holds.
+
+A cache has slots, one for each token; slot i gets the i-th token that is read. `Slots` says where
+the tokens of the slots stand, once for all layers; `KeyValues` holds the keys and values of one layer.
+"""
 
 from typing import Any
 
@@ -8,39 +12,39 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-# The position of a slot that holds no token: after all others, so that the causal mask hides it.
+# The position of a slot that holds no token. It is after all others, so that the causal mask hides the slot.
 EMPTY = 2**30
 
 
 class Slots(flax.struct.PyTreeNode):
-    """Where the tokens of each sequence stand, one for all layers; slot i holds the i-th token that was read.
+    """The positions of the tokens in a cache's slots, which all layers share.
 
     Attributes:
-      positions: of each slot's token, int32 `[batch, slots]`; `EMPTY` where there is none, or it is padding.
-      following: the position that each sequence's next token gets, int32 `[batch]`.
-      read: how many tokens have been read.
-      total: tokens that will be read at most. Where they are more than the slots, those are
-        written anew when all are full, as a sliding window allows.
+      positions: of the token in each slot, int32 `[batch, slots]`; `EMPTY` if the slot is free or its token is padding.
+      following: the position that the next token of each sequence gets, int32 `[batch]`.
+      read: how many tokens of each sequence have been read, padding included.
+      total: how many will be read at most. If they are more than the slots, the cache is a ring: when
+        all slots are full, the oldest tokens are overwritten, as a sliding window allows.
     """
 
-    positions: Any  # not checked as arrays: a compiler passes descriptions of them
+    positions: Any  # not annotated as arrays, since JAX also puts descriptions of arrays into pytrees
     following: Any
     read: Any
     total: int = flax.struct.field(pytree_node=False)
 
     @classmethod
     def empty(cls, batch: int, slots: int, total: int) -> "Slots":
-        """No token is read."""
+        """Before any token has been read."""
         positions = jnp.full((batch, slots), EMPTY, jnp.int32)
         return cls(positions, jnp.zeros(batch, jnp.int32), jnp.zeros((), jnp.int32), total)
 
     @property
     def ring(self) -> bool:
-        """Whether slots are written anew."""
+        """Whether old tokens will be overwritten."""
         return self.total > self.positions.shape[1]
 
     def check_room(self, tokens: int, window: int) -> None:
-        """Raises ValueError where so many new tokens at one time don't fit; `window`: of attention, 0: all."""
+        """Raises ValueError if so many tokens can't be read at one time; `window` is that of attention, 0 for none."""
         slots = self.positions.shape[1]
         if not self.ring and tokens > slots:
             raise ValueError(
@@ -59,15 +63,20 @@ class Slots(flax.struct.PyTreeNode):
             )
 
     def holds(self, tokens: int) -> Bool[Array, ""]:
-        """Whether there is room for so many tokens more."""
+        """Whether there is room for so many more tokens."""
         return self.ring | (self.read + tokens <= self.positions.shape[1])
 
     def next_positions(self, tokens: int) -> Int[Array, "batch tokens"]:
-        """Those of as many tokens more."""
+        """The positions that the next tokens get if none are given."""
         return self.following[:, None] + jnp.arange(tokens)[None]
 
     def append(self, positions: Int[Array, "batch tokens"], stand: Int[Array, "batch tokens"]) -> "Slots":
-        """With new tokens at these positions, which a method takes to stand at others; those below 0 are padding."""
+        """The slots after new tokens have been read.
+
+        Args:
+          positions: of the tokens in their sequences; those below 0 are padding.
+          stand: where the position method takes them to stand (`PositionMethod.place`), which is what slots hold.
+        """
         held = jnp.where(positions < 0, EMPTY, stand)
         last = jnp.max(positions, axis=1) + 1
         return self.replace(
@@ -77,7 +86,7 @@ class Slots(flax.struct.PyTreeNode):
         )
 
     def put(self, slots: Array, new: Array) -> Array:
-        """`slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` in the slots of the next tokens."""
+        """The array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` written where the next tokens belong."""
         new = new.astype(slots.dtype)
         first = self.read % slots.shape[1] if self.ring else self.read
         if not self.ring or new.shape[1] == 1:
@@ -85,21 +94,20 @@ class Slots(flax.struct.PyTreeNode):
         return slots.at[:, (first + jnp.arange(new.shape[1])) % slots.shape[1]].set(new)
 
     def newest(self, slots: Array) -> Array:
-        """What `slots` `[batch, slots, ...]` holds of the last token that was read; zeros if none was."""
+        """What the array `slots` `[batch, slots, ...]` holds of the last token that was read; zeros before the first."""
         index = (self.read - 1) % slots.shape[1]
         return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
 
 
 class KeyValues(flax.struct.PyTreeNode):
-    """What one layer holds in each slot.
+    """What the cache holds for one layer.
 
     Attributes:
-      key: `[batch, slots, heads, head_dim]`, with position turned into it already, so that it is never turned again.
+      key: `[batch, slots, heads, head_dim]`, as `PositionMethod.keys` made them: rotary's are rotated already.
       value: `[batch, slots, heads, head_dim]`.
-      kept: a tree of `[batch, slots, heads, ...]`, what the position method keeps of each token besides, see
-        `PositionMethod.keep`.
-      key_norm: `[batch, heads]`, at least the norm of every key that was ever written, NaN where a key or value was not
-        finite; keys out of reach are skipped by it.
+      kept: a tree of `[batch, slots, heads, ...]`: what `PositionMethod.keep` made of each token.
+      key_norm: `[batch, heads]`, the largest norm of all keys that were ever written, NaN if a key or value was not
+        finite. With it, decoding leaves out keys that are out of reach.
     """
 
     key: Any
@@ -109,7 +117,7 @@ class KeyValues(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
-        """Of as many slots, for keys, values and what is kept as these are, of any length."""
+        """Empty, with so many slots, for keys, values and kept arrays shaped like these, whose length doesn't matter."""
 
         def zeros(x: Array) -> Array:
             return jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype)
@@ -123,9 +131,9 @@ class KeyValues(flax.struct.PyTreeNode):
         value: Float[Array, "batch tokens heads head_dim"],
         kept: PyTree[Float[Array, "batch tokens heads ..."]],
     ) -> "KeyValues":
-        """With those of new tokens; `slots` is that before them."""
+        """With new tokens; `slots` is as before they were read."""
         norm = norm_of_all(key, value)
-        # Not by maximum, which may pass over NaN.
+        # Not jnp.maximum, since XLA's may pass over NaN.
         larger = jnp.where(self.key_norm >= norm, self.key_norm, norm + 0.0 * self.key_norm)
         return self.replace(
             key=slots.put(self.key, key),
@@ -138,7 +146,7 @@ class KeyValues(flax.struct.PyTreeNode):
 def norm_of_all(
     key: Float[Array, "*batch k heads head_dim"], value: Float[Array, "*batch k heads value_dim"]
 ) -> Float[Array, "*batch heads"]:
-    """The largest norm of a key of each head; NaN where a key or value is not finite, which must not be skipped."""
+    """The largest norm of each head's keys; NaN if a key or value is not finite, so that nothing is skipped there."""
     norm = jnp.linalg.norm(lax.stop_gradient(key).astype(jnp.float32), axis=-1)
     # Sums, since XLA's maximum may pass over NaN.
     sums = norm.sum(axis=-2) + lax.stop_gradient(value).astype(jnp.float32).sum(axis=(-3, -1))

@@ -1,4 +1,4 @@
-"""One call of attention, as every backend gets it: checked, with explicit positions."""
+"""One call of attention, as every backend gets it: with all arguments checked and positions given."""
 
 import dataclasses
 import functools
@@ -23,11 +23,12 @@ def current_platform() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOptions:
-    """How attention is computed, and how far it reaches; `alibi.attention.attend` explains each of them.
+    """How attention is computed and how far it reaches.
 
     Attributes:
-      block: queries and keys of a tile of `blocked`, at most; None: what was measured as fastest.
-      platform: that the program is for: "cpu", "gpu" or "tpu".
+      window, skip_epsilon, sharding, backend: as in `alibi.attention.attend`.
+      block: the most queries and keys that a tile of `blocked` has; None: as many as was measured to be fastest.
+      platform: what the program is compiled for: "cpu", "gpu" or "tpu".
 
     Raises:
       ValueError: a window below 1, or a skip_epsilon out of range.
@@ -53,10 +54,10 @@ class AttentionOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of `alibi.attention.attend`, with defaults filled in; see there.
+    """The arguments of `alibi.attention.attend`, which explains them, with defaults filled in.
 
     Attributes:
-      devices: that may share the arrays, which the compiler then splits.
+      devices: over how many devices the compiler may split the arrays; 1 inside `jax.shard_map`.
 
     Raises:
       ValueError: a known negative slope with a skip_epsilon above 0.
@@ -84,7 +85,7 @@ class AttentionCall:
     devices: int = dataclasses.field(default_factory=lambda: jax.device_count())
 
     def with_own_heads(self) -> "AttentionCall":
-        """With keys and values repeated so that each query head has its own (grouped-query attention)."""
+        """The same call with key and value heads repeated (grouped-query attention), as many as there are query heads."""
         heads, kv_heads = self.query.shape[-2], self.key.shape[-2]
         if heads == kv_heads:
             return self
@@ -93,7 +94,7 @@ class AttentionCall:
 
     def __post_init__(self) -> None:
         epsilon = self.options.skip_epsilon
-        # With epsilon 0 a slope below zero is right: it skips nothing, and may be on its way through training.
+        # With epsilon 0 such a slope is allowed: it skips nothing, and training may lead a slope through it.
         if epsilon and self.known_slopes is not None and np.any(self.known_slopes < 0):
             raise ValueError(
                 f"slopes={self.known_slopes.tolist()} have one below zero, which favours far keys; "
@@ -107,7 +108,7 @@ class AttentionCall:
 
     @property
     def can_skip(self) -> bool:
-        """Whether keys may be left out because the bias bounds what they can add."""
+        """Whether keys may be left out: the bias is `bounded` and `skip_epsilon` is given."""
         return self.bias is not None and self.bias.bounded and self.options.skip_epsilon is not None
 
     @functools.cached_property
@@ -118,7 +119,7 @@ class AttentionCall:
 
     @property
     def known_positions(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Positions of queries and keys, int64 `[q]` and `[k]`, where NumPy gives them when the call is traced."""
+        """Positions of queries and keys, int64 `[q]` and `[k]`, if they are NumPy arrays for all sequences; else None."""
         sides = self.query_positions, self.key_positions
         if not all(isinstance(side, np.ndarray) and side.ndim == 1 for side in sides):
             return None
@@ -127,13 +128,13 @@ class AttentionCall:
 
     @property
     def wants_weights(self) -> str:
-        """Why only a backend that has the weights can do the call; empty if another can."""
+        """Why a backend that never has all weights can't do the call; empty if it can."""
         wants = self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None
         return "it gives no weights and takes no einsum" if wants else ""
 
     @property
     def hides_or_drops(self) -> str:
-        """What of a call's masks, segments and dropout simple backends lack; empty if it has none."""
+        """Why a backend without masks, segments and dropout can't do the call; empty if it can."""
         segments = self.query_segments is not None or self.key_segments is not None
         return "it has no dropout, masks or segments" if self.drops or self.mask is not None or segments else ""
 
@@ -153,9 +154,9 @@ class AttentionCall:
 
 
 def at_once(count: int, fitting: int, devices: int) -> int:
-    """How many of `count` batch entries or heads go together, of which `fitting` fit: a divisor of `count`.
+    """How many of `count` batch entries or heads to compute together: a divisor of it, at most `fitting`.
 
-    Where several devices share them, all: a loop over what is split over devices would gather it.
+    If several devices share them it is all, since a loop over what is split over devices would gather it.
     """
     if devices > 1:
         return count
@@ -200,7 +201,7 @@ def shown_to(
     causal: bool,
     window: int | None,
 ) -> list[Bool[Array, "*#batch q k"]]:
-    """Where queries see keys: one array for each of causality, window and segments, if it hides any."""
+    """Where queries see keys: one array for the causal mask, one for the window, one for segments, if there are such."""
     rows, columns = rows_and_columns(jnp.asarray(query_positions), jnp.asarray(key_positions))
     shown = []
     if causal:
@@ -214,7 +215,7 @@ def shown_to(
 
 
 def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
-    """Where a query sees a key: the conjunction of all that hides keys; None if nothing does."""
+    """True where a query sees a key by the mask, causality, window and segments; None if nothing hides any."""
     conditions = [] if call.mask is None else [call.mask.astype(bool)]
     sides = call.query_positions, call.key_positions, call.query_segments, call.key_segments
     conditions += [jnp.expand_dims(shown, -3) for shown in shown_to(*sides, causal=call.causal, window=call.window)]

@@ -1,4 +1,4 @@
-"""Attention on several devices: each computes its own sequences and heads, by itself."""
+"""Attention on several devices, each of which computes its own sequences and heads by itself."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
 
-# Fields of an AttentionCall that are split as its batch is, and those that are split by heads too.
+# The fields of an AttentionCall that are split by batch, and those that are split by batch and heads.
 SIDES = ("query_positions", "key_positions", "query_segments", "key_segments")
 HEADS = ("query", "key", "value")
 
@@ -33,9 +33,10 @@ def check_sharding(sharding: Any) -> None:
 
 
 def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:
-    """Of a sharding, what divides the batch and the heads of the call; None: it is left to the compiler.
+    """The part of `sharding` that divides the batch and the heads of the call evenly.
 
-    That is where neither is split, and for calls with a mask, dropout or weights to give.
+    None if neither can be divided, or if the call has a mask, dropout, an einsum or `sow`; then
+    the compiler splits what it can.
     """
     if call.query.ndim != 4 or call.mask is not None or call.drops or call.wants_weights:
         return None
@@ -53,16 +54,17 @@ def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedShard
 def on_each_device(
     call: AttentionCall, sharding: NamedSharding, compute: Callable[[AttentionCall], Array]
 ) -> Float[Array, "batch q heads value_dim"]:
-    """The call by `compute` of what each device has of it (`jax.shard_map`), for a `fitting_sharding`.
+    """The call, of which each device computes its own part by `compute` (`jax.shard_map`).
 
-    Slopes and other biases go with their heads; their gradients are summed over the devices.
+    Each device gets the part of the bias that belongs to its sequences and heads; gradients of
+    what several devices share of it are summed. `sharding` is a `fitting_sharding`.
     """
     over_batch, _, over_heads, _ = sharding.spec
     split: dict[str, Any] = {name: getattr(call, name) for name in HEADS}
     specs = dict.fromkeys(HEADS, sharding.spec)
     for name in SIDES:
         x = getattr(call, name)
-        # NumPy's positions, one row for all sequences, stay known.
+        # Positions as a NumPy array for all sequences need no split, and so stay known when the call is traced.
         if x is not None and not (isinstance(x, np.ndarray) and x.ndim == 1):
             split[name] = jnp.asarray(x)
             specs[name] = P(over_batch if x.ndim > 1 and x.shape[0] > 1 else None)
@@ -82,7 +84,7 @@ def on_each_device(
     mapped = jax.shard_map(
         of_device, mesh=sharding.mesh, in_specs=(specs, bias_specs), out_specs=sharding.spec, check_vma=False
     )
-    # Where nothing else is compiled, this must be: step by step, shard_map knows no custom_vjp with symbolic zeros.
+    # Compiled in any case: outside jit shard_map can't run a custom_vjp with symbolic zeros.
     return jax.jit(mapped)(split, bias)
 
 

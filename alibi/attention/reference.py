@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from alibi.positions.base import Bias
 
-# Finite, so that a row without any visible key gives 0 / 0 nowhere, not even in the gradient.
+# The logit of a hidden key. It is finite, so that 0 / 0 appears nowhere, not even in the gradient of a query that
+# sees no key.
 MASKED = -1e30
 
 
@@ -33,10 +34,10 @@ def reference_attention(
     the dtype of `value`. A row of queries that sees no key gives zeros.
 
     Args:
-      visible: which keys a query sees; None: all.
-      keep: dropout's factors of the weights, 0 or 1 / (1 - rate).
-      weights_einsum, values_einsum: replacements of einsum (Flax injects quantized ones).
-      sow: is given the weights, before dropout.
+      visible: True where a query sees a key; None: each query sees all keys.
+      keep: the factors by which dropout multiplies the weights, each 0 or 1 / (1 - rate).
+      weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized ones.
+      sow: a function that is called with the weights, before dropout.
     """
     weights = attention_weights(query, key, bias, visible, query_positions, key_positions, precision, weights_einsum)
     if sow is not None:

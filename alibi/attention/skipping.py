@@ -1,22 +1,24 @@
-"""Which blocks of logits a bias lets one leave out, with a proof.
+"""Which tiles a bias allows attention to leave out, with a proof.
 
-Before its bias no logit of a query exceeds U: the query's norm times the largest norm of a
-key, over sqrt(head_dim). Let l be the biased logit of the nearest key that the query sees;
-the largest logit of its row is at least that. A bias that is `bounded` says of a block of keys
-how large it is at most, b, and how large the sum of its exponentials, s. So with the excess
-x = U - l, relative to the row's largest exponential
+Before its bias no logit of a query exceeds U, the query's norm times the largest norm of a
+key, over sqrt(head_dim). Let l be the biased logit of the nearest key that the query sees: the
+largest logit of its row is at least l. A bias that is `bounded` says two things of each block
+of keys: b, the most that it adds to a logit there (`upper_bound`), and s, the most that
+the sum of exp(bias) over the block can be (`log_sum_bound`). So with the excess x = U - l,
+relative to the row's largest exponential
 
     one key of the block           <= exp(x + b)
     all keys of several blocks     <= exp(x) * (s of one + s of the next + ...)
 
-Blocks are left out from the farthest one on, as long as the first is what float32 rounds to
-zero (`skip_epsilon` = 0), or the second no more than `skip_epsilon`. U and l are computed from
-the queries and keys at hand when the program runs. ALiBi's b is -m d, of the nearest key at
-distance d, and its s the geometric series of exp(-m d).
+With `skip_epsilon` = 0 a block is left out where the first is what float32 rounds to zero; with
+a larger one, blocks are left out from the farthest one on, as long as the second is less than
+`skip_epsilon`. U and l are computed from the actual queries and keys when the program runs.
+For ALiBi b is -m d, if the nearest key of the block is at distance d, and s is a geometric series.
 
-One query that has already seen some keys knows more: the largest logit l and the sum of
-exponentials relative to it. All keys that it has not seen have together at most
-exp(U - l) * (s of one block + ...), divided by that sum, of what it has gathered (`weight_left`).
+In decoding, a query that has read some blocks of keys knows more than l: the largest logit g
+that it has met, and the sum of exponentials relative to g. Relative to what it has gathered, all
+keys that it has not read have together at most exp(U - g) * (s of one + s of the next + ...),
+divided by that sum (`weight_left`).
 """
 
 import dataclasses
@@ -36,19 +38,19 @@ from alibi.positions.base import Bias, Blocks, Part
 
 # exp(-104) is below half of the smallest float32 above zero.
 UNDERFLOW = 104.0
-# A logit may be off by this share of its norms' product: norms are computed in float32, and an
-# accelerator rounds a product's operands to bfloat16 or TF32 by default.
+# A computed logit may exceed the exact one by this share of the norms' product, since an accelerator
+# rounds the operands of products to bfloat16 or TF32 by default.
 LOGIT_ROUNDING = 2.0**-6
-# Of a bias, by its rounding in float32.
+# A computed bias may exceed the exact one by this share of it, by float32's rounding.
 ROUNDING = 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-    """Of each query, the nearest key that it surely sees: its index, and how far it is; int64 `[q]`.
+    """For each query the nearest key that it surely sees: the key's index and its distance, int64 `[q]`.
 
-    A query that sees no key, also where a window hides the nearest, has some key at distance 0:
-    its row is zero whatever is skipped.
+    A query that sees no key (where a window hides the nearest, too) gets any key and distance 0:
+    its result is zero whatever is skipped.
     """
 
     indices: np.ndarray
@@ -56,29 +58,29 @@ class Nearest:
 
 
 def key_excess(call: AttentionCall, nearest: Nearest, plan: Plan) -> Float[Array, "batch heads q_blocks"]:
-    """x of the module's proof, the largest of each block of queries, with what rounding may add.
+    """The excess x = U - l of the proof above, the largest in each block of queries, with what rounding may add.
 
-    Infinite, so that nothing is skipped, where an input is not finite: of the whole head for a key
-    or value, of its block for a query.
+    It is infinite, so that nothing is skipped, where an input is not finite: for the whole head
+    if that is a key or value, for its own block if it is a query.
     """
     q, k, v = (lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value))
     of_queries, of_keys, of_values = (jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k, v))
     # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
     of_keys = of_keys.max(axis=1) + 0.0 * (of_keys.sum(axis=1) + of_values.sum(axis=1))
-    # No copy where each query's nearest key is its own.
+    # Where each query's nearest key is its own, which is the usual case, the keys need not be copied.
     in_order = np.array_equal(nearest.indices, np.arange(k.shape[1]))
     of_nearest = dot_rows(q, k if in_order else k[:, nearest.indices])
     # Twice, as the logits of the far key and of the nearest may both be off.
     largest = (1.0 + 2 * LOGIT_ROUNDING) * of_queries * of_keys[:, None]
     excess = (largest - of_nearest) * q.shape[-1] ** -0.5 - nearest_bias(call, nearest)
     excess = jnp.where(jnp.isnan(excess), jnp.inf, excess)
-    # The last block is filled up with zeros: no excess is less, as no product exceeds that of its norms.
+    # The last block is filled up with zeros. At worst they make its excess larger, so that less is left out.
     excess = jnp.pad(excess, [(0, 0), (0, plan.q_blocks * plan.q_block - plan.q_length), (0, 0)])
     return excess.reshape(plan.batch, plan.q_blocks, -1, plan.heads).max(axis=2).swapaxes(1, 2)
 
 
 def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_or_1 q heads"]:
-    """The bias of each query and its nearest key; a query that has none counts as if it stood at that key."""
+    """The bias of each query and its nearest key, at the distance that `nearest` gives."""
     assert call.bias is not None
     assert call.known_positions is not None
     bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3))
@@ -105,7 +107,7 @@ def key_ranges(call: AttentionCall, plan: Plan, sides: Sides) -> Int[Array, "gro
 
 
 def ranges_of(call: AttentionCall, plan: Plan) -> Int[np.ndarray, "groups q_blocks two"]:
-    """The `key_ranges` that `blocked` goes through of a call whose arrays are at hand, so that they can be counted."""
+    """The `key_ranges` of a call whose arrays hold numbers (are not traced), for counting the tiles of `blocked`."""
 
     @jax.jit
     def ranges(query: Array, key: Array, value: Array) -> Array:
@@ -116,10 +118,10 @@ def ranges_of(call: AttentionCall, plan: Plan) -> Int[np.ndarray, "groups q_bloc
 
 
 def tiles_needed(call: AttentionCall, plan: Plan, sides: Sides) -> Bool[Array, "batch heads q_blocks k_blocks"]:
-    """The tiles that causal mask and window don't hide, and whose keys can matter."""
+    """Which tiles must be computed: neither causal mask nor window hides them, and the proof can't leave them out."""
     lowest_query, highest_query = _extremes(sides.query_positions, plan.q_blocks)
     lowest_key, highest_key = _extremes(sides.key_positions, plan.k_blocks)
-    behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]  # the least distance to a key of the tile
+    behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]  # the least distance in the tile
     ahead = lowest_key[:, None, None, :] - highest_query[:, None, :, None]
     seen = ahead <= 0 if call.causal else jnp.ones(behind.shape, bool)
     if call.window is not None:
@@ -154,16 +156,17 @@ def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Arra
 def weight_left(
     bias: Bias, bound: Float[Array, "batch heads"], blocks: Blocks, epsilon: float | None
 ) -> Float[Array, "batch heads blocks"]:
-    """The logarithm of what all keys up to the end of each block have at most: the sum of their exponentials.
+    """For each block of keys a bound of what all keys up to its end can add, as a logarithm.
 
-    Whatever their positions are; with epsilon 0, where sums don't count, of the largest one
-    instead. A reader who has gathered exp(g) can stop where this is less than
-    `g + stop_below(epsilon)`. Infinite or NaN, so that nobody stops, where nothing can be said.
+    It bounds the sum of their exponentials, or, with epsilon 0, the largest of them. A query
+    that has read all later keys, and gathered exp(g) from them, can stop where this is less than
+    `g + stop_below(epsilon)`. The keys may have any positions, in any order. Where nothing can
+    be said, it is infinite or NaN, with which no query stops.
 
     Args:
-      bias: bounded.
+      bias: one that is `bounded`.
       bound: U, which no scaled logit exceeds before its bias, rounding included.
-      blocks: one of queries, and those of the keys.
+      blocks: the one block of queries, of one query, against all blocks of keys.
     """
     of_block = bias.upper_bound(blocks)[:, :, 0]
     count = jnp.asarray(blocks.key_count)[:, :, 0]
@@ -176,14 +179,14 @@ def weight_left(
 
 
 def stop_below(epsilon: float | None) -> float:
-    """How much less, as a logarithm, what is left must be than what was gathered; see `weight_left`."""
+    """The logarithm of the ratio of what is left to what was gathered below which a query stops, see `weight_left`."""
     return -math.inf if epsilon is None else -UNDERFLOW if epsilon == 0 else math.log(epsilon)
 
 
 def nearest_keys(call: AttentionCall) -> Nearest | None:
-    """The nearest keys where they are known in advance; None: they are not.
+    """The nearest key of each query, if it is known when the call is traced, else None.
 
-    Known are NumPy positions with distinct ascending keys and no mask.
+    It is known where positions are NumPy arrays, those of the keys ascend, and there is no mask.
     """
     if call.mask is not None or call.known_positions is None:
         return None
@@ -191,7 +194,7 @@ def nearest_keys(call: AttentionCall) -> Nearest | None:
     if 0 in (queries.size, keys.size) or np.any(np.diff(keys) <= 0):
         return None
     if call.query_segments is not None:
-        # Then only its own key is sure to be in a query's segment.
+        # A query is sure to share its segment with its own key alone.
         own = call.query_segments is call.key_segments and np.array_equal(queries, keys)
         return Nearest(np.arange(queries.size), np.zeros(queries.size, np.int64)) if own else None
     indices = _nearest_indices(queries, keys, call.causal)
@@ -203,7 +206,7 @@ def nearest_keys(call: AttentionCall) -> Nearest | None:
 
 
 def _nearest_indices(queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
-    """Of each query the index of the nearest key, if `causal` of those before it or the first."""
+    """For each query the index of the nearest key; if `causal`, of the keys up to it, or 0 if there is none."""
     before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
     if causal:
         return before

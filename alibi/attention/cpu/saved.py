@@ -1,4 +1,12 @@
-"""Attention for CPUs at short lengths: few passes over the logits, and none that a causal mask hides."""
+"""Attention for CPUs at short lengths, which keeps the exponentials of the logits for the backward pass.
+
+With `dout`, the gradient of the result `out`, and `delta`, the sum of dout * out over features,
+the weights are exponentials / totals, and as in FlashAttention
+
+    dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
+
+Here dout and delta are divided by the totals in place of the exponentials, which are larger.
+"""
 
 import functools
 from typing import Any
@@ -15,11 +23,12 @@ from alibi.attention.cpu.rows import dot_rows
 from alibi.attention.reference import MASKED
 from alibi.positions.base import Part, rows_and_columns
 
-# (batch * heads, length, features): XLA's CPU backend has products for one batch dimension.
+# (batch * heads, length, features), since XLA's CPU backend has fast products for one batch dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
 
-# Of a block of queries. Measured: without a backward pass smaller ones are 1.05 to 1.08 times as fast at 1,024 tokens.
+# How many queries a block has: at least, at most, and at most where there is no backward pass, for which smaller
+# blocks are 1.05 to 1.08 times as fast at 1,024 tokens (measured).
 LEAST_ROWS, MOST_ROWS, FORWARD_ROWS = 64, 256, 192
 
 
@@ -33,13 +42,13 @@ def cannot_save(call: AttentionCall) -> str:
         return "positions are not known when it is traced"
     queries, keys = call.known_positions
     aligned = np.array_equal(np.diff(keys), np.ones(keys.size - 1)) and np.array_equal(queries, keys[-queries.size :])
-    # Then every query sees its own key; one that saw none would get the mean of all values.
+    # Then every query sees its own key. (A query that saw no key would get the mean of all values.)
     hides = call.causal or call.window is not None
     return "" if aligned or not hides else "queries do not stand at the last of consecutive keys"
 
 
 def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads value_dim"]:
-    """A call that `cannot_save` has no objection to, by `saved_attention`."""
+    """The call by `saved_attention`; it must be one that `cannot_save` has no reason against."""
     bias = None
     queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
     if call.bias is not None:
@@ -64,30 +73,33 @@ def saved_attention(
 ) -> Float[Array, "batch q heads value_dim"]:
     """softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode in all four.
 
-    Queries are taken in blocks of rows, each with the keys up to its end, so that half
-    of the logits above the diagonal cost nothing. The exponentials of the logits are
-    kept for the backward pass (memory grows with the square of the length), and what is
-    divided by their sums is the product with the values, which is smaller. All is computed
-    in float32, as CPUs do with half precision anyway; only the exponentials are kept in the
-    dtype of `value`, which the result has too. No size may be zero.
+    Each block of queries is multiplied with the keys up to the block's end, so that half or
+    more of the logits above the diagonal are never computed. The exponentials of the logits are kept
+    for the backward pass, in memory that grows with the square of the length. Not they are
+    divided by their sums, but their product with the values, which is smaller. All is
+    computed in float32, as CPUs do with half precision anyway; only the exponentials are kept
+    in the dtype of `value`, which the result has too. No dimension may have the size zero.
 
     Args:
-      bias: added to the scaled logits, float32, for all sequences or for each; its gradient costs nothing where
-        it is a constant.
-      causal: query i sees keys 0..i + k - q: the last query stands at the last key. A
-        query before the first key gives zeros.
-      precision: of the products.
+      bias: what is added to the scaled logits, float32, for all sequences or for each of them;
+        its gradient is computed only where it is wanted.
+      causal: query i sees the keys 0 to i + k - q, as the last query stands at the last key. A
+        query that stands before the first key gives zeros.
+      precision: of the products, as in `jax.lax.dot_general`.
     """
     unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
     if unseen:
         query, bias = query[:, unseen:], None if bias is None else bias[..., unseen:, :]
     wide = (x.astype(jnp.float32) for x in (query, key, value))
-    attended = _attention(*wide, bias, causal, precision, value.dtype).astype(value.dtype)
-    return jnp.pad(attended, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else attended
+    out = _attention(*wide, bias, causal, precision, value.dtype).astype(value.dtype)
+    return jnp.pad(out, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else out
 
 
 def query_blocks(q_length: int, most: int) -> list[tuple[int, int]]:
-    """Ranges of rows: four, but of 64 to `most` rows each (measured: what a finer cut saves, its overhead costs)."""
+    """The blocks of queries as ranges (first, after the last): four of them, but of 64 to `most` queries each.
+
+    More and smaller ones would save as much as they cost (measured).
+    """
     rows = min(most, max(LEAST_ROWS, -(-q_length // 4)))
     return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
 
@@ -102,11 +114,14 @@ def _attention(
 def _forward(
     query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any, kept: Any, most_rows: int
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
-    """Of float32; the exponentials are kept in the dtype `kept`."""
+    """`out` of float32 queries, keys and values, and what the backward pass needs.
+
+    That includes the exponentials of each block of queries, in the dtype `kept`, and their sums (`totals`).
+    """
     batch, q_length, _, head_dim = query.shape
-    # Barriers here and below: XLA would fold these transposes into the products, and
-    # compute products of strided operands at a fraction of the speed. (The queries are
-    # scaled, since XLA would write a factor of the logits out as large as those.)
+    # Here and below barriers keep XLA from folding these transposes into the products, which it
+    # would then compute, on strided operands, at a fraction of the speed. (It is the queries
+    # that are scaled, since a factor of the logits would be written out as large as they are.)
     q, k, v = lax.optimization_barrier((_fold(query * head_dim**-0.5), _fold(key), _fold(value)))
     outputs, exponentials, totals = [], [], []
     for start, stop in query_blocks(q_length, most_rows):
@@ -115,55 +130,55 @@ def _forward(
         logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
         largest = logits.max(axis=-1, keepdims=True)
         exponentials.append(lax.optimization_barrier(jnp.exp(logits - largest).astype(kept)))
-        # Of what is kept, so that the weights of a row sum to one in the backward pass too.
+        # The sums are those of the rounded exponentials, so that the weights of a row sum to one in the backward pass.
         exponential = exponentials[-1].astype(jnp.float32)
         totals.append(exponential.sum(axis=-1, keepdims=True))
         outputs.append(_product(exponential, v[:, :seen], 2, 1, precision) / totals[-1])
-    attended = _unfold(jnp.concatenate(outputs, axis=1), batch)
-    return attended, (q, k, v, attended, tuple(exponentials), tuple(totals))
+    out = _unfold(jnp.concatenate(outputs, axis=1), batch)
+    return out, (q, k, v, out, tuple(exponentials), tuple(totals))
 
 
 def _forward_saving(
     query: Any, key: Any, value: Any, bias: Any, causal: bool, precision: Any, kept: Any
 ) -> tuple[Array, tuple]:
-    """As `_forward`, of inputs that know whether their gradients are asked for."""
+    """`_forward`; its inputs say whether their gradients are wanted (`perturbed`)."""
     added = None if bias is None else bias.value
-    attended, saved = _forward(query.value, key.value, value.value, added, causal, precision, kept, MOST_ROWS)
-    # Only its presence says, in the backward pass, that the bias learns.
+    out, saved = _forward(query.value, key.value, value.value, added, causal, precision, kept, MOST_ROWS)
+    # None if the gradient of the bias is not wanted; its rank says whether the bias has a batch dimension.
     learned = jnp.zeros((*added.shape[:-3], 0)) if added is not None and bias.perturbed else None
-    return attended, (*saved, learned)
+    return out, (*saved, learned)
 
 
 def _backward(
-    causal: bool, precision: Any, kept: Any, saved: tuple, gradient: Any
+    causal: bool, precision: Any, kept: Any, saved: tuple, dout: Any
 ) -> tuple[Array, Array, Array, Array | None]:
-    q, k, v, attended, exponentials, totals, learned = saved
-    if isinstance(gradient, SymbolicZero):
-        gradient = jnp.zeros(gradient.shape, gradient.dtype)
-    batch, q_length, head_dim = gradient.shape[0], q.shape[1], q.shape[-1]
-    along = _fold(dot_rows(gradient, attended)[..., None])
-    incoming = lax.optimization_barrier(_fold(gradient))
-    of_query, of_bias = [], []
-    of_key = of_value = jnp.zeros(())
+    q, k, v, out, exponentials, totals, learned = saved
+    if isinstance(dout, SymbolicZero):
+        dout = jnp.zeros(dout.shape, dout.dtype)
+    batch, q_length, head_dim = dout.shape[0], q.shape[1], q.shape[-1]
+    delta = _fold(dot_rows(dout, out)[..., None])
+    folded_dout = lax.optimization_barrier(_fold(dout))
+    dq, dbias = [], []
+    dk = dv = jnp.zeros(())
     for (start, stop), narrow, total in zip(query_blocks(q_length, MOST_ROWS), exponentials, totals, strict=True):
         rows, seen, exponential = slice(start, stop), narrow.shape[-1], narrow.astype(jnp.float32)
-        part, of_total = lax.optimization_barrier((incoming[:, rows] / total, along[:, rows] / total))
-        of_logits = exponential * (_product(part, v[:, :seen], 2, 2, precision) - of_total)
+        scaled_dout, scaled_delta = lax.optimization_barrier((folded_dout[:, rows] / total, delta[:, rows] / total))
+        dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, precision) - scaled_delta)
         if learned is not None:
-            of_rows = of_logits.reshape(batch, -1, *of_logits.shape[1:])
-            of_bias.append(_widened(of_rows if learned.ndim > 1 else of_rows.sum(axis=0), k.shape[1]))
-        of_logits = lax.optimization_barrier(of_logits)
-        of_query.append(_product(of_logits, k[:, :seen], 2, 1, precision))
-        # These contract the rows of [rows, keys]. With the small operand first and already
-        # transposed they take half the time; `_unfold_transposed` turns the small results.
-        turned_query, turned_part = lax.optimization_barrier((_turned(q[:, rows]), _turned(part)))
-        of_key = of_key + _widened(_product(turned_query, of_logits, 2, 1, precision), k.shape[1])
-        of_value = of_value + _widened(_product(turned_part, exponential, 2, 1, precision), k.shape[1])
+            rows_dbias = dlogits.reshape(batch, -1, *dlogits.shape[1:])
+            dbias.append(_widened(rows_dbias if learned.ndim > 1 else rows_dbias.sum(axis=0), k.shape[1]))
+        dlogits = lax.optimization_barrier(dlogits)
+        dq.append(_product(dlogits, k[:, :seen], 2, 1, precision))
+        # These two products contract the queries of [queries, keys]. With the small operand first and
+        # already transposed they take half the time; `_unfold_transposed` transposes the small results back.
+        transposed_q, transposed_dout = lax.optimization_barrier((_transposed(q[:, rows]), _transposed(scaled_dout)))
+        dk = dk + _widened(_product(transposed_q, dlogits, 2, 1, precision), k.shape[1])
+        dv = dv + _widened(_product(transposed_dout, exponential, 2, 1, precision), k.shape[1])
     return (
-        _unfold(jnp.concatenate(of_query, axis=1) * head_dim**-0.5, batch),
-        _unfold_transposed(of_key, batch),
-        _unfold_transposed(of_value, batch),
-        jnp.concatenate(of_bias, axis=-2) if of_bias else None,
+        _unfold(jnp.concatenate(dq, axis=1) * head_dim**-0.5, batch),
+        _unfold_transposed(dk, batch),
+        _unfold_transposed(dv, batch),
+        jnp.concatenate(dbias, axis=-2) if dbias else None,
     )
 
 
@@ -183,14 +198,14 @@ def _biased(
     k_length: int,
     causal: bool,
 ) -> Float[Array, "batch_heads rows keys"]:
-    """Logits of the block of queries from `start` with what is added to them and the causal mask."""
+    """The logits of the block of queries that begins at `start`, with their bias and the causal mask."""
     _, rows, seen = logits.shape
     added = jnp.zeros((1, rows, seen))
     if bias is not None:
         added = bias[..., start : start + rows, :seen].astype(jnp.float32)
     if causal:
         last = np.arange(start, start + rows) + k_length - q_length
-        # A query of a block sees at least its own key, so the exponentials of hidden ones are exactly zero.
+        # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
         visible = np.arange(seen)[None, :] <= last[:, None]
         added = jnp.where(jnp.asarray(visible.reshape((1,) * (added.ndim - 2) + visible.shape)), added, MASKED)
     heads = logits.shape[0] // batch
@@ -216,17 +231,17 @@ def _unfold_transposed(
     x: Float[Array, "batch_heads features length"], batch: int
 ) -> Float[Array, "batch length heads features"]:
     heads, features, length = x.shape[0] // batch, *x.shape[1:]
-    # By way of a matrix: XLA writes the result once. A transpose straight to four
-    # dimensions it writes once for each use (the dense layer's product and its bias).
+    # By way of a matrix XLA writes the result once; a transpose straight to four dimensions it
+    # would write once for each use, which are the dense layer's product and its bias.
     rows = lax.optimization_barrier(x).reshape(batch, heads * features, length).transpose(0, 2, 1)
     rows = lax.optimization_barrier(rows.reshape(batch * length, heads * features))
     return rows.reshape(batch, length, heads, features)
 
 
-def _turned(x: Folded) -> Float[Array, "batch_heads features length"]:
+def _transposed(x: Folded) -> Float[Array, "batch_heads features length"]:
     return x.transpose(0, 2, 1)
 
 
 def _widened(x: Float[Array, "... keys"], k_length: int) -> Float[Array, "... k"]:
-    """With zeros for the keys that a block doesn't see."""
+    """`x` with zeros for the keys after those that its block of queries sees."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, k_length - x.shape[-1])])
