@@ -86,7 +86,7 @@ class Slots(flax.struct.PyTreeNode):
         )
 
     def put(self, slots: Array, new: Array) -> Array:
-        """The array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` written where the next tokens belong."""
+        """The array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` where the next tokens belong."""
         new = new.astype(slots.dtype)
         first = self.read % slots.shape[1] if self.ring else self.read
         if not self.ring or new.shape[1] == 1:
@@ -94,7 +94,7 @@ class Slots(flax.struct.PyTreeNode):
         return slots.at[:, (first + jnp.arange(new.shape[1])) % slots.shape[1]].set(new)
 
     def newest(self, slots: Array) -> Array:
-        """What the array `slots` `[batch, slots, ...]` holds of the last token that was read; zeros before the first."""
+        """What the array `slots` `[batch, slots, ...]` holds of the last token read; zeros before the first."""
         index = (self.read - 1) % slots.shape[1]
         return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
 
@@ -117,7 +117,7 @@ class KeyValues(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
-        """Empty, with so many slots, for keys, values and kept arrays shaped like these, whose length doesn't matter."""
+        """Empty, with so many slots, for keys, values and kept arrays shaped like these, but for their length."""
 
         def zeros(x: Array) -> Array:
             return jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype)

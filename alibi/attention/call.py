@@ -85,7 +85,7 @@ class AttentionCall:
     devices: int = dataclasses.field(default_factory=lambda: jax.device_count())
 
     def with_own_heads(self) -> "AttentionCall":
-        """The same call with key and value heads repeated (grouped-query attention), as many as there are query heads."""
+        """The same call with key and value heads repeated until each query head has its own (grouped queries)."""
         heads, kv_heads = self.query.shape[-2], self.key.shape[-2]
         if heads == kv_heads:
             return self
@@ -119,7 +119,7 @@ class AttentionCall:
 
     @property
     def known_positions(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Positions of queries and keys, int64 `[q]` and `[k]`, if they are NumPy arrays for all sequences; else None."""
+        """Positions of queries and keys, int64 `[q]` and `[k]`, if NumPy gives them for all sequences, else None."""
         sides = self.query_positions, self.key_positions
         if not all(isinstance(side, np.ndarray) and side.ndim == 1 for side in sides):
             return None
@@ -201,7 +201,7 @@ def shown_to(
     causal: bool,
     window: int | None,
 ) -> list[Bool[Array, "*#batch q k"]]:
-    """Where queries see keys: one array for the causal mask, one for the window, one for segments, if there are such."""
+    """Where queries see keys: an array for the causal mask, one for the window, one for segments, as there are such."""
     rows, columns = rows_and_columns(jnp.asarray(query_positions), jnp.asarray(key_positions))
     shown = []
     if causal:

@@ -23,12 +23,12 @@ AttentionFn = Callable[..., Array]
 
 @dataclasses.dataclass(frozen=True)
 class Cached:
-    """The cache of one layer, as its variable in a Flax module, and the slots that all layers share.
+    """The cache of one layer while new tokens go through it.
 
     Attributes:
-      variable: holds `KeyValues`; None at first, where the cache is being made.
-      slots: before the tokens at hand.
-      after: with those tokens.
+      variable: the layer's Flax variable, which holds its `KeyValues`, or None while the cache is being made.
+      slots: those of all layers before the new tokens are read.
+      after: the slots after that.
     """
 
     variable: Any
@@ -36,12 +36,12 @@ class Cached:
     after: Slots
 
     def before(self) -> Any:
-        """What is kept of the token before the first new one; None where the cache is being made."""
+        """What the position method kept of the token before the new ones; None while the cache is being made."""
         held = self.variable.value
         return None if held is None else jax.tree.map(self.slots.newest, held.kept)
 
     def append(self, key: Array, value: Array, kept: Any) -> KeyValues:
-        """What the cache holds with these tokens; it is stored too."""
+        """Stores the new tokens, and returns all that the cache then holds."""
         held = self.variable.value
         if held is None:
             held = self.variable.value = KeyValues.empty(self.slots.positions.shape[1], key, value, kept)
@@ -63,16 +63,16 @@ def alibi_attention_fn(
 ) -> AttentionFn:
     """ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or `flax.nnx.MultiHeadAttention`.
 
-    The layer is used as it is, with or without batch dimensions, masks, attention
-    dropout, mixed precision and `decode=True`. Queries that are fewer than the keys
-    stand at their end (bottom-right aligned); a single query with a mask, as in decoding,
-    at the last key that it sees.
+    The layer is used as it is, with or without batch dimensions, masks, attention dropout,
+    mixed precision and `decode=True`. Where there are fewer queries than keys, the last query
+    stands at the last key (bottom-right aligned). A single query with a mask, as Flax gives it
+    in decoding, stands at the last key that it sees.
 
     Args:
       num_heads: heads of the layer.
       causal: hide later keys, and bias by -m (i - j); False: the symmetric -m |i - j|,
         for encoders.
-      convention: of the slopes, see `alibi.alibi_slopes`; of random ones the first draw.
+      convention: that of the slopes, see `alibi.alibi_slopes`; "random" is the first draw.
       slopes: `[num_heads]`, in place of the convention's (learned ones, for example).
       window, skip_epsilon, sharding, backend: see `alibi.attention.attend`. In decoding a window
         ends at the last key that the mask leaves, so a mask must not hide the newest.
@@ -109,12 +109,15 @@ def method_attention_fn(
     options: AttentionOptions,
     cache: Cached | None = None,
 ) -> AttentionFn:
-    """Any position method as an `attention_fn`, of a layer whose input is `x`, with a cache or without one.
+    """Any position method as an `attention_fn`, for a layer whose input is `x`, with a cache or without one.
 
     Args:
-      query_positions: of the queries, which are those of the last tokens of `x`.
+      params: the parameters that the method shares between layers, and those of this layer.
+      query_positions: of the queries, which belong to the last tokens of `x`.
       key_positions: of all tokens of `x`.
-      cache: where keys, values and what the method keeps of each token are appended, to attend to all that is there.
+      segment_ids, options: see `alibi.attention.attend`.
+      cache: the keys and values of `x`, and what the method keeps of each token, are appended to it, and the queries
+        attend to all that it holds.
     """
 
     def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:
@@ -150,7 +153,7 @@ def method_attention_fn(
 
 
 def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> AttentionFn:
-    """An `attention_fn` as Flax calls it, of `compute(query, key, value, is_causal, fields of an AttentionCall)`."""
+    """Makes of `compute(query, key, value, is_causal, fields of an AttentionCall)` a function as Flax calls it."""
 
     # Flax passes only the keywords that this signature names, so it names each of them:
     # **kwargs would silently lose dropout, dtype and precision.
@@ -166,7 +169,7 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
         deterministic: bool = False,
         dtype: Any = None,
         precision: jax.lax.PrecisionLike = None,
-        force_fp32_for_softmax: bool = True,  # it always is
+        force_fp32_for_softmax: bool = True,  # the softmax always is float32
         qk_attn_weights_einsum: Callable[..., Array] | None = None,
         attn_weights_value_einsum: Callable[..., Array] | None = None,
         module: Any = None,
@@ -192,11 +195,11 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
 
 
 def _positions(query: Array, key: Array, mask: Array | None) -> tuple[KnownPositions, KnownPositions]:
-    """Of a layer that tells none: its queries stand at the last keys."""
+    """Positions of queries and keys where the layer gives none: the queries stand at the last keys."""
     q_length, key_positions = query.shape[-3], np.arange(key.shape[-3])
     if q_length == 1 and mask is not None:
-        # Decoding: Flax's cache index is out of sight, but the mask ends at it. Without a window
-        # the row shift of softmax would make any position right; this one is also precise.
+        # In decoding Flax's cache index is out of sight, but the mask ends there. (Without a window any position
+        # would be right for ALiBi, since softmax ignores a constant; this one also keeps the biases small.)
         seen = mask.any(axis=(-3, -2)) if mask.ndim >= 3 else mask.any(axis=-2)
         return jnp.where(seen, key_positions, -1).max(axis=-1, keepdims=True), key_positions
     return np.arange(q_length) + (key_positions.size - q_length), key_positions

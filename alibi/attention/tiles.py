@@ -23,12 +23,12 @@ ACCELERATOR_TILE_WEIGHTS = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All that is static of a call, and the sizes it is cut to.
+    """How a call is cut into tiles, with what else is static of it.
 
     Attributes:
-      batch, heads, q_length, k_length: of the call, its batch dimensions taken together.
-      batch_group, head_group: how many go together.
-      q_block, k_block: queries and keys of a tile.
+      batch, heads, q_length, k_length: sizes of the call, its batch dimensions taken together.
+      batch_group, head_group: how many batch entries and heads are computed together, as one group.
+      q_block, k_block: how many queries and keys a tile has.
       causal, window, dropout_rate, broadcast_dropout, precision, platform: of the call.
     """
 
@@ -79,7 +79,7 @@ class Plan:
 
 
 def make_plan(call: AttentionCall) -> Plan:
-    """The sizes for `call` on the platform of its options."""
+    """The plan for `call` on the platform of its options."""
     platform = call.options.platform
     heads, (q_length, k_length) = call.query.shape[-2], call.weights_shape[-2:]
     batch = math.prod(call.query.shape[:-3])
@@ -87,8 +87,8 @@ def make_plan(call: AttentionCall) -> Plan:
     room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
     batch_group = at_once(batch, room // (q_block * k_block), call.devices)
     if platform == "cpu" and call.bias is not None and call.bias.bounded:
-        # A tile of two heads is needed as far as the head with the longer reach needs it. Whatever is skipped, so
-        # that nothing is rounded otherwise for it. (docs/attention.md has what it wins and costs.)
+        # A tile of two heads must be computed as soon as one of them needs it, so such heads go one by one.
+        # That doesn't depend on skip_epsilon, so that skipping doesn't change how products are rounded.
         room //= 2
     head_group = at_once(heads, room // (batch_group * q_block * k_block), call.devices)
     return Plan(
@@ -110,7 +110,7 @@ def make_plan(call: AttentionCall) -> Plan:
 
 
 def _block(length: int, most: int) -> int:
-    """Blocks of about equal size, so that little is filled up; a multiple of 8 if there are several."""
+    """The length of blocks that are about equal, so that little is filled up; a multiple of 8 if there are several."""
     blocks = -(-length // most)
     return length if blocks == 1 else -(-length // (8 * blocks)) * 8
 
@@ -118,9 +118,9 @@ def _block(length: int, most: int) -> int:
 def take_group(
     x: Float[Array, "batch length heads features"], plan: Plan, index: Any, length: int
 ) -> Float[Array, "group_batch group_heads whole_blocks features"]:
-    """The batch entries and heads of one group, filled up with zeros to `length`.
+    """The batch entries and heads of the group whose number is `index`, filled up with zeros to `length`.
 
-    The two stay apart: joined, they could not be split over devices both.
+    They stay two dimensions, since joined they could not both be split over devices.
     """
     if plan.groups > 1:
         batch, head = plan.first_of_group(index)
@@ -134,9 +134,9 @@ def put_group(
     index: Any,
     part: Float[Array, "group_batch group_heads whole_blocks features"],
 ) -> Float[Array, "batch length heads features"]:
-    """`whole` with this part of a group in its place, without the filling: the inverse of `take_group`.
+    """`whole` with the `part` of one group in its place, without what filled it up: the inverse of `take_group`.
 
-    Of one group nothing of `whole` is left but its shape and dtype. In place where a loop carries `whole`.
+    Where a loop carries `whole`, it is changed in place. A call of one group makes `part` the whole.
     """
     part = part[:, :, : whole.shape[1]].transpose(0, 2, 1, 3).astype(whole.dtype)
     if plan.groups == 1:
@@ -147,9 +147,9 @@ def put_group(
 
 @dataclasses.dataclass(frozen=True)
 class Sides:
-    """What a tile needs to know of its rows and columns, filled up to whole blocks.
+    """What else is known of the queries and keys of a call, filled up to whole blocks.
 
-    Positions and segments are `[length]`, or `[batch, length]` where entries differ.
+    Positions and segments are `[length]`, or `[batch, length]` where batch entries differ.
     """
 
     query_positions: Int[Array, "*#batch q"]
@@ -196,7 +196,7 @@ def make_sides(call: AttentionCall, plan: Plan) -> Sides:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a tile lies: first batch entry and head, block of queries and block of keys; may be traced."""
+    """Where a tile lies: its first batch entry and head, and the numbers of its blocks; all may be traced."""
 
     batch: Any
     head: Any
@@ -205,7 +205,7 @@ class Place:
 
 
 def part_of(plan: Plan, place: Place) -> Part:
-    """The part of the call that one tile is."""
+    """The batch entries, heads, queries and keys of one tile, as a bias is cut to them."""
     return Part(
         (place.batch, plan.batch_group),
         (place.head, plan.head_group),
@@ -215,7 +215,7 @@ def part_of(plan: Plan, place: Place) -> Part:
 
 
 def tile_bias(of_tile: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array, "batch heads q k"]:
-    """The bias of one tile, which it has been cut to; its batch dimension is 1 where the entries have one."""
+    """The values of a bias that has been cut to one tile; the batch dimension is 1 where all entries share them."""
     block = of_tile(*_positions(plan, sides, place))
     return block if block.ndim == 4 else block[None]
 
@@ -246,7 +246,7 @@ def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch 
 
 
 def tile_dropout(plan: Plan, sides: Sides, place: Place) -> Float[Array, "#batch #heads q k"] | None:
-    """Dropout's factors 0 or 1 / (1 - rate) of one tile, the same whenever it is asked for; None: no dropout."""
+    """Dropout's factors 0 or 1 / (1 - rate) of one tile, the same in forward and backward pass; None: no dropout."""
     if sides.dropout_rng is None:
         return None
     key = jax.random.fold_in(jax.random.fold_in(sides.dropout_rng, place.q_block), place.k_block)
@@ -269,7 +269,7 @@ def _key_part(x: Int[Array, "*batch k"], plan: Plan, place: Place) -> Int[Array,
 
 
 def _part(x: Int[Array, "*batch length"], group: int, first: Any, block: int, index: Any) -> Int[Array, "*group block"]:
-    """One block of a side, of the batch entries of a group where they differ."""
+    """One block of positions or segments, for the batch entries of the group where these differ."""
     if x.ndim > 1:
         x = jax.lax.dynamic_slice_in_dim(x, first, group, axis=0)
     return jax.lax.dynamic_slice_in_dim(x, index * block, block, axis=-1)

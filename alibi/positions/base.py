@@ -1,10 +1,12 @@
 """The contract of a position method, and of the bias that it adds to the logits of attention.
 
-All that the paper compares differs only in where position enters a transformer. A method
-is a frozen dataclass without arrays: its fields are its options, and each of its functions
-is one of these places. What it learns it makes in `init` (shared by the layers) and
-`init_layer` (for each layer), and gets back as `params`, both in one mapping. The functions
-are plain functions of arrays, so that a method serves Linen, NNX and bare JAX alike.
+The methods that the paper compares differ only in where position enters a transformer. A
+method is a frozen dataclass without arrays. Its fields are its options, and each of its functions
+is one place where position can enter: `place`, `embed`, `queries`, `keys`, `bias`, and for
+biases that depend on content `keep` and `content_bias`. A method overrides those that it uses.
+Its parameters are made by `init`, for those that all layers share, and by `init_layer`, for
+those of each layer; the other functions get both in one mapping, `params`. All are plain
+functions of arrays, so that a method serves Linen, NNX and bare JAX alike.
 
 Positions are always given, never counted inside, so that a key-value cache, padding and
 packed documents work for every method.
@@ -23,14 +25,14 @@ from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 Params = Mapping[str, Any]
 Positions = Integer[Array, "*#batch length"]
-# What attention takes: NumPy's are known when it is traced, so that it can skip what they hide.
+# Attention takes either kind; NumPy's are known when it is traced, so that it can skip what they hide.
 KnownPositions = Integer[Array | np.ndarray, "*#batch _"]
-# Where a part of a dimension begins, which may be traced, and its size; None: the whole dimension.
+# A part of a dimension: where it begins, which may be traced, and its size. None is the whole dimension.
 Span = tuple[Any, int] | None
 
 
 class Part(NamedTuple):
-    """Which part of a call of attention is computed: of its batch entries, heads, queries and keys."""
+    """A part of a call of attention, such as one tile: a range of its batch entries, heads, queries and keys."""
 
     batch: Span = None
     heads: Span = None
@@ -39,14 +41,14 @@ class Part(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Blocks of queries against blocks of keys, as a bias is asked for the most that it adds in each pair of them.
+    """All blocks of queries against all blocks of keys, for which a bias gives bounds.
 
     Attributes:
-      behind: the least distance, query minus key, in each pair of blocks; negative where a
-        key stands after a query.
-      ahead: the least distance, key minus query.
-      q_blocks, k_blocks: how many there are.
-      key_count: the keys of each block that a query may see.
+      behind: for each pair of blocks the least of query position minus key position; it is negative
+        where some key stands after some query.
+      ahead: for each pair of blocks the least of key position minus query position.
+      q_blocks, k_blocks: how many blocks there are.
+      key_count: how many keys of each block a query can see at most.
     """
 
     behind: Integer[Array, "#batch q_blocks k_blocks"]
@@ -56,53 +58,53 @@ class Blocks(NamedTuple):
     key_count: Integer[Array | np.ndarray, "#batch #heads #q_blocks #k_blocks"]
 
     def largest_of_queries(self, x: Float[Array, "batch q heads"]) -> Float[Array, "batch heads q_blocks 1"]:
-        """The largest value in each block of queries, of one that is given for each query and head."""
+        """The largest `x` in each block of queries, where `x` is a number for each query and head."""
         blocks = x.reshape(x.shape[0], self.q_blocks, -1, x.shape[2]).max(axis=2)
         return blocks.swapaxes(1, 2)[..., None]
 
     def least_of_keys(self, x: Float[Array, "batch k heads"]) -> Float[Array, "batch heads 1 k_blocks"]:
-        """The least value in each block of keys, of one that is given for each key and head."""
+        """The least `x` in each block of keys, where `x` is a number for each key and head."""
         blocks = x.reshape(x.shape[0], self.k_blocks, -1, x.shape[2]).min(axis=2)
         return blocks.swapaxes(1, 2)[..., None, :]
 
 
 def per_head(axis: int = 0) -> Any:
-    """A field of a `Bias` with an entry for each head, along `axis`."""
+    """Declares a field of a `Bias` whose dimension `axis` is that of the heads."""
     return flax.struct.field(metadata={"axes": {"heads": axis}})
 
 
 def per_query() -> Any:
-    """A field of a `Bias` of shape `[*batch, q, heads]`, or with more dimensions for each query and head behind."""
+    """Declares a field of a `Bias` of shape `[batch, q, heads, ...]`: something for each query and head."""
     return flax.struct.field(metadata={"axes": {"batch": 0, "queries": 1, "heads": 2}})
 
 
 def per_key() -> Any:
-    """A field of a `Bias` of shape `[*batch, k, heads]`, or with more dimensions for each key and head behind."""
+    """Declares a field of a `Bias` of shape `[batch, k, heads, ...]`: something for each key and head."""
     return flax.struct.field(metadata={"axes": {"batch": 0, "keys": 1, "heads": 2}})
 
 
 def shared() -> Any:
-    """A field of a `Bias` that all parts share: a float array of any shape, or another bias, which is cut by itself."""
+    """Declares a field of a `Bias` that tiles share whole: a float array, or another bias, which is cut by itself."""
     return flax.struct.field()
 
 
 def static(**default: Any) -> Any:
-    """A field of a `Bias` that is no array and known when it is traced."""
+    """Declares a field of a `Bias` that is no array, and so is known when attention is traced."""
     return flax.struct.field(pytree_node=False, **default)
 
 
 class Bias(flax.struct.PyTreeNode):
-    """What is added to the scaled logits, for any part of them; subclasses are pytrees by themselves.
+    """What is added to the scaled logits of attention; it can be asked for any tile of them.
 
-    Its fields are float arrays, declared by `per_head`, `per_query` and `per_key`, or of other
-    shapes that all parts share; other biases; and what is `static`. Attention cuts them as it
-    cuts heads, queries and keys, and gradients reach all of them. What attention asks of a
-    bias are the properties below, never its class.
+    A subclass gives `__call__` and declares its fields by `per_head`, `per_query`, `per_key`,
+    `shared` or `static`. It is a pytree without a decorator. For each tile attention cuts the
+    fields as it cuts heads, queries and keys, and calls the cut bias with the tile's positions;
+    gradients reach all arrays. Attention asks for the properties below, never for a class.
 
     Attributes:
-      bounded: whether `upper_bound` is given, so that keys out of reach can be skipped.
-      slopes: m of each head `[heads]`, where the bias is linear: -m (i - j), or -m |i - j| if `symmetric`; else None.
-      symmetric: whether the bias counts |i - j| in place of i - j.
+      bounded: whether `upper_bound` is given, by which attention skips keys out of reach.
+      slopes: where the bias is -m (i - j), or -m |i - j| if `symmetric`, m of each head, `[heads]`; else None.
+      symmetric: whether the bias depends on |i - j| in place of i - j.
     """
 
     # Without annotations, which would make them fields of dataclasses.
@@ -113,40 +115,40 @@ class Bias(flax.struct.PyTreeNode):
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*#batch heads q k"]:
-        """What is added to the logits after their scaling by 1/sqrt(head_dim), float32.
+        """The bias of each query and key, float32; it is added to the logits after their scaling by 1/sqrt(head_dim).
 
-        The positions are those of all queries and keys that the bias has been cut to.
+        The positions are those of the queries and keys to which the bias has been cut.
         """
         raise NotImplementedError(f"{type(self).__name__} needs __call__(query_positions, key_positions)")
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
-        """No bias of a pair of blocks is greater than this, as far as the causal mask shows its keys."""
+        """For each pair of blocks a number that no bias in it exceeds, but for keys that the causal mask hides."""
         raise NotImplementedError(f"{type(self).__name__} is bounded and needs upper_bound(blocks)")
 
     def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
-        """For any one query the logarithm of the sum of exp(bias) over the keys of a block is no greater than this.
+        """For each pair of blocks a bound of log(sum of exp(bias) over the block's keys), for any one query.
 
-        The positions of the keys differ. By default each key counts as the nearest does.
+        No two keys have the same position. By default each of them counts with the `upper_bound`.
         """
         return self.upper_bound(blocks) + jnp.log(jnp.asarray(blocks.key_count, jnp.float32))
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "Bias":
-        """The same bias for a call with these positions, with what its tiles share computed once."""
+        """The same bias for a call with these positions, after computing once what all tiles would compute again."""
         del query_positions, key_positions
         return self
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
-        """Of one field: where a part of the call lies along each of its dimensions that is cut."""
+        """For each dimension of a field that is cut, the range of it that belongs to `part` of the call."""
         axes = field.metadata.get("axes", {})
         spans = {axis: getattr(part, of) for of, axis in axes.items()}
         return {axis: span for axis, span in spans.items() if span is not None}
 
     def cut(self, part: Part) -> "Bias":
-        """The bias of one part of the call."""
+        """The bias of `part` of the call."""
         return self._with_fields(lambda value, field: _cut(value, self.spans(field, part)), lambda bias: bias.cut(part))
 
     def with_added(self, gradient: "Bias", part: Part) -> "Bias":
-        """This gradient of a bias, with that of one part, made by `cut`, added in its place."""
+        """This gradient of a bias plus the gradient of its part that `cut` gave, added where the part lies."""
         changed: dict[str, Any] = {}
         for field, value in self._arrays():
             spans, of_part = self.spans(field, part), getattr(gradient, field.name)
@@ -160,7 +162,7 @@ class Bias(flax.struct.PyTreeNode):
         return self.replace(**changed)
 
     def folded(self, batch_dims: int) -> "Bias":
-        """With the first `batch_dims` dimensions of what is given for each query or key taken together."""
+        """The bias with its first `batch_dims` dimensions taken together, in fields for each query or key."""
 
         def fold(value: Array, field: dataclasses.Field) -> Array:
             return value.reshape(-1, *value.shape[batch_dims:]) if "batch" in field.metadata.get("axes", {}) else value
@@ -168,7 +170,7 @@ class Bias(flax.struct.PyTreeNode):
         return self._with_fields(fold, lambda bias: bias.folded(batch_dims))
 
     def padded(self, queries: int, keys: int) -> "Bias":
-        """Filled up for as many queries and keys more, whose bias is finite and otherwise doesn't matter."""
+        """The bias for so many more queries and keys, which fill up the last blocks; theirs may be any finite value."""
 
         def pad(value: Array, field: dataclasses.Field) -> Array:
             axes = field.metadata.get("axes", {})
@@ -178,7 +180,7 @@ class Bias(flax.struct.PyTreeNode):
         return self._with_fields(pad, lambda bias: bias.padded(queries, keys))
 
     def layouts(self, axes: Mapping[str, Any]) -> list[PartitionSpec]:
-        """How its leaves lie on devices whose mesh splits what `axes` names, "batch" or "heads", over these axes."""
+        """How each leaf is split over devices, where `axes` names the mesh axes that split "batch" and "heads"."""
         specs: list[PartitionSpec] = []
         for field, value in self._arrays():
             if isinstance(value, Bias):
@@ -202,24 +204,25 @@ class Bias(flax.struct.PyTreeNode):
 class DistanceBias(Bias):
     """A bias that depends on the distance alone: a subclass gives `at`, and nothing else is needed.
 
-    However expensive it is, attention evaluates it once a distance. If it never grows with
-    the distance, `bounded = True` lets far keys be skipped where nothing of them is left; if it
-    grows in places, `envelope` must say how far.
+    However expensive `at` is, attention evaluates it once for each distance, not for each
+    pair of query and key. If the bias never grows with distance, `bounded = True` lets attention
+    skip keys that are too far to matter; if it grows in places, `envelope` must be given too.
     """
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
-        """The bias of a key at this distance, in tokens, as `counted` gives it; float32."""
+        """The bias of a key at each distance, which is in tokens and as `counted` gives it; float32."""
         raise NotImplementedError(f"{type(self).__name__} needs at(distance)")
 
     def counted(self, distance: Any) -> Any:
-        """The distance, query minus key, as `at` takes it: |i - j| if `symmetric`, else 0 for keys after the query.
+        """The distance as `at` takes it, from query position minus key position, a NumPy or JAX array.
 
-        A method that tells the two sides apart gives the distance as it is. Of NumPy arrays it gives those.
+        By default it is |i - j| if `symmetric`, else 0 for keys after the query. A bias that tells
+        keys before and after a query apart returns its argument.
         """
         return abs(distance) if self.symmetric else distance * (distance > 0)
 
     def envelope(self, distance: Integer[Array, "*shape"]) -> Float[Array, "heads ..."]:
-        """If `bounded`, no key at this distance or beyond has a greater bias."""
+        """The largest bias of all keys at each distance and beyond; it is asked for if `bounded`."""
         return self.at(distance)
 
     def __call__(
@@ -232,7 +235,7 @@ class DistanceBias(Bias):
     def between(
         self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]
     ) -> Float[Array, "*#batch heads q k"]:
-        """The bias of each pair of positions, each evaluated by itself."""
+        """The bias of each query and key, computed for each pair by itself, without a table."""
         return jnp.moveaxis(self.at(self.counted(rows - columns)).astype(jnp.float32), 0, -3)
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
@@ -255,14 +258,15 @@ class DistanceBias(Bias):
 
 
 class DistanceTable(Bias):
-    """A bias of distance as a table of its values, which each tile takes its own from.
+    """A `DistanceBias` as a table with a value for each distance, from which each tile takes its own.
 
     Attributes:
-      values: of the distances from `lowest` on, float32.
-      function: that the values are of, for distances beyond them.
-      lowest: the first distance.
-      first_distance: of the first query from the first key, where queries and keys both stand
-        at consecutive positions; None: their positions tell.
+      values: the bias at the distances `lowest`, `lowest` + 1, ..., float32.
+      function: the bias itself, for distances that the table lacks.
+      lowest: the first distance in the table.
+      first_distance: position of the first query minus that of the first key, if queries and keys both
+        stand at consecutive positions; a tile's rows are then ranges of the table. Else None, and
+        each value is looked up by the positions of its query and key.
     """
 
     values: Float[Array, "heads distances"] = per_head()
@@ -308,9 +312,9 @@ class DistanceTable(Bias):
         )
 
     def _by_rows(self, queries: int, keys: int) -> Float[Array, "heads q k"]:
-        """The block that the values, of `queries + keys - 1` distances, have been cut to: each row is a range of them.
+        """The bias of a tile from the `queries + keys - 1` values that it has been cut to: each row is a range of them.
 
-        A copy of ranges takes a quarter of the time of a gather of single values, and a sixth in the backward pass.
+        To copy ranges takes a quarter of the time of gathering single values, and a sixth in the backward pass.
         """
         descending = self.values[:, ::-1]
         rows = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(descending, start, keys, axis=1), out_axes=1)
@@ -320,7 +324,10 @@ class DistanceTable(Bias):
 def rows_and_columns(
     of_queries: Integer[Array, "*#batch q"], of_keys: Integer[Array, "*#batch k"]
 ) -> tuple[Integer[Array, "*#batch q 1"], Integer[Array, "*#batch 1 k"]]:
-    """Both as the sides of `[*batch, q, k]` blocks, of one rank; either may lack batch dimensions."""
+    """Positions of queries as a column and of keys as a row, so that both broadcast to `[*batch, q, k]`.
+
+    Either may lack batch dimensions.
+    """
     rank = max(of_queries.ndim, of_keys.ndim)
     # Signed, since differences of unsigned positions wrap around.
     rows, columns = (
@@ -331,7 +338,7 @@ def rows_and_columns(
 
 
 def check_integers(name: str, positions: Array | np.ndarray) -> None:
-    """Raises ValueError where positions are no integers."""
+    """Raises ValueError if positions are not integers."""
     dtype = jnp.result_type(positions)
     if not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(
@@ -359,7 +366,7 @@ def _edge_padded(value: Array, more: dict[int, int]) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class PositionMethod:
-    """A method that adds nothing; subclasses override what they use.
+    """A position method that adds nothing; subclasses override the functions that they use.
 
     Attributes:
       num_heads: attention heads.
@@ -367,11 +374,11 @@ class PositionMethod:
       width: features of the residual stream.
       train_length: tokens of a training sequence.
       causal: whether a token sees only those before it; else it sees both sides.
-      length: tokens of the sequences at hand, where they are not those of training: of an
-        evaluation's windows, or all that generation will come to (see `at_length`).
+      length: tokens of the sequences that are computed: an evaluation's windows, or all tokens
+        that generation will come to. 0 stands for the training length; see `at_length`.
     """
 
-    # Whether the same tokens at positions that are all greater by one number give the same result.
+    # Whether adding one number to the positions of all tokens leaves the result as it is.
     shift_invariant = False
 
     num_heads: int
@@ -388,12 +395,12 @@ class PositionMethod:
         return {field.name: field.default for field in dataclasses.fields(cls) if field.name not in common}
 
     def at_length(self, length: int) -> "PositionMethod":
-        """The method as it works on sequences of `length` tokens."""
+        """The method for sequences of `length` tokens; what depends on it reads `self.length` or `self.scale`."""
         return self if length == (self.length or self.train_length) else dataclasses.replace(self, length=length)
 
     @property
     def scale(self) -> float:
-        """How many times as long the sequences at hand are as those of training."""
+        """How many times as long as the training sequences the computed ones are."""
         return (self.length or self.train_length) / self.train_length
 
     @property
@@ -430,12 +437,12 @@ class PositionMethod:
         return {}
 
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> KnownPositions:
-        """Where the tokens of `batch` sequences are taken to stand, by which everything below goes.
+        """The positions that the functions below get, for tokens of `batch` sequences at `positions`.
 
-        By default they stand at the positions that they have.
+        By default they are the same. Randomised positions draw them.
 
         Args:
-          key: in training, for positions that are drawn; else None.
+          key: in training a random key, else None.
         """
         del batch, key
         return positions
@@ -443,21 +450,21 @@ class PositionMethod:
     def embed(
         self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
     ) -> Float[Array, "*batch length width"]:
-        """Token embeddings `x` with position added."""
+        """The token embeddings `x` with position added to them."""
         del params, positions
         return x
 
     def queries(
         self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch q heads head_dim"]:
-        """Queries with position turned into them, or scaled by it; of the dtype that they had."""
+        """The queries after position has entered them, rotated or scaled for example; in the dtype that they had."""
         del params, positions
         return query
 
     def keys(
         self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch k heads head_dim"]:
-        """Keys with position turned into them; a cache holds what this gives."""
+        """The keys after position has entered them; a cache holds these, so that no key is rotated twice."""
         del params, positions
         return key
 
@@ -468,20 +475,21 @@ class PositionMethod:
         key: Float[Array, "batch length heads head_dim"],
         before: PyTree[Float[Array, "batch heads ..."]] | None,
     ) -> PyTree[Float[Array, "batch length heads ..."]]:
-        """What the bias will need of each token besides its position, from the layer's input and the token's key.
+        """What `content_bias` will need of each token besides its position.
 
-        It is computed once, when the token is read, and a cache keeps it beside the key.
+        It is computed once, when a token is read, and a cache keeps it beside the token's key.
 
         Args:
           x: the attention layer's input.
-          key: as it comes out of its projection.
-          before: what was kept of the token before the first one; None, or zeros in an empty cache, if there is none.
+          key: the keys as the layer projects them, before `keys`.
+          before: what was kept of the token before the first of `x`; if there is none, None, or zeros from an empty
+            cache.
         """
         del params, x, key, before
         return None
 
     def bias(self, params: Params) -> Bias | None:
-        """The bias of the logits, or None."""
+        """The bias of the logits, or None, where it depends on positions and parameters alone."""
         del params
         return None
 
@@ -492,11 +500,11 @@ class PositionMethod:
         of_queries: PyTree[Float[Array, "batch q heads ..."]],
         of_keys: PyTree[Float[Array, "batch k heads ..."]],
     ) -> Bias | None:
-        """The bias of the logits where it depends on the content of tokens; by default that of `bias`.
+        """The bias of the logits, where it depends on the content of tokens; by default it is that of `bias`.
 
         Args:
-          query: what `queries` gave.
-          of_queries, of_keys: what `keep` gave of the tokens of the queries, and of all keys.
+          query: what `queries` returned.
+          of_queries, of_keys: what `keep` returned for the tokens of the queries, and for those of all keys.
         """
         del query, of_queries, of_keys
         return self.bias(params)

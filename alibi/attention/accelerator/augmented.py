@@ -1,4 +1,4 @@
-"""Causal ALiBi by any flash kernel: its bias as eight more columns of queries and keys."""
+"""Causal ALiBi by any flash kernel: the bias becomes eight additional columns of queries and keys."""
 
 from typing import Literal
 
@@ -27,11 +27,11 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
     reverse mode, in queries, keys, values and slopes. Splash attention is for one device, or
     for each of several (`attend(sharding=...)`).
 
-    Of bfloat16 inputs the logits are as exact as the dense ones, but on TPUs with a head_dim
-    that is no power of four: there the queries are rounded once more after their
-    scaling, with a relative error of up to 2^-8. The gradient of the slopes is summed in
-    float32 from the kernel's gradient of the queries, which is rounded to bfloat16 first:
-    it is off by about 1% at 1,024 tokens, so learned slopes are better left to other backends.
+    For bfloat16 inputs the logits are as exact as the dense ones, except on TPUs with a head_dim
+    that is no power of four: there the scaled queries are rounded once more, with a relative
+    error of up to 2^-8. The gradient of the slopes is summed in float32 from the kernel's dq,
+    which is rounded to bfloat16 first. It is off by about 1% at 1,024 tokens, so `auto` leaves
+    learned slopes to other backends.
 
     On a CPU the dense formula of `jax.nn` stands in for a kernel, for tests. The call must be one
     that `cannot_augment` has no reason against.
@@ -85,11 +85,11 @@ def bias_columns(
 ) -> tuple[Float[Array, "length heads columns"], Float[Array, "length heads columns"]]:
     """Columns of queries and of keys whose products are -m (i - j) plus a constant of each row, float32.
 
-    Softmax ignores the constant. All entries are exact in bfloat16 and their products in
-    float32: positions, counted from the middle, are 512 a + b, and a float32 slope is the
-    sum of three terms. The constant is what two terms leave of the query's own -m i, at most 2^-16 of it: without
-    these two columns the sums would grow as m j, and float32 lose at long lengths
-    what it keeps of m (i - j).
+    Softmax ignores the constant. All entries are exact in bfloat16, and their products are
+    exact in float32: a position, counted from the middle, is 512 a + b, and a float32 slope is
+    the sum of three terms. Six columns add m j. Two more add -m i, without which the sums would
+    grow as m j, and float32 would lose at long lengths what it keeps of m (i - j). They hold
+    -m i but for at most 2^-16 of it, which is the constant.
     """
     positions = jnp.arange(length, dtype=jnp.int32) - length // 2
     high = (positions + DIGIT // 2) // DIGIT
@@ -111,13 +111,13 @@ def by_dot_product(
     window: int | None = None,
 ) -> Float[Array, "batch length heads value_dim"]:
     """By `jax.nn.dot_product_attention`, "cudnn" or "xla"."""
-    # The kernel multiplies by the scale in float32. Rounding the queries by it instead
-    # would cost bfloat16 precision wherever it is no power of two.
+    # The kernel multiplies by the scale in float32. Scaled before, the bfloat16 queries would
+    # be rounded wherever the scale is no power of two.
     _, length, _, head_dim = query.shape
     scale = head_dim**-0.5
-    # cuDNN's backward pass needs an even length, and CPUs add in the order of the columns at
-    # a multiple of 16 only; both need one width.
-    # Later keys are hidden from the real queries, and later queries are cut off.
+    # cuDNN's backward pass needs an even length, and CPUs add the columns in their order only at
+    # multiples of 16. Queries, keys and values must have one width. The causal mask hides the added
+    # keys from the real queries, and the results of added queries are cut off.
     width, padded_length = _kernel_width(head_dim, value.shape[-1]), length + -length % 16
     rows = [_padded(x, -1, width) for x in (*_with_columns(query, key, slopes / scale), value)]
     query, key, padded_value = (_padded(x, 1, padded_length) for x in rows)
@@ -142,8 +142,8 @@ def by_splash(
     window: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch length heads value_dim"]:
-    """By Pallas splash attention, which has no scale, so the queries are scaled before."""
-    # Here, since a CPU or GPU never needs it.
+    """By Pallas splash attention, which has no scale, so that the queries are scaled before."""
+    # Imported here, since only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     _, length, heads, head_dim = query.shape
@@ -172,20 +172,20 @@ def by_splash(
 
 
 def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
-    """Both behind their columns: first, so that the large products cancel before the small ones are added."""
+    """Queries and keys with their columns in front, so that the large products cancel before small ones are added."""
     widened = []
     for x, columns in zip((query, key), bias_columns(slopes, query.shape[1]), strict=True):
-        # Cast last: the gradient of the slopes is then summed over the batch in float32.
+        # Cast after broadcasting, so that the gradient of the slopes is summed over the batch in float32.
         columns = jnp.broadcast_to(columns, (*x.shape[:-1], COLUMNS)).astype(x.dtype)
         widened.append(jnp.concatenate([columns, x], axis=-1))
     return widened
 
 
 def _terms(x: Float[Array, "..."], count: int) -> list[Array]:
-    """Numbers exact in bfloat16 whose sum is x but for a 2^-(8 count) of it; x's gradient is the first one's."""
+    """`count` numbers, exact in bfloat16, whose sum is x but for 2^-(8 count) of it; the first has x's gradient."""
     rest, terms = lax.stop_gradient(x), []
     for _ in range(count):
-        # A cast to bfloat16 and back is one that XLA may leave out.
+        # Not by casting to bfloat16 and back, which XLA may leave out.
         terms.append(lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7))
         rest = rest - terms[-1]
     return [terms[0] + (x - lax.stop_gradient(x)), *terms[1:]]
@@ -197,12 +197,12 @@ def _kernel_width(head_dim: int, value_dim: int) -> int:
 
 
 def _cudnn_width() -> int:
-    """The widest head of cuDNN's kernels: 256 from compute capability 9.0 on, before it and without a GPU 128."""
+    """The features of the widest head that cuDNN takes: 256 from compute capability 9.0 on, else 128."""
     return 256 if _compute_capability() >= 9.0 else 128
 
 
 def _compute_capability() -> float:
-    """Of the first NVIDIA GPU; 0 if there is none."""
+    """That of the first NVIDIA GPU; 0 if there is none."""
     try:
         return float(jax.local_devices(backend="cuda")[0].compute_capability)
     except RuntimeError:

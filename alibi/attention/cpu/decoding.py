@@ -1,4 +1,4 @@
-"""One query of each sequence, as in decoding: reads only the keys that the bias leaves within reach."""
+"""Attention of one query for each sequence, as in decoding: it reads only the keys that the bias leaves in reach."""
 
 import dataclasses
 import functools
@@ -17,24 +17,25 @@ from alibi.attention.skipping import LOGIT_ROUNDING, stop_below, weight_left
 from alibi.positions.base import Bias, Blocks, Part
 
 BLOCK = 256  # keys that a head reads at one time
-FAR = np.iinfo(np.int32).max  # the distance of a block that has no key
+FAR = np.iinfo(np.int32).max  # the least distance in a block of which no key is seen
 
-# Of an AttentionCall: what has a gradient, and what else is an array.
+# The fields of an AttentionCall that have gradients, and its other arrays.
 LEARNED = ("query", "key", "value")
 ADDED = ("query_positions", "key_positions", "query_segments", "key_segments", "mask", "key_norm")
 
 
 def decoding_attention(call: AttentionCall) -> Float[Array, "*batch one heads value_dim"]:
-    """A call that `cannot_decode` has no objection to, by a loop over blocks of keys for each head.
+    """The call by a loop over blocks of keys for each head; `cannot_decode` must have no reason against it.
 
-    The loop goes from the last slot that is seen to the first, with an online softmax,
-    and ends when all keys that are left can add nothing that counts: at most
-    `skip_epsilon` of the weight gathered so far, see `alibi.attention.skipping.weight_left`.
-    So a head reads about as many keys as its window has, however long the cache is; only
-    the positions and the mask are read whole. Where `call.key_norm` is not given, one pass
-    over all keys and values finds it. Its gradient is that of the dense formula.
+    The loop goes from the last key that is seen to the first, with an online softmax. It ends
+    when all keys that are left can add no more than `skip_epsilon` of the weight gathered so
+    far, see `alibi.attention.skipping.weight_left`. So a head reads about as many keys as its
+    bias leaves in reach, however long the cache is; only the positions and the mask are read
+    whole. Where `call.key_norm` is not given, one pass over all keys and values finds it. The
+    gradient is that of the dense formula.
     """
-    bias, tree = jax.tree.flatten(call.bias)  # as leaves: jax.custom_vjp puts into them what is no array
+    # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks its fields refuses.
+    bias, tree = jax.tree.flatten(call.bias)
     learned = tuple(getattr(call, name) for name in LEARNED), tuple(bias)
     added = tuple(getattr(call, name) for name in ADDED)
     return _attention(learned, added, _Static(call.causal, call.precision, call.options, tree))
@@ -51,7 +52,7 @@ def cannot_decode(call: AttentionCall) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """What a call has besides its arrays."""
+    """The fields of a call that are no arrays."""
 
     causal: bool
     precision: lax.PrecisionLike
@@ -74,7 +75,7 @@ def _forward_saving(learned: Any, added: Any, static: _Static) -> tuple[Array, t
 
 
 def _backward(static: _Static, saved: tuple[Any, ...], gradient: Array) -> tuple[Any, None]:
-    # A loop that ends when it may has no gradient of its own. Few need one of decoding.
+    # JAX can't differentiate a loop whose length depends on data in reverse mode. Few need a gradient of decoding.
     learned, added = saved
     return jax.vjp(lambda learned: dense(static.call(learned, added).with_own_heads()), learned)[1](gradient)[0], None
 
@@ -85,7 +86,7 @@ _attention.defvjp(_forward_saving, _backward)
 def attended_and_blocks(
     call: AttentionCall,
 ) -> tuple[Float[Array, "*batch one heads value_dim"], Int[Array, "batch heads"]]:
-    """The attended values, and how many blocks of keys each head has read for them; without a gradient."""
+    """The result, without a gradient, and how many blocks of keys each head has read for it."""
     assert call.bias is not None
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     (batch, _, heads, _), (_, k_length, kv_heads, _) = query.shape, key.shape
@@ -116,7 +117,7 @@ def attended_and_blocks(
 def _sides(
     call: AttentionCall, batch: int
 ) -> tuple[Bool[Array, "batch heads_or_1 k"], Int[Array, "batch one"], Int[Array, "batch k"]]:
-    """What each head sees of the keys, and the positions of the query and of the keys, for each sequence."""
+    """For each sequence which keys each head sees, the position of the query, and those of the keys."""
     k_length, batch_dims = call.key.shape[-3], call.query.shape[:-3]
     visible = visible_keys(call)
     visible = jnp.ones((1, 1, k_length), bool) if visible is None else visible
@@ -131,7 +132,7 @@ def _sides(
 
 
 def _blocks(of_query: Array, of_keys: Array, visible: Array, counts: Array, block: int) -> Blocks:
-    """One block of queries and those of the keys, whose distances are those of keys that some head sees."""
+    """The query against each block of keys; only keys that some head sees count for the distances."""
     blocks = counts.shape[-1]
     some = visible.any(axis=1)
     padding = ((0, 0), (0, blocks * block - some.shape[1]))
@@ -144,7 +145,7 @@ def _blocks(of_query: Array, of_keys: Array, visible: Array, counts: Array, bloc
 
 
 def _logit_bound(call: AttentionCall, query: Float[Array, "batch one heads head_dim"]) -> Float[Array, "batch heads"]:
-    """No scaled logit is greater; NaN or infinite where an input is not finite."""
+    """U, which no scaled logit exceeds before its bias; NaN or infinite where an input is not finite."""
     batch, _, heads, head_dim = query.shape
     if call.options.skip_epsilon is None:
         return jnp.full((batch, heads), jnp.inf)
@@ -153,12 +154,13 @@ def _logit_bound(call: AttentionCall, query: Float[Array, "batch one heads head_
     return (1.0 + LOGIT_ROUNDING) * head_dim**-0.5 * jnp.linalg.norm(query[:, 0].astype(jnp.float32), axis=-1) * of_keys
 
 
-# The block to read next, the largest logit so far, and relative to it the sum of exponentials and of values.
+# The block to read next, the largest logit so far, and, relative to it, the sum of the exponentials and that of the
+# values weighted by them.
 State = tuple[Array, Array, Array, Array]
 
 
 class _Place(NamedTuple):
-    """Where a head of a sequence finds its keys, and what it sees of them."""
+    """One head of one sequence: its indices in the batch, the heads, the key heads and the heads of the mask."""
 
     batch: Int[Array | np.ndarray, "..."]
     head: Int[Array | np.ndarray, "..."]
@@ -168,7 +170,7 @@ class _Place(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Cache:
-    """What the heads of all sequences read from, `block` keys at a time."""
+    """What all heads of all sequences read, `block` keys at a time."""
 
     key: Float[Array, "batch k kv_heads head_dim"]
     value: Float[Array, "batch k kv_heads value_dim"]
@@ -182,13 +184,18 @@ class _Cache:
     def attend(
         self, place: _Place, query: Array, left: Float[Array, " blocks"], last: Array
     ) -> tuple[Float[Array, " value_dim"], Int[Array, ""]]:
-        """The attended values of one head, and the number of blocks from `last` downwards that were read."""
+        """The result of one head, and how many blocks it has read, from `last` downwards.
+
+        Args:
+          left: what `weight_left` says of each block.
+          last: the last block with a key that the head sees.
+        """
         epsilon = self.call.options.skip_epsilon
 
         def matters(state: State) -> Array:
             block, largest, total, _ = state
             gathered = largest if epsilon == 0 else largest + jnp.log(total)
-            # True too where either is not a number.
+            # Written so that it is true, and nothing is left out, where either is NaN.
             return (block >= 0) & ~(left[block] - gathered < stop_below(epsilon))
 
         def add(state: State) -> State:
@@ -205,9 +212,9 @@ class _Cache:
         return attended / jnp.where(total == 0.0, 1.0, total), last - block
 
     def _read(self, place: _Place, query: Array, block: Array) -> tuple[Array, Array, Array]:
-        """Biased logits of a block of keys, which of them are seen, and their values, float32."""
+        """The biased logits of a block of keys, which of the keys are seen, and their values, float32."""
         first = block * self.block
-        # The last block may begin earlier, so as not to end after the last key.
+        # The last block begins earlier where it would end after the last key; `visible` hides what was read before.
         start = jnp.minimum(first, self.key.shape[1] - self.block)
 
         def rows(x: Array) -> Array:
