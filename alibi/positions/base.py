@@ -122,7 +122,7 @@ class Bias(flax.struct.PyTreeNode):
         raise NotImplementedError(f"{type(self).__name__} needs __call__(query_positions, key_positions)")
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
-        """For each pair of blocks a number that no bias in it exceeds, but for keys that the causal mask hides."""
+        """For each pair of blocks a number that no bias in it exceeds; keys that the causal mask hides don't count."""
         raise NotImplementedError(f"{type(self).__name__} is bounded and needs upper_bound(blocks)")
 
     def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
