@@ -22,7 +22,7 @@ from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.model.config import ModelConfig
 from alibi.model.decoder import DecoderLM
 from alibi.positions import METHODS, Bias, Part, PositionMethod, make_position
-from alibi.positions.base import Blocks
+from alibi.positions.bias import Blocks
 
 HEADS, HEAD_DIM, TRAIN_LENGTH = 4, 8, 16
 WIDTH = HEADS * HEAD_DIM

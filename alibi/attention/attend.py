@@ -13,7 +13,8 @@ from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.devices import check_sharding, fitting_sharding, on_each_device
 from alibi.positions import AlibiBias
-from alibi.positions.base import Bias, KnownPositions, Part, check_integers
+from alibi.positions.bias import Bias, KnownPositions, Part
+from alibi.positions.distance import check_integers
 
 
 def attend(

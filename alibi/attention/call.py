@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.reference import dropout_factors, reference_attention
-from alibi.positions.base import Bias, KnownPositions, rows_and_columns
+from alibi.positions.bias import Bias, KnownPositions
+from alibi.positions.distance import rows_and_columns
 
 
 def current_platform() -> str:

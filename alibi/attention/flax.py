@@ -15,7 +15,8 @@ from alibi.attention.attend import compute_call
 from alibi.attention.cache import KeyValues, Slots
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.positions import AlibiBias
-from alibi.positions.base import KnownPositions, Params, PositionMethod
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import KnownPositions
 from alibi.slopes import alibi_slopes
 
 AttentionFn = Callable[..., Array]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import Bias
+from alibi.positions.bias import Bias
 
 # The logit of a hidden key. It is finite, so that 0 / 0 appears nowhere, not even in the gradient of a query that
 # sees no key.

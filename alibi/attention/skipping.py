@@ -34,7 +34,7 @@ from jaxtyping import Array, Bool, Float, Int
 from alibi.attention.call import AttentionCall
 from alibi.attention.cpu.rows import dot_rows
 from alibi.attention.tiles import Plan, Sides, make_sides
-from alibi.positions.base import Bias, Blocks, Part
+from alibi.positions.bias import Bias, Blocks, Part
 
 # exp(-104) is below half of the smallest float32 above zero.
 UNDERFLOW = 104.0

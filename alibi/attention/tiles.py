@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall, at_once, shown_to
 from alibi.attention.reference import dropout_factors
-from alibi.positions.base import Bias, Part
+from alibi.positions.bias import Bias, Part
 
 # Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
 # products, larger ones leave the cache and compute more of what the causal mask hides.

@@ -14,7 +14,8 @@ from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.products import Products
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import PositionMethod
-from alibi.positions.base import KnownPositions, Params
+from alibi.positions.base import Params
+from alibi.positions.bias import KnownPositions
 
 
 @flax.struct.dataclass

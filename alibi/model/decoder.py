@@ -19,7 +19,7 @@ from alibi.model.embedding import Head, TiedEmbedding
 from alibi.model.products import Products
 from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod, make_position
-from alibi.positions.base import KnownPositions
+from alibi.positions.bias import KnownPositions
 
 
 class DecoderLM(nn.Module):

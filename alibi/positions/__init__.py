@@ -12,7 +12,9 @@ import jax.numpy as jnp
 
 from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
 from alibi.positions.alibi_learned import AlibiLearned
-from alibi.positions.base import Bias, DistanceBias, Part, PositionMethod, per_head, per_key, per_query, static
+from alibi.positions.base import PositionMethod
+from alibi.positions.bias import Bias, Part, per_head, per_key, per_query, static
+from alibi.positions.distance import DistanceBias
 from alibi.positions.fire import Fire
 from alibi.positions.fox import Fox
 from alibi.positions.kerple_log import KerpleLog

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.base import Blocks, DistanceBias, KnownPositions, Params, PositionMethod, per_head, static
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import Blocks, KnownPositions, per_head, static
+from alibi.positions.distance import DistanceBias
 from alibi.slopes import alibi_slopes
 
 

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import Bias, Params, PositionMethod, per_head, rows_and_columns, shared
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import Bias, per_head, shared
+from alibi.positions.distance import rows_and_columns
 
 HIDDEN = 32  # units between the one input of the network and its heads
 EPSILON = 1e-6  # added to the denominator, as in the paper's code

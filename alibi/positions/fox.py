@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from alibi.positions.base import Bias, Blocks, Params, PositionMethod, per_key, per_query
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import Bias, Blocks, per_key, per_query
 
 
 class FoxBias(Bias):

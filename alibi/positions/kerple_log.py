@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import DistanceBias, Params, PositionMethod, per_head
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import per_head
+from alibi.positions.distance import DistanceBias
 
 LEAST = 0.01  # of both parameters, as in the paper's code
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from alibi.positions.base import Bias, KnownPositions, Params, PositionMethod, Positions
+from alibi.positions.base import Params, PositionMethod, Positions
+from alibi.positions.bias import Bias, KnownPositions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from alibi.positions.base import Bias, Params, PositionMethod, per_query, rows_and_columns, static
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import Bias, per_query, static
+from alibi.positions.distance import rows_and_columns
 
 
 class ShawBias(Bias):

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import DistanceBias, Params, PositionMethod, per_head, static
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import per_head, static
+from alibi.positions.distance import DistanceBias
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.skipping import UNDERFLOW, key_ranges
 from alibi.attention.tiles import make_plan, make_sides
 from alibi.positions import AlibiBias, T5Bias
-from alibi.positions.base import Blocks
+from alibi.positions.bias import Blocks
 
 SLOPES = np.float32([4.0, 0.5, 0.1, 0.0])
 HEAD_DIM = 4

@@ -14,7 +14,7 @@ from alibi.attention.cache import norm_of_all
 from alibi.attention.call import AttentionCall, AttentionOptions, dense, visible_keys
 from alibi.attention.reference import MASKED
 from alibi.attention.skipping import LOGIT_ROUNDING, stop_below, weight_left
-from alibi.positions.base import Bias, Blocks, Part
+from alibi.positions.bias import Bias, Blocks, Part
 
 BLOCK = 256  # keys that a head reads at one time
 FAR = np.iinfo(np.int32).max  # the least distance in a block of which no key is seen

@@ -21,7 +21,8 @@ from jaxtyping import Array, Float
 from alibi.attention.call import AttentionCall, within
 from alibi.attention.cpu.rows import dot_rows
 from alibi.attention.reference import MASKED
-from alibi.positions.base import Part, rows_and_columns
+from alibi.positions.bias import Part
+from alibi.positions.distance import rows_and_columns
 
 # (batch * heads, length, features), since XLA's CPU backend has fast products for one batch dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
