@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.model.config import ModelConfig
-from alibi.model.embedding import Head
-from alibi.model.loss import chunked_token_nll, selected_token_nll
+from alibi.model.loss import Head, chunked_token_nll, selected_token_nll
 from alibi.parallel.sharding import batch_parts, split_batch
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band

@@ -15,7 +15,7 @@ from alibi.attention.cache import Slots
 from alibi.model.adaptive import AdaptiveEmbedding, Bands
 from alibi.model.block import Block, BlockCall
 from alibi.model.config import DTYPES, ModelConfig
-from alibi.model.embedding import Head, TiedEmbedding
+from alibi.model.loss import Head, TiedEmbedding
 from alibi.model.products import Products
 from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod, make_position
