@@ -1,5 +1,7 @@
 """Slope schedules: how steeply each head penalizes distance (paper, section 3)."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,9 @@ from jaxtyping import Array, Float
 CONVENTIONS = ("paper", "closed_form", "random")
 
 
-def alibi_slopes(num_heads: int, convention: str = "paper", draw: int = 0) -> Float[Array, " heads"]:
+def alibi_slopes(
+    num_heads: int, convention: str | tuple[float | int, ...] = "paper", draw: int = 0
+) -> Float[Array, " heads"]:
     """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
 
     `"paper"` is what the authors' code computes: 2^(-8h/n), h = 1..n, when n is a power
@@ -16,21 +20,24 @@ def alibi_slopes(num_heads: int, convention: str = "paper", draw: int = 0) -> Fl
     the power of two above, in that order. `"closed_form"` is 2^(-8h/n) for every n.
     `"random"` draws them from the exponential distribution, which the paper says works at
     times (section 3); it doesn't publish the scale: here their expectation is the mean of
-    the paper's slopes.
+    the paper's slopes. A tuple of numbers, one for each head, is the slopes themselves.
 
     Args:
       draw: which draw of `"random"`; each is the same for ever.
 
     Raises:
-      ValueError: `num_heads` below 1, an unknown convention, or a draw below 0.
+      ValueError: `num_heads` below 1, an unknown convention, a tuple of another length or
+        with what is no finite number, or a draw below 0.
     """
     if num_heads < 1:
         raise ValueError(f"num_heads={num_heads} must be at least 1")
-    if convention not in CONVENTIONS:
-        raise ValueError(f"slope convention {convention!r} is unknown; use one of {', '.join(CONVENTIONS)}")
     if draw < 0:
         raise ValueError(f"draw={draw} of random slopes must be at least 0")
-    if convention == "random":
+    if isinstance(convention, tuple):
+        slopes = _given(convention, num_heads)
+    elif convention not in CONVENTIONS:
+        raise ValueError(f"slope convention {convention!r} is unknown; use one of {', '.join(CONVENTIONS)}")
+    elif convention == "random":
         # NumPy keeps this old generator's numbers as they are, so that a saved run always gets its own slopes.
         slopes = np.random.RandomState(draw).exponential(_paper(num_heads).mean(), num_heads)
     else:
@@ -38,6 +45,16 @@ def alibi_slopes(num_heads: int, convention: str = "paper", draw: int = 0) -> Fl
     # Also under jit these are numbers, by which attention can choose what computes it.
     with jax.ensure_compile_time_eval():
         return jnp.asarray(slopes, jnp.float32)
+
+
+def _given(slopes: tuple[float | int, ...], num_heads: int) -> np.ndarray:
+    numbers = all(isinstance(slope, int | float) and math.isfinite(slope) for slope in slopes)
+    if not numbers or len(slopes) != num_heads:
+        raise ValueError(
+            f"slopes={list(slopes)} must be {num_heads} finite numbers, one for each head, such as "
+            f"{_paper(num_heads).tolist()}; or name one of {', '.join(CONVENTIONS)}"
+        )
+    return np.asarray(slopes, np.float64)
 
 
 def _geometric(num_heads: int) -> np.ndarray:

@@ -141,3 +141,9 @@ def test_a_tuple_of_integers_is_spelt_with_colons() -> None:
     for text in ("2000:x", "2.5:4", ""):
         with pytest.raises(ValueError, match=r"model.cutoffs=.* must be of type integers, such as 20000:60000"):
             base.get_config(f"model.cutoffs={text}")
+
+
+def test_slopes_given_one_by_one_reach_the_bias() -> None:
+    bias = build_model(base.get_config("position_options.slopes=0.5:1,model.num_heads=2"), 256).position.bias({})
+    assert bias is not None
+    assert bias.slopes.tolist() == [0.5, 1.0]

@@ -57,3 +57,14 @@ def test_random_slopes_have_the_papers_mean_and_are_those_of_their_draw() -> Non
 def test_bad_arguments(num_heads: int, convention: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         alibi_slopes(num_heads, convention)
+
+
+def test_given_slopes_are_taken_as_they_are() -> None:
+    np.testing.assert_array_equal(alibi_slopes(3, (0.5, 0, 0.1)), np.float32([0.5, 0.0, 0.1]))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("slopes", [(0.5,), (0.5, 0.25, 0.1), (0.5, float("inf")), (0.5, "x"), ()])
+def test_given_slopes_that_are_none(slopes: tuple) -> None:
+    with pytest.raises(ValueError, match=r"must be 2 finite numbers, one for each head, such as \[0.0625, 0.0039"):
+        alibi_slopes(2, slopes)

@@ -88,17 +88,17 @@ class Alibi(PositionMethod):
     """No position embedding; each head's logits fall linearly with distance, at a fixed slope.
 
     Attributes:
-      slopes: slope convention, `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`).
+      slopes: convention, `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`), or a number for each head.
       draw: which random ones; no other slopes depend on it.
     """
 
     shift_invariant = True
 
-    slopes: str = "paper"
+    slopes: str | tuple[float | int, ...] = "paper"
     draw: int = 0
 
     def __post_init__(self) -> None:
-        alibi_slopes(self.num_heads, self.slopes, self.draw)  # raises for an unknown convention
+        alibi_slopes(self.num_heads, self.slopes, self.draw)  # raises for what are no slopes
 
     def bias(self, params: Params) -> AlibiBias:
         del params

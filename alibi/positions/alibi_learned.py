@@ -16,7 +16,18 @@ class AlibiLearned(Alibi):
 
     Its logarithm is the parameter, so that it stays above zero. The paper doesn't say how
     its own trainable slopes were made.
+
+    Raises:
+      ValueError: a given slope that is not above 0.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.slopes, tuple) and min(self.slopes) <= 0:
+            raise ValueError(
+                f"alibi_learned starts from slopes={list(self.slopes)}, which must be above 0, as their logarithms are "
+                "trained; fixed ones (position=alibi) may be 0"
+            )
 
     def init(self, key: PRNGKeyArray) -> Params:
         del key

@@ -123,6 +123,21 @@ def test_random_slopes_are_options_of_the_method() -> None:
         make("alibi", slopes="random", draw=-1)
 
 
+@pytest.mark.parametrize("name", ["alibi", "alibi_learned"])
+def test_a_list_of_slopes_is_an_option(name: str) -> None:
+    method = make(name, slopes=[0.5, 0.25, 0.125, 1])
+    assert hash(method) == hash(make(name, slopes=(0.5, 0.25, 0.125, 1)))
+    params = method.init(jax.random.key(0))
+    np.testing.assert_allclose(method.bias(params).slopes, [0.5, 0.25, 0.125, 1.0], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"slopes=\[0.5\] must be 4 finite numbers"):
+        make(name, slopes=[0.5])
+
+
+def test_slopes_to_be_trained_are_above_zero() -> None:
+    with pytest.raises(ValueError, match=r"alibi_learned starts from slopes=.* must be above 0"):
+        make("alibi_learned", slopes=[0.5, 0.25, 0.0, 1.0])
+
+
 def test_no_position_changes_nothing() -> None:
     x = jnp.ones((1, 3, 32))
     method = make("none")
