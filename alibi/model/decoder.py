@@ -143,7 +143,9 @@ class DecoderLM(nn.Module):
             positions = jnp.broadcast_to(slots.next_positions(length) if positions is None else positions, tokens.shape)
         key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
         tokens_stand = np.arange(length) if positions is None else positions
-        stand = position.place(tokens_stand, tokens.shape[0], key)
+        # A table has no row for the padding of a prompt, and what is NaN would reach others even with a weight of zero.
+        of_tokens = tokens_stand if slots is None else jnp.maximum(jnp.asarray(tokens_stand), 0)
+        stand = position.place(of_tokens, tokens.shape[0], key)
         x = self.vocabulary.embed(tokens) * jnp.sqrt(self.config.width).astype(jnp.float32)
         x = position.embed(self.position_params, x, jnp.asarray(stand))
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)

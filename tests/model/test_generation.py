@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.generation import generate, new_cache, read
 from alibi.model.decoder import build_model
 from alibi.positions import METHODS
 
@@ -19,19 +20,15 @@ def make(tiny_config, position: str, **overrides: object):
 
 
 def read_in_pieces(model, params, tokens, pieces, slots, *, total=None, positions=None):
-    """The logits of all tokens, read in pieces of these sizes."""
-    batch = tokens.shape[0]
-    cache = jax.jit(functools.partial(model.init, decode=True, total=total))(
-        jax.random.key(0), jnp.zeros((batch, slots), jnp.int32)
-    )["cache"]
-    read = jax.jit(functools.partial(model.apply, decode=True, mutable=["cache"]))
+    """The logits of all tokens, read in pieces of these sizes; `positions` are those of the first ones."""
+    cache = new_cache(model, tokens.shape[0], slots, total)
     logits, start = [], 0
     for size in pieces:
         part = slice(start, start + size)
-        given = {} if positions is None or positions[0, start] is None else {"positions": positions[:, part]}
-        new, updated = read({"params": params, "cache": cache}, tokens[:, part], **given)
+        given = None if positions is None or start >= positions.shape[1] else positions[:, part]
+        new, cache = read(model, params, cache, tokens[:, part], given)
         logits.append(np.asarray(new))
-        cache, start = updated["cache"], start + size
+        start += size
     return np.concatenate(logits, axis=1)
 
 
@@ -44,25 +41,16 @@ def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(tiny_con
     np.testing.assert_allclose(got, whole, atol=2e-5)
 
 
-@pytest.mark.parametrize("position", ["alibi", "rotary", "t5", "sinusoidal"])
+@pytest.mark.parametrize("position", ["alibi", "rotary", "t5", "sinusoidal", "learned", "fox"])
 def test_left_padding_lets_each_sequence_stand_at_its_own_positions(tiny_config, position: str) -> None:
     """Two prompts of 6 and 4 tokens end together; then both go on from where they are."""
     model, params = make(tiny_config, position)
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
     positions = np.stack([np.arange(6), np.arange(6) - 2])
-    cache = jax.jit(functools.partial(model.init, decode=True))(jax.random.key(0), jnp.zeros((2, 12), jnp.int32))[
-        "cache"
-    ]
-    read = jax.jit(functools.partial(model.apply, decode=True, mutable=["cache"]))
-    logits, updated = read({"params": params, "cache": cache}, tokens[:, :6], positions=positions)
-    parts = [np.asarray(logits)]
-    for i in range(6, 10):
-        logits, updated = read({"params": params, "cache": updated["cache"]}, tokens[:, i : i + 1])
-        parts.append(np.asarray(logits))
-    got = np.concatenate(parts, axis=1)
-    apply = jax.jit(model.apply)
-    np.testing.assert_allclose(got[0], apply({"params": params}, tokens[:1])[0], atol=2e-5)
-    np.testing.assert_allclose(got[1, 2:], apply({"params": params}, tokens[1:, 2:])[0], atol=2e-5)
+    got = read_in_pieces(model, params, tokens, [4, 2, 1, 1, 1, 1], slots=12, positions=positions)
+    whole = jax.jit(model.apply)({"params": params}, np.stack([tokens[0], np.roll(tokens[1], -2)]))
+    np.testing.assert_allclose(got[0], whole[0], atol=2e-5)
+    np.testing.assert_allclose(got[1, 2:], whole[1, :8], atol=2e-5)
 
 
 @pytest.mark.parametrize("position", ["alibi", "rotary"])
@@ -90,3 +78,64 @@ def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
     learned, learned_params = make(tiny_config, "learned")
     with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
         read_in_pieces(learned, learned_params, tokens, [1], slots=17)
+
+
+@pytest.mark.parametrize("position", ["alibi", "rotary_ntk", "fox"])
+def test_the_likeliest_tokens_are_those_of_the_full_forward(tiny_config, position: str) -> None:
+    """At each step; a prompt of 9 in chunks of 4, of which the other has 3 tokens and padding before them."""
+    model, params = make(tiny_config, position)
+    # Of weak layers the tied embedding would repeat each token.
+    params |= {name: jax.tree.map(lambda x: 8 * x, of) for name, of in params.items() if name.startswith("layers")}
+    prompt = np.random.default_rng(3).integers(0, VOCABULARY, (2, 9))
+    positions = np.stack([np.arange(9), np.arange(9) - 6])
+    new = np.asarray(generate(model, params, prompt, 12, chunk=4, positions=positions))
+    forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
+    for row, padding in ((0, 0), (1, 6)):
+        tokens = np.concatenate([prompt[row, padding:], new[row]])
+        # Filled up behind, since rotary_ntk goes by the length, which is 21 of both.
+        logits = np.asarray(forward(np.pad(tokens, (0, padding))[None]))[0]
+        first = 9 - padding - 1
+        np.testing.assert_array_equal(logits[first : first + 12].argmax(axis=-1), new[row])
+    assert len(set(new[0])) > 2, "or the test would be of one token again and again"
+
+
+def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch) -> None:
+    model, params = make(tiny_config, "alibi", model__window=4)
+    prompt = np.random.default_rng(4).integers(0, VOCABULARY, (1, 11))
+    made = []
+    monkeypatch.setattr("alibi.generation.new_cache", lambda *sizes: made.append(sizes[1:]) or new_cache(*sizes))
+    new = np.asarray(generate(model, params, prompt, 10, chunk=3))
+    assert made == [(1, 6, 21)]
+    logits = jax.jit(model.apply)({"params": params}, np.concatenate([prompt, new], axis=1))
+    np.testing.assert_array_equal(np.asarray(logits)[:, 10:-1].argmax(axis=-1), new)
+
+
+def test_tokens_are_drawn_by_temperature_and_key(tiny_config) -> None:
+    model, params = make(tiny_config, "alibi")
+    prompt = np.zeros((256, 2), np.int32)
+    draw = functools.partial(generate, model, params, prompt, 2)
+    drawn = np.asarray(draw(temperature=2.0, key=jax.random.key(0)))
+    np.testing.assert_array_equal(drawn, draw(temperature=2.0, key=jax.random.key(0)))
+    assert (drawn != np.asarray(draw(temperature=2.0, key=jax.random.key(1)))).any(axis=0).all()
+    np.testing.assert_array_equal(draw(temperature=1e-6, key=jax.random.key(0)), draw())
+    # Of 256 draws, how many are among the likelier half: what softmax says, within four standard deviations.
+    logits = np.asarray(jax.jit(model.apply)({"params": params}, prompt[:1]), np.float64)[0, -1] / 2.0
+    expected = np.exp(logits) / np.exp(logits).sum()
+    likely = np.argsort(expected)[VOCABULARY // 2 :]
+    assert np.isin(drawn[:, 0], likely).mean() == pytest.approx(expected[likely].sum(), abs=4 * 0.5 / 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"new_tokens": 0}, "new_tokens is 0 and must be at least 1"),
+        ({"new_tokens": 1, "chunk": 0}, "chunk is 0"),
+        ({"new_tokens": 1, "temperature": -1.0}, "temperature=-1.0 must be 0, or above 0 with a key"),
+        ({"new_tokens": 1, "temperature": 1.0}, "temperature=1.0 must be 0, or above 0 with a key"),
+        ({"new_tokens": 14}, "16 positions and got a sequence of 17"),
+    ],
+)
+def test_what_generation_refuses(tiny_config, arguments: dict, message: str) -> None:
+    model, params = make(tiny_config, "learned")
+    with pytest.raises(ValueError, match=message):
+        generate(model, params, np.zeros((1, 3), np.int32), **arguments)

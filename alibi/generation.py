@@ -1,0 +1,101 @@
+"""Generation: a prompt is read in chunks, then token by token, through one key-value cache."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from alibi.model.decoder import DecoderLM
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def new_cache(model: DecoderLM, batch: int, slots: int, total: int | None = None) -> PyTree:
+    """An empty cache of `slots` tokens of each sequence, of `total` that there will be (see `DecoderLM.__call__`)."""
+    # Of all that `init` traces, the compiler keeps only what the cache needs: no parameters are made.
+    return model.init(jax.random.key(0), jnp.zeros((batch, slots), jnp.int32), decode=True, total=total)["cache"]
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="last", donate_argnums=2)
+def read(
+    model: DecoderLM,
+    params: PyTree,
+    cache: PyTree,
+    tokens: Int[Array, "batch length"],
+    positions: Int[Array, "batch length"] | None = None,
+    *,
+    last: int | None = None,
+) -> tuple[Float[Array, "batch last vocabulary"], PyTree]:
+    """Logits of the token after each of the `last` last ones (None: all), and the cache with these tokens in it.
+
+    Arguments and errors are those of `DecoderLM.__call__` with `decode=True`. The cache is changed
+    in place: the one that was given can't be used again.
+    """
+
+    def logits(module: DecoderLM) -> Array:
+        return module.vocabulary.logits(module.features(tokens, positions=positions, decode=True, last=last), True)
+
+    found, updated = model.apply({"params": params, "cache": cache}, method=logits, mutable=["cache"])
+    return found, updated["cache"]
+
+
+def generate(
+    model: DecoderLM,
+    params: PyTree,
+    prompt: Int[Array, "batch length"],
+    new_tokens: int,
+    *,
+    chunk: int = 512,
+    temperature: float = 0.0,
+    key: PRNGKeyArray | None = None,
+    positions: Int[Array, "batch length"] | None = None,
+) -> Int[Array, "batch new_tokens"]:
+    """The tokens that the model goes on with after each prompt.
+
+    Args:
+      chunk: tokens of the prompt that are read at a time, which bounds the memory; with a sliding
+        window the cache holds a window and a chunk.
+      temperature: divides the logits before a token is drawn by `key`; 0: the likeliest is taken.
+      positions: of the prompt; those below 0 are padding, by which prompts of several lengths end together.
+
+    Raises:
+      ValueError: a number out of its range, no key to draw by, or more tokens in all than the
+        position method is defined for.
+    """
+    (batch, length), window = prompt.shape, model.config.window
+    for name, value in (("the prompt's length", length), ("new_tokens", new_tokens), ("chunk", chunk)):
+        if value < 1:
+            raise ValueError(f"{name} is {value} and must be at least 1")
+    if temperature < 0 or (temperature and key is None):
+        raise ValueError(f"temperature={temperature} must be 0, or above 0 with a key, such as key=jax.random.key(0)")
+    total = length + new_tokens
+    cache = new_cache(model, batch, min(total, window + chunk - 1) if window else total, total)
+    starts = [0, *range(length % chunk or chunk, length, chunk)]  # the first chunk is what the others leave
+    for start, end in zip(starts, [*starts[1:], length], strict=True):
+        where = None if positions is None else positions[:, start:end]
+        logits, cache = read(model, params, cache, prompt[:, start:end], where, last=1)
+    return decode(model, new_tokens, params, cache, logits, temperature, key if temperature else None)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def decode(
+    model: DecoderLM,
+    count: int,
+    params: PyTree,
+    cache: PyTree,
+    logits: Float[Array, "batch 1 vocabulary"],
+    temperature: float | Float[Array, ""],
+    key: PRNGKeyArray | None,
+) -> tuple[Int[Array, "batch count"], PyTree]:
+    """`count` tokens, the first one by these logits, and the cache with them; without a key the likeliest."""
+
+    def step(before: tuple[Array, PyTree], number: Array) -> tuple[tuple[Array, PyTree], Array]:
+        logits, cache = before[0][:, -1], before[1]
+        if key is None:
+            token = jnp.argmax(logits, axis=-1)
+        else:
+            token = jax.random.categorical(jax.random.fold_in(key, number), logits / temperature)
+        return read(model, params, cache, token[:, None], last=1), token
+
+    (_, cache), tokens = jax.lax.scan(step, (logits, cache), jnp.arange(count))
+    return tokens.T, cache
