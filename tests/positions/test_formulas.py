@@ -1,0 +1,232 @@
+"""The methods beside the paper's against their papers' formulas, written out in float64 for each pair of tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.positions import PositionMethod, make_position
+from alibi.positions.base import Bias, Params
+
+HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH, LENGTH = 4, 8, 32, 16, 12
+KEY = jax.random.key(0)
+
+
+def make(name: str, **options: object) -> PositionMethod:
+    sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "width": WIDTH, "train_length": TRAIN_LENGTH}
+    return make_position(name, **sizes, options=options)
+
+
+def params_of(method: PositionMethod) -> dict[str, jax.Array]:
+    """As a model makes them, moved a little, so that none is at a start of zero or one."""
+    params = jax.jit(lambda: {**method.init(KEY), **method.init_layer(KEY)})()
+    return {name: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for name, x in params.items()}
+
+
+def inputs(length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
+    """A layer's input and its queries, of two sequences."""
+    rng = np.random.default_rng(0)
+    shapes = (2, length, WIDTH), (2, length, HEADS, HEAD_DIM)
+    x, query = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    return x, query
+
+
+def bias_of(method: PositionMethod, params: Params, x: jax.Array, query: jax.Array) -> Bias:
+    kept = method.keep(params, x, query, before=None)
+    return method.content_bias(params, query, kept, kept)
+
+
+def computed(method: PositionMethod, params: Params) -> np.ndarray:
+    """The bias `[batch, heads, q, k]` of positions 0, 1, ..., zero for keys after the query."""
+    block = jax.jit(lambda params, *given: bias_of(method, params, *given)(jnp.arange(LENGTH), jnp.arange(LENGTH)))
+    found = np.asarray(block(params, *inputs()), np.float64)
+    return np.broadcast_to(np.tril(found), (2, HEADS, LENGTH, LENGTH))
+
+
+def by_pairs(formula) -> np.ndarray:
+    """`formula(sequence, head, i, j)` of each query i and key j that it sees."""
+    bias = np.zeros((2, HEADS, LENGTH, LENGTH))
+    for sequence, head, i, j in np.ndindex(bias.shape):
+        if j <= i:
+            bias[sequence, head, i, j] = formula(sequence, head, i, j)
+    return bias
+
+
+def double(params: Params) -> dict[str, np.ndarray]:
+    return {name: np.asarray(x, np.float64) for name, x in params.items()}
+
+
+def kerple_log(params, sequence, head, i, j):
+    r1, r2 = (max(params[name][head], 0.01) for name in ("r1", "r2"))
+    return -r1 * np.log(1 + r2 * (i - j))
+
+
+def fire(params, sequence, head, i, j):
+    def psi(x):
+        return np.log(abs(params["c"]) * x + 1)
+
+    threshold = 7 * abs(params["threshold_multiple"])
+    normalized = psi(i - j) / psi(max(threshold, i))
+    hidden = np.maximum(params["hidden_kernel"] * normalized + params["hidden_bias"], 0)
+    return hidden @ params["kernel"][:, head] + params["bias"][head]
+
+
+def shaw(params, sequence, head, i, j):
+    vector = params["vectors"][np.clip(j - i, -3, 3) + 3]
+    return inputs()[1][sequence, i, head].astype(np.float64) @ vector / np.sqrt(HEAD_DIM)
+
+
+def fox(params, sequence, head, i, j):
+    gates = inputs()[0][sequence, j + 1 : i + 1].astype(np.float64) @ params["kernel"][:, head] + params["bias"][head]
+    return -np.log1p(np.exp(-gates)).sum()
+
+
+FORMULAS = {
+    "kerple_log": (kerple_log, {}),
+    "fire": (fire, {"threshold": 7}),
+    "shaw": (shaw, {"max_distance": 3}),
+    "fox": (fox, {}),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_bias_is_that_of_the_paper(name: str) -> None:
+    formula, options = FORMULAS[name]
+    method = make(name, **options)
+    params = params_of(method)
+    exact = double(params)
+    expected = by_pairs(lambda *pair: formula(exact, *pair))
+    np.testing.assert_allclose(computed(method, params), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_parameters_start_as_in_the_papers() -> None:
+    start = {name: {**make(name).init(KEY), **make(name).init_layer(KEY)} for name in FORMULAS}
+    many = make_position("kerple_log", num_heads=2000, head_dim=8, width=16_000, train_length=16).init(KEY)
+    for name, most in (("r1", 2.0), ("r2", 1.0)):
+        of_heads = np.asarray(many[name])
+        assert (of_heads.min(), of_heads.max()) == pytest.approx((0.01, most), abs=0.01), f"uniform, {name}"
+        assert of_heads.mean() == pytest.approx(most / 2, abs=0.05)
+    assert start["fire"]["c"] == np.float32(0.1)
+    assert start["fire"]["threshold_multiple"] == 1.0
+    assert make("fire").options()["threshold"] == 512
+    assert start["fire"]["hidden_kernel"].shape == (32,)
+    assert start["shaw"]["vectors"].shape == (2 * 16 + 1, HEAD_DIM)
+    assert start["fox"]["kernel"].shape == (WIDTH, HEADS)
+    np.testing.assert_array_equal(start["fox"]["bias"], 0.0)
+
+
+def test_parameters_below_their_least_are_raised_to_it() -> None:
+    """KERPLE's are at least 0.01, so that no head ever favours far keys."""
+    bias = computed(make("kerple_log"), {"r1": jnp.full(HEADS, -3.0), "r2": jnp.full(HEADS, -1.0)})
+    expected = by_pairs(lambda sequence, head, i, j: -0.01 * np.log(1 + 0.01 * (i - j)))
+    np.testing.assert_allclose(bias, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_every_parameter_is_moved(name: str) -> None:
+    """By a random gradient of the bias: in the whole array, but for Shaw's vectors of keys after the query."""
+    method = make(name, **FORMULAS[name][1])
+    params = params_of(method)
+    rng = np.random.default_rng(1)
+    batch = 2 if name in ("shaw", "fox") else 1  # of those the bias depends on the sequence
+    wanted = np.tril(rng.normal(size=(batch, HEADS, LENGTH, LENGTH))).astype(np.float32)
+
+    @jax.jit
+    def gradients(params: Params, *given: jax.Array) -> Params:
+        def loss(params: Params) -> jax.Array:
+            block = bias_of(method, params, *given)(jnp.arange(LENGTH), jnp.arange(LENGTH))
+            return (block.reshape((-1, HEADS, LENGTH, LENGTH)) * wanted).sum()
+
+        return jax.grad(loss)(params)
+
+    for leaf, gradient in gradients(params, *inputs()).items():
+        assert np.isfinite(gradient).all(), leaf
+        moved = np.abs(np.asarray(gradient)) > 1e-6
+        if leaf == "vectors":
+            assert moved[:4].all(), "of keys 3 or more, 2 and 1 before the query, and of its own"
+            assert not moved[4:].any(), "of keys after the query, which are hidden"
+        elif leaf.startswith("hidden"):
+            assert moved.any(), leaf  # a unit of ReLU may be off for all distances
+        elif leaf == "kernel" and name == "fire":
+            assert moved.any(axis=0).all(), "of each head"
+        else:
+            assert moved.all(), leaf
+
+
+@pytest.mark.parametrize(
+    ("factor", "length", "stretch"),
+    [(4.0, 16, 4.0), (4.0, 160, 4.0), (None, 16, 1.0), (None, 8, 1.0), (None, 40, 2.5)],
+)
+def test_ntk_stretches_the_base(factor: float | None, length: int, stretch: float) -> None:
+    """base' = base s^(hd / (hd - 2)): s is given, or how many times as long as in training, at least 1."""
+    method = make("rotary_ntk", factor=factor).at_length(length)
+    base = 10_000.0 * stretch ** (HEAD_DIM / (HEAD_DIM - 2))
+    query = inputs()[1]
+    turned = jax.jit(lambda query, positions: (method.queries({}, query, positions), method.keys({}, query, positions)))
+    of_queries, of_keys = (np.asarray(x, np.float64) for x in turned(query, np.arange(LENGTH)))
+    np.testing.assert_array_equal(of_queries, of_keys)
+    for position in range(LENGTH):
+        for k in range(HEAD_DIM // 2):
+            pair = query[:, position, :, k].astype(np.float64) + 1j * query[:, position, :, k + HEAD_DIM // 2]
+            expected = pair * np.exp(1j * position * base ** (-2 * k / HEAD_DIM))
+            np.testing.assert_allclose(of_queries[:, position, :, k], expected.real, atol=1e-5)
+            np.testing.assert_allclose(of_queries[:, position, :, k + HEAD_DIM // 2], expected.imag, atol=1e-5)
+
+
+def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
+    """New ones for each sequence and key; each of the 64 positions as often as any other."""
+    method = make("randomised", max_position=64)
+    place = jax.jit(lambda key: method.place(np.arange(TRAIN_LENGTH), 512, key))
+    drawn = np.asarray(place(KEY))
+    assert drawn.shape == (512, TRAIN_LENGTH)
+    assert (np.diff(drawn, axis=1) > 0).all(), "ascending, so also distinct"
+    assert (drawn.min(), drawn.max()) == (0, 63)
+    assert len({tuple(row) for row in drawn}) == 512, "each sequence has its own"
+    assert (drawn != np.asarray(place(jax.random.key(1)))).any(axis=1).all(), "and each key"
+    counts = np.bincount(drawn.reshape(-1), minlength=64)
+    # 512 draws with a chance of 16 in 64 each: 128 times, with a standard deviation of 9.8.
+    assert abs(counts - 128).max() < 5 * 9.8
+
+
+@pytest.mark.parametrize(("length", "spread"), [(16, 4), (64, 1), (32, 2)])
+def test_randomised_positions_are_evenly_spread_in_evaluation(length: int, spread: int) -> None:
+    method = make("randomised", max_position=64).at_length(length)
+    np.testing.assert_array_equal(method.place(np.arange(length), 3, None), spread * np.arange(length))
+
+
+def test_randomised_gives_the_other_method_its_positions() -> None:
+    """Here FIRE, with an option of its own; 16 times the training length where no other is given."""
+    method = make("randomised", method="fire", method_options=("threshold", 7))
+    assert method.max_length == 16 * TRAIN_LENGTH
+    params = params_of(method)
+    exact = double(params)
+    expected = by_pairs(lambda *pair: fire(exact, *pair))
+    np.testing.assert_allclose(computed(method, params), expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fire", {"threshold": 0}, "fire needs a threshold of at least 1 token, such as 512, and got 0"),
+        ("shaw", {"max_distance": 0}, "shaw needs a max_distance of at least 1 token, such as 16, and got 0"),
+        ("rotary_ntk", {"factor": 0.5}, "factor of at least 1, or None for a dynamic one, and got 0.5"),
+        ("rotary_ntk", {"base": 0.0}, "rotary needs a base above 0"),
+        ("randomised", {"max_position": 15}, "max_position of at least the training length 16, or 0 for 16 times"),
+        ("randomised", {"method": "rotari"}, "unknown position method 'rotari'; did you mean 'rotary'"),
+        ("randomised", {"method_options": ("bass", 3.0)}, "has no option 'bass'; did you mean 'base'"),
+        ("kerple_log", {"r1": 1.0}, "position method 'kerple_log' has no option 'r1'; it has none"),
+        ("fox", {"gate": 1.0}, "position method 'fox' has no option 'gate'; it has none"),
+    ],
+)
+def test_options_that_are_refused(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(name, **options)
+
+
+def test_sizes_that_are_refused() -> None:
+    with pytest.raises(ValueError, match="rotary_ntk needs a head_dim of at least 4 and got 2"):
+        make_position("rotary_ntk", num_heads=2, head_dim=2, width=4, train_length=16)
+    with pytest.raises(ValueError, match="fox needs causal=True"):
+        type(make("fox"))(HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH, causal=False)
+    with pytest.raises(ValueError, match="got a sequence of 65"):
+        make("randomised", max_position=64).check_length(65)
