@@ -5,6 +5,7 @@
     python scripts/benchmark.py positions             # tokens/s and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
     python scripts/benchmark.py decode                # us of one token against caches of 1k to 64k
+    python scripts/benchmark.py generate              # tokens/s of reading a prompt and of decoding after it
     python scripts/benchmark.py evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
     python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
 
@@ -24,7 +25,7 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, decode, evaluate, training
+from benchmarks import adaptive, attention, decode, evaluate, generate, training
 
 ROUNDS = {"train": 15, "positions": 15}  # of short turns
 COMMANDS = {
@@ -32,6 +33,7 @@ COMMANDS = {
     "positions": ("the position methods, against each other", training.add_positions_arguments),
     "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
     "decode": ("attention of one token against long caches", decode.add_arguments),
+    "generate": ("reading a prompt and decoding after it, beside a whole forward pass", generate.add_arguments),
     "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),
     "adaptive": ("adaptive embeddings: training, and the loss against a dense softmax", adaptive.add_arguments),
 }

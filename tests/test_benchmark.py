@@ -268,3 +268,21 @@ def test_a_token_against_a_cache_is_a_row_for_each_way(monkeypatch, capsys):
     assert [(row["contender"], row["length"]) for row in rows] == [("dense", 64), ("skip 0", 64)]
     assert [row["of_dense"] for row in rows] == [1.0, pytest.approx(3.0)]
     assert "| skip 0 | 1,000 (3.0x) |" in capsys.readouterr().out
+
+
+def test_generation_is_told_by_its_parts(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    generate, rounds = (importlib.import_module(f"benchmarks.{name}") for name in ("generate", "rounds"))
+
+    def in_this_process(contenders, rounds_, *, turn_seconds, title):
+        del rounds_, turn_seconds, title
+        answers = {name: one.prepare()[1] for name, one in contenders.items()}
+        seconds = {"prefill": [1e-3], "decode": [4e-3], "forward": [2e-3]}
+        return {name: rounds.Runner(contenders[name], answer=answers[name], seconds=seconds) for name in answers}, 1e11
+
+    monkeypatch.setattr(generate, "run_rounds", in_this_process)
+    (row,) = generate.compare(argparse.Namespace(positions="alibi", batch=2, prompt=6, tokens=2, rounds=1))
+    rates = [row[f"{part}_tokens_per_second"] for part in generate.PARTS]
+    assert rates == [pytest.approx(12_000), pytest.approx(1000), pytest.approx(8000)]
+    assert row["logits_error"] < 1e-5
+    assert "| alibi |            12,000 |            1,000 |             8,000 |" in capsys.readouterr().out

@@ -117,6 +117,18 @@ def ranges_of(call: AttentionCall, plan: Plan) -> Int[np.ndarray, "groups q_bloc
     return np.asarray(ranges(call.query, call.key, call.value))
 
 
+def computed_tiles(call: AttentionCall, plan: Plan) -> Int[np.ndarray, " groups"]:
+    """How many tiles `blocked` computes for each group of batch entries and heads, of a call as for `ranges_of`."""
+    ranges = ranges_of(call, plan)
+    return (ranges[..., 1] - ranges[..., 0]).sum(axis=-1)
+
+
+def skipped_share(call: AttentionCall, plan: Plan) -> float:
+    """The share of the tiles which causal mask and window show that `blocked` skips by the bias."""
+    everything = dataclasses.replace(call, options=dataclasses.replace(call.options, skip_epsilon=None))
+    return 1.0 - float(computed_tiles(call, plan).sum() / computed_tiles(everything, plan).sum())
+
+
 def tiles_needed(call: AttentionCall, plan: Plan, sides: Sides) -> Bool[Array, "batch heads q_blocks k_blocks"]:
     """Which tiles must be computed: neither causal mask nor window hides them, and the proof can't leave them out."""
     lowest_query, highest_query = _extremes(sides.query_positions, plan.q_blocks)

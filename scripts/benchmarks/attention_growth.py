@@ -21,7 +21,7 @@ def computed_weights(
     """
     from alibi.attention.backends import choose
     from alibi.attention.call import AttentionCall, AttentionOptions
-    from alibi.attention.skipping import ranges_of
+    from alibi.attention.skipping import computed_tiles
     from alibi.attention.tiles import make_plan
     from alibi.positions import AlibiBias
 
@@ -32,8 +32,7 @@ def computed_weights(
     if (choose(call) if backend == "auto" else backend) != "blocked":
         return None
     plan = make_plan(call)
-    ranges = ranges_of(call, plan)
-    tiles = (ranges[..., 1] - ranges[..., 0]).sum(axis=-1).reshape(plan.batch_groups, plan.head_groups).sum(axis=0)
+    tiles = computed_tiles(call, plan).reshape(plan.batch_groups, plan.head_groups).sum(axis=0)
     of_head = tiles * plan.batch_group * plan.q_block * plan.k_block
     return [int(weights) for weights in np.repeat(of_head, plan.head_group)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from alibi.attention import tiles
 from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.attention.skipping import UNDERFLOW, key_ranges
+from alibi.attention.skipping import UNDERFLOW, key_ranges, skipped_share
 from alibi.attention.tiles import make_plan, make_sides
 from alibi.positions import AlibiBias, T5Bias
 from alibi.positions.bias import Blocks
@@ -154,6 +154,19 @@ def test_an_input_that_is_no_number_skips_nothing():
         rows = slice(48, 56) if where == "q" else slice(None)
         np.testing.assert_array_equal(of_it[rows], causal_blocks[rows])
         assert of_another_head[rows].sum() < causal_blocks[rows].sum()
+
+
+def test_the_share_of_tiles_skipped():
+    """Logits of zero: a head of slope 4 sees 26 keys, those in 2 of up to 4 blocks; one of slope 0 sees all."""
+    positions, ones = np.arange(1024), jnp.ones((1, 1024, 2, 1))
+    shares = []
+    for epsilon in (None, 0.0):
+        options = AttentionOptions(skip_epsilon=epsilon, block=256)
+        bias = AlibiBias(jnp.asarray([4.0, 0.0]))
+        call = AttentionCall(0 * ones, ones, ones, bias, True, positions, positions, options=options, devices=1)
+        shares.append(skipped_share(call, make_plan(call)))
+    # Of 10 tiles of each head the first computes 4 + 3.
+    assert shares == [0.0, pytest.approx(3 / 20)]
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
