@@ -13,8 +13,8 @@ import numpy as np
 import optax
 import pytest
 
-from alibi import extrapolation
 from alibi.data.tokenizers import make_tokenizer
+from alibi.evaluation import extrapolation
 from alibi.evaluation.dumps import read_dump, what_is_in
 from alibi.evaluation.extrapolation import Options, OutputError, evaluate_runs
 from alibi.evaluation.perplexity import Scorer

@@ -12,7 +12,6 @@ import ml_collections
 import numpy as np
 import optax
 import pytest
-from tests.fairseq.test_archive import rewrite
 
 from alibi.data.tokenizers import WordTokenizer
 from alibi.data.tokens import prepare_text
@@ -30,6 +29,7 @@ from alibi.training.schedules import make_schedule
 from alibi.training.setup import check_config, prepare_files, sequences_per_update
 from alibi.training.state import abstract_state
 from configs import base, wikitext103
+from tests.importers.fairseq.test_archive import rewrite
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
