@@ -17,6 +17,7 @@ ALLOWED = {
     "alibi.attention": {"alibi.slopes", "alibi.positions"},
     "alibi.parallel": {"alibi.errors"},
     "alibi.model": LIBRARY | {"alibi.parallel"},
+    "alibi.generation": MODEL,
     "alibi.testing": MODEL,
     "alibi": LIBRARY,
     "alibi.atomic": set(),
