@@ -67,7 +67,7 @@ class Generation(Step):
         import jax.numpy as jnp
 
         from alibi.generation import decode, new_cache, read
-        from alibi.model import build_model
+        from alibi.model.decoder import build_model
 
         self.model = model = build_model(quickstart.get_config(f"position={position}"), VOCABULARY)
         self.params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]

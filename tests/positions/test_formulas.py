@@ -68,7 +68,7 @@ def fire(params, sequence, head, i, j):
     threshold = 7 * abs(params["threshold_multiple"])
     normalized = psi(i - j) / psi(max(threshold, i))
     hidden = np.maximum(params["hidden_kernel"] * normalized + params["hidden_bias"], 0)
-    return hidden @ params["kernel"][:, head] + params["bias"][head]
+    return hidden @ params["kernel"][:, head]  # and a number for each head, which no softmax shows
 
 
 def shaw(params, sequence, head, i, j):
