@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from alibi.attention.cache import norm_of_all
 from alibi.attention.call import AttentionCall, AttentionOptions, dense, visible_keys
@@ -17,7 +17,7 @@ from alibi.attention.skipping import LOGIT_ROUNDING, stop_below, weight_left
 from alibi.positions.bias import Bias, Blocks, Part
 
 BLOCK = 256  # keys that a head reads at one time
-FAR = np.iinfo(np.int32).max  # the least distance in a block of which no key is seen
+HIDDEN = np.iinfo(np.int32).max  # the position of a key that a head doesn't see
 
 # The fields of an AttentionCall that have gradients, and its other arrays.
 LEARNED = ("query", "key", "value")
@@ -93,55 +93,55 @@ def attended_and_blocks(
     block = min(BLOCK, k_length)
     blocks = -(-k_length // block)
     bias = call.bias.folded(call.query.ndim - 3)
-    visible, of_query, of_keys = _sides(call, batch)
-    seen = jnp.pad(visible, ((0, 0), (0, 0), (0, blocks * block - k_length)))
-    counts = seen.reshape(*seen.shape[:2], blocks, block).sum(axis=-1)
+    of_query, of_keys = _positions(call, batch)
+    padding = blocks * block - k_length
+    by_block = jnp.pad(of_keys, ((0, 0), (0, 0), (0, padding)), constant_values=HIDDEN)
+    by_block = by_block.reshape(*of_keys.shape[:2], blocks, block)
+    counts = (by_block != HIDDEN).sum(axis=-1)
     left = weight_left(
-        bias.padded(0, blocks * block - k_length),
+        bias.padded(0, padding),
         _logit_bound(call, query),
-        _blocks(of_query, of_keys, visible, counts, block),
+        _blocks(of_query, by_block, counts),
         call.options.skip_epsilon,
     )
     left = jnp.broadcast_to(left, (batch, heads, blocks))
     last = jnp.where(counts > 0, jnp.arange(blocks)[None, None, :], -1).max(axis=-1)
     last = jnp.broadcast_to(last, (batch, heads))
-    cache = _Cache(key, value, bias, visible, of_query, of_keys, block, call)
+    cache = _Cache(key, value, bias, of_query, of_keys, block, call)
     b, h = (x.reshape(-1) for x in np.indices((batch, heads), np.int32))
-    places = _Place(b, h, h // (heads // kv_heads), h % visible.shape[1])
+    places = _Place(b, h, h // (heads // kv_heads), h % of_keys.shape[1])
     of_heads = query.reshape(b.size, -1).astype(jnp.float32), left.reshape(b.size, -1), last.reshape(-1)
     attended, read = lax.map(lambda head: cache.attend(*head), (places, *of_heads))
     attended = attended.reshape(*call.query.shape[:-1], value.shape[-1])
     return attended.astype(value.dtype), read.reshape(batch, heads)
 
 
-def _sides(
-    call: AttentionCall, batch: int
-) -> tuple[Bool[Array, "batch heads_or_1 k"], Int[Array, "batch one"], Int[Array, "batch k"]]:
-    """For each sequence which keys each head sees, the position of the query, and those of the keys."""
+def _positions(call: AttentionCall, batch: int) -> tuple[Int[Array, "batch one"], Int[Array, "batch heads_or_1 k"]]:
+    """For each sequence the position of the query, and those of the keys: `HIDDEN` where a head doesn't see one."""
     k_length, batch_dims = call.key.shape[-3], call.query.shape[:-3]
+    # Signed, since differences of unsigned positions would wrap around.
+    of_query, of_keys = (jnp.asarray(side, jnp.int32) for side in (call.query_positions, call.key_positions))
+    of_keys = jnp.expand_dims(of_keys, (-3, -2))
     visible = visible_keys(call)
-    visible = jnp.ones((1, 1, k_length), bool) if visible is None else visible
-    visible = visible.reshape((1,) * (len(batch_dims) + 3 - visible.ndim) + visible.shape)
-    visible = jnp.broadcast_to(visible, (*batch_dims, visible.shape[-3], 1, k_length)).reshape(batch, -1, k_length)
-
-    def positions(side: Any, length: int) -> Array:
-        side = jnp.asarray(side, jnp.int32)  # differences of unsigned ones would wrap around
-        return jnp.broadcast_to(side, (*batch_dims, length)).reshape(batch, length)
-
-    return visible, positions(call.query_positions, 1), positions(call.key_positions, k_length)
+    if visible is not None:
+        rank = max(of_keys.ndim, visible.ndim)
+        of_keys, visible = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (of_keys, visible))
+        of_keys = jnp.where(visible, of_keys, HIDDEN)
+    of_keys = of_keys.reshape((1,) * (len(batch_dims) + 3 - of_keys.ndim) + of_keys.shape)
+    of_keys = jnp.broadcast_to(of_keys, (*batch_dims, of_keys.shape[-3], 1, k_length))
+    return jnp.broadcast_to(of_query, (*batch_dims, 1)).reshape(batch, 1), of_keys.reshape(batch, -1, k_length)
 
 
-def _blocks(of_query: Array, of_keys: Array, visible: Array, counts: Array, block: int) -> Blocks:
+def _blocks(
+    of_query: Int[Array, "batch one"],
+    by_block: Int[Array, "batch heads_or_1 blocks block"],
+    counts: Int[Array, "batch heads_or_1 blocks"],
+) -> Blocks:
     """The query against each block of keys; only keys that some head sees count for the distances."""
-    blocks = counts.shape[-1]
-    some = visible.any(axis=1)
-    padding = ((0, 0), (0, blocks * block - some.shape[1]))
-
-    def least(distance: Array) -> Array:
-        distance = jnp.pad(jnp.where(some, distance, FAR), padding, constant_values=FAR)
-        return distance.reshape(-1, 1, blocks, block).min(axis=-1)
-
-    return Blocks(least(of_query - of_keys), least(of_keys - of_query), 1, blocks, counts[:, :, None])
+    nearest = jnp.where(by_block == HIDDEN, -HIDDEN, by_block).max(axis=(1, 3))
+    behind = jnp.where(nearest == -HIDDEN, HIDDEN, of_query - nearest)
+    ahead = by_block.min(axis=(1, 3)) - of_query
+    return Blocks(behind[:, None], ahead[:, None], 1, by_block.shape[2], counts[:, :, None])
 
 
 def _logit_bound(call: AttentionCall, query: Float[Array, "batch one heads head_dim"]) -> Float[Array, "batch heads"]:
@@ -175,9 +175,8 @@ class _Cache:
     key: Float[Array, "batch k kv_heads head_dim"]
     value: Float[Array, "batch k kv_heads value_dim"]
     bias: Bias
-    visible: Bool[Array, "batch heads_or_1 k"]
     of_query: Int[Array, "batch one"]
-    of_keys: Int[Array, "batch k"]
+    of_keys: Int[Array, "batch heads_or_1 k"]
     block: int
     call: AttentionCall
 
@@ -191,6 +190,7 @@ class _Cache:
           last: the last block with a key that the head sees.
         """
         epsilon = self.call.options.skip_epsilon
+        bias = self.bias.cut(Part((place.batch, 1), (place.head, 1), (0, 1)))
 
         def matters(state: State) -> Array:
             block, largest, total, _ = state
@@ -200,7 +200,7 @@ class _Cache:
 
         def add(state: State) -> State:
             block, largest, total, attended = state
-            logits, visible, values = self._read(place, query, block)
+            logits, visible, values = self._read(bias, place, query, block)
             larger = jnp.maximum(largest, logits.max())
             exponentials = jnp.where(visible, jnp.exp(logits - larger), 0.0)
             rescale = jnp.exp(largest - larger)
@@ -211,7 +211,7 @@ class _Cache:
         block, _, total, attended = lax.while_loop(matters, add, start)
         return attended / jnp.where(total == 0.0, 1.0, total), last - block
 
-    def _read(self, place: _Place, query: Array, block: Array) -> tuple[Array, Array, Array]:
+    def _read(self, bias: Bias, place: _Place, query: Array, block: Array) -> tuple[Array, Array, Array]:
         """The biased logits of a block of keys, which of the keys are seen, and their values, float32."""
         first = block * self.block
         # The last block begins earlier where it would end after the last key; `visible` hides what was read before.
@@ -221,10 +221,8 @@ class _Cache:
             part = lax.dynamic_slice(x, (place.batch, start, place.kv_head, 0), (1, self.block, 1, x.shape[-1]))
             return part.reshape(self.block, -1).astype(jnp.float32)
 
-        visible = lax.dynamic_slice(self.visible, (place.batch, place.mask_head, start), (1, 1, self.block))[0, 0]
-        visible &= start + jnp.arange(self.block) >= first
-        part = Part((place.batch, 1), (place.head, 1), (0, 1), (start, self.block))
-        of_keys = lax.dynamic_slice(self.of_keys, (place.batch, start), (1, self.block))[0]
-        bias = self.bias.cut(part)(self.of_query[place.batch], of_keys).reshape(self.block)
+        of_keys = lax.dynamic_slice(self.of_keys, (place.batch, place.mask_head, start), (1, 1, self.block))[0, 0]
+        visible = (of_keys != HIDDEN) & (start + jnp.arange(self.block) >= first)
+        added = bias.cut(Part(keys=(start, self.block)))(self.of_query[place.batch], of_keys).reshape(self.block)
         logits = jnp.matmul(rows(self.key), query, precision=self.call.precision) * query.size**-0.5
-        return jnp.where(visible, logits + bias, MASKED), visible, rows(self.value)
+        return jnp.where(visible, logits + added, MASKED), visible, rows(self.value)
