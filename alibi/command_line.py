@@ -113,22 +113,24 @@ def _parse(argv: list[str]) -> list[str]:
         sys.exit(1)
 
 
-def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, object]]]:
     """The words of a command line without --config.KEY=VALUE, and those as keys and values.
 
     Also --config.KEY VALUE, --config.KEY (True) and --noconfig.KEY (False).
     """
-    kept, overrides, words = [], [], iter(enumerate(argv))
+    kept: list[str] = []
+    overrides: list[tuple[str, object]] = []
+    words = iter(enumerate(argv))
     for index, word in words:
         given = re.fullmatch(r"--?(no)?config\.([\w.]+)(?:=(.*))?", word, re.DOTALL)
         if given is None or "config" not in flags.FLAGS:
             kept.append(word)
         elif given[1] or given[3] is not None:
             overrides.append((given[2], "False" if given[1] else given[3]))
-        elif argv[index + 1 : index + 2] and not argv[index + 1].startswith("-"):
+        elif re.match(r"[^-]|-\.?\d", next(iter(argv[index + 1 : index + 2]), "-")):
             overrides.append((given[2], next(words)[1]))
         else:
-            overrides.append((given[2], "True"))
+            overrides.append((given[2], True))
     return kept, overrides
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.model.config import ModelConfig
 from alibi.model.decoder import DecoderLM
-from alibi.positions import METHODS, Bias, Part, PositionMethod, make_position
+from alibi.positions import Bias, Part, PositionMethod, make_position
 from alibi.positions.bias import Blocks
 
 HEADS, HEAD_DIM, TRAIN_LENGTH = 4, 8, 16
@@ -64,11 +64,9 @@ def check_position_method(method: str | type[PositionMethod] | PositionMethod, *
 def _make(method: str | type[PositionMethod] | PositionMethod, options: dict[str, Any]) -> PositionMethod:
     if isinstance(method, PositionMethod):
         return method
-    if isinstance(method, type):
-        known = {of: name for name, of in METHODS.items()}
-        method = known.get(method, f"{method.__module__}:{method.__qualname__}")
-    sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "width": WIDTH, "train_length": TRAIN_LENGTH}
-    return make_position(method, **sizes, options=options)
+    return make_position(
+        method, num_heads=HEADS, head_dim=HEAD_DIM, width=WIDTH, train_length=TRAIN_LENGTH, options=options
+    )
 
 
 def _fail(method: PositionMethod, what: str) -> None:
@@ -161,11 +159,11 @@ def check_tiles(method: PositionMethod) -> None:
 
     expected = value_and_gradients(params, inputs, AttentionOptions(backend="reference"))
     ways = {"blocked": AttentionOptions(backend="blocked", block=BLOCK), "auto": AttentionOptions()}
-    if jax.device_count() >= 4:
-        devices = np.asarray(jax.devices()[:4]).reshape(2, 2)
+    if jax.device_count() >= 8:
+        devices = np.asarray(jax.devices()[:8]).reshape(2, 4)
         mesh = jax.sharding.Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
         sharding = NamedSharding(mesh, P("data", None, "tensor"))
-        ways["blocked on 4 devices"] = AttentionOptions(backend="blocked", block=BLOCK, sharding=sharding)
+        ways["blocked on 8 devices"] = AttentionOptions(backend="blocked", block=BLOCK, sharding=sharding)
     for name, options in ways.items():
         _compare(method, f"attention by {name}", value_and_gradients(params, inputs, options), expected, 2e-4)
 
@@ -286,6 +284,8 @@ def check_causality(model: _Model) -> None:
         return jax.vmap(lambda cotangent: to_gradient(cotangent)[0])(each)
 
     depends = np.abs(np.asarray(gradients(model.params["embedding"]))).max(axis=-1) > 0  # [token, on token]
+    if not depends[-1, 0]:
+        _fail(model.method, f"in a sequence of {TOKENS} tokens the last one doesn't depend on the first")
     ahead = np.argwhere(np.triu(depends, 1))
     if ahead.size:
         query, key = min(ahead, key=lambda pair: (pair[1], pair[0]))

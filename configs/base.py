@@ -47,12 +47,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # with ids 1, 20001 and 60001: zero at first, and no target of a tail.
     config.model.padding_rows = False
     config.model.dtype = "float32"  # of the products: float32 or bfloat16; parameters are float32
-    # Layers are one program that is run for each, not as many: 24 compile in the time of one.
+    # Layers run as a loop over their parameters, stacked in each step; the same numbers and checkpoints. On CPUs it
+    # takes longer to compile than layers one by one (results/benchmarks/startup.md); accelerators are not measured.
     config.model.scan_layers = False
-    config.model.products = "auto"  # auto, or plain: no platform's tricks in products and norms
+    config.model.products = "auto"  # auto, or plain: no platform's tricks in products, norms and attention
     config.model.remat = False  # recompute each layer in the backward pass: less memory, a third more time
     config.model.window = 0  # tokens each layer's attention reaches back, its own included (0: all)
-    # Share of a row's attention that may be left out where ALiBi's slopes put keys out of reach; 0: none that
+    # Share of a row's attention that may be left out where the bias puts keys out of reach; 0: none that
     # float32 can tell. 1e-6 makes long sequences faster on CPUs.
     config.model.skip_epsilon = 0.0
     config.model.attention = "auto"  # auto, or a name from alibi.attention.backends.OF_SEQUENCES

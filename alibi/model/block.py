@@ -1,5 +1,7 @@
 """One layer of the decoder, on Flax's own attention layer, for any position method."""
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import numpy as np
@@ -84,6 +86,11 @@ class Block(nn.Module):
     ) -> AttentionFn:
         """What the position method and the cache make of attention in this layer, whose input is `y`."""
         positions = np.arange(y.shape[1]) if call.positions is None else call.positions
+        segments: Any = (
+            call.segment_ids
+        )  # one array for queries and keys, by which skipping sees that they are the same
+        if segments is not None and last < y.shape[1]:
+            segments = segments[..., -last:], segments
         cached = None
         if call.slots is not None:
             cached = Cached(self.variable("cache", "held", lambda: None), *call.slots)
@@ -93,9 +100,7 @@ class Block(nn.Module):
             y,
             query_positions=positions[..., -last:],
             key_positions=positions,
-            segment_ids=call.segment_ids
-            if last == y.shape[1] or call.segment_ids is None
-            else (call.segment_ids[..., -last:], call.segment_ids),
+            segment_ids=segments,
             options=self.config.attention_options(heads_sharding(self.sharding)),
             cache=cached,
         )

@@ -137,6 +137,8 @@ class DecoderLM(nn.Module):
         slots = self.slots(tokens, total, self.config.window) if decode else None
         if slots is not None and segment_ids is not None:
             raise ValueError("decode=True takes no segment_ids: decode each document with a cache of its own")
+        if slots is not None and not self.position.causal:
+            raise ValueError("decode=True needs a position method with causal=True: later tokens aren't there yet")
         position = self.position.at_length(length if slots is None else slots.total)
         position.check_length(length if slots is None else slots.total)
         if slots is not None:
@@ -171,7 +173,7 @@ class DecoderLM(nn.Module):
         if self.config.scan_layers and not self.is_initializing() and call.slots is None:
             # The last layer is another program where fewer tokens go through it.
             first = len(self.layers) - (last < x.shape[1])
-            x = self._scanned(x, position, call, deterministic, first)
+            x = self._scanned(x, position, call, deterministic, first) if first else x
             rest = self.layers[first:]
         for number, layer in enumerate(rest, start=first):
             kept = last if number == len(self.layers) - 1 else x.shape[1]
@@ -186,7 +188,10 @@ class DecoderLM(nn.Module):
         deterministic: bool,
         count: int,
     ) -> Float[Array, "batch length width"]:
-        """The first `count` layers as a loop over their parameters, which are stacked for it: one layer is compiled."""
+        """The first `count` layers as a loop over their parameters, which each step stacks for it.
+
+        So parameters, and checkpoints, are the same as those of unrolled layers.
+        """
         block = Block(self.config, self.sharding, parent=None)
         key = None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
         of_layers = [self.variables["params"][f"layers_{number}"] for number in range(count)]

@@ -1,6 +1,5 @@
 """The registry of position methods: a method is a file of this package and a line here, or a class of any other one."""
 
-import dataclasses
 import difflib
 import importlib
 import inspect
@@ -12,8 +11,8 @@ import jax.numpy as jnp
 
 from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
 from alibi.positions.alibi_learned import AlibiLearned
-from alibi.positions.base import PositionMethod
-from alibi.positions.bias import Bias, Part, per_head, per_key, per_query, static
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import Bias, Blocks, Part, per_head, per_key, per_query, shared, static
 from alibi.positions.distance import DistanceBias
 from alibi.positions.fire import Fire
 from alibi.positions.fox import Fox
@@ -47,7 +46,9 @@ __all__ = [
     "METHODS",
     "AlibiBias",
     "Bias",
+    "Blocks",
     "DistanceBias",
+    "Params",
     "Part",
     "PositionMethod",
     "T5Bias",
@@ -56,41 +57,47 @@ __all__ = [
     "per_head",
     "per_key",
     "per_query",
+    "shared",
     "static",
 ]
 
 
 def make_position(
-    name: str,
+    name: str | type[PositionMethod],
     *,
     num_heads: int,
     head_dim: int,
     width: int,
     train_length: int,
+    causal: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> PositionMethod:
     """The method called `name`, with `options` for the fields that its class adds.
 
     Args:
-      name: of the registry `METHODS`, or `package.module:Class` for a method that is defined elsewhere.
+      name: of the registry `METHODS`, or `package.module:Class` for a method that is defined elsewhere; or the class.
+      causal: whether a token sees only those before it.
 
     Raises:
       ValueError: an unknown name or option (the nearest is suggested), an option that the
         method refuses, a class that can't be imported or is no position method, or a method
         whose bias is none that attention can take.
     """
-    method = method_class(name)
+    method = method_class(name) if isinstance(name, str) else name
+    name = name if isinstance(name, str) else name.__name__
+    _check_class(name, method)
     known, options = method.options(), dict(options or {})
     for option, value in options.items():
         if option not in known:
             raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, known)}")
         options[option] = _converted(name, option, value, known[option])
-    made = method(num_heads=num_heads, head_dim=head_dim, width=width, train_length=train_length, **options)
+    sizes = {"num_heads": num_heads, "head_dim": head_dim, "width": width, "train_length": train_length}
+    made = method(**sizes, causal=causal, **options)
     check_bias(name, made)
     return made
 
 
-def method_class(name: str) -> type[PositionMethod]:
+def method_class(name: str) -> Any:
     """The class of a position method by its name (of `METHODS`, or `package.module:Class`), or ValueError."""
     if ":" not in name:
         if name not in METHODS:
@@ -104,14 +111,19 @@ def method_class(name: str) -> type[PositionMethod]:
             f"position={name}: {error}; write package.module:Class of a module that Python finds from here "
             "(PYTHONPATH names further directories)"
         ) from error
+    return found
+
+
+def _check_class(name: str, found: Any) -> None:
     if not (isinstance(found, type) and issubclass(found, PositionMethod)):
         raise ValueError(f"position={name} is no subclass of alibi.positions.PositionMethod, but {found!r}")
-    if lost := inspect.get_annotations(found).keys() - {field.name for field in dataclasses.fields(found)}:
+    # With those of ClassVar, which are no options either.
+    lost = inspect.get_annotations(found).keys() - getattr(found, "__dataclass_fields__", {}).keys()
+    if lost:
         raise ValueError(
             f"position={name} has {', '.join(sorted(lost))}, which are no options of it; put "
             "@dataclasses.dataclass(frozen=True) above the class"
         )
-    return found
 
 
 def check_bias(name: str, method: PositionMethod) -> None:
@@ -120,10 +132,10 @@ def check_bias(name: str, method: PositionMethod) -> None:
 
     def make_block() -> Any:
         key = jax.random.key(0)
-        shared, of_layer = dict(method.init(key)), dict(method.init_layer(key))
-        if twice := sorted(shared.keys() & of_layer.keys()):
+        of_all, of_layer = dict(method.init(key)), dict(method.init_layer(key))
+        if twice := sorted(of_all.keys() & of_layer.keys()):
             raise ValueError(f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one")
-        params = shared | of_layer
+        params = of_all | of_layer
         keys = jnp.zeros((1, k, heads, head_dim))
         kept = method.keep(params, jnp.zeros((1, k, width)), keys, before=None)
         bias = method.content_bias(params, keys[:, :q], jax.tree.map(lambda x: x[:, :q], kept), kept)
@@ -133,6 +145,12 @@ def check_bias(name: str, method: PositionMethod) -> None:
                 f"the bias of position method {name!r} must be an alibi.positions.Bias, which gives any block of "
                 f"itself, and is {got}"
             )
+        for path, leaf in jax.tree.leaves_with_path(bias):
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise ValueError(
+                    f"field {jax.tree_util.keystr(path, simple=True)} of the bias of position method {name!r} is "
+                    f"{leaf.dtype}; fields are floating-point arrays, or `static`"
+                )
         return None if bias is None else bias(jnp.arange(q), jnp.arange(k))
 
     block = jax.eval_shape(make_block)
@@ -152,9 +170,7 @@ def _converted(name: str, option: str, value: Any, default: Any) -> Any:
     if isinstance(default, float) and type(value) is int:
         value = float(value)
     # Where the default is None or a sequence, what else it may be is the method's to say.
-    if default is None or isinstance(value, tuple) or type(value) is type(default):
-        return value
-    if isinstance(default, tuple) or value is None:
+    if default is None or isinstance(value, tuple) or type(value) is type(default) or isinstance(default, tuple):
         return value
     raise ValueError(
         f"option {option}={value!r} of position method {name!r} must be of type {type(default).__name__}, "

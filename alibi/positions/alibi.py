@@ -102,4 +102,4 @@ class Alibi(PositionMethod):
 
     def bias(self, params: Params) -> AlibiBias:
         del params
-        return AlibiBias(alibi_slopes(self.num_heads, self.slopes, self.draw))
+        return AlibiBias(alibi_slopes(self.num_heads, self.slopes, self.draw), symmetric=not self.causal)

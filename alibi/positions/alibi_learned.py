@@ -34,4 +34,4 @@ class AlibiLearned(Alibi):
         return {"log_slopes": jnp.log(alibi_slopes(self.num_heads, self.slopes, self.draw))}
 
     def bias(self, params: Params) -> AlibiBias:
-        return AlibiBias(jnp.exp(params["log_slopes"].astype(jnp.float32)))
+        return AlibiBias(jnp.exp(params["log_slopes"].astype(jnp.float32)), symmetric=not self.causal)

@@ -54,17 +54,20 @@ class DistanceBias(Bias):
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
-        lowest, highest = 1 - max(q_length, k_length), max(q_length, k_length) - 1
+        longest = max(q_length, k_length)
         known = [isinstance(side, np.ndarray) and side.ndim == 1 for side in (query_positions, key_positions)]
         consecutive = all(known) and all((np.diff(side) == 1).all() for side in (query_positions, key_positions))
         if consecutive:
             lowest = int(query_positions[0]) - int(key_positions[-1])
             highest = int(query_positions[-1]) - int(key_positions[0])
-        elif q_length * k_length <= 2 * (highest - lowest):
+            distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)
+            values = self.at(jnp.asarray(distinct, jnp.int32)).astype(jnp.float32)[:, places]
+            return DistanceTable(values, self, lowest, int(query_positions[0] - key_positions[0]))
+        if q_length * k_length <= 4 * longest:
             return self
-        distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)
-        values = self.at(jnp.asarray(distinct, jnp.int32)).astype(jnp.float32)[:, places]
-        return DistanceTable(values, self, lowest, int(query_positions[0] - key_positions[0]) if consecutive else None)
+        distinct = np.unique(self.counted(np.arange(1 - longest, longest)))
+        values = self.at(jnp.asarray(distinct, jnp.int32)).astype(jnp.float32)
+        return DistanceTable(values, self, int(distinct[0]), None)
 
 
 class DistanceTable(Bias):
@@ -113,7 +116,8 @@ class DistanceTable(Bias):
         if self.first_distance is not None:
             return self._by_rows(query_positions.shape[-1], key_positions.shape[-1])
         rows, columns = rows_and_columns(query_positions, key_positions)
-        places = rows - columns - self.lowest
+        # As `at` counts them, free slots of a cache, which stand after all tokens, are like any later key.
+        places = self.function.counted(rows - columns) - self.lowest
         inside = (places >= 0) & (places < self.values.shape[1])
         return jax.lax.cond(
             inside.all(),

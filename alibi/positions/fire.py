@@ -37,7 +37,7 @@ class FireBias(Bias):
         scale = jnp.log1p(self.c * jnp.maximum(rows.astype(jnp.float32), self.threshold))
         normalized = (distance / (scale + EPSILON))[..., None]
         hidden = jax.nn.relu(normalized * _last(self.hidden_kernel, normalized) + _last(self.hidden_bias, normalized))
-        return jnp.moveaxis(hidden @ self.kernel, -1, -3)
+        return jnp.moveaxis(jnp.matmul(hidden, self.kernel, precision="highest"), -1, -3)
 
 
 def _last(x: Float[Array, " features"], like: Array) -> Array:
@@ -71,7 +71,7 @@ class Fire(PositionMethod):
             "threshold_multiple": jnp.asarray(1.0),
         }
 
-    def bias(self, params: Params) -> FireBias | None:
+    def bias(self, params: Params) -> FireBias:
         return FireBias(
             hidden_kernel=params["hidden_kernel"],
             hidden_bias=params["hidden_bias"],

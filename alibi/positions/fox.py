@@ -64,10 +64,8 @@ class Fox(PositionMethod):
         before: PyTree[Float[Array, "batch heads ..."]] | None,
     ) -> Float[Array, "batch length heads"]:
         del key
-        gates = (
-            x.astype(jnp.float32) @ params["kernel"].astype(jnp.float32)
-            + params["bias"].astype(jnp.float32)[None, None]
-        )
+        kernel, start = (params[name].astype(jnp.float32) for name in ("kernel", "bias"))
+        gates = jnp.matmul(x.astype(jnp.float32), kernel, precision="highest") + start[None, None]
         forgotten = jnp.cumsum(jax.nn.log_sigmoid(gates), axis=1)
         return forgotten if before is None else forgotten + before[:, None]
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from alibi.positions.base import Params, PositionMethod
-from alibi.positions.bias import per_head
+from alibi.positions.bias import per_head, static
 from alibi.positions.distance import DistanceBias
 
 LEAST = 0.01  # of both parameters, as in the paper's code
@@ -19,11 +19,13 @@ class KerpleLogBias(DistanceBias):
 
     Attributes:
       r1, r2: of each head, above 0.
+      symmetric: the distance is counted on both sides.
     """
 
     bounded = True
     r1: Float[Array, " heads"] = per_head()
     r2: Float[Array, " heads"] = per_head()
+    symmetric: bool = static(default=False)
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
@@ -45,4 +47,10 @@ class KerpleLog(PositionMethod):
         }
 
     def bias(self, params: Params) -> KerpleLogBias:
-        return KerpleLogBias(jnp.maximum(params["r1"], LEAST), jnp.maximum(params["r2"], LEAST))
+        r1, r2 = (_at_least(params[name], LEAST) for name in ("r1", "r2"))
+        return KerpleLogBias(r1, r2, symmetric=not self.causal)
+
+
+def _at_least(x: Float[Array, " heads"], least: float) -> Float[Array, " heads"]:
+    """No less than this, with the gradient of `x` itself, so that a number at the limit goes on learning."""
+    return x + jax.lax.stop_gradient(jnp.maximum(x, least) - x)

@@ -39,6 +39,8 @@ class Randomised(PositionMethod):
                 f"randomised needs a max_position of at least the training length {self.train_length}, or 0 for 16 "
                 f"times that; got {self.max_position}"
             )
+        if len(self.method_options) % 2:
+            raise ValueError(f"method_options={self.method_options} must be name, value, name, value, ...")
         self.other  # raises for what the other method refuses  # noqa: B018
 
     @functools.cached_property
@@ -46,9 +48,10 @@ class Randomised(PositionMethod):
         """The method that gets the positions."""
         from alibi.positions import make_position  # the registry has this method too
 
-        sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim, "width": self.width}
+        sizes: dict[str, Any] = {"num_heads": self.num_heads, "head_dim": self.head_dim, "width": self.width}
         options = dict(zip(self.method_options[::2], self.method_options[1::2], strict=True))
-        return make_position(self.method, **sizes, train_length=self.max_length, options=options)
+        sizes |= {"train_length": self.max_length, "causal": self.causal}
+        return make_position(self.method, **sizes, options=options)
 
     @property
     def max_length(self) -> int:
@@ -57,7 +60,7 @@ class Randomised(PositionMethod):
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> Array:
         length = self.length or self.train_length
         if key is None:
-            spread = np.arange(length, dtype=np.int64) * self.max_length // length
+            spread = np.arange(1, length + 1, dtype=np.int64) * (self.max_length + 1) // (length + 1) - 1
             return jnp.asarray(spread.astype(np.int32))[jnp.asarray(positions)]
         lots = jax.random.uniform(key, (batch, self.max_length))
         drawn = jnp.sort(jax.lax.top_k(lots, length)[1], axis=-1)

@@ -64,4 +64,4 @@ class Shaw(PositionMethod):
         del of_queries, of_keys
         scaled = query.astype(jnp.float32) * self.head_dim**-0.5
         vectors = params["vectors"].astype(jnp.float32)
-        return ShawBias(jnp.einsum("bqhd,nd->bqhn", scaled, vectors), self.max_distance)
+        return ShawBias(jnp.einsum("bqhd,nd->bqhn", scaled, vectors, precision="highest"), self.max_distance)

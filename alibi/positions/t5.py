@@ -59,6 +59,8 @@ class T5(PositionMethod):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
+        if not self.causal:
+            raise ValueError("t5 needs causal=True: its buckets are those of distances to earlier keys")
         if self.num_buckets < 2 or self.max_distance <= self.num_buckets // 2:
             raise ValueError(
                 f"t5 needs num_buckets >= 2 and max_distance > num_buckets / 2; got num_buckets={self.num_buckets}, "

@@ -62,6 +62,6 @@ def _decayed(params: optax.Params) -> optax.Params:
 
     def is_decayed(path: tuple[jax.tree_util.DictKey, ...], _: jax.Array) -> bool:
         names = [part.key for part in path]
-        return names[-1] in ("kernel", "embedding", "clusters") and not {"position", "position_layer"} & set(names)
+        return names[-1] in ("kernel", "embedding", "clusters") and "position" not in names
 
     return jax.tree_util.tree_map_with_path(is_decayed, params)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes
-from alibi.positions import METHODS, PositionMethod, make_position
+from alibi.positions import METHODS, DistanceBias, PositionMethod, make_position, per_head
 from alibi.positions.t5 import causal_buckets
 
 
@@ -158,3 +158,48 @@ def test_methods_say_whether_they_learn() -> None:
     for name in METHODS:
         method = make(name)
         assert bool(method.init(jax.random.key(0))) == method.learns, name
+
+
+def test_methods_for_both_directions_count_distances_on_both_sides() -> None:
+    sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
+    positions = jnp.arange(6)
+    for name in ("alibi", "alibi_learned", "kerple_log", "fire"):
+        method = make_position(name, **sizes, causal=False)
+        params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
+        if name != "fire":  # whose distances are scaled by the query's position
+            bias = np.asarray(jax.jit(lambda params, m=method: m.bias(params)(positions, positions))(params))
+            np.testing.assert_array_equal(bias, np.swapaxes(bias, 1, 2))
+            assert (np.diff(bias[:, 0]) < 0).all(), name
+    for name, options in (("t5", {}), ("fox", {}), ("randomised", {"method": "fox"})):
+        with pytest.raises(ValueError, match="needs causal=True"):
+            make_position(name, **sizes, causal=False, options=options)
+
+
+def test_options_that_a_method_cannot_take_are_named() -> None:
+    with pytest.raises(ValueError, match="option num_buckets=None of position method 't5' must be of type int"):
+        make("t5", num_buckets=None)
+    with pytest.raises(ValueError, match="must be name, value"):
+        make("randomised", method_options=("base",))
+
+
+def test_a_function_of_distance_is_evaluated_once_a_distance() -> None:
+    """Also where positions are known only when the program runs, as in a cache with free slots."""
+    asked = []
+
+    class Counting(DistanceBias):
+        slopes_of_heads: jax.Array = per_head()
+
+        def at(self, distance):
+            asked.append(np.shape(distance))
+            return -self.slopes_of_heads.reshape(-1, *(1,) * jnp.ndim(distance)) * distance[None]
+
+    q, k = jnp.asarray([[5, 6, 7, 8] * 2]), jnp.asarray([[*range(9), *[2**30] * 55]])
+    bias = Counting(jnp.asarray([1.0, 2.0]))
+    table = bias.tabulated(q, k)
+    assert asked == [(64,)], "one value for each distance that 64 slots can have"
+    got, pairs = jax.jit(lambda table, bias: (table(q, k), bias(q, k)))(table, bias)
+    visible = np.asarray(k)[:, None, None, :] <= np.asarray(q)[:, None, :, None]
+    np.testing.assert_array_equal(np.where(visible, got, 0), np.where(visible, pairs, 0))
+    sides = [np.asarray(side)[0, :9] for side in (q, k)]
+    ran_between = jax.jit(lambda table: table(*map(jnp.asarray, sides)))
+    assert np.isfinite(ran_between(table)).all()

@@ -122,7 +122,7 @@ def test_learned_positions_learn(tiny_config, position: str) -> None:
 def test_no_parameter_of_a_position_method_is_decayed() -> None:
     """Whatever its leaf is called, shared by all layers or in each."""
     leaves = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
-    params = {"position": leaves, "layers_0": {"position": {"deep": leaves}, "position_layer": leaves, "up": leaves}}
+    params = {"position": leaves, "layers_0": {"position": {"deep": leaves}, "up": leaves}}
     params["embedding"] = jnp.ones((2, 2))
     config = base.get_config("optimizer.weight_decay=1.0,optimizer.warmup_steps=0").optimizer
     optimizer = make_optimizer(config, 10)
