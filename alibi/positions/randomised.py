@@ -18,7 +18,8 @@ class Randomised(PositionMethod):
     """Another method, whose tokens stand in training at random positions, in their order, below a far greater length.
 
     Each training sequence gets a sample without replacement of 0, ..., max_position - 1. Otherwise
-    tokens stand evenly spread over them, which is where they stand on average.
+    tokens stand evenly spread over them, which is where they stand on average. Since positions are known
+    only when the program runs, and distances exceed the length, a bias of distance is evaluated for each pair.
 
     Attributes:
       method: the other method's name.
