@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, PyTree
 from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.model.config import ModelConfig
 from alibi.model.decoder import DecoderLM
+from alibi.model.layers import stacked
 from alibi.positions import Bias, Part, PositionMethod, make_position
 from alibi.positions.bias import Blocks
 
@@ -333,6 +334,7 @@ def check_layers(model: _Model) -> None:
     """Layers that are recomputed, or run by one scanned block, give the same loss and gradients."""
 
     def loss(params: Any, lm: DecoderLM) -> Array:
+        params = stacked(params) if lm.config.scan_layers else params
         nll: Any = lm.apply({"params": params}, model.tokens, model.tokens, method="token_nll")
         return nll.sum()
 

@@ -1,6 +1,7 @@
 """A decoder language model for any position method, with tied or adaptive embeddings."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -9,16 +10,18 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.attention.cache import Slots
 from alibi.model.adaptive import AdaptiveEmbedding, Bands
 from alibi.model.block import Block, BlockCall
 from alibi.model.config import DTYPES, ModelConfig
+from alibi.model.layers import STACKED, layer_name
 from alibi.model.loss import Head, TiedEmbedding
 from alibi.model.products import Products
 from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod, make_position
+from alibi.positions.base import Params
 from alibi.positions.bias import KnownPositions
 
 
@@ -42,8 +45,11 @@ class DecoderLM(nn.Module):
         config = self.config
         self.vocabulary = self._make_vocabulary()
         self.position_params = self.param("position", self.position.init) if self.position.learns else {}
-        block = nn.remat(Block, static_argnums=(2, 5, 6)) if config.remat else Block
-        self.layers = [block(config, self.sharding) for _ in range(config.num_layers)]
+        if config.scan_layers:
+            self.stacked = self._stacked_params()
+        else:
+            block = nn.remat(Block, static_argnums=(2, 5, 6)) if config.remat else Block
+            self.layers = [block(config, self.sharding) for _ in range(config.num_layers)]
         self.last_norm = nn.LayerNorm(config.norm_epsilon, name="final_norm") if config.final_norm else None
         self.embedding_dropout = nn.Dropout(config.dropout)
         self.slots = SlotsCache()
@@ -134,31 +140,36 @@ class DecoderLM(nn.Module):
     ) -> Float[Array, "batch last width"]:
         """What the softmax layer gets for the last `last` tokens (None: all), float32; arguments as in `__call__`."""
         length = tokens.shape[1]
-        slots = self.slots(tokens, total, self.config.window) if decode else None
-        if slots is not None and segment_ids is not None:
-            raise ValueError("decode=True takes no segment_ids: decode each document with a cache of its own")
-        if slots is not None and not self.position.causal:
-            raise ValueError("decode=True needs a position method with causal=True: later tokens aren't there yet")
-        position = self.position.at_length(length if slots is None else slots.total)
-        position.check_length(length if slots is None else slots.total)
+        slots = self._slots(tokens, segment_ids, total) if decode else None
+        position = self.position.at_length(slots.total if slots is not None else length)
+        position.check_length(slots.total if slots is not None else length)
+        in_order: KnownPositions = np.arange(length) if slots is None else slots.next_positions(length)
+        read = in_order if positions is None else positions
         if slots is not None:
-            positions = jnp.broadcast_to(slots.next_positions(length) if positions is None else positions, tokens.shape)
-        key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
-        tokens_stand = np.arange(length) if positions is None else positions
+            read = jnp.broadcast_to(read, tokens.shape)
         # A table has no row for the padding of a prompt, and what is NaN would reach others even with a weight of zero.
-        of_tokens = tokens_stand if slots is None else jnp.maximum(jnp.asarray(tokens_stand), 0)
-        stand = position.place(of_tokens, tokens.shape[0], key)
+        inside = read if slots is None else jnp.maximum(read, 0)
+        key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
+        stand = position.place(inside, tokens.shape[0], key)
         x = self.vocabulary.embed(tokens) * jnp.sqrt(self.config.width).astype(jnp.float32)
         x = position.embed(self.position_params, x, jnp.asarray(stand))
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
-        cached = None if slots is None else (slots, self.slots.append(slots, tokens_stand, stand))
+        cached = None if slots is None else (slots, self.slots.append(slots, read, stand))
         # None, not an array, where they are known: a layer that is recomputed would trace it, and no longer know it.
-        call = BlockCall(None if stand is tokens_stand and positions is None else stand, segment_ids, cached)
+        call = BlockCall(None if stand is in_order else stand, segment_ids, cached)
         x = self._layers(x, position, call, deterministic, length if last is None else last)
         if slots is not None:
             # Beyond the cache nothing is right, so that it must not look as if it were.
             x = jnp.where(slots.holds(length), x, jnp.nan)
         return x if self.last_norm is None else Products.of(self.config.products).norm(self.last_norm, x)
+
+    def _slots(self, tokens: Int[Array, "batch length"], segment_ids: Array | None, total: int | None) -> Slots:
+        """The cache's slots, before `tokens` are read."""
+        if segment_ids is not None:
+            raise ValueError("decode=True takes no segment_ids: decode each document with a cache of its own")
+        if not self.position.causal:
+            raise ValueError("decode=True needs a position method with causal=True: later tokens aren't there yet")
+        return self.slots(tokens, total, self.config.window)
 
     def _layers(
         self,
@@ -169,16 +180,46 @@ class DecoderLM(nn.Module):
         last: int,
     ) -> Float[Array, "batch last width"]:
         """All layers, the last one for the `last` last tokens alone."""
-        first, rest = 0, self.layers
-        if self.config.scan_layers and not self.is_initializing() and call.slots is None:
-            # The last layer is another program where fewer tokens go through it.
-            first = len(self.layers) - (last < x.shape[1])
-            x = self._scanned(x, position, call, deterministic, first) if first else x
-            rest = self.layers[first:]
-        for number, layer in enumerate(rest, start=first):
-            kept = last if number == len(self.layers) - 1 else x.shape[1]
+        first = 0
+        if self.config.scan_layers and call.slots is None:
+            # Where fewer tokens go through the last layer, it is a program of its own.
+            first = self.config.num_layers - (last < x.shape[1])
+            x = self._scanned(x, position, call, deterministic, first)
+        for number in range(first, self.config.num_layers):
+            kept = last if number == self.config.num_layers - 1 else x.shape[1]
+            layer = self._layer(number, deterministic) if self.config.scan_layers else self.layers[number]
             x = layer(x, position, self.position_params, call, deterministic, kept)
         return x
+
+    def _stacked_params(self) -> Params:
+        """The parameters of all layers, each leaf `[layers, ...]`."""
+        if self.has_variable("params", STACKED):
+            return self.get_variable("params", STACKED)
+        config, block = self.config, Block(self.config, self.sharding, parent=None)
+        arguments = jnp.zeros((1, 1, config.width)), self.position, self.position_params, BlockCall(None, None, None)
+
+        def init(key: PRNGKeyArray) -> Params:
+            keys = jax.random.split(key, config.num_layers)
+            return jax.vmap(lambda key: block.init(key, *arguments, True, 1)["params"])(keys)
+
+        return self.param(STACKED, init)
+
+    def _layer(self, number: int, deterministic: bool) -> Callable[..., Array]:
+        """One of the stacked layers, with its dropout and its part of the cache."""
+        block, rngs = Block(self.config, self.sharding, parent=None), {}
+        if not deterministic and self.has_rng("dropout"):
+            rngs = {"dropout": self.make_rng("dropout")}
+        params = jax.tree.map(lambda leaf: leaf[number], self.stacked)
+
+        def apply(x: Array, position: PositionMethod, position_params: Params, call: BlockCall, *how: Any) -> Array:
+            if call.slots is None:
+                return block.apply({"params": params}, x, position, position_params, call, *how, rngs=rngs)  # type: ignore
+            variables = {"params": params, "cache": self.get_variable("cache", layer_name(number), {})}
+            x, updated = block.apply(variables, x, position, position_params, call, *how, mutable=["cache"])
+            self.put_variable("cache", layer_name(number), updated["cache"])
+            return x
+
+        return apply
 
     def _scanned(
         self,
@@ -188,14 +229,9 @@ class DecoderLM(nn.Module):
         deterministic: bool,
         count: int,
     ) -> Float[Array, "batch length width"]:
-        """The first `count` layers as a loop over their parameters, which each step stacks for it.
-
-        So parameters, and checkpoints, are the same as those of unrolled layers.
-        """
+        """The first `count` layers as a loop over their parameters, of which one layer is compiled."""
         block = Block(self.config, self.sharding, parent=None)
         key = None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
-        of_layers = [self.variables["params"][f"layers_{number}"] for number in range(count)]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_layers)
 
         def layer(x: Array, numbered: tuple[Array, Any]) -> tuple[Array, None]:
             number, params = numbered
@@ -205,7 +241,8 @@ class DecoderLM(nn.Module):
             return after, None
 
         body = jax.checkpoint(layer, prevent_cse=False) if self.config.remat else layer
-        return jax.lax.scan(body, x, (jnp.arange(count), stacked))[0]
+        params = jax.tree.map(lambda leaf: leaf[:count], self.stacked)
+        return jax.lax.scan(body, x, (jnp.arange(count), params))[0]
 
 
 class SlotsCache(nn.Module):

@@ -3,13 +3,15 @@
 import contextlib
 import logging
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from alibi.model.layers import is_stacked, stacked, unstacked
+from alibi.parallel.sharding import tree_shardings
 from alibi.training.state import TrainState
 
 PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
@@ -87,9 +89,17 @@ class Checkpoints:
         if step not in self._manager.all_steps():
             there = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
             raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {there}")
-        items = {name: ocp.args.StandardRestore(item) for name, item in trees.items()}
         with _damage_named(self._folder / str(step)):
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
+            saved = self._manager.item_metadata(step)[PARAMS]
+            change = _layout_change(trees[PARAMS], saved)
+            laid = trees if change is None else _abstract(change[0], trees)
+            items = {name: ocp.args.StandardRestore(item) for name, item in laid.items()}
+            restored = dict(self._manager.restore(step, args=ocp.args.Composite(**items)))
+        if change is None:
+            return restored
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, trees)
+        # One tree after the other, so that only one is held twice.
+        return {name: jax.jit(change[1], out_shardings=shardings[name])(restored.pop(name)) for name in trees}
 
     def wait(self) -> None:
         """Returns when all saves are on disk; raises the errors that they met."""
@@ -104,6 +114,22 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _layout_change(params: PyTree, saved: PyTree) -> tuple[Callable[[PyTree], PyTree], ...] | None:
+    """How parameters get the saved layout of layers, and how they get their own back; None: it is the same."""
+    if is_stacked(params) == is_stacked(saved):
+        return None
+    return (unstacked, stacked) if is_stacked(params) else (stacked, unstacked)
+
+
+def _abstract(change: Callable[[PyTree], PyTree], trees: PyTree) -> PyTree:
+    """The shapes of `change(trees)`, with the shardings that such parameters have."""
+    shapes = jax.eval_shape(change, trees)
+    shardings = tree_shardings(shapes, jax.tree.leaves(trees)[0].sharding.mesh)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
+    )
 
 
 def _options(keep: int, read_only: bool) -> ocp.CheckpointManagerOptions:

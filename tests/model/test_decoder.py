@@ -14,6 +14,7 @@ from alibi.attention import tiles
 from alibi.attention.backends import compute
 from alibi.model.block import ACTIVATIONS
 from alibi.model.decoder import DecoderLM, build_model, count_parameters
+from alibi.model.layers import stacked, unstacked
 from alibi.positions import METHODS
 
 VOCABULARY = 40
@@ -229,9 +230,11 @@ def test_scanned_layers_compute_what_unrolled_ones_do(tiny_config, position: str
     scanned = changed(model, scan_layers=True, remat=remat)
     inputs, params = tokens(12), variables["params"]
     shapes = jax.eval_shape(scanned.init, jax.random.key(0), inputs)["params"]
-    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
+    assert jax.tree.map(jnp.shape, stacked(params)) == jax.tree.map(jnp.shape, shapes)
+    jax.tree.map(np.testing.assert_array_equal, unstacked(stacked(params)), params)
 
     def loss(params: dict, model: DecoderLM, scored: int) -> jax.Array:
+        params = stacked(params) if model.config.scan_layers else params
         return model.apply({"params": params}, inputs, inputs[:, -scored:], method="token_nll").sum()
 
     compute = jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2))
@@ -243,6 +246,7 @@ def test_scanned_layers_compute_what_unrolled_ones_do(tiny_config, position: str
 def test_dropout_of_scanned_layers_differs_between_them(tiny_config) -> None:
     model, variables = make(tiny_config, "alibi", model__dropout=0.5)
     apply = jax.jit(functools.partial(changed(model, scan_layers=True).apply, deterministic=False))
+    variables = {"params": stacked(variables["params"])}
     one, same, other = (apply(variables, tokens(12), rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 1e-3

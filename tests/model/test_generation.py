@@ -31,9 +31,11 @@ def read_in_pieces(model, params, tokens, pieces, slots, *, total=None, position
     return np.concatenate(logits, axis=1)
 
 
-@pytest.mark.parametrize("position", ["alibi", "rotary", "fox", "randomised"])
-def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(tiny_config, position: str) -> None:
-    model, params = make(tiny_config, position)
+@pytest.mark.parametrize(
+    ("position", "scan"), [("alibi", False), ("rotary", False), ("fox", False), ("randomised", False), ("fox", True)]
+)
+def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(tiny_config, position: str, scan: bool) -> None:
+    model, params = make(tiny_config, position, model__scan_layers=scan)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, 16))
     whole = jax.jit(model.apply)({"params": params}, tokens)
     got = read_in_pieces(model, params, tokens, [7, 5, 1, 1, 1, 1], slots=16)

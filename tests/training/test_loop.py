@@ -103,6 +103,20 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
     assert provenance["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def test_a_run_goes_on_with_layers_as_a_loop(tiny_config, whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """From a checkpoint of layers one by one, to the same loss; Adam magnifies the rounding of tiny gradients."""
+    config = tiny_config()
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(loop.Interrupted):
+            loop.train(config, str(tmp_path / "run"))
+    config.model.scan_layers = True
+    loop.train(config, str(tmp_path / "run"))
+    got, expected = (final_state(config, workdir) for workdir in (tmp_path / "run", whole))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got.params, expected.params)
+    np.testing.assert_allclose(rows(tmp_path / "run")[-1]["valid_nll"], rows(whole)[-1]["valid_nll"], rtol=1e-6)
+
+
 def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     monkeypatch.setattr(loop.Feed, "get", lambda *_, **__: pytest.fail("trained again"))

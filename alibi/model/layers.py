@@ -1,0 +1,53 @@
+"""The two ways in which the parameters of layers lie: a tree for each layer, or one whose leaves hold all layers.
+
+`layers_0`, `layers_1`, ... are the trees of unrolled layers. `layers` is the tree of scanned ones, each leaf
+`[layers, ...]`. Both hold the same numbers.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+STACKED = "layers"
+
+
+def layer_name(number: int) -> str:
+    return f"{STACKED}_{number}"
+
+
+def is_stacked(params: PyTree) -> bool:
+    """Whether one tree holds the parameters of all layers."""
+    return STACKED in params
+
+
+def stacked(tree: PyTree) -> PyTree:
+    """Parameters, or a state that holds trees of them as an optimizer's does, with the layers' trees as one."""
+
+    def stack(params: dict) -> dict:
+        names = [layer_name(number) for number in range(len(params)) if layer_name(number) in params]
+        others = {name: value for name, value in params.items() if name not in names}
+        return others | {STACKED: jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))}
+
+    return _where(tree, layer_name(0), stack)
+
+
+def unstacked(tree: PyTree) -> PyTree:
+    """The inverse of `stacked`."""
+
+    def unstack(params: dict) -> dict:
+        others = {name: value for name, value in params.items() if name != STACKED}
+        count = len(jax.tree.leaves(params[STACKED])[0])
+        return others | {layer_name(i): jax.tree.map(lambda x, i=i: x[i], params[STACKED]) for i in range(count)}
+
+    return _where(tree, STACKED, unstack)
+
+
+def _where(tree: PyTree, name: str, change: Callable[[dict], dict]) -> PyTree:
+    """The tree with `change` applied to each dictionary in it that has this name."""
+
+    def has(node: PyTree) -> bool:
+        return isinstance(node, dict) and name in node
+
+    return jax.tree.map(lambda node: change(node) if has(node) else node, tree, is_leaf=has)
