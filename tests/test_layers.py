@@ -24,7 +24,7 @@ ALLOWED = {
     "alibi.errors": set(),
     "alibi.host_memory": set(),
     "alibi.command_line": {"alibi.data", "alibi.errors", "alibi.host_memory", "configs.base"},
-    "alibi.data": {"alibi.atomic"},
+    "alibi.data": {"alibi.atomic", "alibi.errors"},
     "alibi.reporting": {"alibi.atomic"},
     "alibi.runs": {"alibi.data", "alibi.atomic"},
     "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.atomic"},

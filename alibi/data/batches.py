@@ -47,18 +47,14 @@ class TrainBatches:
         for i, row in enumerate(rows):
             if not 0 <= row < self.batch_size:
                 raise ValueError(f"row {row} is outside the batch of {self.batch_size} rows")
-            self._fill(self.block(step, row), inputs[i], targets[i])
+            start = self.block(step, row) * self.length
+            scored = self._tokens[start : start + self.length]
+            targets[i, : len(scored)] = scored
+            inputs[i, 1 : len(scored)] = scored[:-1]
+            if start:  # else the boundary stands before the first token
+                inputs[i, 0] = self._tokens[start - 1]
         return inputs, targets
 
     def block(self, step: int, row: int) -> int:
         """Which block stands in `row` of update `step`."""
         return int(self._order[step * self.batch_size + row])
-
-    def _fill(self, block: int, inputs: np.ndarray, targets: np.ndarray) -> None:
-        start = block * self.length
-        scored = self._tokens[start : start + self.length]
-        targets[: len(scored)] = scored
-        if start:
-            inputs[: len(scored)] = self._tokens[start - 1 : start - 1 + len(scored)]
-        else:  # the first input stays the boundary
-            inputs[1:] = scored[:-1]

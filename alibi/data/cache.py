@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from alibi.atomic import made_whole
+from alibi.errors import NO_SPACE
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
@@ -25,6 +25,12 @@ def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
 def content_key(content: dict[str, Any]) -> str:
     """A directory name that is the same for equal contents only."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()[:32]
+
+
+def file_sha256(path: str | os.PathLike) -> str:
+    """SHA-256 of a file's content."""
+    with pathlib.Path(path).expanduser().open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
@@ -39,22 +45,24 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], None])
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with _lock(directory) as alone:
-            if alone:
-                _remove_stale(directory)
+            if alone:  # so nobody is writing: what is there was left by processes that were killed
+                for stale in filter(pathlib.Path.is_dir, directory.parent.glob(f".{directory.name}.*")):
+                    shutil.rmtree(stale, ignore_errors=True)
             if not directory.is_dir():
-                _write_and_rename(directory, write)
+                with made_whole(directory) as temporary:
+                    temporary.mkdir()
+                    write(temporary)
     except OSError as error:
-        raise _explained(directory, error) from error
-
-
-def _write_and_rename(directory: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    try:
-        with made_whole(directory) as temporary:
-            temporary.mkdir()
-            write(temporary)
-    except OSError:
-        if not directory.is_dir():  # else another process was first, with the same content
-            raise
+        if directory.is_dir():  # another process was first, with the same content
+            return
+        remedy = "set data.cache_dir or $ALIBI_CACHE to a directory"
+        if error.errno in NO_SPACE:
+            raise ValueError(f"no space left to write {directory}; free some, or {remedy} on a larger disk") from error
+        if error.errno in _NOT_ALLOWED:
+            raise ValueError(
+                f"the cache {directory.parent} can't be written ({error.strerror}); {remedy} of your own"
+            ) from error
+        raise
 
 
 @contextlib.contextmanager
@@ -67,19 +75,3 @@ def _lock(directory: pathlib.Path) -> Iterator[bool]:
             yield False
         else:
             yield True
-
-
-def _remove_stale(directory: pathlib.Path) -> None:
-    """Removes what killed processes left: whoever holds the lock knows that nobody is writing."""
-    for path in directory.parent.glob(f".{directory.name}.*"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _explained(directory: pathlib.Path, error: OSError) -> Exception:
-    remedy = "set data.cache_dir or $ALIBI_CACHE to a directory"
-    if error.errno in _NO_SPACE:
-        return ValueError(f"no space left to write {directory}; free some, or {remedy} on a larger disk")
-    if error.errno in _NOT_ALLOWED:
-        return ValueError(f"the cache {directory.parent} can't be written ({error.strerror}); {remedy} of your own")
-    return error

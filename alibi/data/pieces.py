@@ -5,10 +5,13 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import tqdm
+
 # Corpora cut longer documents after a line end, else at a space, else between two characters.
 PIECE_BYTES = 1 << 20
 
 SPLITS = ("train", "valid", "test")
+BAR_DELAY = 0.5  # seconds before a progress bar appears: what is quick, or fails at once, shows none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,3 +99,17 @@ def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
         left -= len(data)
     if held:
         yield held
+
+
+def read_split(corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool) -> Iterator[Piece]:
+    """The pieces of `split`, cut by `limit_bytes`; `progress` shows a bar on stderr that says the `purpose` too."""
+    size = corpus.size(split)
+    total = size if max_bytes < 0 else min(max_bytes, size or max_bytes)
+    title = ", ".join(filter(None, [f"{corpus.name} {split}", purpose]))
+    bar = tqdm.tqdm(
+        total=total, desc=title, unit="B", unit_scale=True, delay=BAR_DELAY, leave=False, disable=not progress
+    )
+    with bar:
+        for piece in limit_bytes(corpus.pieces(split), max_bytes):
+            yield piece
+            bar.update(len(piece.text.encode("utf-8")))

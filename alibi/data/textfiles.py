@@ -33,7 +33,14 @@ class TextFiles(Corpus):
         place = self._places[split]
         if not place:
             raise ValueError(f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}")
-        return _find_files(place, _REMEDIES.get(split, "correct the path"))
+        if not isinstance(place, str):
+            parts = [os.fspath(part) for part in place]
+        elif os.path.isfile(place):  # a name may hold a comma
+            parts = [place]
+        else:
+            parts = [part.strip() for part in place.split(",") if part.strip()]
+        remedy = _REMEDIES.get(split, "correct the path")
+        return [pathlib.Path(name) for part in parts for name in _find_files(os.path.expanduser(part), remedy)]
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Each file as a document; ValueError for one that is empty, damaged or not UTF-8."""
@@ -67,27 +74,17 @@ _REMEDIES = {
 }
 
 
-def _find_files(place: str | Sequence[str], remedy: str) -> list[pathlib.Path]:
-    if not isinstance(place, str):
-        parts = [os.fspath(part) for part in place]
-    elif os.path.isfile(place):  # a name may hold a comma
-        parts = [place]
-    else:
-        parts = [part.strip() for part in place.split(",") if part.strip()]
-    files: list[pathlib.Path] = []
-    for part in map(os.path.expanduser, parts):
-        if os.path.isdir(part):
-            raise ValueError(f"{part} is a directory; name its files, for example {os.path.join(part, '*.txt')}")
-        if os.path.exists(part):
-            files.append(pathlib.Path(part))
-        elif glob.has_magic(part):
-            found = sorted(name for name in glob.glob(part, recursive=True) if os.path.isfile(name))
-            if not found:
-                raise ValueError(f"no file matches {part!r} (seen from {os.getcwd()}); {remedy}")
-            files += map(pathlib.Path, found)
-        else:
-            raise ValueError(f"there is no file {part!r} (seen from {os.getcwd()}); {remedy}")
-    return files
+def _find_files(part: str, remedy: str) -> list[str]:
+    """The file, or those that match the glob, `part`."""
+    if os.path.isdir(part):
+        raise ValueError(f"{part} is a directory; name its files, for example {os.path.join(part, '*.txt')}")
+    if os.path.exists(part):
+        return [part]
+    found = sorted(name for name in glob.glob(part, recursive=True) if os.path.isfile(name))
+    if not found:
+        missing = "no file matches" if glob.has_magic(part) else "there is no file"
+        raise ValueError(f"{missing} {part!r} (seen from {os.getcwd()}); {remedy}")
+    return found
 
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}

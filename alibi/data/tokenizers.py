@@ -14,8 +14,9 @@ import tokenizers as hf
 from jaxtyping import Int32
 
 from alibi.data.bpe import BATCH_CHARS, END_OF_TEXT, cut_chunks, find_end_of_text, read_bpe, train_bpe
+from alibi.data.cache import file_sha256
 from alibi.data.dictionary import SPECIALS, count_words, read_dictionary, write_dictionary
-from alibi.data.pieces import Corpus, Piece, limit_bytes, split_long
+from alibi.data.pieces import Corpus, Piece, read_split, split_long
 
 _SAVED = "tokenizer_config.json"
 
@@ -54,7 +55,7 @@ class Tokenizer(abc.ABC):
         folder.mkdir(parents=True, exist_ok=True)
         about = {"name": self.name} | self._write(folder)
         if self.file:
-            about["sha256"] = _sha256(folder / self.file)
+            about["sha256"] = file_sha256(folder / self.file)
         if self.revision:
             about["revision"] = self.revision
         (folder / _SAVED).write_text(json.dumps(about) + "\n", encoding="utf-8")
@@ -82,7 +83,7 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; bytes that aren't UTF-8 become U+FFFD."""
-        return bytes(int(i) for i in ids).decode("utf-8", errors="replace")
+        return bytes(map(int, ids)).decode("utf-8", errors="replace")
 
     def fingerprint(self) -> str:
         """SHA-256 of the method's name."""
@@ -180,28 +181,27 @@ class BpeTokenizer(Tokenizer):
         return {"boundary": self._boundary}
 
 
-_BY_NAME: dict[str, type[Tokenizer]] = {kind.name: kind for kind in (ByteTokenizer, WordTokenizer, BpeTokenizer)}
+_KINDS: dict[str, type[Tokenizer]] = {"bytes": ByteTokenizer, "words": WordTokenizer, "bpe": BpeTokenizer}
 
 
-def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> Tokenizer:
+def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
     """The tokenizer of the config section `data`, made from the corpus's train split unless a file is given.
 
-    Raises ValueError for an unknown `data.tokenizer` or a `data.tokenizer_file` that doesn't fit.
+    `progress` shows a bar on stderr while that is read. Raises ValueError for an unknown `data.tokenizer` or a
+    `data.tokenizer_file` that doesn't fit.
     """
+    train = read_split(corpus, "train", data.max_train_bytes, f"reading for {data.tokenizer}", progress=progress)
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.tokenizer == "words":
-        if data.tokenizer_file:
-            return WordTokenizer(*read_dictionary(data.tokenizer_file))
-        return WordTokenizer(*count_words(limit_bytes(corpus.pieces("train"), data.max_train_bytes)))
+        return WordTokenizer(*(read_dictionary(data.tokenizer_file) if data.tokenizer_file else count_words(train)))
     if data.tokenizer == "bpe":
         if data.tokenizer_file:
             path = pathlib.Path(data.tokenizer_file).expanduser()
             tokenizer = read_bpe(path)
             return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
-        pieces = limit_bytes(corpus.pieces("train"), data.max_train_bytes)
-        return BpeTokenizer(train_bpe((piece.text for piece in pieces), data.bpe_vocab_size), END_OF_TEXT)
-    raise ValueError(f"data.tokenizer={data.tokenizer!r} is unknown; use one of {', '.join(_BY_NAME)}")
+        return BpeTokenizer(train_bpe((piece.text for piece in train), data.bpe_vocab_size), END_OF_TEXT)
+    raise ValueError(f"data.tokenizer={data.tokenizer!r} is unknown; use one of {', '.join(_KINDS)}")
 
 
 def load_tokenizer(
@@ -212,26 +212,18 @@ def load_tokenizer(
     try:
         saved = json.loads((folder / _SAVED).read_text(encoding="utf-8"))
         name = saved.get("name") if isinstance(saved, dict) else None
-        if name not in _BY_NAME:
-            raise ValueError(f"{_SAVED} gives name={name!r}; it must be one of {', '.join(_BY_NAME)}")
-        tokenizer = _load(folder, _BY_NAME[name], saved)
+        if name not in _KINDS:
+            raise ValueError(f"{_SAVED} gives name={name!r}; it must be one of {', '.join(_KINDS)}")
+        file = folder / _KINDS[name].file
+        # A dictionary that was cut short would still be one. Older versions saved no hash.
+        if "sha256" in saved and file_sha256(file) != saved["sha256"]:
+            raise ValueError(f"{file} was altered or damaged: its SHA-256 is not that of {_SAVED}")
+        tokenizer: Tokenizer = ByteTokenizer()
+        if name == "words":
+            tokenizer = WordTokenizer(*read_dictionary(file))
+        elif name == "bpe":
+            tokenizer = BpeTokenizer(read_bpe(file), saved.get("boundary", ""))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}") from error
     tokenizer.revision = saved.get("revision", "")
     return tokenizer
-
-
-def _load(folder: pathlib.Path, kind: type[Tokenizer], saved: dict[str, Any]) -> Tokenizer:
-    # A dictionary that was cut short would still be one. Older versions saved no hash.
-    if "sha256" in saved and _sha256(folder / kind.file) != saved["sha256"]:
-        raise ValueError(f"{folder / kind.file} was altered or damaged: its SHA-256 is not that of {_SAVED}")
-    if kind is ByteTokenizer:
-        return ByteTokenizer()
-    if kind is WordTokenizer:
-        return WordTokenizer(*read_dictionary(folder / kind.file))
-    return BpeTokenizer(read_bpe(folder / kind.file), saved.get("boundary", ""))
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

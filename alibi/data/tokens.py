@@ -12,12 +12,10 @@ from typing import Any
 import ml_collections
 import numpy as np
 import tokenizers as hf
-import tqdm
 
-from alibi.data.cache import cache_root, content_key, find_or_make
+from alibi.data.cache import cache_root, content_key, file_sha256, find_or_make
 from alibi.data.corpora import make_corpus
-from alibi.data.pieces import SPLITS, Corpus, Piece, limit_bytes
-from alibi.data.progress import WatchedCorpus, byte_bar
+from alibi.data.pieces import SPLITS, Corpus, Piece, read_split
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 
@@ -63,7 +61,7 @@ class TokenFile:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids."""
-        return load_tokenizer(self.directory / "tokenizer", _made_again(self.directory))
+        return load_tokenizer(self.directory / "tokenizer", f"delete {self.directory} and run again")
 
 
 def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> None:
@@ -74,21 +72,25 @@ def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> Non
             corpus.source(split)
 
 
-def prepare(data: ml_collections.ConfigDict, split: str, *, progress: bool = True) -> TokenFile:
+def prepare(
+    data: ml_collections.ConfigDict, split: str, tokenizer: Tokenizer | None = None, *, progress: bool = True
+) -> TokenFile:
     """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section `data`.
 
-    `progress` shows a bar on stderr while it is made. Raises ValueError for a
-    corpus that can't be read, is empty, or a cache that can't be written.
+    `tokenizer`: one that exists, such as that of a trained run, in place of the config's. `progress` shows a bar on
+    stderr while it is made. Raises ValueError for a corpus that can't be read, is empty, or a cache that can't be
+    written.
     """
     corpus = make_corpus(data)
-    return _prepare_split(data, corpus, split, _find_tokenizer(data, corpus, progress), progress)
-
-
-def prepare_with(
-    data: ml_collections.ConfigDict, split: str, tokenizer: Tokenizer, *, progress: bool = True
-) -> TokenFile:
-    """The same as `prepare`, with a tokenizer that exists, such as that of a trained run."""
-    return _prepare_split(data, make_corpus(data), split, tokenizer, progress)
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is unknown; use one of {', '.join(SPLITS)}")
+    if not data[split]:
+        # What a run was trained with stays as it is, the text that it would be tested on too.
+        remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
+        raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
+    max_bytes = data.max_train_bytes if split == "train" else data.max_valid_bytes
+    tokenizer = tokenizer or _find_tokenizer(data, corpus, progress)
+    return _find_or_make(corpus, split, max_bytes, tokenizer, cache_root(data.cache_dir), progress)
 
 
 def prepare_text(
@@ -102,7 +104,7 @@ def prepare_text(
     place = os.fspath(paths) if isinstance(paths, str | os.PathLike) else [os.fspath(path) for path in paths]
     if not place:
         raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
-    return _find_or_make(TextFiles({"file": place}), "file", tokenizer, -1, cache_root(cache_dir), progress)
+    return _find_or_make(TextFiles({"file": place}), "file", -1, tokenizer, cache_root(cache_dir), progress)
 
 
 def load(directory: str | os.PathLike) -> TokenFile:
@@ -130,12 +132,11 @@ def load(directory: str | os.PathLike) -> TokenFile:
 @functools.cache
 def _verify(folder: pathlib.Path, sha256: str, changed_ns: int) -> None:
     """Once a process and state of the file: its hash must be the manifest's."""
-    with (folder / "tokens.bin").open("rb") as stream:
-        if hashlib.file_digest(stream, "sha256").hexdigest() != sha256:
-            raise ValueError(
-                f"{folder / 'tokens.bin'} was altered: its SHA-256 is not its manifest's; "
-                "delete that directory and run again"
-            )
+    if file_sha256(folder / "tokens.bin") != sha256:
+        raise ValueError(
+            f"{folder / 'tokens.bin'} was altered: its SHA-256 is not its manifest's; "
+            "delete that directory and run again"
+        )
 
 
 def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: bool) -> Tokenizer:
@@ -151,59 +152,44 @@ def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: b
     if data.tokenizer == "bpe":
         content |= {"vocab_size": data.bpe_vocab_size, "library": hf.__version__}
     directory = cache_root(data.cache_dir) / "tokenizers" / content_key(content)
-    read = WatchedCorpus(corpus, f"reading for {data.tokenizer}", data.max_train_bytes) if progress else corpus
 
     def write(folder: pathlib.Path) -> None:
-        tokenizer = make_tokenizer(data, read)
+        tokenizer = make_tokenizer(data, corpus, progress=progress)
         tokenizer.revision = corpus.revision
         tokenizer.save(folder)
 
     find_or_make(directory, write)
-    return load_tokenizer(directory, _made_again(directory))
-
-
-def _made_again(directory: pathlib.Path) -> str:
-    return f"delete {directory} and run again"
-
-
-def _prepare_split(
-    data: ml_collections.ConfigDict, corpus: Corpus, split: str, tokenizer: Tokenizer, progress: bool
-) -> TokenFile:
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown; use one of {', '.join(SPLITS)}")
-    if not data[split]:
-        # What a run was trained with stays as it is, the text that it would be tested on too.
-        remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
-        raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
-    max_bytes = data.max_train_bytes if split == "train" else data.max_valid_bytes
-    return _find_or_make(corpus, split, tokenizer, max_bytes, cache_root(data.cache_dir), progress)
+    return load_tokenizer(directory, f"delete {directory} and run again")
 
 
 def _find_or_make(
-    corpus: Corpus, split: str, tokenizer: Tokenizer, max_bytes: int, root: pathlib.Path, progress: bool
+    corpus: Corpus, split: str, max_bytes: int, tokenizer: Tokenizer, root: pathlib.Path, progress: bool
 ) -> TokenFile:
-    description = corpus.description(split)
+    description, fingerprint = corpus.description(split), tokenizer.fingerprint()
     key = content_key(
         {
             "format": FORMAT_VERSION,
             "text": description,
             "split": split,
             "max_bytes": max_bytes,
-            "tokenizer": tokenizer.fingerprint(),
+            "tokenizer": fingerprint,
         }
     )
     directory = root / "tokens" / key
 
     def write(folder: pathlib.Path) -> None:
         tokenizer.save(folder / "tokenizer")
-        counts = _write_tokens(folder / "tokens.bin", corpus, split, tokenizer, max_bytes, progress)
+        pieces = read_split(corpus, split, max_bytes, progress=progress)
+        counts = _write_tokens(folder / "tokens.bin", pieces, tokenizer)
+        if not counts["bytes"]:
+            raise ValueError(f"{corpus.source(split)} is empty: it has no text to make tokens of; check data.{split}")
         manifest = Manifest(
             corpus=corpus.name,
             split=split,
             source=corpus.source(split),
             max_bytes=max_bytes,
             tokenizer=tokenizer.name,
-            tokenizer_fingerprint=tokenizer.fingerprint(),
+            tokenizer_fingerprint=fingerprint,
             vocab_size=tokenizer.vocab_size,
             boundary_id=tokenizer.boundary_id,
             description=description,
@@ -217,17 +203,13 @@ def _find_or_make(
     return load(directory)
 
 
-def _write_tokens(
-    path: pathlib.Path, corpus: Corpus, split: str, tokenizer: Tokenizer, max_bytes: int, progress: bool
-) -> dict[str, Any]:
-    """Writes the ids and returns the manifest's counts; memory is bounded by a few pieces."""
+def _write_tokens(path: pathlib.Path, pieces: Iterable[Piece], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Writes the ids and returns what the manifest says of them; memory is bounded by a few pieces."""
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     counts: dict[str, Any] = {"tokens": 0, "words": 0, "bytes": 0, "documents": 0, "unknown_words": 0, "unk_in_text": 0}
     hasher = hashlib.sha256()
-    bar = byte_bar(f"{corpus.name} {split}", corpus.size(split), max_bytes, visible=progress)
-    with bar, path.open("wb") as stream:
-        pieces = _count(limit_bytes(corpus.pieces(split), max_bytes), counts, bar)
-        for ids in tokenizer.encode_stream(pieces):
+    with path.open("wb") as stream:
+        for ids in tokenizer.encode_stream(_count(pieces, counts)):
             block = ids.astype(dtype).tobytes()
             hasher.update(block)
             stream.write(block)
@@ -236,18 +218,14 @@ def _write_tokens(
                 counts["unknown_words"] += int(np.count_nonzero(ids == tokenizer.unknown_id))
         stream.flush()
         os.fsync(stream.fileno())
-    if not counts["bytes"]:
-        raise ValueError(f"{corpus.source(split)} is empty: it has no text to make tokens of; check data.{split}")
     return counts | {"dtype": dtype.str, "sha256": hasher.hexdigest()}
 
 
-def _count(pieces: Iterator[Piece], counts: dict[str, Any], bar: tqdm.tqdm) -> Iterator[Piece]:
+def _count(pieces: Iterable[Piece], counts: dict[str, Any]) -> Iterator[Piece]:
     for piece in pieces:
-        size = len(piece.text.encode("utf-8"))
-        counts["bytes"] += size
         words = piece.text.split()
+        counts["bytes"] += len(piece.text.encode("utf-8"))
         counts["words"] += len(words)
         counts["unk_in_text"] += words.count("<unk>")
         counts["documents"] += piece.ends_document
-        bar.update(size)
         yield piece

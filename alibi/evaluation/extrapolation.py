@@ -19,7 +19,7 @@ from alibi.data.cache import content_key
 from alibi.data.corpora import make_corpus
 from alibi.data.pieces import Corpus
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokens import TokenFile, prepare_text, prepare_with
+from alibi.data.tokens import TokenFile, prepare, prepare_text
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_path, what_is_in, write_dump
 from alibi.evaluation.perplexity import Score
@@ -232,7 +232,7 @@ class RunEvaluation:
         if self.options.text_file:
             text = prepare_text(self.options.text_file, tokenizer, data.cache_dir, progress=progress)
         else:
-            text = prepare_with(data, self.options.split, tokenizer, progress=progress)
+            text = prepare(data, self.options.split, tokenizer, progress=progress)
         manifest = text.manifest
         if unknown := manifest.unknown_words:
             literal = manifest.unk_in_text

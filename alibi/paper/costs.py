@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import ml_collections
 
-from alibi.data.tokens import prepare, prepare_with
+from alibi.data.tokens import prepare
 from alibi.paper.definitions import TABLES
 from alibi.paper.published import parse_printed
 from alibi.paper.reproduction import Reproduction
@@ -159,7 +159,7 @@ def describe_text(
         return Text(setting.vocab_size, dict(setting.tokens))
     setting.check_files(files)
     tokenizer = prepare(config.data, "train").tokenizer()
-    counted = {split: prepare_with(config.data, split, tokenizer).manifest.tokens for split in sorted(splits)}
+    counted = {split: prepare(config.data, split, tokenizer).manifest.tokens for split in sorted(splits)}
     return Text(tokenizer.vocab_size, counted)
 
 

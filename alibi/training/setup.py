@@ -5,7 +5,7 @@ import sys
 import ml_collections
 from jax.sharding import Mesh
 
-from alibi.data.tokens import TokenFile, check_sources, prepare, prepare_with
+from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.model.decoder import DTYPES, build_model
 from alibi.parallel.hosts import on_first
 from alibi.parallel.sharding import batch_shards
@@ -81,7 +81,7 @@ def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
         check_sources(data, ("train", "valid"))
         made = {"train": prepare(data, "train", progress=progress)}
         if data.valid:
-            made["valid"] = prepare_with(data, "valid", made["train"].tokenizer(), progress=progress)
+            made["valid"] = prepare(data, "valid", made["train"].tokenizer(), progress=progress)
         return made
 
     first = on_first(lambda: files(progress=True))

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from alibi.data import cache, progress, tokens
+from alibi.data import cache, pieces, tokens
 from alibi.data.tokenizers import ByteTokenizer
 from configs import base
 
@@ -99,7 +99,7 @@ def test_an_existing_tokenizer_is_kept(data):
     data.tokenizer = "words"
     trained = tokens.prepare(data, "train", progress=False)
     data.train = data.valid  # another text: its own dictionary would be another
-    made = tokens.prepare_with(data, "valid", trained.tokenizer(), progress=False)
+    made = tokens.prepare(data, "valid", trained.tokenizer(), progress=False)
     assert made.manifest.tokenizer_fingerprint == trained.manifest.tokenizer_fingerprint
     assert made.tokens.tolist() == [4, 3, 6, 2]
 
@@ -191,11 +191,11 @@ def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
 _PREPARE = """
 import json, sys, time
 from configs import base
-from alibi.data import cache, progress, tokens
+from alibi.data import cache, tokens
 data = base.get_config().data
 data.corpus, data.tokenizer, data.bpe_vocab_size = "text", "bpe", 260
 data.train, data.cache_dir = sys.argv[1:3]
-write, publish = tokens._write_tokens, cache._write_and_rename
+write = tokens._write_tokens
 
 def slow(path, *rest):
     time.sleep(0.7)  # both processes are here at once, if nothing keeps them apart
@@ -245,7 +245,7 @@ def test_what_a_killed_process_left_is_removed(data, tmp_path):
 
 
 def test_progress_goes_to_stderr_and_only_when_wanted(data, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(pieces, "BAR_DELAY", 0.0)
     tokens.prepare(data, "train", progress=False)
     assert capsys.readouterr() == ("", "")
     tokens.prepare(data, "valid", progress=True)
@@ -256,7 +256,7 @@ def test_progress_goes_to_stderr_and_only_when_wanted(data, capsys, monkeypatch)
 
 @pytest.mark.parametrize("tokenizer", ["words", "bpe"])
 def test_reading_all_text_for_a_tokenizer_shows_its_progress(data, capsys, monkeypatch, tokenizer):
-    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(pieces, "BAR_DELAY", 0.0)
     data.tokenizer, data.bpe_vocab_size = tokenizer, 260
     tokens.prepare(data, "valid", progress=True)
     assert f"text train, reading for {tokenizer}" in capsys.readouterr().err
