@@ -28,15 +28,13 @@ def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
     if data.corpus == "text":
         return textfiles.TextFiles(places)
     if data.corpus == "hub":
-        return hosted.Hub(
-            places, data.name, subset=data.subset, revision=data.revision, column=data.column, streaming=data.streaming
-        )
+        return hosted.Hub(data)
     if data.corpus == "tfds":
         if data.streaming:
             raise ValueError(
                 "data.streaming=True is of corpus=hub only: tfds prepares a dataset first; set it to False"
             )
-        return hosted.Tfds(places, data.name, subset=data.subset, revision=data.revision, column=data.column)
+        return hosted.Tfds(data)
     raise ValueError(f"data.corpus={data.corpus!r} is unknown; use one of {', '.join(CORPORA)}")
 
 

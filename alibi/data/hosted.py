@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import ml_collections
+
 from alibi.data.pieces import Corpus, Piece, split_long
 
 # The libraries retry for 23 s (datasets) to minutes (TFDS) before they say that there is no network.
@@ -29,13 +31,12 @@ class _ExplainedError(ValueError):
 class _Hosted(Corpus):
     """A named dataset whose rows are documents: the text of one column."""
 
-    def __init__(self, places: dict[str, str], name: str, *, subset: str, revision: str, column: str):
-        if not name:
+    def __init__(self, data: ml_collections.ConfigDict):
+        """`data`: the config section; ValueError when it names no dataset."""
+        if not data.name:
             raise ValueError(f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name")
-        self._places, self._name, self._subset, self._revision, self._column = places, name, subset, revision, column
-        self._local = os.path.isdir(os.path.expanduser(name))
-        if self._local:
-            self._name = os.path.expanduser(name)
+        self._data, self._name = data, os.path.expanduser(data.name)
+        self._local = os.path.isdir(self._name)
 
     def description(self, split: str) -> dict[str, Any]:
         """The name, the split and the column; of a local folder also its files.
@@ -46,32 +47,34 @@ class _Hosted(Corpus):
         return {
             "corpus": self.name,
             "name": _folder_hash(self._name) if self._local else self._name,
-            "subset": self._subset,
-            "revision": self._revision,
+            "subset": self._data.subset,
+            "revision": self._data.revision,
             "split": self._place(split),
-            "column": self._column,
+            "column": self._data.column,
         }
 
     def title(self, split: str) -> str:
         """The dataset's name, of a local one the folder's, and its subset."""
         name = pathlib.Path(self._name).resolve().name if self._local else self._name
-        return "/".join(filter(None, [name, self._subset]))
+        return "/".join(filter(None, [name, self._data.subset]))
 
     def source(self, split: str) -> str:
         """The dataset as people name it."""
-        parts = [self._name, self._subset, self._place(split), self._revision and f"revision {self._revision}"]
+        revision = self._data.revision
+        parts = [self._name, self._data.subset, self._place(split), revision and f"revision {revision}"]
         return f"{self.name}: " + ", ".join(filter(None, parts))
 
     def _place(self, split: str) -> str:
-        place = self._places[split]
-        if not place:
-            raise ValueError(f"data.{split} is empty, but corpus={self.name} needs a split's name; set data.{split}")
-        return place
+        if not self._data[split]:
+            raise _ExplainedError(
+                f"data.{split} is empty, but corpus={self.name} needs a split's name; set data.{split}"
+            )
+        return self._data[split]
 
     def _check_column(self, columns: Iterable[str] | None) -> None:
-        if columns is not None and self._column not in columns:
+        if columns is not None and self._data.column not in columns:
             raise _ExplainedError(
-                f"{self._name} has no column {self._column!r}; set data.column to one of {', '.join(columns)}"
+                f"{self._name} has no column {self._data.column!r}; set data.column to one of {', '.join(columns)}"
             )
 
     def _documents(self, values: Iterable[Any], split: str) -> Iterator[Piece]:
@@ -82,27 +85,30 @@ class _Hosted(Corpus):
                 raise ValueError(f"{self.source(split)}, row {row} is not UTF-8: {error}") from error
             if not isinstance(text, str):
                 raise ValueError(
-                    f"{self.source(split)}, row {row}: column {self._column!r} holds {type(value).__name__}, not text; "
-                    "set data.column to a column of strings"
+                    f"{self.source(split)}, row {row}: column {self._data.column!r} holds {type(value).__name__}, "
+                    "not text; set data.column to a column of strings"
                 )
             yield from split_long(text)
 
-    def _failed(self, split: str, error: Exception) -> ValueError:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return ValueError(
-            f"{self.source(split)} can't be loaded: {reason}. Check data.name, data.subset, data.revision and "
-            f"data.{split}"
-        )
+    @contextlib.contextmanager
+    def _errors_explained(self, split: str) -> Iterator[None]:
+        """Turns the library's errors, which have no common class, into a ValueError that says what to check."""
+        try:
+            yield
+        except _ExplainedError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(
+                f"{self.source(split)} can't be loaded: {reason}. Check data.name, data.subset, data.revision and "
+                f"data.{split}"
+            ) from error
 
 
 class Hub(_Hosted):
     """Any dataset that `datasets.load_dataset` reads: a name on the hub, or a folder of parquet, JSON or text files."""
 
     name = "hub"
-
-    def __init__(self, places: dict[str, str], name: str, *, streaming: bool, **options: str):
-        super().__init__(places, name, **options)
-        self._streaming = streaming
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Each row as a document; ValueError in under 5 s when the hub and the local cache have no such dataset."""
@@ -112,32 +118,27 @@ class Hub(_Hosted):
     def _values(self, split: str) -> Iterator[Any]:
         import datasets
 
-        try:
-            self._check_folder()
-            builder = datasets.load_dataset_builder(self._name, self._subset or None, revision=self._revision or None)
-            self._note_commit(builder.hash, pathlib.Path(builder.cache_dir))
-            if self._streaming:
-                rows = builder.as_streaming_dataset(split=self._place(split))
-            else:
-                builder.download_and_prepare()
-                rows = builder.as_dataset(split=self._place(split))
-            self._check_column(rows.column_names)
-            for batch in rows.select_columns([self._column]).iter(batch_size=256):
-                yield from batch[self._column]
-        except ConnectionError as error:
-            raise self._unreachable("the connection failed") from error
-        except _ExplainedError:
-            raise
-        except Exception as error:  # the library's errors have no common class
-            raise self._failed(split, error) from error
-
-    def _check_folder(self) -> None:
-        """Raises ValueError for a folder that is not read as files: the library would take state.json for data."""
+        data = self._data
+        # The library would take state.json for data.
         if self._local and any((pathlib.Path(self._name) / name).exists() for name in _SAVED_TO_DISK):
-            raise _ExplainedError(
+            raise ValueError(
                 f"{self._name} was written by save_to_disk, not as files of data; read it by datasets.load_from_disk, "
                 "write each split by its to_parquet into another folder, and set data.name to that"
             )
+        with self._errors_explained(split):
+            try:
+                builder = datasets.load_dataset_builder(self._name, data.subset or None, revision=data.revision or None)
+                self._note_commit(builder.hash, pathlib.Path(builder.cache_dir))
+                if data.streaming:
+                    rows = builder.as_streaming_dataset(split=self._place(split))
+                else:
+                    builder.download_and_prepare()
+                    rows = builder.as_dataset(split=self._place(split))
+                self._check_column(rows.column_names)
+                for batch in rows.select_columns([data.column]).iter(batch_size=256):
+                    yield from batch[data.column]
+            except ConnectionError as error:
+                raise self._unreachable("the connection failed") from error
 
     def _note_commit(self, commit: str, copy: pathlib.Path) -> None:
         """Keeps the commit that was found, whose files are in `copy`.
@@ -146,10 +147,11 @@ class Hub(_Hosted):
         whatever revision it is asked for. ValueError where `data.revision` is another full commit hash; what
         commit a tag or a branch means is not known then.
         """
-        if self._local or commit == self._revision:
+        revision = self._data.revision
+        if self._local or commit == revision:
             return
-        if _COMMIT.fullmatch(self._revision):
-            pinned = copy.with_name(self._revision)
+        if _COMMIT.fullmatch(revision):
+            pinned = copy.with_name(revision)
             found = (
                 f"took the newest copy in its cache, of commit {commit}; touch {pinned} and run again"
                 if pinned.is_dir()
@@ -157,7 +159,7 @@ class Hub(_Hosted):
                 "or set data.revision to that commit"
             )
             raise _ExplainedError(
-                f"data.revision={self._revision}, but of the hub dataset {self._name!r} the library {found}"
+                f"data.revision={revision}, but of the hub dataset {self._name!r} the library {found}"
             )
         self.revision = commit
 
@@ -170,7 +172,7 @@ class Hub(_Hosted):
             yield
             return
         why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} doesn't answer"
-        if self._streaming or not self._is_cached(hub.HF_HOME):
+        if self._data.streaming or not self._is_cached(hub.HF_HOME):
             raise self._unreachable(why)
         import datasets
 
@@ -186,7 +188,7 @@ class Hub(_Hosted):
         return os.path.isdir(os.path.join(cache, self._name.replace("/", "___")))
 
     def _unreachable(self, why: str) -> ValueError:
-        return ValueError(
+        return _ExplainedError(
             f"the hub dataset {self._name!r} can't be reached: {why}, and this machine has no copy of it. Connect, or "
             "run scripts/prepare_data.py where there is a network and copy the cache directory here, or set data.name "
             "to a folder that holds the dataset's files, or use corpus=text"
@@ -200,33 +202,23 @@ class Tfds(_Hosted):
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Each record as a document; ValueError in under 5 s when it isn't prepared and can't be downloaded."""
-        builder = self._builder(split)
-        if not self._local and not self._revision:
-            self.revision = str(builder.version)
-        self._check_column(list(builder.info.features))
-        try:
-            records = builder.as_data_source(split=self._place(split))
-        except (ValueError, NotImplementedError) as error:  # the second: a file format without random access
-            raise self._failed(split, error) from error
-        yield from self._documents((record[self._column] for record in records), split)
-
-    def _builder(self, split: str) -> Any:
         import tensorflow_datasets as tfds
 
+        data = self._data
         if self._name.startswith("huggingface:"):
             raise ValueError(f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix")
-        try:
+        with self._errors_explained(split):
             if self._local:
-                return tfds.builder_from_directory(self._name)
-            name = "/".join(filter(None, [self._name, self._subset])) + (self._revision and f":{self._revision}")
-            builder = tfds.builder(name, file_format="array_record")
-            if not pathlib.Path(builder.data_dir).exists():
-                self._download(builder)
-        except _ExplainedError:
-            raise
-        except Exception as error:  # the library's errors have no common class
-            raise self._failed(split, error) from error
-        return builder
+                builder = tfds.builder_from_directory(self._name)
+            else:
+                name = "/".join(filter(None, [self._name, data.subset])) + (data.revision and f":{data.revision}")
+                builder = tfds.builder(name, file_format="array_record")
+                if not pathlib.Path(builder.data_dir).exists():
+                    self._download(builder)
+                self.revision = "" if data.revision else str(builder.version)
+            self._check_column(list(builder.info.features))
+            records = builder.as_data_source(split=self._place(split))
+        yield from self._documents((record[data.column] for record in records), split)
 
     def _download(self, builder: Any) -> None:
         if not reachable([_TFDS_HOST, builder.info.homepage]):

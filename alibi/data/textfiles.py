@@ -1,8 +1,10 @@
 """Text files, plain or packed; each file is a document, read in bounded memory."""
 
+import codecs
 import glob
 import gzip
 import hashlib
+import itertools
 import lzma
 import os
 import pathlib
@@ -92,16 +94,29 @@ _PACKED = (*_OPENERS, ".zst")
 
 
 def _texts(path: pathlib.Path) -> Iterator[str]:
-    """Successive texts of one file, cut where a tokenizer doesn't notice."""
-    offset, rest = 0, b""
-    for block in _blocks(path):
-        rest += block
-        cut = _safe_cut(rest)
-        yield _decode(path, rest[:cut], offset)
-        offset, rest = offset + cut, rest[cut:]
-    if offset + len(rest) == 0:
+    """Successive texts of one file, cut where a tokenizer doesn't notice: after a line end, or where the text has
+    none for long after a space, or where it has no space either between two characters.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset, rest = 0, ""
+    for block in itertools.chain(_blocks(path), [b""]):  # nothing more says that no character may stay open
+        try:
+            rest += decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:  # in what was left of the block before, and this one
+            start = offset + len(block) - len(error.object) + error.start
+            raise ValueError(
+                f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {start:,} of the text "
+                f"({error.reason}); convert the file, for example with iconv -f latin1 -t utf-8"
+            ) from None
+        offset += len(block)
+        cut = rest.rfind("\n") + 1
+        if not cut and len(rest) >= PIECE_BYTES:
+            cut = rest.rfind(" ") + 1 or len(rest)
+        yield rest[:cut]
+        rest = rest[cut:]
+    if not offset:
         raise ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
-    yield _decode(path, rest, offset)
+    yield rest
 
 
 def _blocks(path: pathlib.Path) -> Iterator[bytes]:
@@ -130,30 +145,6 @@ def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
                     unpack = zstandard.ZstdDecompressor().decompressobj()
         if not unpack.eof:
             raise EOFError("it ends inside a frame")
-
-
-def _safe_cut(data: bytes) -> int:
-    """How much of `data` may be given out: up to a line end, else a space, else nothing while `data` is short."""
-    cut = data.rfind(b"\n") + 1
-    if cut or len(data) < PIECE_BYTES:
-        return cut
-    cut = data.rfind(b" ") + 1
-    if cut:
-        return cut
-    cut = len(data)
-    while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:  # step back over the bytes that continue a character
-        cut -= 1
-    return cut - 1
-
-
-def _decode(path: pathlib.Path, data: bytes, offset: int) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start:,} of the text "
-            f"({error.reason}); convert the file, for example with iconv -f latin1 -t utf-8"
-        ) from None
 
 
 def _identity(path: pathlib.Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Corpora for tests."""
 
-from alibi.data import hosted
 from alibi.data.corpora import make_corpus
 from configs import base
 
@@ -19,8 +18,7 @@ def text_corpus(place):
 
 
 def hub(folder, **options):
-    defaults = {"subset": "", "revision": "", "column": "text", "streaming": False}
-    return hosted.Hub(PLACES, str(folder), **(defaults | options))
+    return make_corpus(data_config(**(PLACES | {"corpus": "hub", "name": str(folder)} | options)))
 
 
 def documents(corpus, split):

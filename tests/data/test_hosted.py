@@ -11,7 +11,7 @@ import pytest
 from alibi.data import hosted
 from alibi.data.tokens import prepare
 from alibi.training.setup import prepare_files
-from tests.data.corpusmaker import PLACES, data_config, documents, hub
+from tests.data.corpusmaker import data_config, documents, hub
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_hub_rows_are_documents(hub_folder, streaming):
 
 
 def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
-    corpus = hosted.Hub({"train": "train[:1]"}, str(hub_folder), subset="", revision="", column="text", streaming=False)
+    corpus = hub(hub_folder, train="train[:1]")
     assert documents(corpus, "train") == ["one\n"]
     before = corpus.description("train")
     assert before == corpus.description("train")
@@ -49,9 +49,7 @@ def test_hub_errors_list_what_exists(hub_folder, tmp_path, streaming):
         list(hub(hub_folder, column="body", streaming=streaming).pieces("train"))
     with pytest.raises(ValueError, match="row 0: column 'number' holds int, not text"):
         list(hub(hub_folder, column="number", streaming=streaming).pieces("train"))
-    bad_split = hosted.Hub(
-        {"train": "trian"}, str(hub_folder), subset="", revision="", column="text", streaming=streaming
-    )
+    bad_split = hub(hub_folder, train="trian", streaming=streaming)
     with pytest.raises(ValueError, match=r"trian can't be loaded: .*\['train', 'validation'\].*Check .*data\.train"):
         list(bad_split.pieces("train"))
     with pytest.raises(ValueError, match=r"can't be loaded: .*'sub' not found. Available: \['default'\]"):
@@ -171,7 +169,7 @@ def tfds_folder(tmp_path_factory):
 
 
 def tfds_corpus(name, **options):
-    return hosted.Tfds(PLACES, str(name), **({"subset": "", "revision": "", "column": "text"} | options))
+    return hub(name, corpus="tfds", **options)
 
 
 def test_tfds_records_are_documents(tfds_folder, monkeypatch):
@@ -188,7 +186,7 @@ def test_tfds_records_are_documents(tfds_folder, monkeypatch):
 def test_tfds_errors_list_what_exists(tfds_folder):
     with pytest.raises(ValueError, match=r"no column 'body'; set data.column to one of "):
         list(tfds_corpus(tfds_folder, column="body").pieces("train"))
-    wrong = hosted.Tfds({"train": "trian"}, str(tfds_folder), subset="", revision="", column="text")
+    wrong = tfds_corpus(tfds_folder, train="trian")
     with pytest.raises(ValueError, match=r"can't be loaded: .*'trian'.*\['train', 'validation'\]"):
         list(wrong.pieces("train"))
     with pytest.raises(ValueError, match=r"can't be loaded: Dataset nosuch not found"):
