@@ -1,7 +1,6 @@
 """A checkpoint of the paper's own code becomes a work directory."""
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import optax
 from jaxtyping import PyTree
 
 from alibi.atomic import made_whole
+from alibi.data.cache import file_sha256
 from alibi.data.dictionary import read_dictionary
 from alibi.data.tokenizers import WordTokenizer
 from alibi.importers.fairseq.archive import Archive
@@ -80,7 +80,8 @@ def import_run(
         together; a work directory that isn't empty. Nothing is left behind.
     """
     run = RunDirectory(workdir)
-    _check_free(run.path)
+    if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
+        raise ValueError(f"work directory {run.path} holds something already; choose another --workdir, or remove it")
     if position not in ("", *POSITIONS):
         raise ValueError(f"position={position!r} is unknown; use one of {', '.join(POSITIONS)}")
     with Archive(checkpoint) as archive:
@@ -88,19 +89,19 @@ def import_run(
             sizes, settings, params = _read(archive.content)
         except ValueError as error:
             raise ValueError(f"checkpoint {os.fspath(checkpoint)} can't be used: {error}") from error
-        settings = dataclasses.replace(settings, position=position or settings.position)
-        tokenizer = _read_tokenizer(dictionary, sizes.vocab_size)
-        sha256 = _sha256(checkpoint)
-        config = _complete(config, sizes, settings, run.path, sha256)
-        state = _state(config, params, sizes.vocab_size, settings.updates)
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-        provenance = make_provenance(
-            imported_from={"checkpoint": os.fspath(checkpoint), "sha256": sha256},
-            parameters=parameters,
-            vocab_size=sizes.vocab_size,
-            corpus={},
-        )
-        _write(run, config, tokenizer, state, settings.updates, provenance)
+    settings = dataclasses.replace(settings, position=position or settings.position)
+    tokenizer = _read_tokenizer(dictionary, sizes.vocab_size)
+    sha256 = file_sha256(checkpoint)
+    config = _complete(config, sizes, settings, run.path, sha256)
+    state = _state(config, params, sizes.vocab_size, settings.updates)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    provenance = make_provenance(
+        imported_from={"checkpoint": os.fspath(checkpoint), "sha256": sha256},
+        parameters=parameters,
+        vocab_size=sizes.vocab_size,
+        corpus={},
+    )
+    _write(run, config, tokenizer, state, provenance)
     return Imported(run, config, settings, parameters, sizes.vocab_size)
 
 
@@ -152,9 +153,8 @@ def _whole_batch(config: ml_collections.ConfigDict) -> int:
 def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, updates: int) -> TrainState:
     """The state of a run of `config` after `updates`; ValueError where its model has other parameters."""
     model = build_model(config, vocab_size)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    ours, theirs = ({jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(tree)}
-                    for tree in (shapes, params))  # fmt: skip
+    needed = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    ours, theirs = _shapes(needed), _shapes(params)
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise ValueError(
@@ -167,16 +167,19 @@ def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, u
     return TrainState(step=jnp.asarray(updates, jnp.int32), params=params, opt_state=opt_state)
 
 
+def _shapes(params: PyTree) -> dict[str, tuple[int, ...]]:
+    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree.leaves_with_path(params)}
+
+
 def _write(
     run: RunDirectory,
     config: ml_collections.ConfigDict,
     tokenizer: WordTokenizer,
     state: TrainState,
-    updates: int,
     provenance: dict[str, Any],
 ) -> None:
     """All files into a directory beside, which is then renamed, so that nobody ever sees half of them."""
-    about = {"config": config.to_dict(), **provenance}
+    about, updates = {"config": config.to_dict(), **provenance}, int(state.step)
     with made_whole(run.path) as partial:
         made = RunDirectory(partial)
         made.check(config)
@@ -195,13 +198,3 @@ def _write(
             tokens_per_second=None,
             best=None,
         )
-
-
-def _check_free(workdir: pathlib.Path) -> None:
-    if workdir.exists() and not (workdir.is_dir() and not any(workdir.iterdir())):
-        raise ValueError(f"work directory {workdir} holds something already; choose another --workdir, or remove it")
-
-
-def _sha256(path: str | os.PathLike[str]) -> str:
-    with pathlib.Path(path).expanduser().open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -87,14 +87,7 @@ class Archive:
         return self._loaded[storage]
 
     def _read(self, name: str, most: int) -> bytes:
-        info = self._info(name, most)
-        try:
-            return self._zip.read(info)
-        except (zipfile.BadZipFile, OSError, EOFError, RuntimeError) as error:
-            raise ValueError(f"it is damaged ({error}); fetch it again") from error
-
-    def _info(self, name: str, most: int) -> zipfile.ZipInfo:
-        """The archive's entry, which PyTorch never compresses: so no small file takes much memory."""
+        """One of the archive's files, which PyTorch never compresses: so no small archive takes much memory."""
         try:
             info = self._zip.getinfo(self._folder + name)
         except KeyError:
@@ -104,4 +97,7 @@ class Archive:
                 f"it is damaged: {name} has {info.file_size:,} bytes and at most {most:,}, "
                 "uncompressed, are right; fetch it again"
             )
-        return info
+        try:
+            return self._zip.read(info)
+        except (zipfile.BadZipFile, OSError, EOFError, RuntimeError) as error:
+            raise ValueError(f"it is damaged ({error}); fetch it again") from error

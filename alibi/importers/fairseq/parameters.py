@@ -1,6 +1,7 @@
 """The parameters of the paper's own code, by its names, as those of this project's model."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -41,15 +42,12 @@ class Architecture:
     @property
     def config(self) -> dict[str, Any]:
         """What the config must say, by key of its section `model`."""
-        same = ("num_layers", "width", "feed_forward", "final_norm")
+        sizes = {key: getattr(self, key) for key in ("num_layers", "width", "feed_forward", "final_norm")}
+        always = {"norm_epsilon": 1e-5, "initialization": "paper"}
+        if not self.cutoffs:
+            return sizes | always | {"embedding": "tied"}
         adaptive = {"cutoffs": self.cutoffs, "adaptive_factor": self.adaptive_factor, "padding_rows": True}
-        return {
-            **{key: getattr(self, key) for key in same},
-            "embedding": "adaptive" if self.cutoffs else "tied",
-            **(adaptive if self.cutoffs else {}),
-            "norm_epsilon": 1e-5,
-            "initialization": "paper",
-        }
+        return sizes | always | {"embedding": "adaptive"} | adaptive
 
 
 def architecture(tensors: Tensors) -> Architecture:
@@ -109,18 +107,16 @@ class _Taker:
     """Takes tensors by name, each with the shape it must have."""
 
     def __init__(self, tensors: Tensors):
-        self._tensors = tensors
-        self._left = {name for name in tensors if not NO_PARAMETERS.fullmatch(name)}
+        self._left = {name: tensor for name, tensor in tensors.items() if not NO_PARAMETERS.fullmatch(name)}
 
     def __call__(self, name: str, *shape: int) -> Float[np.ndarray, "..."]:
-        tensor = _find(self._tensors, name)
+        tensor = _find(self._left, name)
         if tensor.shape != shape:
             raise ValueError(
                 f"tensor {name} of the checkpoint has shape {list(tensor.shape)}, the others ask for {list(shape)}; "
                 "it is damaged or of another architecture"
             )
-        self._left.discard(name)
-        numbers = np.asarray(tensor, np.float32)
+        numbers = np.asarray(self._left.pop(name), np.float32)
         wrong = numbers.size - int(np.isfinite(numbers).sum())
         if wrong:
             raise ValueError(
@@ -172,27 +168,26 @@ def _tied(take: _Taker, sizes: Architecture) -> Tree:
 
 
 def _layer(take: _Taker, prefix: str, sizes: Architecture, num_heads: int) -> Tree:
-    width, hidden, head_dim = sizes.width, sizes.feed_forward, sizes.width // num_heads
-    attention: Tree = {}
-    for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
-        dense = _dense(take, f"{prefix}.self_attn.{theirs}", width, width)
-        attention[ours] = {
-            "kernel": dense["kernel"].reshape(width, num_heads, head_dim),
-            "bias": dense["bias"].reshape(num_heads, head_dim),
-        }
-    out = _dense(take, f"{prefix}.self_attn.out_proj", width, width)
-    attention["out"] = {"kernel": out["kernel"].reshape(num_heads, head_dim, width), "bias": out["bias"]}
+    width, hidden, heads = (sizes.width,), (sizes.feed_forward,), (num_heads, sizes.width // num_heads)
+    attention = f"{prefix}.self_attn"
     return {
-        "attention_norm": _norm(take, f"{prefix}.self_attn_layer_norm", width),
-        "attention": attention,
-        "feed_forward_norm": _norm(take, f"{prefix}.final_layer_norm", width),
+        "attention_norm": _norm(take, f"{prefix}.self_attn_layer_norm", sizes.width),
+        "attention": {
+            "query": _dense(take, f"{attention}.q_proj", width, heads),
+            "key": _dense(take, f"{attention}.k_proj", width, heads),
+            "value": _dense(take, f"{attention}.v_proj", width, heads),
+            "out": _dense(take, f"{attention}.out_proj", heads, width),
+        },
+        "feed_forward_norm": _norm(take, f"{prefix}.final_layer_norm", sizes.width),
         "up": _dense(take, f"{prefix}.fc1", width, hidden),
         "down": _dense(take, f"{prefix}.fc2", hidden, width),
     }
 
 
-def _dense(take: _Taker, name: str, inputs: int, outputs: int) -> Tree:
-    return {"kernel": take(f"{name}.weight", outputs, inputs).T, "bias": take(f"{name}.bias", outputs)}
+def _dense(take: _Taker, name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Tree:
+    kernel = take(f"{name}.weight", math.prod(outputs), math.prod(inputs)).T
+    bias = take(f"{name}.bias", math.prod(outputs))
+    return {"kernel": kernel.reshape(*inputs, *outputs), "bias": bias.reshape(outputs)}
 
 
 def _norm(take: _Taker, name: str, width: int) -> Tree:

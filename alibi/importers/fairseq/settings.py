@@ -1,7 +1,6 @@
 """What a fairseq checkpoint says besides its tensors: heads, position method, rates, updates."""
 
 import dataclasses
-import enum
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -21,13 +20,9 @@ POSITIONS = ("alibi", "sinusoidal", "none")
 # fairseq's gelu is the exact form, and its other two names are the tanh form that is Flax's default.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu_exact", "gelu_fast": "gelu", "gelu_accurate": "gelu", "swish": "silu"}
 MOST = 2**31 - 1  # of updates and lengths, which are int32 in training
-
+_ABSENT: Any = object()
 
 Number = TypeVar("Number", int, float)
-
-
-class _Absent(enum.Enum):
-    ABSENT = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +155,7 @@ def _count(section: Mapping[str, Any], key: str) -> int:
     return _number(section, key, int, lambda count: 1 <= count <= MOST, f"from 1 to {MOST:,}")
 
 
-def _rate(section: Mapping[str, Any], key: str, default: Any = _Absent.ABSENT) -> float:
+def _rate(section: Mapping[str, Any], key: str, default: Any = _ABSENT) -> float:
     return _number(section, key, float, lambda rate: 0 <= rate < 1, "from 0 to below 1", default)
 
 
@@ -170,11 +165,11 @@ def _number(
     kind: type[Number],
     is_right: Callable[[Any], bool],
     right: str,
-    default: Any = _Absent.ABSENT,
+    default: Any = _ABSENT,
 ) -> Number:
     value = _get(section, key, default)
     if type(value) is not kind and not (kind is float and type(value) is int):
-        said = "nothing of" if value is _Absent.ABSENT else f"{key}={shown(value)} in place of a number as"
+        said = "nothing of" if value is _ABSENT else f"{key}={shown(value)} in place of a number as"
         raise ValueError(f"its settings say {said} {key}; give the .pt file that fairseq wrote")
     if not is_right(value):
         raise ValueError(f"its settings say {key}={shown(value)}, which must be {right}; it is damaged")

@@ -219,7 +219,11 @@ class _Unpickler(pickle.Unpickler):
         path = f"{module}.{name}"
         if path in self._known:
             return self._known[path]
-        if not _is_harmless(module, name):
+        root, known = module.partition(".")[0], sys.stdlib_module_names | set(sys.builtin_module_names)
+        harmless = root not in known or module in HARMLESS_MODULES or path in HARMLESS
+        if module in ("builtins", "__builtin__"):
+            harmless = isinstance(getattr(builtins, name, None), type)
+        if not harmless:
             raise UnsafePickleError(
                 f"its pickle names {shown(path)[1:-1]}, which no checkpoint needs and which can run code; "
                 "nothing was run"
@@ -231,11 +235,3 @@ class _Unpickler(pickle.Unpickler):
         if kind != "storage" or of_class.path not in STORAGES:
             raise pickle.UnpicklingError(f"{shown(pid)} is no storage of a known type; known: {', '.join(STORAGES)}")
         return Storage(key, STORAGES[of_class.path], size)
-
-
-def _is_harmless(module: str, name: str) -> bool:
-    if module in ("builtins", "__builtin__"):
-        return isinstance(getattr(builtins, name, None), type)
-    root = module.partition(".")[0]
-    standard = root in sys.stdlib_module_names or root in sys.builtin_module_names
-    return not standard or module in HARMLESS_MODULES or f"{module}.{name}" in HARMLESS
