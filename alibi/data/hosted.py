@@ -172,7 +172,8 @@ class Hub(_Hosted):
             yield
             return
         why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} doesn't answer"
-        if self._data.streaming or not self._is_cached(hub.HF_HOME):
+        cache = pathlib.Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(hub.HF_HOME, "datasets"))
+        if self._data.streaming or not (cache / self._name.replace("/", "___")).is_dir():
             raise self._unreachable(why)
         import datasets
 
@@ -182,10 +183,6 @@ class Hub(_Hosted):
             yield
         finally:
             hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = saved
-
-    def _is_cached(self, home: str) -> bool:
-        cache = os.environ.get("HF_DATASETS_CACHE") or os.path.join(home, "datasets")
-        return os.path.isdir(os.path.join(cache, self._name.replace("/", "___")))
 
     def _unreachable(self, why: str) -> ValueError:
         return _ExplainedError(

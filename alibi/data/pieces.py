@@ -70,9 +70,7 @@ def _cuts(text: str) -> Iterator[str]:
     while start < len(text):
         stop = start + PIECE_BYTES
         if stop < len(text):
-            cut = text.rfind("\n", start, stop)
-            cut = cut if cut >= 0 else text.rfind(" ", start, stop)
-            stop = cut + 1 if cut >= 0 else stop
+            stop = text.rfind("\n", start, stop) + 1 or text.rfind(" ", start, stop) + 1 or stop
         yield text[start:stop]
         start = stop
 

@@ -9,7 +9,7 @@ import lzma
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import zstandard
@@ -26,7 +26,7 @@ class TextFiles(Corpus):
 
     name = "text"
 
-    def __init__(self, places: dict[str, str] | dict[str, Sequence[str]]):
+    def __init__(self, places: Mapping[str, str | Sequence[str | os.PathLike]]):
         """`places`: for each split a comma-separated string, or a list of paths that are taken as they are."""
         self._places = places
 

@@ -98,11 +98,10 @@ class WordTokenizer(Tokenizer):
     boundary_id = SPECIALS.index("</s>")
     unknown_id = SPECIALS.index("<unk>")
 
-    def __init__(self, symbols: list[str], counts: list[int]):
-        """`symbols` and `counts`: the whole dictionary, specials first."""
-        self.symbols, self.counts = symbols, counts
-        self.vocab_size = len(symbols)
-        self._ids = {symbol: i for i, symbol in enumerate(symbols)}
+    def __init__(self, counts: dict[str, int]):
+        """`counts` by symbol: the whole dictionary in the order of its ids, specials first."""
+        self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
+        self._ids = {symbol: i for i, symbol in enumerate(counts)}
 
     def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
         """The words of each line, then `</s>`, blank lines and the last line included; unknown words are `<unk>`."""
@@ -123,7 +122,7 @@ class WordTokenizer(Tokenizer):
         return hashlib.sha256("\n".join(["words", *self.symbols]).encode("utf-8")).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        write_dictionary(folder / self.file, self.symbols, self.counts)
+        write_dictionary(folder / self.file, self.counts)
         return {}
 
 
@@ -194,7 +193,7 @@ def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, *, progress:
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.tokenizer == "words":
-        return WordTokenizer(*(read_dictionary(data.tokenizer_file) if data.tokenizer_file else count_words(train)))
+        return WordTokenizer(read_dictionary(data.tokenizer_file) if data.tokenizer_file else count_words(train))
     if data.tokenizer == "bpe":
         if data.tokenizer_file:
             path = pathlib.Path(data.tokenizer_file).expanduser()
@@ -220,7 +219,7 @@ def load_tokenizer(
             raise ValueError(f"{file} was altered or damaged: its SHA-256 is not that of {_SAVED}")
         tokenizer: Tokenizer = ByteTokenizer()
         if name == "words":
-            tokenizer = WordTokenizer(*read_dictionary(file))
+            tokenizer = WordTokenizer(read_dictionary(file))
         elif name == "bpe":
             tokenizer = BpeTokenizer(read_bpe(file), saved.get("boundary", ""))
     except (OSError, ValueError, LookupError, TypeError) as error:

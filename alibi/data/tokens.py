@@ -23,6 +23,7 @@ FORMAT_VERSION = 2  # of token files
 TOKENIZER_FORMAT_VERSION = 1
 # Below this many bytes a token file is hashed when a process first opens it; above, only its size is checked.
 VERIFY_BYTES = 1 << 30  # WikiText-103 has 0.4 GB; hashing takes about a second
+_MADE_AGAIN = "delete that directory and run again"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ def prepare_text(
     progress: bool = True,
 ) -> TokenFile:
     """The token file of a user's own text: a path, a comma-separated string with globs, or a list of paths."""
-    place = os.fspath(paths) if isinstance(paths, str | os.PathLike) else [os.fspath(path) for path in paths]
+    place = os.fspath(paths) if isinstance(paths, str | os.PathLike) else list(paths)
     if not place:
         raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
     return _find_or_make(TextFiles({"file": place}), "file", -1, tokenizer, cache_root(cache_dir), progress)
@@ -114,14 +115,12 @@ def load(directory: str | os.PathLike) -> TokenFile:
         manifest = Manifest(**json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
         status = (folder / "tokens.bin").stat()
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"the token file in {folder} is damaged ({error}); delete that directory and run again"
-        ) from error
+        raise ValueError(f"the token file in {folder} is damaged ({error}); {_MADE_AGAIN}") from error
     needed = manifest.tokens * np.dtype(manifest.dtype).itemsize
     if status.st_size != needed:
         raise ValueError(
             f"{folder / 'tokens.bin'} has {status.st_size:,} bytes, but its manifest says {needed:,}: "
-            "it was truncated or altered; delete that directory and run again"
+            f"it was truncated or altered; {_MADE_AGAIN}"
         )
     if needed <= VERIFY_BYTES:
         _verify(folder, manifest.sha256, status.st_mtime_ns)
@@ -133,22 +132,15 @@ def load(directory: str | os.PathLike) -> TokenFile:
 def _verify(folder: pathlib.Path, sha256: str, changed_ns: int) -> None:
     """Once a process and state of the file: its hash must be the manifest's."""
     if file_sha256(folder / "tokens.bin") != sha256:
-        raise ValueError(
-            f"{folder / 'tokens.bin'} was altered: its SHA-256 is not its manifest's; "
-            "delete that directory and run again"
-        )
+        raise ValueError(f"{folder / 'tokens.bin'} was altered: its SHA-256 is not its manifest's; {_MADE_AGAIN}")
 
 
 def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: bool) -> Tokenizer:
     """`make_tokenizer`, but one that is made from text is kept in the cache."""
     if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
         return make_tokenizer(data, corpus)
-    content = {
-        "format": TOKENIZER_FORMAT_VERSION,
-        "train": corpus.description("train"),
-        "max_bytes": data.max_train_bytes,
-        "tokenizer": data.tokenizer,
-    }
+    content = {"format": TOKENIZER_FORMAT_VERSION, "train": corpus.description("train")}
+    content |= {"max_bytes": data.max_train_bytes, "tokenizer": data.tokenizer}
     if data.tokenizer == "bpe":
         content |= {"vocab_size": data.bpe_vocab_size, "library": hf.__version__}
     directory = cache_root(data.cache_dir) / "tokenizers" / content_key(content)
@@ -166,16 +158,8 @@ def _find_or_make(
     corpus: Corpus, split: str, max_bytes: int, tokenizer: Tokenizer, root: pathlib.Path, progress: bool
 ) -> TokenFile:
     description, fingerprint = corpus.description(split), tokenizer.fingerprint()
-    key = content_key(
-        {
-            "format": FORMAT_VERSION,
-            "text": description,
-            "split": split,
-            "max_bytes": max_bytes,
-            "tokenizer": fingerprint,
-        }
-    )
-    directory = root / "tokens" / key
+    content = {"format": FORMAT_VERSION, "text": description, "split": split, "max_bytes": max_bytes}
+    directory = root / "tokens" / content_key(content | {"tokenizer": fingerprint})
 
     def write(folder: pathlib.Path) -> None:
         tokenizer.save(folder / "tokenizer")

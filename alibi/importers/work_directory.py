@@ -118,7 +118,7 @@ def _read(content: Any) -> tuple[Architecture, Settings, PyTree]:
 
 
 def _read_tokenizer(dictionary: str | os.PathLike[str], vocab_size: int) -> WordTokenizer:
-    tokenizer = WordTokenizer(*read_dictionary(dictionary))
+    tokenizer = WordTokenizer(read_dictionary(dictionary))
     if tokenizer.vocab_size != vocab_size:
         raise ValueError(
             f"the dictionary {os.fspath(dictionary)} has {tokenizer.vocab_size:,} entries (with special symbols and "

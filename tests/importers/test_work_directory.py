@@ -143,7 +143,7 @@ def test_a_work_directory_that_was_moved_is_the_same_run(imported, tmp_path):
     moved.claim(config, tokenizer)
     moved.release()
     with pytest.raises(ValueError, match=r"the tokenizer of the run in .* is another than that of"):
-        moved.claim(config, WordTokenizer(tokenizer.symbols[::-1], tokenizer.counts))
+        moved.claim(config, WordTokenizer(dict(reversed(tokenizer.counts.items()))))
 
 
 def test_the_config_tells_runs_of_two_checkpoints_apart(imported):

@@ -289,7 +289,7 @@ def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_p
         second.claim(configs[1], ByteTokenizer())
     assert first.config().seed == 1
     with pytest.raises(ValueError, match=r"the tokenizer of the run in .* is another"):
-        second.claim(configs[0], WordTokenizer(["<s>", "<pad>", "</s>", "<unk>"], [0] * 4))
+        second.claim(configs[0], WordTokenizer(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>"], 0)))
     first.claim(configs[0], ByteTokenizer())  # the lock was given back
     first.release()
 

@@ -22,6 +22,7 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu_exact", "gelu_fast": "gelu", "gelu_
 MOST = 2**31 - 1  # of updates and lengths, which are int32 in training
 _ABSENT: Any = object()
 
+Section = Mapping[str, Any]
 Number = TypeVar("Number", int, float)
 
 
@@ -74,7 +75,7 @@ def read_settings(content: Any, sizes: Architecture) -> Settings:
     )
 
 
-def _sections(content: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _sections(content: Any) -> tuple[Section, Section]:
     """The settings of the model and the common ones: of a config, or of the arguments of older versions."""
     config = _get(content, "cfg", None)
     if isinstance(config, Mapping):
@@ -85,14 +86,14 @@ def _sections(content: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     raise ValueError("it has no settings: neither `cfg` nor `args` is there; give the .pt file that fairseq wrote")
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _section(config: Section, name: str) -> Section:
     section = _get(config, name, None)
     if not isinstance(section, Mapping):
         raise ValueError(f"its settings have no section {name!r}; give the .pt file that fairseq wrote")
     return section
 
 
-def _check_architecture(model: Mapping[str, Any]) -> None:
+def _check_architecture(model: Section) -> None:
     name = _get(model, "_name", _get(model, "arch", None))
     if not isinstance(name, str) or not name.startswith("transformer_lm"):
         raise ValueError(
@@ -104,7 +105,7 @@ def _check_architecture(model: Mapping[str, Any]) -> None:
             raise ValueError(f"it was trained with {key}={shown(found)}; only models with {key}={needed!r} can be read")
 
 
-def _check_sizes(model: Mapping[str, Any], sizes: Architecture) -> None:
+def _check_sizes(model: Section, sizes: Architecture) -> None:
     """Settings and tensors must agree, or tensors are missing at the end."""
     of_tensors: dict[str, Any] = {
         "decoder_layers": sizes.num_layers,
@@ -125,7 +126,7 @@ def _check_sizes(model: Mapping[str, Any], sizes: Architecture) -> None:
             )
 
 
-def _position(content: Any, model: Mapping[str, Any]) -> tuple[str, str]:
+def _position(content: Any, model: Section) -> tuple[str, str]:
     """The paper's fork has no setting for ALiBi, and leaves unused sinusoids in its checkpoints."""
     if isinstance(_get(content, "cfg", None), Mapping) and _get(model, "max_tokens", None) is not None:
         return "alibi", "its model has the setting max_tokens, as in the paper's fork of fairseq alone"
@@ -144,28 +145,23 @@ def _updates(content: Any) -> int:
     return updates
 
 
-def _activation(model: Mapping[str, Any]) -> str:
+def _activation(model: Section) -> str:
     name = _get(model, "activation_fn", "relu")
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"it has the activation {shown(name)}; only {', '.join(ACTIVATIONS)} can be read")
     return ACTIVATIONS[name]
 
 
-def _count(section: Mapping[str, Any], key: str) -> int:
+def _count(section: Section, key: str) -> int:
     return _number(section, key, int, lambda count: 1 <= count <= MOST, f"from 1 to {MOST:,}")
 
 
-def _rate(section: Mapping[str, Any], key: str, default: Any = _ABSENT) -> float:
+def _rate(section: Section, key: str, default: Any = _ABSENT) -> float:
     return _number(section, key, float, lambda rate: 0 <= rate < 1, "from 0 to below 1", default)
 
 
 def _number(
-    section: Mapping[str, Any],
-    key: str,
-    kind: type[Number],
-    is_right: Callable[[Any], bool],
-    right: str,
-    default: Any = _ABSENT,
+    section: Section, key: str, kind: type[Number], is_right: Callable[[Any], bool], right: str, default: Any = _ABSENT
 ) -> Number:
     value = _get(section, key, default)
     if type(value) is not kind and not (kind is float and type(value) is int):
