@@ -82,7 +82,9 @@ def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:
     try:
         if argv[1:]:
             raise ValueError(f"unknown arguments: {' '.join(argv[1:])}; flags start with --")
-        _check_directories()
+        for name in ("workdir", "output_dir"):
+            if name in flags.FLAGS and flags.FLAGS[name].value == "":  # it would be the current directory
+                raise ValueError(f"--{name} is empty; give a directory (is a shell variable unset?)")
         return main() or 0
     except (ValueError, OSError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -90,13 +92,6 @@ def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-
-
-def _check_directories() -> None:
-    """Raises ValueError for an empty name: what an unset shell variable leaves would be the current directory."""
-    for name in ("workdir", "output_dir"):
-        if name in flags.FLAGS and flags.FLAGS[name].value == "":
-            raise ValueError(f"--{name} is empty; give a directory (is a shell variable unset?)")
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -10,41 +10,17 @@ from typing import Any
 
 import ml_collections
 
-from alibi.data import hosted, textfiles
+from alibi.data.hosted import Hub, Tfds
 from alibi.data.pieces import Corpus, Piece
+from alibi.data.textfiles import TextFiles
 
 BOOKS = pathlib.Path(__file__).parent / "books"
-CORPORA = ("books", "text", "hub", "tfds")
-
-
-def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
-    """The corpus that the config section `data` describes; nothing is read yet.
-
-    Raises ValueError for an unknown `data.corpus`, or a key that it doesn't have.
-    """
-    places = {"train": data.train, "valid": data.valid, "test": data.test}
-    if data.corpus == "books":
-        return Books(places)
-    if data.corpus == "text":
-        return textfiles.TextFiles(places)
-    if data.corpus == "hub":
-        return hosted.Hub(data)
-    if data.corpus == "tfds":
-        if data.streaming:
-            raise ValueError(
-                "data.streaming=True is of corpus=hub only: tfds prepares a dataset first; set it to False"
-            )
-        return hosted.Tfds(data)
-    raise ValueError(f"data.corpus={data.corpus!r} is unknown; use one of {', '.join(CORPORA)}")
 
 
 class Books(Corpus):
     """Whole public-domain books, packed inside the package (see alibi/data/books/README.md)."""
 
     name = "books"
-
-    def __init__(self, places: dict[str, str]):
-        self._places = places
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Each book as one piece; ValueError when a packed file is damaged."""
@@ -75,7 +51,7 @@ class Books(Corpus):
         return sum(book["bytes"] for book in _index()[self._name(split)])
 
     def _name(self, split: str) -> str:
-        name = self._places[split]
+        name = self._data[split]
         if name not in _index():
             raise ValueError(
                 f"data.{split}={name!r} is no split of the embedded books; use one of {', '.join(_index())}"
@@ -86,3 +62,18 @@ class Books(Corpus):
 @functools.cache
 def _index() -> dict[str, list[dict[str, Any]]]:
     return json.loads((BOOKS / "index.json").read_text(encoding="utf-8"))
+
+
+_KINDS: dict[str, type[Corpus]] = {kind.name: kind for kind in (Books, TextFiles, Hub, Tfds)}
+
+
+def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
+    """The corpus that the config section `data` describes; nothing is read yet.
+
+    Raises ValueError for an unknown `data.corpus`, or a key that it doesn't have.
+    """
+    if data.corpus not in _KINDS:
+        raise ValueError(f"data.corpus={data.corpus!r} is unknown; use one of {', '.join(_KINDS)}")
+    if data.corpus == "tfds" and data.streaming:
+        raise ValueError("data.streaming=True is of corpus=hub only: tfds prepares a dataset first; set it to False")
+    return _KINDS[data.corpus](data)

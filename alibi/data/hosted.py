@@ -35,7 +35,8 @@ class _Hosted(Corpus):
         """`data`: the config section; ValueError when it names no dataset."""
         if not data.name:
             raise ValueError(f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name")
-        self._data, self._name = data, os.path.expanduser(data.name)
+        super().__init__(data)
+        self._name = os.path.expanduser(data.name)
         self._local = os.path.isdir(self._name)
 
     def description(self, split: str) -> dict[str, Any]:
@@ -242,10 +243,8 @@ def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
 def _answers(url: str, seconds: float) -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=seconds).close()
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False
+    except (OSError, ValueError) as error:
+        return isinstance(error, urllib.error.HTTPError)
     return True
 
 

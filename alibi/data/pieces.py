@@ -29,6 +29,10 @@ class Corpus(abc.ABC):
     # The state of a named text that `pieces` has read; empty if `description` says it all.
     revision: str = ""
 
+    def __init__(self, data: Any):
+        """`data`: the config section, or another mapping that says for each split where its text is."""
+        self._data = data
+
     @abc.abstractmethod
     def pieces(self, split: str) -> Iterator[Piece]:
         """The documents of `split` in their order, in pieces; ValueError where they can't be read."""
@@ -84,19 +88,16 @@ def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
     held: Piece | None = None  # kept back: if nothing of the next piece fits, this one ends the document
     for piece in pieces:
         data = piece.text.encode("utf-8")
-        is_last = len(data) >= left
         text = data[:left].decode("utf-8", errors="ignore")  # the only error can be a character cut by the limit
-        if is_last and not text:
-            held = held and Piece(held.text, ends_document=True)
-            break
-        if held:
-            yield held
-        held = Piece(text, piece.ends_document or is_last)
-        if is_last:
-            break
         left -= len(data)
+        if text or left > 0:
+            if held:
+                yield held
+            held = Piece(text, piece.ends_document)
+        if left <= 0:
+            break
     if held:
-        yield held
+        yield Piece(held.text, held.ends_document or left <= 0)
 
 
 def read_split(corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool) -> Iterator[Piece]:

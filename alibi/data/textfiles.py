@@ -9,11 +9,12 @@ import lzma
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zstandard
 
+from alibi.data.cache import file_sha256
 from alibi.data.pieces import PIECE_BYTES, Corpus, Piece, one_document
 
 # A file above this many bytes is known by its size, its time of change and the hash of its two ends.
@@ -22,17 +23,13 @@ _END_BYTES = 1 << 20
 
 
 class TextFiles(Corpus):
-    """Files named by comma-separated paths and globs: plain UTF-8, .gz, .xz or .zst."""
+    """Files named for each split by comma-separated paths and globs, or by a list of paths: UTF-8, .gz, .xz or .zst."""
 
     name = "text"
 
-    def __init__(self, places: Mapping[str, str | Sequence[str | os.PathLike]]):
-        """`places`: for each split a comma-separated string, or a list of paths that are taken as they are."""
-        self._places = places
-
     def files(self, split: str) -> list[pathlib.Path]:
         """The files of `split`: in the order written, those of a glob sorted; ValueError when there is none."""
-        place = self._places[split]
+        place = self._data[split]
         if not place:
             raise ValueError(f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}")
         if not isinstance(place, str):
@@ -55,7 +52,7 @@ class TextFiles(Corpus):
 
     def title(self, split: str) -> str:
         """The files' names without their folders, globs as they were given."""
-        place = self._places[split]
+        place = self._data[split]
         parts = place.split(",") if isinstance(place, str) else place
         return ",".join(pathlib.PurePath(part).name for part in parts)
 
@@ -94,12 +91,10 @@ _PACKED = (*_OPENERS, ".zst")
 
 
 def _texts(path: pathlib.Path) -> Iterator[str]:
-    """Successive texts of one file, cut where a tokenizer doesn't notice: after a line end, or where the text has
-    none for long after a space, or where it has no space either between two characters.
-    """
+    """Successive texts of one file, cut after a line end, or after a space or a character where lines are too long."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, rest = 0, ""
-    for block in itertools.chain(_blocks(path), [b""]):  # nothing more says that no character may stay open
+    for block in itertools.chain(filter(None, _blocks(path)), [b""]):  # the last: no character may stay open
         try:
             rest += decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:  # in what was left of the block before, and this one
@@ -150,9 +145,9 @@ def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
 def _identity(path: pathlib.Path) -> dict[str, Any]:
     status = path.stat()
     identity: dict[str, Any] = {"bytes": status.st_size, "packed": path.suffix if path.suffix in _PACKED else ""}
+    if status.st_size <= WHOLE_HASH_BYTES:
+        return identity | {"sha256": file_sha256(path)}
     with path.open("rb") as stream:
-        if status.st_size <= WHOLE_HASH_BYTES:
-            return identity | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
         ends = stream.read(_END_BYTES)
         stream.seek(-_END_BYTES, os.SEEK_END)
         ends += stream.read()

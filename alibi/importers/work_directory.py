@@ -95,13 +95,9 @@ def import_run(
     config = _complete(config, sizes, settings, run.path, sha256)
     state = _state(config, params, sizes.vocab_size, settings.updates)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    provenance = make_provenance(
-        imported_from={"checkpoint": os.fspath(checkpoint), "sha256": sha256},
-        parameters=parameters,
-        vocab_size=sizes.vocab_size,
-        corpus={},
-    )
-    _write(run, config, tokenizer, state, provenance)
+    origin = {"checkpoint": os.fspath(checkpoint), "sha256": sha256}
+    about = make_provenance(imported_from=origin, parameters=parameters, vocab_size=sizes.vocab_size, corpus={})
+    _write(run, config, tokenizer, state, about)
     return Imported(run, config, settings, parameters, sizes.vocab_size)
 
 
@@ -132,11 +128,9 @@ def _complete(
 ) -> ml_collections.ConfigDict:
     """`config` with all that the checkpoint says."""
     config = config.copy_and_resolve_references()
-    config.update(seed=settings.seed, train_length=settings.train_length, position=settings.position)
-    config.imported_from = sha256
-    config.position_options = ml_collections.ConfigDict()
-    config.model.update(sizes.config)
-    config.model.update(settings.rates)
+    config.update(seed=settings.seed, train_length=settings.train_length, imported_from=sha256)
+    config.position, config.position_options = settings.position, ml_collections.ConfigDict()
+    config.model.update(sizes.config | settings.rates)
     config.model.update(num_heads=settings.num_heads, activation=settings.activation)
     config.data.update(tokenizer="words", tokenizer_file=str(workdir / "tokenizer" / "dict.txt"))
     config.train.batch_tokens = _whole_batch(config)
@@ -179,7 +173,8 @@ def _write(
     provenance: dict[str, Any],
 ) -> None:
     """All files into a directory beside, which is then renamed, so that nobody ever sees half of them."""
-    about, updates = {"config": config.to_dict(), **provenance}, int(state.step)
+    about = {"config": config.to_dict(), **provenance}
+    updates, steps = int(state.step), config.train.steps
     with made_whole(run.path) as partial:
         made = RunDirectory(partial)
         made.check(config)
@@ -189,12 +184,5 @@ def _write(
         (made.path / "config.py").write_text(CONFIG_FILE)
         with Checkpoints(made.checkpoints) as checkpoints:
             checkpoints.save(state, updates, about)
-        finished = updates >= config.train.steps
-        made.write_status(
-            "finished" if finished else "interrupted",
-            step=updates,
-            steps=config.train.steps,
-            reason="imported",
-            tokens_per_second=None,
-            best=None,
-        )
+        reached = "finished" if updates >= steps else "interrupted"
+        made.write_status(reached, step=updates, steps=steps, reason="imported", tokens_per_second=None, best=None)

@@ -86,6 +86,11 @@ def test_zst_of_several_frames(tmp_path):
     pack = zstandard.ZstdCompressor().compress
     (tmp_path / "a.zst").write_bytes(pack(b"one\n" * 9000) + pack(b"two\n" * 9000))
     assert documents(text_corpus(tmp_path / "a.zst"), "train") == ["one\n" * 9000 + "two\n" * 9000]
+    # Frames may begin and end inside a character, and hold nothing.
+    text = "漢字\n" * 50
+    frames = [pack(text.encode()[start : start + 4]) + pack(b"") for start in range(0, 350, 4)]
+    (tmp_path / "a.zst").write_bytes(b"".join(frames))
+    assert documents(text_corpus(tmp_path / "a.zst"), "train") == [text]
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", None)])

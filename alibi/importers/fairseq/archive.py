@@ -32,7 +32,9 @@ class Archive:
         self._zip = self._open()
         try:
             self._folder = self._find_folder()
-            self.content = self._unpickle()
+            if f"{self._folder}byteorder" in self._zip.namelist() and self._read("byteorder", 16) != b"little":
+                raise ValueError("it is big-endian; save it again on a usual machine")
+            self.content: Any = unpickle(self._read("data.pkl", PICKLE_BYTES), self._load)
         except ValueError as error:
             self._zip.close()
             raise ValueError(f"checkpoint {self._path} can't be used: {error}") from error
@@ -68,11 +70,6 @@ class Archive:
                 "give the .pt file that fairseq wrote"
             )
         return found[0].removesuffix("data.pkl")
-
-    def _unpickle(self) -> Any:
-        if f"{self._folder}byteorder" in self._zip.namelist() and self._read("byteorder", 16) != b"little":
-            raise ValueError("it is big-endian; save it again on a usual machine")
-        return unpickle(self._read("data.pkl", PICKLE_BYTES), self._load)
 
     def _load(self, storage: Storage) -> Shaped[np.ndarray, " numbers"]:
         if storage not in self._loaded:
