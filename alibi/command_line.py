@@ -1,5 +1,6 @@
 """What the entry points share: flags read, and whatever the user can mend said in one line instead of a traceback."""
 
+import collections
 import os
 import pathlib
 import re
@@ -115,15 +116,16 @@ def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, object]]]:
     """
     kept: list[str] = []
     overrides: list[tuple[str, object]] = []
-    words = iter(enumerate(argv))
-    for index, word in words:
+    words = collections.deque(argv)
+    while words:
+        word = words.popleft()
         given = re.fullmatch(r"--?(no)?config\.([\w.]+)(?:=(.*))?", word, re.DOTALL)
         if given is None or "config" not in flags.FLAGS:
             kept.append(word)
         elif given[1] or given[3] is not None:
             overrides.append((given[2], "False" if given[1] else given[3]))
-        elif re.match(r"[^-]|-\.?\d", next(iter(argv[index + 1 : index + 2]), "-")):
-            overrides.append((given[2], next(words)[1]))
+        elif words and re.match(r"[^-]|-\.?\d", words[0]):
+            overrides.append((given[2], words.popleft()))
         else:
             overrides.append((given[2], True))
     return kept, overrides
@@ -131,14 +133,12 @@ def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, object]]]:
 
 def _check_config_file(argv: list[str]) -> None:
     """Raises ValueError where --config names no file: of that ml_collections tells only what comes of it."""
-    for index, word in enumerate(argv):
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
         given = re.fullmatch(r"--?config(?:=(.*))?", word, re.DOTALL)
-        if given is None or "config" not in flags.FLAGS:
-            continue
-        value = given[1] if given[1] is not None else " ".join(argv[index + 1 : index + 2])
-        file = value.partition(":")[0]
-        if not os.path.isfile(file):
-            raise ValueError(f"there is no config file {file!r}; did you mean {_nearest_config(file)}?")
+        if given and "config" in flags.FLAGS:
+            file = (following if given[1] is None else given[1]).partition(":")[0]
+            if not os.path.isfile(file):
+                raise ValueError(f"there is no config file {file!r}; did you mean {_nearest_config(file)}?")
 
 
 def _nearest_config(file: str) -> str:

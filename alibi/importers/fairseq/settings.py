@@ -57,12 +57,15 @@ def read_settings(content: Any, sizes: Architecture) -> Settings:
     _check_architecture(model)
     _check_sizes(model, sizes)
     position, reason = _position(content, model)
+    activation = _get(model, "activation_fn", "relu")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ValueError(f"it has the activation {shown(activation)}; only {', '.join(ACTIVATIONS)} can be read")
     return Settings(
         num_heads=_count(model, "decoder_attention_heads"),
         position=position,
         position_reason=reason,
         train_length=_count(model, "tokens_per_sample"),
-        activation=_activation(model),
+        activation=ACTIVATIONS[activation],
         rates={
             "dropout": _rate(model, "dropout"),
             "attention_dropout": _rate(model, "attention_dropout"),
@@ -143,13 +146,6 @@ def _updates(content: Any) -> int:
             f"it was saved after {shown(updates)} updates (optimizer_history); a trained one has from 1 to {MOST:,}"
         )
     return updates
-
-
-def _activation(model: Section) -> str:
-    name = _get(model, "activation_fn", "relu")
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ValueError(f"it has the activation {shown(name)}; only {', '.join(ACTIVATIONS)} can be read")
-    return ACTIVATIONS[name]
 
 
 def _count(section: Section, key: str) -> int:
