@@ -87,15 +87,19 @@ def decode(
     temperature: float | Float[Array, ""],
     key: PRNGKeyArray | None,
 ) -> tuple[Int[Array, "batch count"], PyTree]:
-    """`count` tokens, the first one by these logits, and the cache with them; without a key the likeliest."""
+    """`count` tokens, the first one by these logits, and the cache with all of them but the last.
+
+    Without a key they are the likeliest.
+    """
+
+    def draw(logits: Float[Array, "batch 1 vocabulary"], number: int | Array) -> Int[Array, " batch"]:
+        if key is None:
+            return jnp.argmax(logits[:, -1], axis=-1)
+        return jax.random.categorical(jax.random.fold_in(key, number), logits[:, -1] / temperature)
 
     def step(before: tuple[Array, PyTree], number: Array) -> tuple[tuple[Array, PyTree], Array]:
-        logits, cache = before[0][:, -1], before[1]
-        if key is None:
-            token = jnp.argmax(logits, axis=-1)
-        else:
-            token = jax.random.categorical(jax.random.fold_in(key, number), logits / temperature)
-        return read(model, params, cache, token[:, None], last=1), token
+        token = draw(before[0], number)
+        return read(model, params, before[1], token[:, None], last=1), token
 
-    (_, cache), tokens = jax.lax.scan(step, (logits, cache), jnp.arange(count))
-    return tokens.T, cache
+    (logits, cache), tokens = jax.lax.scan(step, (logits, cache), jnp.arange(count - 1))
+    return jnp.append(tokens.T, draw(logits, count - 1)[:, None], axis=1), cache

@@ -39,11 +39,14 @@ def check_position_method(method: str | type[PositionMethod] | PositionMethod, *
     """Checks what any position method must hold, by the properties that it declares; takes some seconds.
 
     These are: a bias that attention can take, and can cut anywhere; no influence of later
-    tokens; the same result at shifted positions, if it is `shift_invariant`; a prompt in pieces
-    and single tokens through a cache as the whole sequence; tiles, several devices (where there
-    are any), bfloat16, recomputed and scanned layers as the dense formula in float32, in value
-    and in the gradient of every parameter and input; and, if its bias is `bounded`, that no bias
-    exceeds its bound and that skipping loses no more than it may.
+    tokens; the same result at shifted positions, if it is `shift_invariant`; a prompt in pieces,
+    with and without padding before it, and single tokens through a cache as the whole sequence;
+    tiles, 8 devices, bfloat16, recomputed and scanned layers as the dense formula in float32, in
+    value and in the gradient of every parameter and input; and, if its bias is `bounded`, that no
+    bias exceeds its bound and that skipping loses no more than it may.
+
+    Only the check of 8 devices needs more than one: it is made where JAX has 8 or more, as CPUs have after
+    `jax.config.update("jax_num_cpu_devices", 8)` before JAX is first used, and else is left out.
 
     Args:
       method: a class, its name in the registry or `package.module:Class`, or an instance with
@@ -90,24 +93,35 @@ def _inputs(length: int, scale: float = 1.0) -> dict[str, Float[Array, "..."]]:
     return {name: jnp.asarray(sizes[name] * rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
 
 
-def _attend(method: PositionMethod, options: AttentionOptions, params: Any, inputs: dict[str, Array]) -> Array:
-    """One layer's attention, at positions from 3 on."""
+def _attend(
+    method: PositionMethod, options: AttentionOptions, params: Any, inputs: dict[str, Array], queries: int = LENGTH
+) -> Array:
+    """One layer's attention, at positions from 3 on; of the last `queries` tokens."""
     positions = np.arange(inputs["x"].shape[1]) + 3
     attention = method_attention_fn(
         method.at_length(positions.size),
         params,
         inputs["x"].astype(jnp.float32),
-        query_positions=positions,
+        query_positions=positions[-queries:],
         key_positions=positions,
         options=options,
     )
-    return attention(inputs["query"], inputs["key"], inputs["value"])
+    return attention(inputs["query"][:, -queries:], inputs["key"], inputs["value"])
 
 
 def _bias(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bias | None:
     method = method.at_length(inputs["x"].shape[1])
     kept = method.keep(params, inputs["x"], inputs["key"], before=None)
     return method.content_bias(params, inputs["query"], kept, kept)
+
+
+def _is_bounded(method: PositionMethod) -> bool:
+    @jax.jit
+    def bounded() -> bool:
+        bias = _bias(method, _params(method), _inputs(LENGTH))
+        return bias is not None and bias.bounded
+
+    return bool(bounded())
 
 
 def check_blocks(method: PositionMethod) -> None:
@@ -196,14 +210,14 @@ def check_half_precision(method: PositionMethod) -> None:
 
 def check_bounds(method: PositionMethod) -> None:
     """No bias exceeds what its bound says, and skipping far keys loses no more than `skip_epsilon`."""
+    if not _is_bounded(method):
+        return
     length, block = 512, 32
     params, inputs = _params(method), _inputs(length)
 
     @jax.jit
     def found() -> Any:
-        bias = _bias(method, params, inputs)
-        if bias is None or not bias.bounded:
-            return None
+        bias: Any = _bias(method, params, inputs)
         positions = np.arange(length)
         first = positions.reshape(-1, block)[:, 0]
         behind = first[:, None] - first[None, :] - (block - 1)
@@ -212,9 +226,7 @@ def check_bounds(method: PositionMethod) -> None:
         whole = bias(jnp.asarray(positions), jnp.asarray(positions))
         return whole, bias.upper_bound(blocks), bias.log_sum_bound(blocks)
 
-    if (measured := jax.device_get(found())) is None:
-        return
-    whole, bound, log_sum = measured
+    whole, bound, log_sum = jax.device_get(found())
     hidden = np.arange(length)[:, None] < np.arange(length) if method.causal else np.zeros((length, length), bool)
     tiles = np.where(hidden, -np.inf, whole).reshape(-1, HEADS, length // block, block, length // block, block)
     checks = {"upper_bound": (tiles.max(axis=(3, 5)), bound)}
@@ -241,13 +253,18 @@ def _check_skipping(method: PositionMethod, params: Any) -> None:
     far = (jnp.arange(LENGTH) < 4)[None, :, None, None]
     inputs |= {"query": along, "key": jnp.where(far, along, -along)}
     epsilon = 1e-3
-    run = jax.jit(lambda options: _attend(method, options, params, inputs), static_argnums=0)
-    exact, skipped = (
-        np.asarray(run(AttentionOptions(backend="blocked", block=8, skip_epsilon=skip))) for skip in (None, epsilon)
-    )
-    lost, most = np.abs(exact - skipped).max(), 2 * epsilon * float(jnp.abs(inputs["value"]).max()) + 1e-6
-    if not lost <= most:
-        _fail(method, f"with skip_epsilon={epsilon} attention is off by {lost:.2g}, where {most:.2g} is the most")
+    most = 2 * epsilon * float(jnp.abs(inputs["value"]).max()) + 1e-6
+
+    @functools.partial(jax.jit, static_argnums=(0, 1, 2))
+    def attend(backend: str, queries: int, skip_epsilon: float | None) -> Array:
+        options = AttentionOptions(backend=backend, block=8, skip_epsilon=skip_epsilon)
+        return _attend(method, options, params, inputs, queries)
+
+    exact = np.asarray(attend("blocked", LENGTH, None))
+    for backend, queries in (("blocked", LENGTH), ("decoding", 1)):
+        lost = np.abs(exact[:, -queries:] - np.asarray(attend(backend, queries, epsilon))).max()
+        if not lost <= most:
+            _fail(method, f"{backend} with skip_epsilon={epsilon} is off by {lost:.2g}, where {most:.2g} is the most")
 
 
 class _Model:
@@ -270,7 +287,7 @@ class _Model:
 
 
 def check_causality(model: _Model) -> None:
-    """No feature of a token has a gradient with respect to a later token."""
+    """Each token's features have a gradient with respect to the token itself, and none to a later one."""
     if not model.method.causal:
         return
 
@@ -285,6 +302,8 @@ def check_causality(model: _Model) -> None:
         return jax.vmap(lambda cotangent: to_gradient(cotangent)[0])(each)
 
     depends = np.abs(np.asarray(gradients(model.params["embedding"]))).max(axis=-1) > 0  # [token, on token]
+    if not depends.diagonal().all():
+        _fail(model.method, f"the features of token {depends.diagonal().argmin()} don't depend on the token itself")
     if not depends[-1, 0]:
         _fail(model.method, f"in a sequence of {TOKENS} tokens the last one doesn't depend on the first")
     ahead = np.argwhere(np.triu(depends, 1))
@@ -312,22 +331,59 @@ def check_shift(model: _Model) -> None:
             )
 
 
+class _Decoding(ModelConfig):
+    """A model whose attention reads one token by the loop over blocks of keys, however few there are."""
+
+    def attention_options(self, sharding: Any) -> AttentionOptions:
+        return dataclasses.replace(super().attention_options(sharding), backend="decoding", block=4)
+
+
 def check_cache(model: _Model) -> None:
-    """A prompt in two pieces, then single tokens, through a cache, give the features of the whole sequence."""
-    lm = model.model
-    start = jax.jit(functools.partial(lm.init, decode=True))(jax.random.key(0), jnp.zeros((2, TOKENS), jnp.int32))
-    read = jax.jit(functools.partial(lm.apply, decode=True, mutable=["cache"], method="features"))
-    cache, first, features = start["cache"], 0, []
-    for size in (4, 4, *(1,) * (TOKENS - 8)):
-        part = model.tokens[:, first : first + size]
-        new, updated = read({"params": model.params, "cache": cache}, part)
-        features.append(np.asarray(new))
-        cache, first = updated["cache"], first + size
-    error = np.abs(np.concatenate(features, axis=1) - np.asarray(model.features)).max(axis=(0, 2))
-    if not error.max() < 1e-3:
-        token = int(np.argmax(~(error < 1e-3)))
-        how = "in a prompt of two pieces" if token < 8 else "decoded after the prompt"
-        _fail(model.method, f"with a cache, token {token}, {how}, is off by {error[token]:.2g} from the whole sequence")
+    """A prompt in two pieces, then single tokens, through a cache, give the features of the whole sequence.
+
+    The cache has more slots than there are tokens, and before the second sequence there is padding. With a bias that
+    is `bounded`, single tokens are read again by the loop that skips keys.
+    """
+    lm, padding = model.model, np.asarray([[0], [3]])
+    positions = np.arange(TOKENS)[None] - padding
+    tokens, expected = (
+        np.stack([np.roll(row, shift, axis=0) for row, shift in zip(np.asarray(x), padding.flat, strict=True)])
+        for x in (model.tokens, model.features)
+    )
+
+    def reader(lm: DecoderLM) -> Callable[..., Any]:
+        read = jax.jit(functools.partial(lm.apply, decode=True, mutable=["cache"], method="features"))
+        return lambda cache, *part, **given: read({"params": model.params, "cache": cache}, *part, **given)
+
+    def compare(features: Any, first: int, how: str) -> None:
+        error = np.abs(np.asarray(features) - expected[:, first : first + features.shape[1]]).max(axis=2)
+        wrong = np.argwhere(~(error < 1e-3) & (positions[:, first : first + features.shape[1]] >= 0))
+        if wrong.size:
+            row, number = min(wrong, key=lambda place: (place[1], place[0]))
+            before = f" with {padding[row, 0]} tokens of padding before it" if row else ""
+            _fail(
+                model.method,
+                f"with a cache, token {positions[row, first + number]}{before}, {how}, is off by "
+                f"{error[row, number]:.2g} from the whole sequence",
+            )
+
+    made = jax.jit(functools.partial(lm.init, decode=True, total=TOKENS))(jax.random.key(0), np.zeros((2, 16), int))
+    read, cache = reader(lm), made["cache"]
+    for first in (0, 4):
+        part = slice(first, first + 4)
+        features, updated = read(cache, tokens[:, part], positions=positions[:, part])
+        compare(features, first, "in a prompt of two pieces")
+        cache = updated["cache"]
+    ways = {"decoded after the prompt": read}
+    if _is_bounded(model.method):
+        config = _Decoding(**dataclasses.asdict(lm.config))
+        ways["decoded by the loop over keys"] = reader(lm.clone(config=config))
+    for how, read_one in ways.items():
+        held = cache
+        for number in range(8, TOKENS):
+            features, updated = read_one(held, tokens[:, number : number + 1])
+            compare(features, number, how)
+            held = updated["cache"]
 
 
 def check_layers(model: _Model) -> None:

@@ -1,6 +1,7 @@
 """What can compute a call of attention, and which of them `auto` takes."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from jaxtyping import Array
@@ -85,7 +86,7 @@ RULES = (
     Rule(
         ("cpu",),
         f"{WORTH_SAVING:,} keys or fewer, at most 2^{SAVED_WEIGHTS.bit_length() - 1} weights",
-        lambda call: call.key.shape[-3] <= WORTH_SAVING and call.num_weights <= SAVED_WEIGHTS,
+        lambda call: call.key.shape[-3] <= WORTH_SAVING and math.prod(call.weights_shape) <= SAVED_WEIGHTS,
         "saved",
         "fastest forward and backward at these lengths (measured)",
     ),
@@ -115,7 +116,7 @@ RULES = (
     Rule(
         EVERYWHERE,
         f"more than 2^{DENSE_WEIGHTS.bit_length() - 1} weights",
-        lambda call: call.num_weights > DENSE_WEIGHTS,
+        lambda call: math.prod(call.weights_shape) > DENSE_WEIGHTS,
         "blocked",
         "memory linear in the length (speed on GPU and TPU not measured)",
     ),

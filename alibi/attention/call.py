@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -28,7 +27,8 @@ class AttentionOptions:
 
     Attributes:
       window, skip_epsilon, sharding, backend: as in `alibi.attention.attend`.
-      block: the most queries and keys that a tile of `blocked` has; None: as many as was measured to be fastest.
+      block: the most queries and keys that a tile of `blocked` has, and keys that `decoding` reads at one time; None:
+        as many as was measured to be fastest.
       platform: what the program is compiled for: "cpu", "gpu" or "tpu".
 
     Raises:
@@ -107,11 +107,6 @@ class AttentionCall:
     def window(self) -> int | None:
         return self.options.window
 
-    @property
-    def can_skip(self) -> bool:
-        """Whether keys may be left out: the bias is `bounded` and `skip_epsilon` is given."""
-        return self.bias is not None and self.bias.bounded and self.options.skip_epsilon is not None
-
     @functools.cached_property
     def known_slopes(self) -> np.ndarray | None:
         """The slopes of a bias that is linear in distance, where they are known when the call is traced."""
@@ -148,10 +143,6 @@ class AttentionCall:
     def weights_shape(self) -> tuple[int, ...]:
         """`[*batch, heads, q, k]`."""
         return (*self.query.shape[:-3], self.query.shape[-2], self.query.shape[-3], self.key.shape[-3])
-
-    @property
-    def num_weights(self) -> int:
-        return math.prod(self.weights_shape)
 
 
 def at_once(count: int, fitting: int, devices: int) -> int:

@@ -39,31 +39,23 @@ def reference_attention(
       weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized ones.
       sow: a function that is called with the weights, before dropout.
     """
-    weights = attention_weights(query, key, bias, visible, query_positions, key_positions, precision, weights_einsum)
-    if sow is not None:
-        sow(weights)
-    if keep is not None:
-        weights = weights * keep
-    values_einsum = values_einsum or _einsum(precision)
-    return values_einsum("...hqk,...khd->...qhd", weights.astype(value.dtype), value).astype(value.dtype)
-
-
-def attention_weights(
-    query: Float[Array, "*batch q heads head_dim"],
-    key: Float[Array, "*batch k heads head_dim"],
-    bias: Bias | None,
-    visible: Bool[Array, "*#batch #heads #q k"] | None,
-    query_positions: Integer[Array, "*#batch q"],
-    key_positions: Integer[Array, "*#batch k"],
-    precision: jax.lax.PrecisionLike = None,
-    weights_einsum: Callable[..., Array] | None = None,
-) -> Float[Array, "*batch heads q k"]:
-    """The softmax of the biased logits, float32; zeros in rows without a visible key."""
-    weights_einsum = weights_einsum or _einsum(precision)
+    weights_einsum, values_einsum = (given or _einsum(precision) for given in (weights_einsum, values_einsum))
     logits = weights_einsum("...qhd,...khd->...hqk", query, key).astype(jnp.float32) * query.shape[-1] ** -0.5
     if bias is not None:
         block = bias(query_positions, key_positions)
         logits = logits + block.reshape((1,) * (logits.ndim - block.ndim) + block.shape)
+    weights = _softmax(logits, visible)
+    if sow is not None:
+        sow(weights)
+    if keep is not None:
+        weights = weights * keep
+    return values_einsum("...hqk,...khd->...qhd", weights.astype(value.dtype), value).astype(value.dtype)
+
+
+def _softmax(
+    logits: Float[Array, "*batch heads q k"], visible: Bool[Array, "*#batch #heads #q k"] | None
+) -> Float[Array, "*batch heads q k"]:
+    """The weights of the keys that each query sees; zeros in rows without any."""
     if visible is None:
         return jax.nn.softmax(logits, axis=-1)
     visible = visible.reshape((1,) * (logits.ndim - visible.ndim) + visible.shape)

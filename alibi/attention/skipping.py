@@ -87,8 +87,8 @@ def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_o
     keys = call.known_positions[1][nearest.indices].astype(np.int32)
     queries = keys + nearest.distances.astype(np.int32) * np.where(call.known_positions[0] < keys, -1, 1)
 
-    def of_pair(query: Array, key: Array, index: Array, nearest: Array) -> Array:
-        part = Part(queries=(index, 1), keys=(nearest, 1))
+    def of_pair(query: Array, key: Array, query_index: Array, key_index: Array) -> Array:
+        part = Part(queries=(query_index, 1), keys=(key_index, 1))
         return bias.cut(part)(query[None], key[None])[..., 0, 0].reshape(-1, call.query.shape[-2])
 
     indices = np.arange(queries.size, dtype=np.int32), nearest.indices.astype(np.int32)
@@ -139,22 +139,20 @@ def tiles_needed(call: AttentionCall, plan: Plan, sides: Sides) -> Bool[Array, "
     if call.window is not None:
         seen = seen & (behind < call.window) & (ahead < call.window)
     seen = jnp.broadcast_to(seen, (plan.batch, plan.heads, *seen.shape[-2:]))
-    nearest = nearest_keys(call)
-    if nearest is None or not call.can_skip:
+    epsilon, nearest = call.options.skip_epsilon, nearest_keys(call)
+    if epsilon is None or call.bias is None or not call.bias.bounded or nearest is None:
         return seen
-    assert call.bias is not None
-    assert call.options.skip_epsilon is not None
     bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3).padded(*plan.padding))
     count = np.minimum(plan.k_block, plan.k_length - plan.k_block * np.arange(plan.k_blocks))
     blocks = Blocks(behind[:, 0], ahead[:, 0], plan.q_blocks, plan.k_blocks, count.reshape(1, 1, 1, -1))
     excess = key_excess(call, nearest, plan)[..., None]
-    if call.options.skip_epsilon == 0:
+    if epsilon == 0:
         return seen & ~(excess + bias.upper_bound(blocks) < -UNDERFLOW)
     # Keys ascend, so the farthest before a query are in the first blocks, and those after it in the last ones.
     sums = bias.log_sum_bound(blocks)
     sums = jnp.broadcast_to(sums, jnp.broadcast_shapes(sums.shape, (1, 1, 1, plan.k_blocks)))
     directions = [False] if call.causal else [False, True]
-    most = math.log(call.options.skip_epsilon / len(directions))
+    most = math.log(epsilon / len(directions))
     left_out = [excess + lax.cumlogsumexp(sums, axis=3, reverse=reverse) < most for reverse in directions]
     return seen & ~functools.reduce(jnp.logical_or, left_out)
 

@@ -216,17 +216,15 @@ def part_of(plan: Plan, place: Place) -> Part:
 
 def tile_bias(of_tile: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array, "batch heads q k"]:
     """The values of a bias that has been cut to one tile; the batch dimension is 1 where all entries share them."""
-    block = of_tile(*_positions(plan, sides, place))
+    block = of_tile(*_of_tile(sides.query_positions, sides.key_positions, plan, place))
     return block if block.ndim == 4 else block[None]
 
 
 def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch #heads q k"] | None:
     """Where the queries of one tile see its keys; None: everywhere."""
-    segments = (
-        _query_part(sides.query_segments, plan, place) if sides.query_segments is not None else None,
-        _key_part(sides.key_segments, plan, place) if sides.key_segments is not None else None,
-    )
-    shown = shown_to(*_positions(plan, sides, place), *segments, causal=plan.causal, window=plan.window)
+    positions = _of_tile(sides.query_positions, sides.key_positions, plan, place)
+    segments = _of_tile(sides.query_segments, sides.key_segments, plan, place)
+    shown = shown_to(*positions, *segments, causal=plan.causal, window=plan.window)
     conditions = [one[:, None] if one.ndim == 3 else one[None, None] for one in shown]
     if plan.k_blocks * plan.k_block > plan.k_length:
         column = place.k_block * plan.k_block + jnp.arange(plan.k_block)
@@ -256,20 +254,12 @@ def tile_dropout(plan: Plan, sides: Sides, place: Place) -> Float[Array, "#batch
     return dropout_factors(key, plan.dropout_rate, shape, plan.broadcast_dropout)
 
 
-def _positions(plan: Plan, sides: Sides, place: Place) -> tuple[Array, Array]:
-    return _query_part(sides.query_positions, plan, place), _key_part(sides.key_positions, plan, place)
+def _of_tile(of_queries: Array | None, of_keys: Array | None, plan: Plan, place: Place) -> tuple[Any, Any]:
+    """Positions or segments of one tile, for the batch entries of its group where these differ; None stays None."""
 
+    def part(x: Int[Array, "*batch length"] | None, block: int, number: Any) -> Int[Array, "*group block"] | None:
+        if x is not None and x.ndim > 1:
+            x = jax.lax.dynamic_slice_in_dim(x, place.batch, plan.batch_group, axis=0)
+        return None if x is None else jax.lax.dynamic_slice_in_dim(x, number * block, block, axis=-1)
 
-def _query_part(x: Int[Array, "*batch q"], plan: Plan, place: Place) -> Int[Array, "*group q_block"]:
-    return _part(x, plan.batch_group, place.batch, plan.q_block, place.q_block)
-
-
-def _key_part(x: Int[Array, "*batch k"], plan: Plan, place: Place) -> Int[Array, "*group k_block"]:
-    return _part(x, plan.batch_group, place.batch, plan.k_block, place.k_block)
-
-
-def _part(x: Int[Array, "*batch length"], group: int, first: Any, block: int, index: Any) -> Int[Array, "*group block"]:
-    """One block of positions or segments, for the batch entries of the group where these differ."""
-    if x.ndim > 1:
-        x = jax.lax.dynamic_slice_in_dim(x, first, group, axis=0)
-    return jax.lax.dynamic_slice_in_dim(x, index * block, block, axis=-1)
+    return part(of_queries, plan.q_block, place.q_block), part(of_keys, plan.k_block, place.k_block)

@@ -86,9 +86,8 @@ class Block(nn.Module):
     ) -> AttentionFn:
         """What the position method and the cache make of attention in this layer, whose input is `y`."""
         positions = np.arange(y.shape[1]) if call.positions is None else call.positions
-        segments: Any = (
-            call.segment_ids
-        )  # one array for queries and keys, by which skipping sees that they are the same
+        # One array for queries and keys where all are queries: by that, skipping sees that they are the same.
+        segments: Any = call.segment_ids
         if segments is not None and last < y.shape[1]:
             segments = segments[..., -last:], segments
         cached = None

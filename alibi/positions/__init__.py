@@ -127,7 +127,7 @@ def _check_class(name: str, found: Any) -> None:
 
 
 def check_bias(name: str, method: PositionMethod) -> None:
-    """Raises ValueError for a bias that attention could not take, or parameters of equal names; computes nothing."""
+    """Raises ValueError for parameters of equal names, or a bias that attention could not take; computes nothing."""
     heads, head_dim, width, q, k = method.num_heads, method.head_dim, method.width, 2, 3
 
     def make_block() -> Any:
@@ -151,9 +151,19 @@ def check_bias(name: str, method: PositionMethod) -> None:
                     f"field {jax.tree_util.keystr(path, simple=True)} of the bias of position method {name!r} is "
                     f"{leaf.dtype}; fields are floating-point arrays, or `static`"
                 )
-        return None if bias is None else bias(jnp.arange(q), jnp.arange(k))
+        if bias is None:
+            return None
+        if bias.bounded:
+            one = jnp.zeros((1, 1, 1), jnp.int32)
+            blocks = Blocks(behind=one, ahead=one, q_blocks=1, k_blocks=1, key_count=one[None])
+            bias.upper_bound(blocks)
+            bias.log_sum_bound(blocks)
+        return bias(jnp.arange(q), jnp.arange(k))
 
-    block = jax.eval_shape(make_block)
+    try:
+        block = jax.eval_shape(make_block)
+    except NotImplementedError as error:
+        raise ValueError(f"the bias of position method {name!r} lacks a function: {error}") from error
     if block is None:
         return
     if block.shape not in ((heads, q, k), (1, heads, q, k)):

@@ -14,6 +14,7 @@ give a parameter the rank of what it is added to or multiplied with.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,9 +53,10 @@ class PositionMethod:
 
     @classmethod
     def options(cls) -> dict[str, Any]:
-        """The fields that the method adds, with their defaults."""
+        """The fields that the method adds, with their defaults; not those that it fills in itself (`init=False`)."""
         common = {field.name for field in dataclasses.fields(PositionMethod)}
-        return {field.name: field.default for field in dataclasses.fields(cls) if field.name not in common}
+        added = [field for field in dataclasses.fields(cls) if field.init and field.name not in common]
+        return {field.name: field.default for field in added}
 
     def at_length(self, length: int) -> "PositionMethod":
         """The method for sequences of `length` tokens; what depends on it reads `self.length` or `self.scale`."""
@@ -65,12 +67,12 @@ class PositionMethod:
         """How many times as long as the training sequences the computed ones are."""
         return (self.length or self.train_length) / self.train_length
 
-    @property
+    @functools.cached_property
     def learns(self) -> bool:
         """Whether `init` makes parameters."""
         return bool(jax.tree.leaves(jax.eval_shape(self.init, jax.eval_shape(lambda: jax.random.key(0)))))
 
-    @property
+    @functools.cached_property
     def learns_by_layer(self) -> bool:
         """Whether `init_layer` makes parameters."""
         return bool(jax.tree.leaves(jax.eval_shape(self.init_layer, jax.eval_shape(lambda: jax.random.key(0)))))

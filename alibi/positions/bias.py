@@ -165,8 +165,9 @@ class Bias(flax.struct.PyTreeNode):
 
         def pad(value: Array, field: dataclasses.Field) -> Array:
             axes = field.metadata.get("axes", {})
-            more = {axes[of]: count for of, count in (("queries", queries), ("keys", keys)) if of in axes and count}
-            return _edge_padded(value, more)
+            more = {axes[of]: count for of, count in (("queries", queries), ("keys", keys)) if of in axes}
+            widths = [(0, more.get(axis, 0)) for axis in range(value.ndim)]
+            return jnp.pad(value, widths, mode="edge") if any(more.values()) else value
 
         return self._with_fields(pad, lambda bias: bias.padded(queries, keys))
 
@@ -201,9 +202,3 @@ def _cut(value: Array, spans: dict[int, tuple[Any, int]]) -> Array:
         return value
     sizes = [spans[axis][1] if axis in spans else size for axis, size in enumerate(value.shape)]
     return jax.lax.dynamic_slice(value, _starts(value, spans), sizes)
-
-
-def _edge_padded(value: Array, more: dict[int, int]) -> Array:
-    if not more:
-        return value
-    return jnp.pad(value, [(0, more.get(axis, 0)) for axis in range(value.ndim)], mode="edge")

@@ -62,12 +62,12 @@ class DistanceBias(Bias):
             highest = int(query_positions[-1]) - int(key_positions[0])
             distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)
             values = self.at(jnp.asarray(distinct, jnp.int32)).astype(jnp.float32)[:, places]
-            return DistanceTable(values, self, lowest, int(query_positions[0] - key_positions[0]))
+            return DistanceTable(values, self, lowest, int(query_positions[0] - key_positions[0]), self.bounded)
         if q_length * k_length <= 4 * longest:
             return self
         distinct = np.unique(self.counted(np.arange(1 - longest, longest)))
         values = self.at(jnp.asarray(distinct, jnp.int32)).astype(jnp.float32)
-        return DistanceTable(values, self, int(distinct[0]), None)
+        return DistanceTable(values, self, int(distinct[0]), None, self.bounded)
 
 
 class DistanceTable(Bias):
@@ -80,16 +80,14 @@ class DistanceTable(Bias):
       first_distance: position of the first query minus that of the first key, if queries and keys both
         stand at consecutive positions; a tile's rows are then ranges of the table. Else None, and
         each value is looked up by the positions of its query and key.
+      bounded: whether `function` is.
     """
 
     values: Float[Array, "heads distances"] = per_head()
     function: DistanceBias = shared()
     lowest: int = static()
     first_distance: int | None = static()
-
-    @property
-    def bounded(self) -> bool:  # type: ignore[override]
-        return self.function.bounded
+    bounded: bool = static()
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         return self.function.upper_bound(blocks)

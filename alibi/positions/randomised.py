@@ -1,16 +1,20 @@
 """Randomised positions for any method (Ruoss et al. 2023, arXiv 2305.16843)."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from alibi.positions.base import Params, PositionMethod, Positions
-from alibi.positions.bias import Bias, KnownPositions
+from alibi.positions.base import PositionMethod
+from alibi.positions.bias import KnownPositions
+
+
+def _of_other(name: str) -> Any:
+    """The function of this name of the method that gets the positions."""
+    return lambda self, *arguments, **named: getattr(self.other, name)(*arguments, **named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Randomised(PositionMethod):
       method: the other method's name.
       method_options: its options, as ("name", value, "name", value, ...).
       max_position: how many positions there are; 0: 16 times the training length.
+      other: that method, made of the three above.
 
     Raises:
       ValueError: fewer positions than tokens; see also `alibi.positions.make_position`.
@@ -33,6 +38,7 @@ class Randomised(PositionMethod):
     method: str = "rotary"
     method_options: tuple[Any, ...] = ()
     max_position: int = 0
+    other: PositionMethod = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         if not (self.max_position == 0 or self.max_position >= self.train_length):
@@ -42,17 +48,12 @@ class Randomised(PositionMethod):
             )
         if len(self.method_options) % 2:
             raise ValueError(f"method_options={self.method_options} must be name, value, name, value, ...")
-        self.other  # raises for what the other method refuses  # noqa: B018
-
-    @functools.cached_property
-    def other(self) -> PositionMethod:
-        """The method that gets the positions."""
         from alibi.positions import make_position  # the registry has this method too
 
         sizes: dict[str, Any] = {"num_heads": self.num_heads, "head_dim": self.head_dim, "width": self.width}
         options = dict(zip(self.method_options[::2], self.method_options[1::2], strict=True))
         sizes |= {"train_length": self.max_length, "causal": self.causal}
-        return make_position(self.method, **sizes, options=options)
+        object.__setattr__(self, "other", make_position(self.method, **sizes, options=options))  # as it is frozen
 
     @property
     def max_length(self) -> int:
@@ -68,41 +69,7 @@ class Randomised(PositionMethod):
         positions = jnp.broadcast_to(jnp.asarray(positions), (batch, np.shape(positions)[-1]))
         return jnp.take_along_axis(drawn, positions, axis=-1)
 
-    def init(self, key: PRNGKeyArray) -> Params:
-        return self.other.init(key)
-
-    def init_layer(self, key: PRNGKeyArray) -> Params:
-        return self.other.init_layer(key)
-
-    def embed(
-        self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
-    ) -> Float[Array, "*batch length width"]:
-        return self.other.embed(params, x, positions)
-
-    def queries(
-        self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch q heads head_dim"]:
-        return self.other.queries(params, query, positions)
-
-    def keys(
-        self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch k heads head_dim"]:
-        return self.other.keys(params, key, positions)
-
-    def keep(
-        self,
-        params: Params,
-        x: Float[Array, "batch length width"],
-        key: Float[Array, "batch length heads head_dim"],
-        before: PyTree[Float[Array, "batch heads ..."]] | None,
-    ) -> PyTree[Float[Array, "batch length heads ..."]]:
-        return self.other.keep(params, x, key, before)
-
-    def content_bias(
-        self,
-        params: Params,
-        query: Float[Array, "batch q heads head_dim"],
-        of_queries: PyTree[Float[Array, "batch q heads ..."]],
-        of_keys: PyTree[Float[Array, "batch k heads ..."]],
-    ) -> Bias | None:
-        return self.other.content_bias(params, query, of_queries, of_keys)
+    # All else is the other method's, at these positions.
+    init, init_layer = _of_other("init"), _of_other("init_layer")
+    embed, queries, keys = _of_other("embed"), _of_other("queries"), _of_other("keys")
+    keep, content_bias = _of_other("keep"), _of_other("content_bias")

@@ -90,7 +90,7 @@ def attended_and_blocks(
     assert call.bias is not None
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     (batch, _, heads, _), (_, k_length, kv_heads, _) = query.shape, key.shape
-    block = min(BLOCK, k_length)
+    block = min(call.options.block or BLOCK, k_length)
     blocks = -(-k_length // block)
     bias = call.bias.folded(call.query.ndim - 3)
     of_query, of_keys = _positions(call, batch)

@@ -126,7 +126,7 @@ def _forward(
     q, k, v = lax.optimization_barrier((_fold(query * head_dim**-0.5), _fold(key), _fold(value)))
     outputs, exponentials, totals = [], [], []
     for start, stop in query_blocks(q_length, most_rows):
-        seen = _keys_seen(stop, q_length, k.shape[1], causal)
+        seen = stop + k.shape[1] - q_length if causal else k.shape[1]
         logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision)
         logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
         largest = logits.max(axis=-1, keepdims=True)
@@ -172,7 +172,8 @@ def _backward(
         dq.append(_product(dlogits, k[:, :seen], 2, 1, precision))
         # These two products contract the queries of [queries, keys]. With the small operand first and
         # already transposed they take half the time; `_unfold_transposed` transposes the small results back.
-        transposed_q, transposed_dout = lax.optimization_barrier((_transposed(q[:, rows]), _transposed(scaled_dout)))
+        transposed = q[:, rows].swapaxes(1, 2), scaled_dout.swapaxes(1, 2)
+        transposed_q, transposed_dout = lax.optimization_barrier(transposed)
         dk = dk + _widened(_product(transposed_q, dlogits, 2, 1, precision), k.shape[1])
         dv = dv + _widened(_product(transposed_dout, exponential, 2, 1, precision), k.shape[1])
     return (
@@ -184,10 +185,6 @@ def _backward(
 
 
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
-
-
-def _keys_seen(stop: int, q_length: int, k_length: int, causal: bool) -> int:
-    return stop + k_length - q_length if causal else k_length
 
 
 def _biased(
@@ -237,10 +234,6 @@ def _unfold_transposed(
     rows = lax.optimization_barrier(x).reshape(batch, heads * features, length).transpose(0, 2, 1)
     rows = lax.optimization_barrier(rows.reshape(batch * length, heads * features))
     return rows.reshape(batch, length, heads, features)
-
-
-def _transposed(x: Folded) -> Float[Array, "batch_heads features length"]:
-    return x.transpose(0, 2, 1)
 
 
 def _widened(x: Float[Array, "... keys"], k_length: int) -> Float[Array, "... k"]:
