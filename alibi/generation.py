@@ -46,15 +46,21 @@ def generate(
     new_tokens: int,
     *,
     chunk: int = 512,
+    total: int | None = None,
     temperature: float = 0.0,
     key: PRNGKeyArray | None = None,
     positions: Int[Array, "batch length"] | None = None,
 ) -> Int[Array, "batch new_tokens"]:
     """The tokens that the model goes on with after each prompt.
 
+    Its programs are compiled for one batch size, length of prompts and number of new tokens; with `total`
+    prompts of all lengths share them.
+
     Args:
       chunk: tokens of the prompt that are read at a time, which bounds the memory; with a sliding
         window the cache holds a window and a chunk.
+      total: the most tokens of prompt and answer that there may be. Prompts are then filled up to whole chunks by
+        padding, so choose a small chunk. Methods that depend on the length go by it. None: as many as there are.
       temperature: divides the logits before a token is drawn by `key`; 0: the likeliest is taken.
       positions: of the prompt; those below 0 are padding, by which prompts of several lengths end together.
 
@@ -68,12 +74,20 @@ def generate(
             raise ValueError(f"{name} is {value} and must be at least 1")
     if temperature < 0 or (temperature and key is None):
         raise ValueError(f"temperature={temperature} must be 0, or above 0 with a key, such as key=jax.random.key(0)")
-    total = length + new_tokens
-    cache = new_cache(model, batch, min(total, window + chunk - 1) if window else total, total)
+    stand = jnp.broadcast_to(jnp.arange(length), (batch, length)) if positions is None else jnp.asarray(positions)
+    slots = length + new_tokens
+    if total is not None:
+        if total < slots:
+            raise ValueError(f"total={total} must be at least the {slots} tokens of prompt and answer")
+        slots, padding = total + chunk - 1, ((0, 0), (-length % chunk, 0))
+        prompt, stand = jnp.pad(prompt, padding), jnp.pad(stand, padding, constant_values=-1)
+        length = prompt.shape[1]
+    total = total or slots
+    cache = new_cache(model, batch, window + chunk - 1 if window and window + chunk <= total else slots, total)
     starts = [0, *range(length % chunk or chunk, length, chunk)]  # the first chunk is what the others leave
     for start, end in zip(starts, [*starts[1:], length], strict=True):
-        where = None if positions is None else positions[:, start:end]
-        logits, cache = read(model, params, cache, prompt[:, start:end], where, last=1)
+        part = slice(start, end)
+        logits, cache = read(model, params, cache, prompt[:, part], stand[:, part], last=1)
     return decode(model, new_tokens, params, cache, logits, temperature, key if temperature else None)[0]
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from alibi.positions import METHODS, AlibiBias, Bias, PositionMethod, make_position, per_head
+from alibi.positions import METHODS, AlibiBias, Bias, DistanceBias, PositionMethod, make_position, per_head
 from alibi.positions.alibi import Alibi
 from alibi.positions.sinusoidal import Sinusoidal
 from alibi.testing import PositionMethodError, check_position_method
@@ -63,6 +63,14 @@ class LooksAhead(PositionMethod):
 
 
 @dataclasses.dataclass(frozen=True)
+class Delays(PositionMethod):
+    """Gives each token the vector of the one before it, and not its own."""
+
+    def embed(self, params, x, positions):
+        return jnp.pad(x[:, :-1], ((0, 0), (1, 0), (0, 0)))
+
+
+@dataclasses.dataclass(frozen=True)
 class CountsInside(PositionMethod):
     """Counts tokens by itself in place of taking the positions that it is given."""
 
@@ -77,6 +85,7 @@ class CountsInside(PositionMethod):
         (WrongBound, "its bias exceeds upper_bound in head 0 between queries"),
         (WrongAxis, "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole"),
         (LooksAhead, "not causal: in a sequence of 2 tokens, token 0 depends on token 1"),
+        (Delays, "the features of token 0 don't depend on the token itself"),
         (CountsInside, "with a cache, token 4, in a prompt of two pieces, is off by"),
     ],
 )
@@ -104,6 +113,26 @@ class TransposedMethod(PositionMethod):
         return Transposed(jnp.ones(4))
 
 
+class Silent(Bias):
+    m: jax.Array = per_head()
+
+
+class Unbounded(Transposed):
+    bounded = True
+
+
+class NoFunction(DistanceBias):
+    m: jax.Array = per_head()
+
+
+@dataclasses.dataclass(frozen=True)
+class Lacking(PositionMethod):
+    kind: str = "Silent"
+
+    def bias(self, params):
+        return {of.__name__: of for of in (Silent, Unbounded, NoFunction)}[self.kind](jnp.ones(4))
+
+
 @dataclasses.dataclass(frozen=True)
 class Twice(PositionMethod):
     def init(self, key):
@@ -125,6 +154,19 @@ class Twice(PositionMethod):
 def test_mistakes_are_found_when_the_method_is_made(method: type, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_position(f"{__name__}:{method.__name__}", num_heads=4, head_dim=8, width=32, train_length=16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Silent", r"Silent needs __call__\(query_positions, key_positions\)"),
+        ("Unbounded", r"Unbounded is bounded and needs upper_bound\(blocks\)"),
+        ("NoFunction", r"NoFunction needs at\(distance\)"),
+    ],
+)
+def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"the bias of position method .*:Lacking' lacks a function: {message}"):
+        make_position(f"{__name__}:Lacking", num_heads=4, head_dim=8, width=32, train_length=16, options={"kind": kind})
 
 
 @pytest.mark.parametrize(

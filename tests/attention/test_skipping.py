@@ -3,13 +3,14 @@
 import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from alibi.attention import tiles
 from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.attention.skipping import UNDERFLOW, key_ranges, skipped_share
+from alibi.attention.skipping import LOGIT_ROUNDING, UNDERFLOW, key_ranges, skipped_share, tiles_needed
 from alibi.attention.tiles import make_plan, make_sides
 from alibi.positions import AlibiBias, T5Bias
 from alibi.positions.bias import Blocks
@@ -167,6 +168,33 @@ def test_the_share_of_tiles_skipped():
         shares.append(skipped_share(call, make_plan(call)))
     # Of 10 tiles of each head the first computes 4 + 3.
     assert shares == [0.0, pytest.approx(3 / 20)]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
+def test_no_tile_is_kept_that_the_formulas_leave_out(epsilon):
+    """Of keys that are all alike, U - l is what rounding may add, and a query's own key has no bias."""
+    positions, ones = np.arange(512), jnp.ones((1, 512, SLOPES.size, HEAD_DIM))
+    options = AttentionOptions(skip_epsilon=epsilon)
+    call = AttentionCall(
+        ones, ones, ones, AlibiBias(jnp.asarray(SLOPES)), True, positions, positions, options=options, devices=1
+    )
+    plan = make_plan(call)
+    needed = np.asarray(jax.jit(lambda: tiles_needed(call, plan, make_sides(call, plan)))())
+    excess = 2 * LOGIT_ROUNDING * np.sqrt(HEAD_DIM)  # |q| |k| / sqrt(head_dim) = 4 / 2
+    expected = []
+    for slope in SLOPES.astype(np.float64):
+        for query in range(0, 512, 8):
+            nearest = query - np.arange(0, query + 8, 8) - 7  # the least distance to each block up to its own
+            of_keys = -slope * (nearest[:, None] + np.arange(8)[None])
+            weight = (
+                of_keys[:, 0] + UNDERFLOW
+                if epsilon == 0
+                else np.logaddexp.accumulate(np.logaddexp.reduce(of_keys, axis=1)) - np.log(epsilon)
+            )
+            expected.append((weight + excess >= 0).sum())
+    np.testing.assert_array_equal(needed[0].sum(axis=-1).ravel(), expected)
+    of_heads = needed[0].sum(axis=(-2, -1))
+    assert of_heads[0] < of_heads[1] < of_heads[3] == 64 * 65 // 2, "a head without a slope sees all blocks"
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

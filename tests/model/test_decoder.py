@@ -54,7 +54,9 @@ def test_token_by_token_decoding_equals_the_whole_sequence(tiny_config, position
 
 
 # Not randomised, whose tokens stand where the length of the whole sequence, padding included, puts them.
-@pytest.mark.parametrize("position", ["alibi", "sinusoidal", "learned", "rotary", "t5", "none", "fox", "shaw"])
+@pytest.mark.parametrize(
+    "position", ["alibi", "alibi_learned", "sinusoidal", "learned", "rotary", "t5", "none", "fox", "shaw"]
+)
 def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
     model, variables = make(tiny_config, position)
     inputs = tokens(8)
@@ -316,7 +318,8 @@ def test_the_nll_is_that_of_the_logits(tiny_config) -> None:
 @pytest.mark.parametrize(
     ("position", "packed", "window"),
     [
-        *((position, False, 0) for position in ("alibi", "sinusoidal", "rotary", "t5", "fox", "shaw")),
+        *((position, False, 0) for position in ("alibi", "alibi_learned", "sinusoidal", "learned", "rotary", "t5")),
+        *((position, False, 0) for position in ("none", "fox", "shaw")),
         ("alibi", True, 0),
         ("rotary", False, 4),
     ],

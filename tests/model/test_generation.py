@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.generation import generate, new_cache, read
+from alibi.generation import decode, generate, new_cache, read
 from alibi.model.decoder import build_model
 
 VOCABULARY = 40
@@ -42,7 +42,7 @@ def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(tiny_con
     np.testing.assert_allclose(got, whole, atol=2e-5)
 
 
-@pytest.mark.parametrize("position", ["alibi", "rotary", "t5", "sinusoidal", "learned", "fox"])
+@pytest.mark.parametrize("position", ["alibi", "alibi_learned", "rotary", "t5", "sinusoidal", "learned", "fox"])
 def test_left_padding_lets_each_sequence_stand_at_its_own_positions(tiny_config, position: str) -> None:
     """Two prompts of 6 and 4 tokens end together; then both go on from where they are."""
     model, params = make(tiny_config, position)
@@ -100,6 +100,30 @@ def test_the_likeliest_tokens_are_those_of_the_full_forward(tiny_config, positio
     assert len(set(new[0])) > 2, "or the test would be of one token again and again"
 
 
+def test_with_a_total_prompts_of_all_lengths_share_their_programs(tiny_config) -> None:
+    """And have the same answers; with a window too, whose ring of slots padding goes through."""
+    for overrides in ({}, {"model__window": 4}):
+        model, params = make(tiny_config, "alibi", **overrides)
+        params |= {name: jax.tree.map(lambda x: 8 * x, of) for name, of in params.items() if name.startswith("layers")}
+        compiled = []
+        for length in (2, 3, 7, 9):
+            prompt = np.random.default_rng(length).integers(0, VOCABULARY, (2, length))
+            alone = np.asarray(generate(model, params, prompt, 5, chunk=3))
+            before = read._cache_size(), decode._cache_size()
+            np.testing.assert_array_equal(generate(model, params, prompt, 5, chunk=3, total=16), alone)
+            compiled.append((read._cache_size() - before[0], decode._cache_size() - before[1]))
+        assert compiled == [(1, 1), *[(0, 0)] * 3]
+
+
+def test_no_token_is_read_after_the_last_one_drawn(tiny_config) -> None:
+    model, params = make(tiny_config, "alibi")
+    logits, cache = read(model, params, new_cache(model, 1, 8), np.asarray([[3, 1, 2]]), last=1)
+    tokens, cache = decode(model, 4, params, cache, logits, 0.0, None)
+    assert int(cache["slots"]["slots"].read) == 3 + 4 - 1
+    logits, _ = read(model, params, cache, tokens[:, -1:], last=1)
+    assert logits.argmax() == generate(model, params, np.asarray([[3, 1, 2]]), 5)[0, -1]
+
+
 def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch) -> None:
     model, params = make(tiny_config, "alibi", model__window=4)
     prompt = np.random.default_rng(4).integers(0, VOCABULARY, (1, 11))
@@ -131,6 +155,7 @@ def test_tokens_are_drawn_by_temperature_and_key(tiny_config) -> None:
     [
         ({"new_tokens": 0}, "new_tokens is 0 and must be at least 1"),
         ({"new_tokens": 1, "chunk": 0}, "chunk is 0"),
+        ({"new_tokens": 4, "total": 6}, "total=6 must be at least the 7 tokens"),
         ({"new_tokens": 1, "temperature": -1.0}, "temperature=-1.0 must be 0, or above 0 with a key"),
         ({"new_tokens": 1, "temperature": 1.0}, "temperature=1.0 must be 0, or above 0 with a key"),
         ({"new_tokens": 14}, "16 positions and got a sequence of 17"),
