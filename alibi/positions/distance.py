@@ -56,8 +56,9 @@ class DistanceBias(Bias):
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
         longest = max(q_length, k_length)
         known = [isinstance(side, np.ndarray) and side.ndim == 1 for side in (query_positions, key_positions)]
+        # One query needs no table: it has each distance once. (Decoding cuts its keys without it, as no table can be.)
         consecutive = all(known) and all((np.diff(side) == 1).all() for side in (query_positions, key_positions))
-        if consecutive:
+        if consecutive and q_length > 1:
             lowest = int(query_positions[0]) - int(key_positions[-1])
             highest = int(query_positions[-1]) - int(key_positions[0])
             distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)
