@@ -1,16 +1,15 @@
 """Our numbers for a table's cells, from the rows and work directories of its runs, and the files that show them."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from alibi.atomic import write_whole
 from alibi.paper.definitions import REFERENCES, Quantity
 from alibi.paper.published import published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
-from alibi.reporting.comparison import Comparison, compare, part_names
-from alibi.reporting.comparison_figure import draw_comparison
-from alibi.reporting.report import ROWS_FILE, fact, failed_runs
+from alibi.reporting.comparison import Comparison, compare, draw_comparison, part_names
+from alibi.reporting.report import ROWS_FILE, VALUES, fact, failed_runs, make_cell
 from alibi.reporting.rows import Row, latest, read_rows
 from alibi.reporting.tables import Absence, Kind, Missing, Number
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
@@ -18,12 +17,6 @@ from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.definition import Run
 from alibi.sweeps.state import run_directory
 
-# What the rows of evaluations hold of the numbers that the paper prints.
-OF_ROWS: Mapping[Kind, Callable[[Row], float | None]] = {
-    tables.PERPLEXITY: lambda row: row.perplexity,
-    tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
-    tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
-}
 SPEEDS = {tables.TRAINING_SPEED, tables.EVALUATION_SPEED, tables.WORDS_PER_SECOND, tables.DEVICE_HOURS}
 
 
@@ -41,8 +34,11 @@ class Results:
         """The paper's table with our numbers beside its own."""
         one, paper = self.reproduction, self.reproduction.paper
         labels, ratios = one.definition.labels, one.setting.divisor > 1
-        places = [[(row, column) for column in range(len(paper.columns) - labels)] for row in range(len(paper.rows))]
-        theirs, ours = ([[side(*place) for place in row] for row in places] for side in (self._paper, self._ours))
+        columns = range(len(paper.columns) - labels)
+        theirs, ours = (
+            [[side(row, column) for column in columns] for row in range(len(paper.rows))]
+            for side in (self._paper, self._ours)
+        )
         references = {place: self._reference(*place) for place in one.quantities}
         strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
         return Comparison(
@@ -66,31 +62,22 @@ class Results:
 
     def _paper(self, row: int, column: int) -> Number | Missing | None:
         """The published number; None where the table has an empty cell."""
-        printed, known = self.reproduction.paper.rows[row][self.reproduction.definition.labels + column], self._kinds
-        return published(printed, known[column]) if printed else None
-
-    @functools.cached_property
-    def _kinds(self) -> dict[int, Kind]:
-        """What the numbers of each column are."""
-        return {column: quantity.kind for (_, column), quantity in self.reproduction.quantities.items()}
+        printed = self.reproduction.paper.rows[row][self.reproduction.definition.labels + column]
+        if not printed:
+            return None
+        # A system that isn't here has no quantities; what its numbers are, those of its column say.
+        return published(printed, next(one.kind for at, one in self.reproduction.quantities.items() if at[1] == column))
 
     def _ours(self, row: int, column: int) -> Number | Missing:
         """Our number, or why there is none."""
         quantity = self.reproduction.quantities.get((row, column))
         if quantity is None:
             return Missing(Absence.NOT_RUN_HERE)
-        if quantity.kind not in OF_ROWS:
+        if quantity.kind not in VALUES:
             value = self._trainings[self.reproduction.runs[quantity.model].name].get(quantity.kind)
             return Missing(Absence.NOT_RUN_YET) if value is None else Number((value,), quantity.kind)
         found = self._row(quantity)
-        if found is None:
-            return Missing(Absence.NOT_RUN_YET)
-        if not found.is_measured:
-            return Missing(Absence.LIMIT if found.limit else Absence.FAILED, found.error or "no result")
-        value = OF_ROWS[quantity.kind](found)
-        if value is None:
-            return Missing(Absence.FAILED, f"{quantity.kind.title.lower()} too large to write")
-        return Number((value,), quantity.kind)
+        return make_cell([found], quantity.kind) if found else Missing(Absence.NOT_RUN_YET)
 
     def _row(self, quantity: Quantity) -> Row | None:
         one = self.reproduction

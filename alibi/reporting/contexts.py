@@ -1,6 +1,7 @@
 """What a token costs by where it stands in its window: the rows of that, and their figure."""
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -22,11 +23,12 @@ class Analysis:
 
     def to_json(self) -> dict[str, Any]:
         """The content of its line."""
-        of, found = self.of, {key: value for key, value in dataclasses.asdict(self).items() if key != "of"}
-        about = {"analysis": self.analysis, "run": of.run, "step": of.step, "tokens_sha256": of.tokens_sha256}
-        about |= {"config_hash": of.config_hash, "eval_length": of.length}
-        windows = {} if isinstance(self, EarlyTokenCurse) else {"mode": of.mode, "stride": of.stride}
-        return about | windows | found
+        found = dataclasses.asdict(self)
+        of = found.pop("of")
+        windows = {"eval_length": of.pop("length"), "mode": self.of.mode, "stride": of.pop("stride")}
+        if isinstance(self, EarlyTokenCurse):
+            del windows["mode"], windows["stride"]
+        return {"analysis": self.analysis} | of | windows | found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,21 +102,18 @@ def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> N
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("tokens of context, up to")
         axes.set_ylabel("nats per token")
-        axes.grid(True, which="major", color="#dddddd", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid()
         axes.legend()
 
 
 def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> None:
-    several = [
-        len(set(values)) > 1 for values in zip(*((of.run, of.step, of.tokens_sha256) for of in lines), strict=True)
-    ]
+    told = {of: (of.run, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}") for of in lines}
+    several = [len(set(words)) > 1 for words in zip(*told.values(), strict=True)]
     for number, of in enumerate(sorted(lines)):
         sliding, rows = of.mode == "sliding", lines[of]
-        name = f"L = {of.length:,}" + (f", stride {of.stride:,}" if sliding else "")
         # What is the same for all lines is left out.
-        told = (of.run, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}")
-        label = ", ".join([*(word for word, many in zip(told, several, strict=True) if many), name])
+        name = f"L = {of.length:,}" + (f", stride {of.stride:,}" if sliding else "")
+        label = ", ".join([*itertools.compress(told[of], several), name])
         colour, means = COLOURS[number % len(COLOURS)], [row.nll_nats / row.tokens for row in rows]
         if sliding:
             axes.axhline(means[-1], label=label, color=colour, ls="--", linewidth=2)

@@ -1,20 +1,19 @@
 """The extrapolation figure: perplexity against evaluation length, one line a method."""
 
 import contextlib
-import dataclasses
-import io
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from alibi.atomic import write_whole
+from alibi.atomic import made_whole
 from alibi.reporting.report import Panel, Series
 from alibi.reporting.tables import Number
 
@@ -24,23 +23,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
-# These look the same in every figure that shows each method once; any other takes a style that they leave.
+# No registry: these look the same in every figure that shows each method once; any other takes a style that they leave.
 KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "alibi_learned")
 
 FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lecture room
 DOTS_PER_INCH = 200
 MAX_TICKS = 16  # labels of lengths that fit side by side
 LABEL_HEIGHT = 0.06  # of the axes: what one line of direct labels needs
-
-
-@dataclasses.dataclass(frozen=True)
-class _End:
-    """Where a line ends, for its direct label."""
-
-    label: str
-    colour: str
-    length: int
-    value: float
 
 
 def draw_extrapolation(panel: Panel, path: str | os.PathLike) -> None:
@@ -54,24 +43,25 @@ def png(
     path: str | os.PathLike, size: tuple[float, float] = (10, 6), dots_per_inch: int = DOTS_PER_INCH
 ) -> Iterator[Figure]:
     """A figure of `size` in inches to draw into, which is then written to the PNG file `path`."""
-    with matplotlib.rc_context({"font.size": FONT_SIZE}):
+    style = {"font.size": FONT_SIZE, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#dddddd"}
+    with matplotlib.rc_context(style), made_whole(path) as partial:  # type: ignore[arg-type]
         figure = Figure(figsize=size, facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
         yield figure
-        image = io.BytesIO()
-        figure.savefig(image, dpi=dots_per_inch, format="png")
-    write_whole(path, image.getvalue())
+        figure.savefig(partial, dpi=dots_per_inch, format="png")
 
 
 def draw_axes(axes: Axes, panel: Panel) -> None:
     """Draws `panel` into `axes`: lines, train lengths, ticks and labels."""
-    lines = zip(panel.series, _labels(panel.series), _style_numbers(panel.series), strict=True)
-    ends = [end for series, label, number in lines if (end := _draw_line(axes, series, label, number))]
+    named = zip(panel.series, _labels(panel.series), _style_numbers(panel.series), strict=True)
+    lines = [line for series, label, number in named if (line := _draw_line(axes, series, label, number))]
     _draw_lengths(axes, panel)
-    _draw_perplexities(axes)
-    _draw_labels(axes, ends)
-    axes.grid(True, which="major", color="#dddddd", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_yscale("log")
+    ticks = perplexity_ticks(*axes.get_ylim())
+    axes.set_yticks(ticks, [f"{tick:,.10g}" for tick in ticks])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel("perplexity (log scale)")
+    _draw_labels(axes, lines)
+    axes.grid()
 
 
 def _labels(series: Sequence[Series]) -> list[str]:
@@ -86,25 +76,25 @@ def _style_numbers(series: Sequence[Series]) -> list[int]:
     positions = [one.position for one in series]
     if len(set(positions)) < len(positions):
         return list(range(len(series)))
-    numbers = {position: KNOWN_METHODS.index(position) for position in positions if position in KNOWN_METHODS}
-    left = [number for number in reversed(range(len(KNOWN_METHODS))) if number not in numbers.values()]
-    others = itertools.chain(left, itertools.count(len(KNOWN_METHODS)))
-    return [numbers[position] if position in numbers else next(others) for position in positions]
+    left = [number for number, method in enumerate(KNOWN_METHODS) if method not in positions]
+    others = itertools.chain(reversed(left), itertools.count(len(KNOWN_METHODS)))
+    return [KNOWN_METHODS.index(name) if name in KNOWN_METHODS else next(others) for name in positions]
 
 
-def _draw_line(axes: Axes, series: Series, label: str, number: int) -> _End | None:
+def _draw_line(axes: Axes, series: Series, label: str, number: int) -> Line2D | None:
+    """The line of the series' finite means, and the range of its seeds; None without any."""
     cells = {length: cell for length, cell in series.cells.items() if isinstance(cell, Number)}
-    finite = {length: cell for length, cell in cells.items() if math.isfinite(cell.mean)}
-    if not finite:
+    seeds = {length: cell.values for length, cell in cells.items() if math.isfinite(cell.mean)}
+    if not seeds:
         return None
-    lengths, values = list(finite), [cell.mean for cell in finite.values()]
     colour = COLOURS[number % len(COLOURS)]
     dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
-    axes.plot(lengths, values, linewidth=2.5, markersize=9, label=label, color=colour, ls=dashes, marker=marker)
-    seeds = [cell.values for cell in finite.values()]
-    if any(len(one) > 1 for one in seeds):
-        axes.fill_between(lengths, [*map(min, seeds)], [*map(max, seeds)], color=colour, alpha=0.2, linewidth=0)
-    return _End(label, colour, lengths[-1], values[-1])
+    means = [cells[length].mean for length in seeds]
+    (line,) = axes.plot([*seeds], means, lw=2.5, markersize=9, label=label, color=colour, ls=dashes, marker=marker)
+    if any(len(values) > 1 for values in seeds.values()):
+        low, high = ([*map(end, seeds.values())] for end in (min, max))
+        axes.fill_between([*seeds], low, high, color=colour, alpha=0.2, linewidth=0)
+    return line
 
 
 def _draw_lengths(axes: Axes, panel: Panel) -> None:
@@ -133,19 +123,12 @@ def apart(lengths: Sequence[int], factor: float) -> list[int]:
     return kept
 
 
-def _draw_perplexities(axes: Axes) -> None:
-    axes.set_yscale("log")
-    ticks = perplexity_ticks(*axes.get_ylim())
-    axes.set_yticks(ticks, [f"{tick:,.10g}" for tick in ticks])
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_ylabel("perplexity (log scale)")
-
-
 def perplexity_ticks(low: float, high: float) -> list[float]:
     """Round values between `low` and `high`: the coarsest steps that give at least four, however narrow the range."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    tenths, fiftieths = ([step / each for step in range(each, 10 * each)] for each in (10, 50))
     ticks: list[float] = []
-    for steps in ((1.0,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), _steps(10), _steps(50)):
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tenths, fiftieths):
         ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) >= 4:
@@ -153,23 +136,19 @@ def perplexity_ticks(low: float, high: float) -> list[float]:
     return ticks[:: math.ceil(len(ticks) / 10)] if ticks else []
 
 
-def _steps(each: int) -> tuple[float, ...]:
-    return tuple(1 + i / each for i in range(9 * each))
-
-
-def _draw_labels(axes: Axes, ends: Sequence[_End]) -> None:
+def _draw_labels(axes: Axes, lines: Iterable[Line2D]) -> None:
     """Writes each line's name at the right, at its end's height or as near as its neighbours allow."""
-    ends = sorted(ends, key=lambda end: end.value)
+    ends = sorted(((*np.asarray(line.get_xydata())[-1], line) for line in lines), key=lambda end: end[1])
     low, high = (math.log(limit) for limit in axes.get_ylim())
-    right = max((end.length for end in ends), default=0)
-    heights = [(math.log(end.value) - low) / (high - low) for end in ends]
-    for end, height, wanted in zip(ends, spread(heights, LABEL_HEIGHT), heights, strict=True):
-        whole = end.length == right
-        moved = whole and abs(height - wanted) > LABEL_HEIGHT / 4
+    right = max((length for length, *_ in ends), default=0)
+    heights = [(math.log(value) - low) / (high - low) for _, value, _ in ends]
+    for (length, value, line), height, wanted in zip(ends, spread(heights, LABEL_HEIGHT), heights, strict=True):
+        label, colour = line.get_label(), line.get_color()
+        moved = length == right and abs(height - wanted) > LABEL_HEIGHT / 4
         axes.annotate(
-            end.label if whole else f"{end.label} (to {end.length:,})", (end.length, end.value), (1.03, height),
-            textcoords="axes fraction", va="center", color=end.colour, fontweight="bold", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": end.colour, "alpha": 0.5} if moved else None,
+            label if length == right else f"{label} (to {length:,.0f})", (length, value), (1.03, height),
+            textcoords="axes fraction", va="center", color=colour, fontweight="bold", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.5} if moved else None,
         )  # fmt: skip
 
 

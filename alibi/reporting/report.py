@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from alibi.atomic import write_whole
+from alibi.reporting import tables
 from alibi.reporting.rows import Row, latest, read_rows
-from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
+from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
 from alibi.reporting.writers import to_markdown, to_text
 
 Key = TypeVar("Key")
@@ -18,9 +19,12 @@ ROWS_FILE = "results.jsonl"
 REPORT_FILE = "report.md"
 FIGURE_FILE = "extrapolation.png"
 
+# What a row holds of the numbers that tables show.
 VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
     PERPLEXITY: lambda row: row.perplexity,
-    BITS_PER_BYTE: lambda row: row.bits_per_byte,
+    tables.BITS_PER_BYTE: lambda row: row.bits_per_byte,
+    tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
+    tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
 }
 
 
@@ -50,10 +54,6 @@ class Panel:
     def lengths(self) -> list[int]:
         return sorted({length for series in self.series for length in series.cells})
 
-    @property
-    def knows_bytes(self) -> bool:
-        return any(row.bits_per_byte is not None for row in self.rows)
-
 
 def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     """Groups `rows` into panels, each in order of first appearance; a later row replaces an earlier one of its cell.
@@ -62,7 +62,7 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     """
     found = []
     for key, group in _grouped(latest(rows), _panel_key).items():
-        by_series = _grouped(group, _series_key)
+        by_series = _grouped(group, lambda row: (row.series, row.position, row.train_length))
         in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
         found.append(Panel(*key, kind, _make_series(by_series, kind), tuple(in_order)))
     return found
@@ -70,9 +70,9 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
 
 def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind) -> tuple[Series, ...]:
     """The series of a panel, whose numbers are related: to their own at the train length, and in each column."""
-    lengths = sorted({row.eval_length for rows in by_series.values() for row in rows})
     by_length = [_grouped(rows, lambda row: row.eval_length) for rows in by_series.values()]
-    grid = [[_make_cell(seeds.get(length, ()), kind) for length in lengths] for seeds in by_length]
+    lengths = sorted(set().union(*by_length))
+    grid = [[make_cell(seeds[length], kind) if length in seeds else None for length in lengths] for seeds in by_length]
     own = {i: lengths.index(length) for i, (_, _, length) in enumerate(by_series) if length in lengths}
     references = {(i, j): (i, own[i]) for i in own for j in range(len(lengths))}
     return tuple(
@@ -85,10 +85,6 @@ def _panel_key(row: Row) -> tuple[str, str, str, int | None]:
     return row.corpus, row.split, row.mode, None if row.mode == "nonoverlapping" else row.stride
 
 
-def _series_key(row: Row) -> tuple[str, str, int]:
-    return row.series, row.position, row.train_length
-
-
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
     groups: dict[Key, list[Row]] = {}
     for row in rows:
@@ -96,16 +92,15 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[R
     return groups
 
 
-def _make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing | None:
-    """The number of the seeds that have one, else why there is none; None where nothing was evaluated."""
-    if not rows:
-        return None
+def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
+    """The number of those of `rows`, one a seed, that have one, else why there is none."""
     measured = [row for row in rows if row.is_measured]
     values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
     if values:
         return Number(values, kind)
     if measured:
-        return Missing(Absence.FAILED, f"{kind.title.lower()} is not known")
+        why = "too large to write" if kind is PERPLEXITY else "is not known"
+        return Missing(Absence.FAILED, f"{kind.title.lower()} {why}")
     return Missing(Absence.LIMIT if rows[0].limit else Absence.FAILED, rows[0].error or "no result")
 
 
@@ -154,8 +149,8 @@ def explanation(panel: Panel) -> str:
 
 def failed_runs(failures: Mapping[str, str]) -> str:
     """A Markdown list of why runs failed, by their names; each reason on one line."""
-    lines = [f"- {name}: {' '.join(reason.split())}" for name, reason in failures.items()]
-    return "\n".join(["Runs that failed:", "", *lines, ""])
+    lines = (f"- {name}: {' '.join(reason.split())}\n" for name, reason in failures.items())
+    return "Runs that failed:\n\n" + "".join(lines)
 
 
 def write_report(
@@ -174,11 +169,11 @@ def write_report(
     from alibi.reporting import plots  # matplotlib: two seconds that an evaluation without a report need not wait
 
     markdown, text = [f"# {title}\n"], []
-    for index, (panel, in_bits) in enumerate(zip(panels(rows), panels(rows, BITS_PER_BYTE), strict=True)):
+    for index, (panel, in_bits) in enumerate(zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)):
         figure = FIGURE_FILE if index == 0 else f"extrapolation-{_suffix(panel)}.png"
         plots.draw_extrapolation(panel, directory / figure)
-        for shown in (panel, in_bits) if panel.knows_bytes else (panel,):
-            table = build_table(shown)
+        knows_bytes = any(row.bits_per_byte is not None for row in panel.rows)
+        for table in map(build_table, (panel, in_bits) if knows_bytes else (panel,)):
             markdown.append(to_markdown(table))
             text.append(to_text(table))
         markdown += [explanation(panel) + "\n", f"![perplexity by evaluation length]({figure})\n"]

@@ -32,8 +32,8 @@ class Device:
             return None
         if "device_kind" in row:
             return cls(row["device_kind"], row["device_count"])
-        kind, separator, count = row["device"].rpartition(" x")
-        return cls(kind, int(count)) if separator and count.isdecimal() else cls(row["device"], None)
+        kind, _, count = row["device"].rpartition(" x")
+        return cls(kind, int(count)) if kind and count.isdecimal() else cls(row["device"], None)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -177,11 +177,11 @@ class Row:
         Where that is `nll_nats`, the `error` says so.
         """
         found = {key: getattr(self, key) for key in (*ALWAYS, *SOMETIMES)}
-        if self.nll_nats is not None and not math.isfinite(self.nll_nats):
+        infinite = [key for key, value in found.items() if isinstance(value, float) and not math.isfinite(value)]
+        if "nll_nats" in infinite:
             found["error"] = self.error or f"nll_nats is {self.nll_nats}"
-        infinite = {key for key, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
+        found |= dict.fromkeys(infinite)
         line = {key: value for key, value in found.items() if key in ALWAYS or value not in (None, False)}
-        line |= dict.fromkeys(infinite)
         if self.device is not None:
             line |= {"device": self.device.text, "device_kind": self.device.kind, "device_count": self.device.count}
         return line | dict(self.more)
@@ -194,21 +194,20 @@ ALWAYS = tuple(field.name for field in dataclasses.fields(Row) if field.name not
 
 def append_rows(path: str | os.PathLike, rows: Iterable[Row]) -> None:
     """Appends `rows` to the JSONL file `path` in one durable write, so a kill loses all of them or none."""
-    text = "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)
-    if not text:
+    data = "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows).encode()
+    if not data:
         return
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # O_APPEND: two processes that append at once interleave whole writes, never bytes.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        data = (_separator(descriptor) + text).encode()
-        written = os.write(descriptor, data)
+    # Unbuffered: two processes that append at once interleave whole writes, never bytes.
+    with path.open("a+b", buffering=0) as file:
+        size = file.tell()
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            data = b"\n" + data  # the file ends inside a line, which these must not join
+        written = file.write(data)
         if written != len(data):
             raise OSError(f"{path}: only {written} of {len(data)} bytes could be written; is the disk full?")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        os.fsync(file.fileno())
 
 
 def read_rows(path: str | os.PathLike) -> list[Row]:
@@ -240,18 +239,11 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     configs = {row.run: row.config_hash for row in rows}
     cells: dict[tuple, Row] = {}
     for row in rows:
-        if row.config_hash != configs[row.run]:
-            continue
-        if row.cell not in cells or row.is_measured or not cells[row.cell].is_measured:
+        known = cells.get(row.cell)
+        if row.config_hash == configs[row.run] and (known is None or row.is_measured or not known.is_measured):
             cells[row.cell] = row
     return list(cells.values())
 
 
 def _exp(nats: float) -> float | None:
     return math.exp(nats) if nats < 709 else None
-
-
-def _separator(descriptor: int) -> str:
-    """A newline if the file ends inside a line, so that what follows does not join it."""
-    size = os.fstat(descriptor).st_size
-    return "\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else ""

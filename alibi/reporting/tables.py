@@ -38,11 +38,6 @@ def write_millions(value: float) -> str:
     return f"{value / 1e6:.0f}M" if value >= 1e7 else f"{value / 1e6:.1f}M"
 
 
-def write_gigabytes(value: float) -> str:
-    """15.3 GB of 1e9 bytes."""
-    return f"{value / 1e9:.1f} GB"
-
-
 def write_ratio(value: float) -> str:
     """Two decimals, none from a hundred on: ×1.02, ×143."""
     return TIMES + (f"{value:.2f}" if value < 99.995 else f"{value:,.0f}")
@@ -54,7 +49,7 @@ BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
 EVALUATION_SPEED = Kind("Evaluation speed", write_thousands)
 WORDS_PER_SECOND = Kind("Words per second of the evaluation", "{:.0f}".format)
 TRAINING_SPEED = Kind("Training speed", write_thousands)
-MEMORY = Kind("Memory of a device, the most in training", write_gigabytes)
+MEMORY = Kind("Memory of a device, the most in training", lambda value: f"{value / 1e9:.1f} GB")
 PARAMETERS = Kind("Parameters", write_millions)
 UPDATES = Kind("Updates", write_thousands)
 DEVICE_HOURS = Kind("Device-hours of training", write_thousands)

@@ -145,9 +145,11 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str
     return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))
 
 
-LATEX = {"\\": r"\textbackslash{}", TIMES: r"$\times$", "~": r"\textasciitilde{}",
-         "^": r"\textasciicircum{}"} | {character: f"\\{character}" for character in "&%$#_{}"}  # fmt: skip
+_LATEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", TIMES: r"$\times$"}
+    | {character: f"\\{character}" for character in "&%$#_{}"}
+)
 
 
 def _escape(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
+    return text.translate(_LATEX)

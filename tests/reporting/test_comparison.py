@@ -6,8 +6,7 @@ import io
 import pytest
 
 from alibi.paper.published import parse_printed, published
-from alibi.reporting.comparison import Comparison, compare, part_names
-from alibi.reporting.comparison_figure import draw_comparison
+from alibi.reporting.comparison import Comparison, compare, draw_comparison, part_names
 from alibi.reporting.tables import (
     PARAMETERS,
     PERPLEXITY,
