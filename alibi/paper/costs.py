@@ -3,20 +3,16 @@
 import functools
 import pathlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence, Set
-
-import ml_collections
+from collections.abc import Sequence, Set
 
 from alibi.data.tokens import prepare
-from alibi.paper.definitions import TABLES
 from alibi.paper.published import parse_printed
 from alibi.paper.reproduction import Reproduction
-from alibi.paper.settings import Setting
 from alibi.reporting.report import ROWS_FILE
 from alibi.reporting.rows import latest, read_rows
 from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
-from alibi.sweeps.definition import Evaluation, Run
+from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.estimates import CPU, Cost, Processor, Text, evaluation_cost, parameters, training_cost
 from alibi.sweeps.launchers import Command
 from alibi.sweeps.state import RunState, evaluation_command, is_in_progress, survey, train_command
@@ -31,44 +27,31 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     Args:
       measured: estimate training from the paper's words per second, where table 1 has them and no files are named.
     """
-    setting, sweep = reproduction.setting, reproduction.sweep
-    states = survey(sweep, reproduction.directory, in_progress=is_in_progress(reproduction.directory))
-    splits = {evaluation.split for run in sweep.runs for evaluation in run.evaluations}
-    text = describe_text(setting, sweep.runs[0].config, splits, reproduction.files)
-    # Once a method: none of the tables' methods has parameters that depend on the length.
-    methods = {run.config.position: run for run in sweep.runs}
-    counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
+    directory, setting = reproduction.directory, reproduction.setting
+    text = describe_text(reproduction)
     published = not reproduction.files and (setting.scale, setting.name) == ("paper", "wikitext103")
     speeds = paper_speeds() if measured and published else {}
-    trainings = [
-        training_cost(run, text.vocab_size, processor, speeds.get((run.config.position, run.config.train_length)))
-        for run in sweep.runs
-    ]
-    scored = functools.partial(evaluation_cost, text=text, processor=processor)
+    # Once a method: none of the tables' methods has parameters that depend on the length.
+    methods = {run.config.position: run for run in reproduction.sweep.runs}
+    counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
+    states = survey(reproduction.sweep, directory, in_progress=is_in_progress(directory))
     lines = [_heading(reproduction), ""]
-    for state, cost in zip(states, trainings, strict=True):
-        lines += _commands(
-            reproduction, state, f"{_cost(cost)}; {counts[state.run.config.position]:,} parameters", scored
-        )
-    costs = [*trainings, *(scored(run, evaluation) for run in sweep.runs for evaluation in run.evaluations)]
-    left = [
-        *(cost for state, cost in zip(states, trainings, strict=True) if not state.is_trained),
-        *(scored(state.run, evaluation) for state in states for evaluation in state.missing),
-    ]
+    costs: list[Cost | None] = []
+    left: list[Cost | None] = []
+    for state in states:
+        run, position = state.run, state.run.config.position
+        cost = training_cost(run, text.vocab_size, processor, speeds.get((position, run.config.train_length)))
+        costs.append(cost)
+        left += [] if state.is_trained else [cost]
+        left += [evaluation_cost(run, evaluation, text, processor) for evaluation in state.missing]
+        lines += [f"# {run.name}: {state.describe()}", f"#   train: {_cost(cost)}; {counts[position]:,} parameters"]
+        lines.append(_written(train_command(run, directory)))
+        for one in run.evaluations:
+            costs.append(evaluation_cost(run, one, text, processor))
+            lines.append(f"#   evaluate {one.split} at {_lengths(one)}: {_cost(costs[-1])}")
+            lines.append(_written(evaluation_command(run, one, directory)))
+        lines.append("")
     return "\n".join([*lines, _totals(states, costs, left), _assumption(processor, bool(speeds))])
-
-
-def _commands(
-    reproduction: Reproduction, state: RunState, training: str, scored: Callable[[Run, Evaluation], Cost | None]
-) -> list[str]:
-    """One run's state and commands, each with its cost."""
-    run, directory = state.run, reproduction.directory
-    lines = [f"# {run.name}: {state.describe()}", f"#   train: {training}"]
-    lines.append(_written(train_command(run, directory)))
-    for evaluation in run.evaluations:
-        lines.append(f"#   evaluate {evaluation.split} at {_lengths(evaluation)}: {_cost(scored(run, evaluation))}")
-        lines.append(_written(evaluation_command(run, evaluation, directory)))
-    return [*lines, ""]
 
 
 def overview(reproductions: Sequence[Reproduction]) -> str:
@@ -76,13 +59,11 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
     lines = [("table", "setting", "runs", "results", "written", "what")]
     for one in reproductions:
         states = survey(one.sweep, one.directory)
-        trained = sum(state.is_trained for state in states)
-        cells = sum(len(evaluation.lengths) for run in one.sweep.runs for evaluation in run.evaluations)
+        runs = f"{sum(state.is_trained for state in states)}/{len(states)}"
+        results = f"{sum(state.results for state in states)}/{sum(state.run.results for state in states)}"
         written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
-        done = sum(state.results for state in states)
-        what = TABLES[one.number].title
-        lines.append((str(one.number), one.setting.name, f"{trained}/{len(states)}", f"{done}/{cells}", written, what))
-    return aligned(lines, left=(0, 1, 2, 3, 4, 5)) + _elsewhere({one.directory for one in reproductions})
+        lines.append((str(one.number), one.setting.name, runs, results, written, one.definition.title))
+    return aligned(lines, left=range(6)) + _elsewhere({one.directory for one in reproductions})
 
 
 def _elsewhere(counted: Set[pathlib.Path]) -> str:
@@ -126,18 +107,18 @@ def _cost(cost: Cost | None) -> str:
 
 def _totals(states: Sequence[RunState], costs: Sequence[Cost | None], left: Sequence[Cost | None]) -> str:
     trained = sum(state.is_trained for state in states)
-    known = [cost for cost in costs if cost is not None]
+    known = [cost for cost in costs if cost]
     total = f"in all {sum(cost.flops for cost in known):.2e} FLOPs, {format_hours(sum(cost.hours for cost in known))}"
     unknown = "" if len(known) == len(costs) else ", without what is not known"
-    rest = format_hours(sum(cost.hours for cost in left if cost is not None))
+    rest = format_hours(sum(cost.hours for cost in left if cost))
     return f"{total}{unknown}; {trained} of {len(states)} runs are trained, {rest} left"
 
 
 def _assumption(processor: Processor, measured: bool) -> str:
     rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
-    text = f"device-hours assume {rate} (--device_flops, --utilisation)"
-    speeds = "; training where the paper's table 1 has a speed: its words per second on one V100"
-    return text + (speeds if measured else "") + ". FLOPs: products of the layers, the softmax's head and attention.\n"
+    speeds = "; training where the paper's table 1 has a speed: its words per second on one V100" if measured else ""
+    products = "FLOPs: products of the layers, the softmax's head and attention.\n"
+    return f"device-hours assume {rate} (--device_flops, --utilisation){speeds}. {products}"
 
 
 def format_hours(hours: float) -> str:
@@ -147,20 +128,20 @@ def format_hours(hours: float) -> str:
     return f"{hours:,.0f} device-hours" if hours >= 10 else f"{hours:.2g} device-hours"
 
 
-def describe_text(
-    setting: Setting, config: ml_collections.ConfigDict, splits: set[str], files: Mapping[str, str]
-) -> Text:
-    """As published, unless the user names `files`; else counted, by making the token files that training will use.
+def describe_text(reproduction: Reproduction) -> Text:
+    """As published, unless the user names files; else counted, by making the token files that training will use.
 
     Raises:
       ValueError: files that the setting needs besides, or that can't be read.
     """
-    if setting.vocab_size is not None and not files:
-        return Text(setting.vocab_size, dict(setting.tokens))
-    setting.check_files(files)
-    tokenizer = prepare(config.data, "train").tokenizer()
-    counted = {split: prepare(config.data, split, tokenizer).manifest.tokens for split in sorted(splits)}
-    return Text(tokenizer.vocab_size, counted)
+    setting, runs = reproduction.setting, reproduction.sweep.runs
+    if setting.vocab_size is not None and not reproduction.files:
+        return Text(setting.vocab_size, setting.tokens)
+    setting.check_files(reproduction.files)
+    data = runs[0].config.data
+    tokenizer = prepare(data, "train").tokenizer()
+    splits = sorted({evaluation.split for run in runs for evaluation in run.evaluations})
+    return Text(tokenizer.vocab_size, {split: prepare(data, split, tokenizer).manifest.tokens for split in splits})
 
 
 @functools.cache

@@ -109,10 +109,8 @@ def speed(row: Mapping[str, str], column: str) -> Quantity | None:
 def by_method(row: Mapping[str, str], column: str, *, train_length: int) -> Quantity | None:
     """Tables 2 to 4: a row is an evaluation length, a column a method's perplexity or words per second."""
     name, _, what = column.rpartition(" ")
-    model, length = Model(POSITIONS[name], train_length), int(row["Inputs"])
-    if what == "PPL":
-        return Quantity(model, eval_length=length)
-    return Quantity(model, tables.WORDS_PER_SECOND, eval_length=length)
+    kind = tables.PERPLEXITY if what == "PPL" else tables.WORDS_PER_SECOND
+    return Quantity(Model(POSITIONS[name], train_length), kind, eval_length=int(row["Inputs"]))
 
 
 def by_length(row: Mapping[str, str], column: str, *, position: str, stride: int | None = None) -> Quantity | None:
@@ -141,10 +139,12 @@ def by_model(row: Mapping[str, str], column: str, *, stride: int | None = None) 
 
 
 def _extrapolation(train_length: int) -> TableDefinition:
-    cell = functools.partial(by_method, train_length=train_length)
-    title = f"extrapolation of models trained at L = {train_length:,}"
     return TableDefinition(
-        title, "wikitext103", cell, lines="columns", note=f"WPS: words per second and device, {HARDWARE}"
+        f"extrapolation of models trained at L = {train_length:,}",
+        "wikitext103",
+        functools.partial(by_method, train_length=train_length),
+        lines="columns",
+        note=f"WPS: words per second and device, {HARDWARE}",
     )
 
 
@@ -210,10 +210,3 @@ TABLES: Mapping[int, TableDefinition] = {
     14: _sliding("t5"),
     15: _sliding("alibi"),
 }
-
-
-def find_table(number: int) -> TableDefinition:
-    """The definition of the paper's table `number`; raises ValueError, with those there are, for another number."""
-    if number not in TABLES:
-        raise ValueError(f"--table={number}: the paper has no such table; use one of {', '.join(map(str, TABLES))}")
-    return TABLES[number]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from alibi.paper.definitions import Model, Quantity, find_table
+from alibi.paper.definitions import TABLES, Model, Quantity
 from alibi.paper.published import PaperTable, load_table
 from alibi.paper.settings import find_setting
 from alibi.runs import may_differ
@@ -25,7 +25,7 @@ class Reproduction:
       overrides: config keys for all runs, KEY=VALUE,...
 
     Raises:
-      ValueError: an unknown table or scale, config keys that don't exist.
+      ValueError: an unknown table or scale, a comma in a file's name; later, config keys that don't exist.
     """
 
     def __init__(
@@ -37,9 +37,12 @@ class Reproduction:
         files: Mapping[str, str] | None = None,
         overrides: str = "",
     ):
-        self.number, self.definition = number, find_table(number)
+        if number not in TABLES:
+            raise ValueError(f"--table={number}: the paper has no such table; use one of {', '.join(map(str, TABLES))}")
+        self.number, self.definition = number, TABLES[number]
         self.setting = find_setting(self.definition.setting, scale)
-        self.files, self._overrides = files or {}, overrides
+        self.files = files or {}
+        self._config = self.setting.config_for(self.files, overrides)
         self.directory = workdir.absolute() / scale / (self.setting.name + _suffix(self.files, overrides))
         self.outputs = self.directory / "tables"
 
@@ -62,10 +65,8 @@ class Reproduction:
     @functools.cached_property
     def sweep(self) -> Sweep:
         """All runs and evaluations of the table."""
-        runs = [self._overrides_of(model) | {"evaluations": self._evaluations(model)} for model in self._models]
-        return make_sweep(
-            {"config": self._config, "runs": runs}, title=f"Table {self.number} ({self.setting.scale} scale)"
-        )
+        definition = {"config": self._config, "runs": [self._run_of(model) for model in self._models]}
+        return make_sweep(definition, title=f"Table {self.number} ({self.setting.scale} scale)")
 
     @functools.cached_property
     def runs(self) -> dict[Model, Run]:
@@ -80,29 +81,24 @@ class Reproduction:
         """The stride in tokens of this scale; None: the evaluation length."""
         return None if quantity.stride is None else self.setting.length(quantity.stride)
 
-    @property
-    def _config(self) -> str:
-        return self.setting.config_for(self.files, self._overrides)
-
-    @functools.cached_property
-    def _updates(self) -> int:
-        return load_config(self._config, {}).train.steps
-
-    def _overrides_of(self, model: Model) -> dict[str, Any]:
-        keys = {"position": model.position, "train_length": self.setting.length(model.train_length)}
-        return keys if model.updates == 1 else keys | {"train.steps": round(model.updates * self._updates)}
-
-    def _evaluations(self, model: Model) -> list[dict[str, Any]]:
-        """One for each stride and split, with all lengths that some cell of the model needs."""
+    def _run_of(self, model: Model) -> dict[str, Any]:
+        """As a sweep lists it: an evaluation for each stride and split, of all lengths that some cell needs."""
         ways: dict[tuple[int | None, str], set[int]] = {}
         for quantity in self.quantities.values():
             if quantity.model == model and quantity.eval_length:
                 lengths = ways.setdefault((self.stride(quantity), quantity.split), set())
                 lengths.add(self.setting.length(quantity.eval_length))
-        return [
-            {"lengths": sorted(lengths), "split": split, **({} if stride is None else {"stride": stride})}
-            for (stride, split), lengths in ways.items()
-        ]
+        run = {
+            "position": model.position,
+            "train_length": self.setting.length(model.train_length),
+            "evaluations": [
+                {"lengths": sorted(lengths), "stride": stride, "split": split}
+                for (stride, split), lengths in ways.items()
+            ],
+        }
+        if model.updates != 1:
+            run["train.steps"] = round(model.updates * load_config(self._config, {}).train.steps)
+        return run
 
 
 def _suffix(files: Mapping[str, str], overrides: str) -> str:

@@ -94,18 +94,15 @@ class Results:
 
     def _reference(self, row: int, column: int) -> tuple[int, int]:
         """The cell that this one's ratio is taken to, see `TableDefinition.reference`."""
-        known, definition, paper = self.reproduction.quantities, self.reproduction.definition, self.reproduction.paper
-        if definition.reference == "row":
-            return min(cell for cell in known if cell[0] == row)
-        in_column = [cell for cell in known if cell[1] == column]
-        if definition.reference == "trained":
-            in_column = [
-                cell for cell in in_column if known[cell].eval_length in (None, known[cell].model.train_length)
-            ]
-        if definition.reference == "group":
-            last = definition.labels - 1
-            in_column = [cell for cell in in_column if paper.rows[cell[0]][last] == paper.rows[row][last]]
-        return min(in_column)
+        one, rows = self.reproduction, self.reproduction.paper.rows
+        last = one.definition.labels - 1
+        wanted = {
+            "row": lambda i, j, _: i == row,
+            "column": lambda i, j, _: j == column,
+            "trained": lambda i, j, known: j == column and known.eval_length in (None, known.model.train_length),
+            "group": lambda i, j, _: j == column and rows[i][last] == rows[row][last],
+        }[one.definition.reference]
+        return min((i, j) for (i, j), known in one.quantities.items() if wanted(i, j, known))
 
 
 def training_figures(directory: RunDirectory, run: Run) -> dict[Kind, float]:
@@ -204,16 +201,13 @@ def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
     compared = Results(reproduction).compare()
     place = reproduction.outputs / f"table{reproduction.number:02d}"
     place.parent.mkdir(parents=True, exist_ok=True)
-    markdown = [to_markdown(compared)]
-    written = [place.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
-    drawn = reproduction.definition.lines
+    contents = {".md": to_markdown(compared), ".csv": to_csv(compared), ".tex": to_latex(compared)}
+    suffixes, drawn = [*contents], reproduction.definition.lines
     if drawn and draw_comparison(compared, drawn, place.with_suffix(".png")):
-        markdown.append(f"![table {reproduction.number}: paper and ours]({place.name}.png)\n")
-        written.append(place.with_suffix(".png"))
+        contents[".md"] += f"\n![table {reproduction.number}: paper and ours]({place.name}.png)\n"
+        suffixes.append(".png")
     if failures:
-        markdown.append(failed_runs(failures))
-    contents = ("\n".join(markdown), to_csv(compared), to_latex(compared))
-    for path, content in zip(written, contents, strict=False):
-        write_whole(path, content)
-    files = "\n".join(map(str, written))
-    return f"{to_text(compared)}\n{files}"
+        contents[".md"] += "\n" + failed_runs(failures)
+    for suffix, content in contents.items():
+        write_whole(place.with_suffix(suffix), content)
+    return "\n".join([to_text(compared), *(str(place.with_suffix(suffix)) for suffix in suffixes)])

@@ -4,10 +4,10 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from alibi.data.pieces import SPLITS
 from alibi.reporting.tables import Label, Length
 
 SCALES = ("paper", "small")
-SPLITS = ("train", "valid", "test")
 
 # A length in a label or title: all of it, or what follows "L = ", "L_valid = " and "stride ".
 _LENGTH = re.compile(r"^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+")
@@ -65,8 +65,8 @@ class Setting:
                 raise ValueError(f"--{split}_file={place} holds a comma; name one file or a glob of several")
         named = {split: split.upper() for split in self.splits} | dict(files)
         config = (named and self.files_config) or self.config
-        keys = [f"data.{split}={place}" for split, place in named.items()]
-        argument = ",".join([*(["data.corpus=text"] if keys else []), *keys, *([overrides] if overrides else [])])
+        keys = ["data.corpus=text", *(f"data.{split}={place}" for split, place in named.items())] if named else []
+        argument = ",".join(filter(None, [*keys, overrides]))
         return config + ("," if ":" in config else ":") * bool(argument) + argument
 
     def check_files(self, files: Mapping[str, str]) -> None:
@@ -82,40 +82,33 @@ class Setting:
 _TIED_BPE = "model.embedding=tied,model.padding_rows=False,data.tokenizer=bpe"
 _SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=131072"
 
-SETTINGS = {
-    (setting.scale, setting.name): setting
-    for setting in (
-        Setting(
-            "wikitext103",
-            "paper",
-            "configs/wikitext103.py",
-            vocab_size=267_744,
-            tokens={"valid": 217_646, "test": 245_569},
-        ),
-        Setting("bookcorpus", "paper", "configs/bookcorpus.py", splits=SPLITS, vocab_size=29_000),
-        Setting(
-            "cc100",
-            "paper",
-            "configs/cc100_1b3.py",
-            splits=("train", "valid"),
-            vocab_size=50_264,
-            tokens={"valid": 649_000},  # section 4.2
-        ),
-        Setting("wikitext103", "small", "configs/books_tables.py", "configs/wikitext2.py", divisor=16),
-        Setting(
-            "bookcorpus",
-            "small",
-            f"configs/books_tables.py:{_TIED_BPE}",
-            f"configs/wikitext2.py:{_TIED_BPE}",
-            divisor=16,
-        ),
-        Setting("cc100", "small", _SMALL_1B3, files_splits=("train", "valid"), divisor=16),
-    )
-}
+SETTINGS = (
+    Setting(
+        "wikitext103",
+        "paper",
+        "configs/wikitext103.py",
+        vocab_size=267_744,
+        tokens={"valid": 217_646, "test": 245_569},
+    ),
+    Setting("bookcorpus", "paper", "configs/bookcorpus.py", splits=SPLITS, vocab_size=29_000),
+    Setting(
+        "cc100",
+        "paper",
+        "configs/cc100_1b3.py",
+        splits=("train", "valid"),
+        vocab_size=50_264,
+        tokens={"valid": 649_000},  # section 4.2
+    ),
+    Setting("wikitext103", "small", "configs/books_tables.py", "configs/wikitext2.py", divisor=16),
+    Setting(
+        "bookcorpus", "small", f"configs/books_tables.py:{_TIED_BPE}", f"configs/wikitext2.py:{_TIED_BPE}", divisor=16
+    ),
+    Setting("cc100", "small", _SMALL_1B3, files_splits=("train", "valid"), divisor=16),
+)
 
 
 def find_setting(name: str, scale: str) -> Setting:
     """The setting `name` at `scale`; raises ValueError for an unknown scale."""
     if scale not in SCALES:
         raise ValueError(f"--scale={scale} is unknown; use one of {', '.join(SCALES)}")
-    return SETTINGS[scale, name]
+    return next(setting for setting in SETTINGS if (setting.name, setting.scale) == (name, scale))

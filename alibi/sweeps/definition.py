@@ -51,6 +51,11 @@ class Run:
     config: ml_collections.ConfigDict
     evaluations: tuple[Evaluation, ...]
 
+    @property
+    def results(self) -> int:
+        """How many results it has when all is done."""
+        return sum(len(evaluation.lengths) for evaluation in self.evaluations)
+
     def config_flags(self) -> list[str]:
         """The --config flags that give this run's config to train.py."""
         file, argument, others = _split(self.config_file, self.overrides)

@@ -43,7 +43,7 @@ class RunState:
 
     def describe(self) -> str:
         """The state in words: done, at step 200 of 600, missing, or failed and why."""
-        cells = f"{self.results} of {sum(len(one.lengths) for one in self.run.evaluations)} results"
+        cells = f"{self.results} of {self.run.results} results"
         failed = f"failed: {' '.join((self.reason or self.failure).split())}"
         match self.state:
             case "finished" if not self.missing:
@@ -119,7 +119,7 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         reason=status["reason"],
         tokens_per_second=status["tokens_per_second"],
         directory=directory,
-        results=sum(len(one.lengths) for one in run.evaluations) - sum(len(one.lengths) for one in missing),
+        results=run.results - sum(len(one.lengths) for one in missing),
         missing=missing,
         failure=read_failures(workdir).get(run.name, ""),
         seconds=sum(seconds) if seconds else None,

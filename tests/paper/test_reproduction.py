@@ -131,7 +131,7 @@ def test_equal_training_time_is_fewer_updates_of_a_run_of_its_own(tables):
 def test_costs_of_the_papers_model(tables):
     table = tables[6, "paper"]
     run = next(one for one in table.sweep.runs if one.name == "alibi-L512-seed0")
-    text = describe_text(table.setting, run.config, {"valid"}, {})
+    text = describe_text(table)
     cost = training_cost(run, text.vocab_size, PROCESSORS["paper"], 28_300.0)
     # 286,000 updates of 8 x 9,216 tokens at table 1's 28.3k words per second.
     assert (cost.tokens, round(cost.hours)) == (21_086_208_000, 207)
@@ -156,11 +156,11 @@ def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
     for split, place in files.items():
         pathlib.Path(place).write_text(f"a b a {split}\n" * 3)
     table = Reproduction(6, "paper", tmp_path, files=files, overrides=f"data.cache_dir={tmp_path / 'cache'}")
-    text = describe_text(table.setting, table.sweep.runs[0].config, {"valid"}, files)
+    text = describe_text(table)
     # Four special entries, a, b and train, padded to 8; three lines of four words and their ends.
-    assert (text.vocab_size, text.tokens) == (8, {"valid": 15})
+    assert (text.vocab_size, text.tokens) == (8, {"valid": 15, "test": 15})
     with pytest.raises(ValueError, match="needs --valid_file, --test_file"):
-        describe_text(table.setting, table.sweep.runs[0].config, {"valid"}, {"train": files["train"]})
+        describe_text(Reproduction(6, "paper", tmp_path, files={"train": files["train"]}))
 
 
 def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
