@@ -20,7 +20,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -78,10 +78,7 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
       ValueError: a file that does not load or has no get_sweep(), an unknown key (the
         nearest is suggested), a run that its config or the model refuses, equal names.
     """
-    module = _load_module(path)
-    if not hasattr(module, "get_sweep"):
-        raise ValueError(f"{path} has no get_sweep(); a sweep file defines one, as configs/sweeps/quickstart.py does")
-    definition = module.get_sweep()
+    definition = _load_function(pathlib.Path(path), "get_sweep", "configs/sweeps/quickstart.py")()
     if not isinstance(definition, Mapping):
         raise ValueError(f"get_sweep() of {path} must return a dictionary, not {type(definition).__name__}")
     return make_sweep(definition, title=pathlib.Path(path).stem)
@@ -132,10 +129,9 @@ def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
     overrides = {key: value for key, value in given.items() if key not in own}
     try:
         config = load_config(config_file, overrides)
-        _check_run(config)
         name = given.get("name") or run_name(config, overrides)
         evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
-        _check_evaluations(evaluations, config)
+        _check_run(config, evaluations)
     except ValueError as error:
         named = (f"{key}={value}" for key, value in given.items() if key != "evaluations")
         shown = ", ".join(named) or "without keys"
@@ -163,24 +159,10 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collection
             f"the path of the config {config_file} holds a colon, after which --config expects keys; "
             "move it to a path without one"
         )
-    module = _load_module(resolve(file))
-    if not hasattr(module, "get_config"):
-        raise ValueError(f"{file} has no get_config(); a config file defines one, as configs/quickstart.py does")
-    config = module.get_config(argument)
+    config = _load_function(resolve(file), "get_config", "configs/quickstart.py")(argument)
     for key, value in others.items():
         base.set_key(config, base.SHORT_NAMES.get(key, key), value)
     return config
-
-
-def _check_run(config: ml_collections.ConfigDict) -> None:
-    # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
-    from alibi.model.decoder import build_model
-    from alibi.training.optimizer import make_optimizer
-    from alibi.training.setup import UNKNOWN_VOCABULARY, sequences_per_update
-
-    build_model(config, vocab_size=UNKNOWN_VOCABULARY)
-    sequences_per_update(config, 1)
-    make_optimizer(config.optimizer, config.train.steps)
 
 
 def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluation, ...]:
@@ -203,11 +185,18 @@ def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluatio
     return tuple(evaluations)
 
 
-def _check_evaluations(evaluations: Sequence[Evaluation], config: ml_collections.ConfigDict) -> None:
-    """Here rather than hours later, when the first run is trained."""
+def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluation]) -> None:
+    """Raises ValueError for what the model, its training or its evaluation would refuse, hours later perhaps."""
+    # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.data.pieces import SPLITS
     from alibi.evaluation.windows import plan
+    from alibi.model.decoder import build_model
+    from alibi.training.optimizer import make_optimizer
+    from alibi.training.setup import UNKNOWN_VOCABULARY, sequences_per_update
 
+    build_model(config, vocab_size=UNKNOWN_VOCABULARY)
+    sequences_per_update(config, 1)
+    make_optimizer(config.optimizer, config.train.steps)
     for one in evaluations:
         if one.split not in SPLITS:
             raise ValueError(f"split {one.split!r} is unknown; use one of {', '.join(SPLITS)}")
@@ -226,8 +215,8 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> No
             raise ValueError(f"unknown key {key!r} in {what}; did you mean {nearest!r}? There are: {', '.join(known)}")
 
 
-def _load_module(path: str | os.PathLike[str]) -> Any:
-    path = pathlib.Path(path)
+def _load_function(path: pathlib.Path, function: str, example: str) -> Callable[..., Any]:
+    """The `function` of a Python file, as the file `example` of the project has one."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist or is no file; give a Python file such as configs/quickstart.py")
     spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
@@ -238,4 +227,7 @@ def _load_module(path: str | os.PathLike[str]) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ValueError(f"{path} does not load: {type(error).__name__}: {error}") from error
-    return module
+    if not hasattr(module, function):
+        kind = function.removeprefix("get_")
+        raise ValueError(f"{path} has no {function}(); a {kind} file defines one, as {example} does")
+    return getattr(module, function)

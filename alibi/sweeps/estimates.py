@@ -86,16 +86,16 @@ class Speed:
 
         `rough`: a run whose speed is not known trains at `CPU_FLOPS_PER_SECOND`.
         """
-        training = [state for state in states if not state.is_trained]
-        rates = [self.tokens_per_second or (rough_rate(state) if rough else None) for state in training]
-        if None in rates:
-            return None
-        seconds = sum(
-            START_SECONDS + state.tokens_left / rate for state, rate in zip(training, rates, strict=True) if rate
-        )
-        evaluating = sum(bool(state.missing) for state in states)
-        seconds += evaluating * (START_SECONDS + (self.evaluation_seconds or 0.0))
-        left = sum(not state.is_trained or bool(state.missing) for state in states)
+        seconds, left = 0.0, 0
+        for state in states:
+            if not state.is_trained:
+                rate = self.tokens_per_second or (rough_rate(state) if rough else None)
+                if rate is None:
+                    return None
+                seconds += START_SECONDS + state.tokens_left / rate
+            if state.missing:
+                seconds += START_SECONDS + (self.evaluation_seconds or 0.0)
+            left += bool(state.missing) or not state.is_trained
         return seconds / max(1, min(jobs, left))
 
 
@@ -122,8 +122,7 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
     lines = [["run", "parameters", "tokens", "time left", "state"]]
     for state in states:
         train = state.run.config.train
-        count = _known_parameters(state)
-        known = f"{count:,}" if count else "not known yet"
+        known = f"{count:,}" if (count := _known_parameters(state)) else "not known yet"
         seconds = speed.seconds_left([state], rough=rough)
         time = ("~" if rough and seconds else "") + format_duration(seconds)
         lines.append([state.run.name, known, f"{train.steps * train.batch_tokens:,}", time, state.describe()])

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import os
@@ -13,8 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from alibi.errors import UserError, disk_errors_named
-from alibi.reporting.report import ROWS_FILE, write_report
-from alibi.reporting.rows import read_rows
+from alibi.reporting.report import write_report
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed, format_duration
 from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, Stopped, places, suitable_jobs
@@ -23,7 +23,6 @@ from alibi.sweeps.state import (
     evaluation_command,
     read_failures,
     run_directory,
-    state_of,
     survey,
     train_command,
     try_lock,
@@ -67,7 +66,7 @@ class Sweeper:
         if jobs > 1 and flags:
             raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
         self.flags, self.primary = list(flags), primary
-        self.jobs = min(jobs, max(1, len(sweep.runs)))
+        self.jobs = min(jobs, len(sweep.runs))
         self._places: queue.SimpleQueue[Place] = queue.SimpleQueue()
         for place in places(self.jobs):
             self._places.put(place)
@@ -124,12 +123,9 @@ class Sweeper:
         """Writes the report, after each run, so that there is something to look at from the first one on."""
         with disk_errors_named(self.workdir):
             write_failure(self.workdir, run.name, reason)
-            self._shown = self.report(self._known_failures())
-
-    def _known_failures(self) -> dict[str, str]:
-        """Of this sweep's runs, those of an earlier start that were not tried again yet included."""
-        names = {run.name for run in self.sweep.runs}
-        return {name: reason for name, reason in read_failures(self.workdir).items() if name in names}
+            # Those of an earlier start that were not tried again yet included, those of another sweep not.
+            names = {run.name for run in self.sweep.runs}
+            self._shown = self.report({name: why for name, why in read_failures(self.workdir).items() if name in names})
 
     def _bring_to_end(self, run: Run, heading: str, place: Place) -> str:
         """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
@@ -156,7 +152,8 @@ class Sweeper:
         return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
 
     def _state(self, run: Run) -> RunState:
-        return state_of(run, self.workdir, read_rows(self.workdir / ROWS_FILE))
+        (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.workdir)
+        return state
 
     def _time_left(self) -> str:
         states = survey(self.sweep, self.workdir)

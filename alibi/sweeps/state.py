@@ -4,7 +4,7 @@ import dataclasses
 import fcntl
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alibi.atomic import write_whole
@@ -83,34 +83,32 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: pathlib.Path) 
 
 def survey(sweep: Sweep, workdir: pathlib.Path, *, in_progress: bool = False) -> list[RunState]:
     """The state of every run; `in_progress`: another process is at work, so "running" is to be believed."""
-    rows = read_rows(workdir / ROWS_FILE)
-    return [state_of(run, workdir, rows, in_progress=in_progress) for run in sweep.runs]
+    rows, failures = read_rows(workdir / ROWS_FILE), read_failures(workdir)
+    return [
+        _state_of(run, run_directory(workdir, run), rows, failures.get(run.name, ""), in_progress=in_progress)
+        for run in sweep.runs
+    ]
 
 
-def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progress: bool = False) -> RunState:
-    """The state of one run; `rows` are those of results.jsonl."""
-    directory = run_directory(workdir, run)
+def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: str, *, in_progress: bool) -> RunState:
     # A run that fails before its first update has no speed to record.
     status: dict[str, Any] = {"state": "failed", "step": 0, "reason": "", "tokens_per_second": None}
+    differing: dict[str, tuple[Any, Any]] = {}
     try:
         status |= directory.status()
-        differing = [
-            f"{key} ({there!r} there, {here!r} in the sweep)"
-            for key, (there, here) in directory.differing(run.config).items()
-        ]
+        differing = directory.differing(run.config)
     except ValueError as error:
         status |= {"state": "failed", "reason": str(error)}
-        differing = []
     key = (run.name, status["step"], evaluation_hash(run.config))
     found = [row for row in rows if (row.run, row.step, row.config_hash) == key]
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
     if differing:
-        reason = f"{directory.path} holds a run of another config; differing: {', '.join(differing)}"
-        status |= {"state": "conflict", "reason": reason}
+        told = ", ".join(f"{key} ({there!r} there, {here!r} in the sweep)" for key, (there, here) in differing.items())
+        status |= {"state": "conflict", "reason": f"{directory.path} holds a run of another config; differing: {told}"}
     elif status["state"] == "running" and not in_progress:
         status["state"] = "interrupted"
     if missing and not differing:  # a run that has all its results needs no checkpoint
-        status |= _lost(directory)
+        status |= _lost(directory, status)
     seconds = [row.seconds for row in found if row.seconds is not None]
     return RunState(
         run=run,
@@ -121,33 +119,29 @@ def state_of(run: Run, workdir: pathlib.Path, rows: Sequence[Row], *, in_progres
         directory=directory,
         results=run.results - sum(len(one.lengths) for one in missing),
         missing=missing,
-        failure=read_failures(workdir).get(run.name, ""),
+        failure=failure,
         seconds=sum(seconds) if seconds else None,
     )
 
 
-def _lost(directory: RunDirectory) -> dict[str, Any]:
+def _lost(directory: RunDirectory, status: Mapping[str, Any]) -> dict[str, Any]:
     """What differs from a run's status where checkpoints were lost: it has failed, or is back at an earlier step."""
     try:
         directory.check_checkpoints()
-        if directory.status()["state"] != "finished" or directory.is_finished():
-            return {}
     except ValueError as error:
         return {"state": "failed", "reason": str(error)}
-    return {"state": "interrupted", "step": directory.saved_steps()[-1]}
+    saved = directory.saved_steps()
+    if status["state"] != "finished" or status["step"] in saved:
+        return {}
+    return {"state": "interrupted", "step": saved[-1]}
 
 
 def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
     """The part of `evaluation` that `rows`, all of this run at its step, do not have."""
-    known = {
-        (row.eval_length, row.stride, row.split)
-        for row in rows
-        # A limit is final; any other error may be gone when it is tried again.
-        if row.is_measured or row.limit
-    }
-    lengths = tuple(
-        length for length in evaluation.lengths if (length, evaluation.stride or length, evaluation.split) not in known
-    )
+    # A limit is final; any other error may be gone when it is tried again.
+    known = {(row.eval_length, row.stride, row.split) for row in rows if row.is_measured or row.limit}
+    stride, split = evaluation.stride, evaluation.split
+    lengths = tuple(length for length in evaluation.lengths if (length, stride or length, split) not in known)
     return dataclasses.replace(evaluation, lengths=lengths) if lengths else None
 
 
@@ -164,9 +158,8 @@ def write_failure(workdir: pathlib.Path, run: str, reason: str) -> None:
     """Records why `run` failed, atomically; an empty `reason` takes its record away."""
     before = read_failures(workdir)
     after = {name: known for name, known in before.items() if name != run} | ({run: reason} if reason else {})
-    if after == before:
-        return
-    write_whole(workdir / FAILURES_FILE, json.dumps(after, indent=2) + "\n")
+    if after != before:
+        write_whole(workdir / FAILURES_FILE, json.dumps(after, indent=2) + "\n")
 
 
 def is_in_progress(workdir: pathlib.Path) -> bool:
