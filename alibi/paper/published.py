@@ -19,7 +19,6 @@ _FOLDER = pathlib.Path(__file__).with_name("tables")
 class PaperTable:
     """One published table; cells are the printed text, "" where the paper leaves one empty."""
 
-    number: int
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -30,7 +29,7 @@ def load_table(number: int) -> PaperTable:
         raise ValueError(f"the paper has no table {number!r}; its tables are 1 to {TABLE_NUMBERS[-1]}")
     with (_FOLDER / f"table{number:02d}.csv").open(newline="", encoding="utf-8") as file:
         columns, *rows = csv.reader(file)
-    return PaperTable(number, tuple(columns), tuple(tuple(row) for row in rows))
+    return PaperTable(tuple(columns), tuple(tuple(row) for row in rows))
 
 
 def parse_printed(text: str) -> float | None:

@@ -11,7 +11,7 @@ from alibi.reporting import tables
 from alibi.reporting.comparison import Comparison, compare, draw_comparison, part_names
 from alibi.reporting.report import ROWS_FILE, VALUES, fact, failed_runs, make_cell
 from alibi.reporting.rows import Row, latest, read_rows
-from alibi.reporting.tables import Absence, Kind, Missing, Number
+from alibi.reporting.tables import Absence, Kind, Missing, Number, Part
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
 from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.definition import Run
@@ -35,10 +35,8 @@ class Results:
         one, paper = self.reproduction, self.reproduction.paper
         labels, ratios = one.definition.labels, one.setting.divisor > 1
         columns = range(len(paper.columns) - labels)
-        theirs, ours = (
-            [[side(row, column) for column in columns] for row in range(len(paper.rows))]
-            for side in (self._paper, self._ours)
-        )
+        sides = [[self._sides(row, column) for column in columns] for row in range(len(paper.rows))]
+        theirs, ours = ([[cell[side] for cell in row] for row in sides] for side in (0, 1))
         references = {place: self._reference(*place) for place in one.quantities}
         strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
         return Comparison(
@@ -60,19 +58,18 @@ class Results:
         found = [self._row(quantity) for quantity in self.reproduction.quantities.values() if quantity.eval_length]
         return [row for row in found if row and row.is_measured]
 
-    def _paper(self, row: int, column: int) -> Number | Missing | None:
-        """The published number; None where the table has an empty cell."""
-        printed = self.reproduction.paper.rows[row][self.reproduction.definition.labels + column]
+    def _sides(self, row: int, column: int) -> tuple[Part, Part]:
+        """The published number and ours, or why there is none; None where the table has an empty cell."""
+        one = self.reproduction
+        printed, quantity = one.paper.rows[row][one.definition.labels + column], one.quantities.get((row, column))
         if not printed:
-            return None
-        # A system that isn't here has no quantities; what its numbers are, those of its column say.
-        return published(printed, next(one.kind for at, one in self.reproduction.quantities.items() if at[1] == column))
+            return None, None
+        if quantity is None:  # what the number of a system that isn't here is, the others of its column say
+            kind = next(other.kind for at, other in one.quantities.items() if at[1] == column)
+            return published(printed, kind), Missing(Absence.NOT_RUN_HERE)
+        return published(printed, quantity.kind), self._ours(quantity)
 
-    def _ours(self, row: int, column: int) -> Number | Missing:
-        """Our number, or why there is none."""
-        quantity = self.reproduction.quantities.get((row, column))
-        if quantity is None:
-            return Missing(Absence.NOT_RUN_HERE)
+    def _ours(self, quantity: Quantity) -> Number | Missing:
         if quantity.kind not in VALUES:
             value = self._trainings[self.reproduction.runs[quantity.model].name].get(quantity.kind)
             return Missing(Absence.NOT_RUN_YET) if value is None else Number((value,), quantity.kind)

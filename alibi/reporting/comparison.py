@@ -34,23 +34,21 @@ class Comparison(Table):
     @property
     def has_ours(self) -> bool:
         """Whether there is a number of ours."""
-        return any(isinstance(cell[1], Number) for row in self.cells for cell in row if cell)
+        return any(isinstance(cell[1], Number) for row in self.cells for cell in row)
 
     def side(self, side: int) -> list[list[Part]]:
         """One part of each cell: the paper's (0) or ours (1)."""
-        return [[cell[side] if cell else None for cell in row] for row in self.cells]
+        return [[cell[side] for cell in row] for row in self.cells]
 
 
 def compare(
     paper: Grid, ours: Grid, references: Mapping[tuple[int, int], tuple[int, int]], *, ratios: bool
 ) -> tuple[tuple[Cell, ...], ...]:
-    """The cells of a comparison; () where the paper's is None."""
+    """The cells of a comparison; both sides are None where the paper's table has an empty cell."""
     sides = [related(grid, references) for grid in (paper, ours)]
     return tuple(
         tuple(
-            ()
-            if theirs is None
-            else (theirs, mine, _difference(theirs, mine, ratios, references.get((i, j)) == (i, j)))
+            (theirs, mine, _difference(theirs, mine, ratios, references.get((i, j)) == (i, j)))
             for j, (theirs, mine) in enumerate(zip(*rows, strict=True))
         )
         for i, rows in enumerate(zip(*sides, strict=True))

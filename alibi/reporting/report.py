@@ -106,13 +106,12 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
 
 def build_table(panel: Panel) -> Table:
     """One line a series, one column a length."""
-    cells = [[series.cells.get(length) for length in panel.lengths] for series in panel.series]
     return Table(
         caption=caption(panel),
         label_header=("run", "trained at L"),
         labels=tuple((series.label, series.train_length) for series in panel.series),
         header=tuple(panel.lengths),
-        cells=tuple(tuple((cell,) if cell else () for cell in row) for row in cells),
+        cells=tuple(tuple((series.cells.get(length),) for length in panel.lengths) for series in panel.series),
     )
 
 

@@ -144,7 +144,7 @@ Label = tuple[str | Length, ...]
 # Of a row or column: a text, a length in tokens, or a label.
 Heading = str | int | Label
 Part = Number | Missing | Difference | None
-# One part, or several side by side; None where a part has nothing to say, () where the whole cell hasn't.
+# One part, or several side by side; None where one has nothing to say.
 Cell = tuple[Part, ...]
 Grid = Sequence[Sequence[Part]]  # one part of each cell, by row and column
 

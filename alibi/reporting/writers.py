@@ -60,8 +60,7 @@ def to_csv(table: Table) -> str:
     columns = [f"{name}: {part}" if part else name for name in names for part in table.parts or ("",)]
     writer.writerow([*scale[:1], *map(heading_text, table.label_header), *columns])
     for labels, cells in zip(table.labels, table.cells, strict=True):
-        numbers = [_plain(part) for cell in cells for part in cell or [None] * max(1, len(table.parts))]
-        writer.writerow([*scale[1:], *map(heading_text, labels), *numbers])
+        writer.writerow([*scale[1:], *map(heading_text, labels), *(_plain(part) for cell in cells for part in cell)])
     return file.getvalue()
 
 
@@ -81,7 +80,7 @@ def to_latex(table: Table) -> str:
         lines = [" & " * (len(first) - 1) + f" & {titles}", " & ".join([*first, *parts * len(names)])]
     body = []
     for labels, cells in zip(table.labels, table.cells, strict=True):
-        numbers = [written(part) for cell in cells for part in cell or [None] * count]
+        numbers = (written(part) for cell in cells for part in cell)
         body.append(" & ".join([*(_escape(heading_text(label)) for label in labels), *numbers]))
     caption = " ".join([table.caption, *(f"[{number}] {note}." for number, note in enumerate(table.notes, start=1))])
     return "\n".join(
