@@ -20,6 +20,7 @@ import itertools
 import os
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -94,8 +95,7 @@ def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
     if not combinations + listed:
         raise ValueError("the sweep has no runs; give 'product': {'position': [...]} or 'runs': [{...}, ...]")
     runs = tuple(_make_run(run, definition) for run in combinations + listed)
-    names = [run.name for run in runs]
-    double = sorted({name for name in names if names.count(name) > 1})
+    double = sorted(name for name, times in Counter(run.name for run in runs).items() if times > 1)
     if double:
         raise ValueError(f"runs of equal name: {', '.join(double)}; a run needs keys of its own, or a 'name'")
     return Sweep(definition.get("title", title), runs)
@@ -125,17 +125,15 @@ def _combinations(product: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
     config_file = given.get("config", sweep["config"])
     evaluation_keys = {"evaluations", *EVALUATION_KEYS}
-    own = {"name", "config", *evaluation_keys}
-    overrides = {key: value for key, value in given.items() if key not in own}
+    overrides = {key: given[key] for key in given if key not in {"name", "config", *evaluation_keys}}
     try:
         config = load_config(config_file, overrides)
         name = given.get("name") or run_name(config, overrides)
         evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
         _check_run(config, evaluations)
     except ValueError as error:
-        named = (f"{key}={value}" for key, value in given.items() if key != "evaluations")
-        shown = ", ".join(named) or "without keys"
-        raise ValueError(f"run ({shown}): {error}") from None
+        shown = ", ".join(f"{key}={value}" for key, value in given.items() if key != "evaluations")
+        raise ValueError(f"run ({shown or 'without keys'}): {error}") from None
     if not re.fullmatch(r"[\w=+-][\w.=+-]*", name):
         raise ValueError(f"run name {name!r} must do as a directory's name: letters, digits and . = + - _")
     return Run(name, config_file, overrides, config, evaluations)
@@ -145,8 +143,8 @@ def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, di
     """The config's file, its argument with the overrides in it, and those that can't stand there."""
     file, _, argument = config_file.partition(":")
     # A comma would end a value inside the argument; such values have a flag of their own.
-    inside = [f"{key}={value}" for key, value in overrides.items() if "," not in str(value)]
     others = {key: value for key, value in overrides.items() if "," in str(value)}
+    inside = (f"{key}={value}" for key, value in overrides.items() if key not in others)
     return file, ",".join(filter(None, [argument, *inside])), others
 
 
@@ -177,9 +175,9 @@ def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluatio
         wrong = [length for length in lengths if not isinstance(length, int) or length < 1]
         if wrong or not lengths:
             raise ValueError(f"evaluation lengths must be whole numbers of tokens, at least 1; got {list(lengths)}")
-        stride = part.get("stride")
-        for one in stride if isinstance(stride, Sequence) else [stride]:
-            evaluations.append(Evaluation(tuple(lengths), one, part.get("split", "valid")))
+        stride, split = part.get("stride"), part.get("split", "valid")
+        strides = stride if isinstance(stride, Sequence) else [stride]
+        evaluations += [Evaluation(tuple(lengths), one, split) for one in strides]
     if not evaluations:
         raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
     return tuple(evaluations)

@@ -61,10 +61,10 @@ def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Pro
     tokens = text.tokens.get(evaluation.split)
     if tokens is None:
         return None
-    flops = 0.0
-    for length in evaluation.lengths:
-        inputs = tokens * length // (evaluation.stride or length)
-        flops += inputs * forward_flops(run.config, text.vocab_size, length)
+    flops = sum(
+        tokens * length // (evaluation.stride or length) * forward_flops(run.config, text.vocab_size, length)
+        for length in evaluation.lengths
+    )
     return Cost(tokens * len(evaluation.lengths), flops, processor.hours(flops))
 
 
@@ -89,7 +89,7 @@ class Speed:
         seconds, left = 0.0, 0
         for state in states:
             if not state.is_trained:
-                rate = self.tokens_per_second or (rough_rate(state) if rough else None)
+                rate = self.tokens_per_second or (rough_rate(state.run) if rough else None)
                 if rate is None:
                     return None
                 seconds += START_SECONDS + state.tokens_left / rate
@@ -99,10 +99,10 @@ class Speed:
         return seconds / max(1, min(jobs, left))
 
 
-def rough_rate(state: RunState) -> float | None:
+def rough_rate(run: Run) -> float | None:
     """Tokens a second of its training on CPUs, from the operations of a token; None while the vocabulary is unknown."""
-    vocab_size = _vocab_size(state.run)
-    return 1 / (3600 * CPU.hours(training_flops(state.run.config, vocab_size))) if vocab_size else None
+    vocab_size = _vocab_size(run)
+    return CPU_FLOPS_PER_SECOND / training_flops(run.config, vocab_size) if vocab_size else None
 
 
 def format_duration(seconds: float | None) -> str:
@@ -126,17 +126,15 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
         seconds = speed.seconds_left([state], rough=rough)
         time = ("~" if rough and seconds else "") + format_duration(seconds)
         lines.append([state.run.name, known, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
-    total = _total(speed.seconds_left(states, jobs, rough=rough), rough)
-    return f"{aligned(lines, left=(0, 4))}\ntime left in all: {total}\n"
-
-
-def _total(seconds: float | None, rough: bool) -> str:
-    if seconds is None:
-        return "unknown until one run has shown the speed"
-    if not rough:
-        return f"about {format_duration(seconds)}"
-    rate = f"{CPU_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
-    return f"~{format_duration(seconds)} (~: rough, training at {rate}, until one run has shown the speed)"
+    total, until = speed.seconds_left(states, jobs, rough=rough), "until one run has shown the speed"
+    if total is None:
+        told = f"unknown {until}"
+    elif rough:
+        rate = f"{CPU_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
+        told = f"~{format_duration(total)} (~: rough, training at {rate}, {until})"
+    else:
+        told = f"about {format_duration(total)}"
+    return f"{aligned(lines, left=(0, 4))}\ntime left in all: {told}\n"
 
 
 def parameters(run: Run, vocab_size: int) -> int:

@@ -7,7 +7,6 @@ import fcntl
 import functools
 import os
 import pathlib
-import queue
 import sys
 import threading
 import time
@@ -62,14 +61,11 @@ class Sweeper:
             raise ValueError(
                 f"--workdir {self.workdir} holds a comma, which separates work directories; use a path without one"
             )
-        jobs = jobs or (1 if flags else suitable_jobs())
         if jobs > 1 and flags:
             raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
-        self.flags, self.primary = list(flags), primary
-        self.jobs = min(jobs, len(sweep.runs))
-        self._places: queue.SimpleQueue[Place] = queue.SimpleQueue()
-        for place in places(self.jobs):
-            self._places.put(place)
+        self.flags, self.primary = flags, primary
+        self.jobs = min(jobs or (1 if flags else suitable_jobs()), len(sweep.runs))
+        self._places = places(self.jobs)  # those that are free
         self._reporting = threading.Lock()
         self._shown = ""  # the latest report
         self._trained: set[str] = set()  # names of the runs that this start brought so far
@@ -92,22 +88,21 @@ class Sweeper:
         with self._lock(), self.launcher, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             for done in [pool.submit(self._execute_run, number, failures) for number in range(len(self.sweep.runs))]:
                 done.result()
-        print(f"\n{self._shown}", flush=True)
-        minutes = int(time.monotonic() - started) // 60
+        hours, minutes = divmod(int(time.monotonic() - started) // 60, 60)
         ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
-        print(f"took {minutes // 60} h {minutes % 60} min; {ended}", flush=True)
+        print(f"\n{self._shown}\ntook {hours} h {minutes} min; {ended}", flush=True)
         return failures
 
     def _execute_run(self, number: int, failures: dict[str, str]) -> None:
         if self.launcher.stopped:
             raise Stopped
-        run, place = self.sweep.runs[number], self._places.get()
+        run, place = self.sweep.runs[number], self._places.pop()  # a list's own operations need no lock
         try:
             reason = self._bring_to_end(run, f"[{number + 1}/{len(self.sweep.runs)}] {run.name}", place)
         except (ValueError, OSError) as error:  # such as a damaged file of this run: the others go on
             reason = str(error)
         finally:
-            self._places.put(place)
+            self._places.append(place)
         with self._reporting:
             if reason:
                 failures[run.name] = reason
@@ -138,8 +133,7 @@ class Sweeper:
         if not state.is_trained:
             at = f" from update {state.step:,}" if state.step else ""
             say(f"{heading}: training{at}; {self._time_left()}")
-            reason = self._train(run, place)
-            if reason:
+            if reason := self._train(run, place):
                 return reason
             self._trained.add(run.name)
         for evaluation in self._state(run).missing:
@@ -158,8 +152,9 @@ class Sweeper:
     def _time_left(self) -> str:
         states = survey(self.sweep, self.workdir)
         left = Speed.of(states).seconds_left(states, self.jobs)
-        known = f"about {format_duration(left)} left in all"
-        return "the time left in all shows when one run is trained" if left is None else known
+        if left is None:
+            return "the time left in all shows when one run is trained"
+        return f"about {format_duration(left)} left in all"
 
     def _train(self, run: Run, place: Place) -> str:
         directory = run_directory(self.workdir, run)
@@ -175,25 +170,23 @@ class Sweeper:
         return self._run(evaluation_command(run, evaluation, self.workdir), place).reason("evaluation")
 
     def _run(self, command: Command, place: Place) -> Ended:
-        return self.launcher.run(Command(command.script, (*command.flags, *self.flags)), place)
+        return self.launcher.run(dataclasses.replace(command, flags=(*command.flags, *self.flags)), place)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Holds the work directory; waits while another sweep, or a run that a killed one left, is at work in it."""
         try:
             self.workdir.mkdir(parents=True, exist_ok=True)
-            if not self.primary:
-                yield
-                return
             file = (self.workdir / ".lock").open("a")
         except OSError as error:
             raise ValueError(f"work directory {self.workdir} can't be written ({error}); choose another") from None
         with file:
-            if not try_lock(file.fileno()):
-                say(f"another process is at work in {self.workdir}; waiting until it ends (Ctrl-C to leave)")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # Children inherit it: the lock lasts until the last of them has ended, whatever becomes of this process.
-            self.launcher.lock = file.fileno()
+            if self.primary:
+                if not try_lock(file.fileno()):
+                    say(f"another process is at work in {self.workdir}; waiting until it ends (Ctrl-C to leave)")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                # Children inherit it: it lasts until the last of them has ended, whatever becomes of this process.
+                self.launcher.lock = file.fileno()
             yield
 
 
