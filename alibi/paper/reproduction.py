@@ -56,9 +56,8 @@ class Reproduction:
         first, found = self.definition.labels, {}
         for row, cells in enumerate(self.paper.rows):
             named = dict(zip(self.paper.columns, cells, strict=True))
-            for column, (name, printed) in enumerate(list(named.items())[first:]):
-                quantity = self.definition.cell(named, name) if printed else None
-                if quantity:
+            for column, name in enumerate(self.paper.columns[first:]):
+                if named[name] and (quantity := self.definition.cell(named, name)):
                     found[row, column] = quantity
         return found
 

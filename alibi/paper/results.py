@@ -1,5 +1,6 @@
 """Our numbers for a table's cells, from the rows and work directories of its runs, and the files that show them."""
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -176,21 +177,18 @@ def _updates(reproduction: Reproduction) -> str:
     lengths: dict[int, set[int]] = {}
     for run in reproduction.sweep.runs:
         lengths.setdefault(run.config.train.batch_tokens, set()).add(run.config.train_length)
-    if len(lengths) == 1:
-        return f"updates of {next(iter(lengths)):,} tokens"
-    parts = (f"{tokens:,} tokens at L = {', '.join(map(str, sorted(lengths[tokens])))}" for tokens in sorted(lengths))
+    parts = (
+        f"{tokens:,} tokens" + (f" at L = {', '.join(map(str, sorted(at)))}" if len(lengths) > 1 else "")
+        for tokens, at in sorted(lengths.items())
+    )
     return f"updates of {' and '.join(parts)}"
 
 
 def _cores(reproduction: Reproduction) -> Iterator[int]:
     """Of the hosts of the runs that have been started."""
     for run in reproduction.sweep.runs:
-        try:
-            cores = run_directory(reproduction.directory, run).provenance().get("cores")
-        except ValueError:  # not started
-            continue
-        if cores:
-            yield cores
+        with contextlib.suppress(ValueError, KeyError):  # not started, or by a version that didn't record them
+            yield run_directory(reproduction.directory, run).provenance()["cores"]
 
 
 def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:

@@ -101,8 +101,7 @@ def _panel(comparison: Comparison, lines: str, side: int) -> Panel:
     lengths = [_length(heading, side) for heading in headings]
     made = (_series(name, lengths, parts) for name, parts in zip(names, grid, strict=True))
     series = tuple(one for one in made if one.cells)
-    mode = "nonoverlapping" if comparison.stride is None else "sliding"
-    return Panel(f"table {comparison.number}", "valid", mode, comparison.stride, PERPLEXITY, series, ())
+    return Panel(f"table {comparison.number}", "valid", comparison.stride, PERPLEXITY, series, ())
 
 
 def _series(heading: Heading, lengths: Sequence[int], parts: Sequence[Part]) -> Series:

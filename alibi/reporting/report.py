@@ -40,12 +40,11 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Results that may be compared: same corpus, split and mode, and for sliding windows the same stride."""
+    """Results that may be compared: of the same corpus, split and windows."""
 
     corpus: str
     split: str
-    mode: str
-    stride: int | None  # None: the stride is the length (non-overlapping)
+    stride: int | None  # of sliding windows; None: they don't overlap, the stride is the length
     kind: Kind
     series: tuple[Series, ...]
     rows: tuple[Row, ...]  # of all series, each by length
@@ -75,14 +74,12 @@ def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: 
     grid = [[make_cell(seeds[length], kind) if length in seeds else None for length in lengths] for seeds in by_length]
     own = {i: lengths.index(length) for i, (_, _, length) in enumerate(by_series) if length in lengths}
     references = {(i, j): (i, own[i]) for i in own for j in range(len(lengths))}
-    return tuple(
-        Series(*name, {length: cell for length, cell in zip(lengths, cells, strict=True) if cell is not None})
-        for name, cells in zip(by_series, related(grid, references), strict=True)
-    )
+    named = zip(by_series, related(grid, references), strict=True)
+    return tuple(Series(*name, dict(zip(lengths, cells, strict=True))) for name, cells in named)
 
 
-def _panel_key(row: Row) -> tuple[str, str, str, int | None]:
-    return row.corpus, row.split, row.mode, None if row.mode == "nonoverlapping" else row.stride
+def _panel_key(row: Row) -> tuple[str, str, int | None]:
+    return row.corpus, row.split, None if row.mode == "nonoverlapping" else row.stride
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -119,7 +116,7 @@ def caption(panel: Panel) -> str:
     """What the numbers are: kind, corpus, split, windows, tokens scored, seeds, steps, commit and device."""
     windows = "non-overlapping windows (stride = length)"
     if panel.stride is not None:
-        windows = f"{panel.mode} windows, stride {panel.stride:,}"
+        windows = f"sliding windows, stride {panel.stride:,}"
     rows = [row for row in panel.rows if row.is_measured]
     facts = [
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),

@@ -78,8 +78,8 @@ class Speed:
     @classmethod
     def of(cls, states: Sequence[RunState]) -> "Speed":
         rates = [state.tokens_per_second for state in states if state.tokens_per_second]
-        evaluations = [state.seconds for state in states if state.seconds and not state.missing]
-        return cls(*(statistics.median(values) if values else None for values in (rates, evaluations)))
+        seconds = [state.seconds for state in states if state.seconds and not state.missing]
+        return cls(*(statistics.median(values) if values else None for values in (rates, seconds)))
 
     def seconds_left(self, states: Sequence[RunState], jobs: int = 1, *, rough: bool = False) -> float | None:
         """An estimate for what is left of `states`, `jobs` at a time; None where the speed is not known.

@@ -214,8 +214,8 @@ def is_primary(process_id: int | None, multihost: bool, environment: dict[str, s
         return process_id == 0
     if not multihost:
         return True
-    ranks = [environment[name] for name in RANK_VARIABLES if environment.get(name, "").isdigit()]
-    return not ranks or int(ranks[0]) == 0
+    ranks = (environment.get(name, "") for name in RANK_VARIABLES)
+    return int(next(filter(str.isdigit, ranks), "0")) == 0
 
 
 def _listed(evaluation: Evaluation) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import functools
 import glob
+import itertools
 import os
 import pathlib
 import signal
@@ -19,7 +20,6 @@ import tempfile
 import threading
 import warnings
 from types import FrameType
-from typing import Any
 
 from alibi.runs import usable_cores
 from alibi.sweeps.definition import PROJECT
@@ -96,14 +96,14 @@ def places(jobs: int) -> list[Place]:
     Raises:
       ValueError: fewer than one job, or more than there are cores.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     most = usable_cores()
     if not 1 <= jobs <= most:
         raise ValueError(f"jobs={jobs} must be between 1 and {most}, the processor cores of this machine")
-    if jobs == 1 or not cores:
+    if jobs == 1 or not hasattr(os, "sched_getaffinity"):
         return [Place(number) for number in range(jobs)]
-    bounds = [number * len(cores) // jobs for number in range(jobs + 1)]
-    return [Place(number, frozenset(cores[bounds[number] : bounds[number + 1]])) for number in range(jobs)]
+    cores = sorted(os.sched_getaffinity(0))
+    bounds = itertools.pairwise(number * len(cores) // jobs for number in range(jobs + 1))
+    return [Place(number, frozenset(cores[first:end])) for number, (first, end) in enumerate(bounds)]
 
 
 def suitable_jobs() -> int:
@@ -122,11 +122,10 @@ class LocalProcesses(Launcher):
     def __init__(self) -> None:
         self._running: list[subprocess.Popen] = []
         self._starting = threading.RLock()
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "LocalProcesses":
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._pass_on)
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._pass_on) for number in signals}
         return self
 
     def __exit__(self, *_: object) -> None:
