@@ -69,15 +69,12 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
 def _elsewhere(counted: Set[pathlib.Path]) -> str:
     """The directories beside those `counted` that have results, of other overrides and files."""
     files = {file for directory in counted for file in directory.parent.glob(f"*/{ROWS_FILE}")}
-    results = {
-        file.parent: sum(row.is_measured for row in latest(read_rows(file)))
+    lines = [
+        f"  {file.parent}: {sum(row.is_measured for row in latest(read_rows(file)))} results\n"
         for file in sorted(files)
         if file.parent not in counted
-    }
-    if not results:
-        return ""
-    lines = [f"  {directory}: {number} results" for directory, number in results.items()]
-    return "\n".join(["", "Of other --overrides or files, and not counted here:", *lines, ""])
+    ]
+    return "".join(["\nOf other --overrides or files, and not counted here:\n", *lines]) if lines else ""
 
 
 def _lengths(evaluation: Evaluation) -> str:
@@ -90,9 +87,8 @@ def _heading(reproduction: Reproduction) -> str:
     setting = reproduction.setting
     title = f"Table {reproduction.number} ({reproduction.definition.title}), {setting.scale} scale"
     scaled = f"; the paper's lengths divided by {setting.divisor}" if setting.divisor > 1 else ""
-    heading = f"{title}: {len(reproduction.sweep.runs)} runs in {reproduction.directory}{scaled}"
-    note = reproduction.definition.note
-    return f"{heading}\nnote: {note}" if note else heading
+    note = f"\nnote: {reproduction.definition.note}" if reproduction.definition.note else ""
+    return f"{title}: {len(reproduction.sweep.runs)} runs in {reproduction.directory}{scaled}{note}"
 
 
 def _written(command: Command) -> str:

@@ -32,11 +32,7 @@ class Model:
 class Quantity:
     """The number of one cell; lengths in tokens, at the paper's scale.
 
-    Attributes:
-      model: what it is a number of.
-      kind: which.
-      eval_length, stride, split: of the evaluation; None: numbers of the training alone,
-        windows that don't overlap.
+    Without `eval_length` it is one of the training alone; without `stride` windows don't overlap.
     """
 
     model: Model
@@ -79,9 +75,7 @@ class TableDefinition:
     """One table.
 
     Attributes:
-      title: what it shows, in a few words.
       setting: the corpus and model, a name from `alibi.paper.settings`.
-      cell: what each cell is.
       labels: how many first columns name the rows.
       reference: what a value's ratio is taken to where scales differ, of `REFERENCES`:
         the "column"'s first run, its first run of the "group" (rows of equal last label)

@@ -10,7 +10,7 @@ from alibi.reporting.tables import Label, Length
 SCALES = ("paper", "small")
 
 # A length in a label or title: all of it, or what follows "L = ", "L_valid = " and "stride ".
-_LENGTH = re.compile(r"^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+")
+_LENGTH = re.compile(r"(^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +45,10 @@ class Setting:
     def label(self, text: str) -> Label:
         """A title or label of the paper, each length in it with the one of this scale."""
         label: list[str | Length] = []
-        end = 0
-        for found in _LENGTH.finditer(text):
-            length = int(found[0].replace(",", ""))
-            label += [text[end : found.start()], Length(found[0], length, self.length(length))]
-            end = found.end()
-        return tuple(part for part in (*label, text[end:]) if part)
+        for number, part in enumerate(_LENGTH.split(text)):  # texts and lengths by turns
+            length = int(part.replace(",", "")) if number % 2 else 0
+            label.append(Length(part, length, self.length(length)) if length else part)
+        return tuple(filter(None, label))
 
     def config_for(self, files: Mapping[str, str], overrides: str) -> str:
         """The config of all runs: with the user's `files` by split, if any, and `overrides`, KEY=VALUE,...

@@ -114,9 +114,8 @@ def build_table(panel: Panel) -> Table:
 
 def caption(panel: Panel) -> str:
     """What the numbers are: kind, corpus, split, windows, tokens scored, seeds, steps, commit and device."""
-    windows = "non-overlapping windows (stride = length)"
-    if panel.stride is not None:
-        windows = f"sliding windows, stride {panel.stride:,}"
+    sliding = panel.stride is not None
+    windows = f"sliding windows, stride {panel.stride:,}" if sliding else "non-overlapping windows (stride = length)"
     rows = [row for row in panel.rows if row.is_measured]
     facts = [
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
