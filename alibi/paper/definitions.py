@@ -15,17 +15,11 @@ POSITIONS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "A
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained model by what the tables vary; lengths in tokens, at the paper's scale.
+    """A trained model by what the tables vary; lengths in tokens, at the paper's scale."""
 
-    Attributes:
-      position: a name from alibi.positions.METHODS.
-      train_length: the paper's L.
-      updates: the share of the setting's updates that it is trained for.
-    """
-
-    position: str
-    train_length: int
-    updates: float = 1.0
+    position: str  # a name from alibi.positions.METHODS
+    train_length: int  # the paper's L
+    updates: float = 1.0  # the share of the setting's updates that it is trained for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,26 +66,17 @@ CellRule = Callable[[Mapping[str, str], str], Quantity | None]
 
 @dataclasses.dataclass(frozen=True)
 class TableDefinition:
-    """One table.
-
-    Attributes:
-      setting: the corpus and model, a name from `alibi.paper.settings`.
-      labels: how many first columns name the rows.
-      reference: what a value's ratio is taken to where scales differ, of `REFERENCES`:
-        the "column"'s first run, its first run of the "group" (rows of equal last label)
-        or "trained" at the evaluation length, or the "row"'s first value.
-      lines: what the figure draws as lines over the length: "columns", "rows", or
-        "bars" for ratios to the references; "": no figure.
-      note: what a reader of the numbers must know.
-    """
+    """One table."""
 
     title: str
-    setting: str
+    setting: str  # the corpus and model, a name from `alibi.paper.settings`
     cell: CellRule
-    labels: int = 1
+    labels: int = 1  # how many first columns name the rows
+    # What a value's ratio is taken to where scales differ, of `REFERENCES`; rows of equal last label are a group.
     reference: str = "column"
+    # What the figure draws: "columns" or "rows" as lines over the length, "bars" of ratios to references, "" nothing.
     lines: str = ""
-    note: str = ""
+    note: str = ""  # what a reader of the numbers must know
 
 
 def speed(row: Mapping[str, str], column: str) -> Quantity | None:

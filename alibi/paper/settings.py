@@ -15,26 +15,16 @@ _LENGTH = re.compile(r"(^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A corpus and a model at one scale.
+    """A corpus and a model at one scale."""
 
-    Attributes:
-      name: also the directory's of its runs.
-      scale: "paper" or "small".
-      config: its file, with an argument where that doesn't say it all.
-      files_config: the same for text files that the user names; "": the same file.
-      splits: what it needs of them; empty where the config knows where its text is.
-      files_splits: what it needs where the user names any.
-      divisor: the paper's lengths are divided by it.
-      vocab_size, tokens: as published, tokens by split; without them they are counted from the text.
-    """
-
-    name: str
-    scale: str
-    config: str
-    files_config: str = ""
-    splits: tuple[str, ...] = ()
-    files_splits: tuple[str, ...] = SPLITS
-    divisor: int = 1
+    name: str  # also the directory's of its runs
+    scale: str  # of SCALES
+    config: str  # its file, with an argument where that doesn't say it all
+    files_config: str = ""  # the same for text files that the user names; "": the same file
+    splits: tuple[str, ...] = ()  # of text files, that it needs; none where the config knows where its text is
+    files_splits: tuple[str, ...] = SPLITS  # that it needs where the user names any file
+    divisor: int = 1  # of the paper's lengths
+    # As published, tokens by split; without them they are counted from the text.
     vocab_size: int | None = None
     tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

@@ -22,14 +22,10 @@ class Comparison(Table):
 
     Where `ratios`, the values themselves can't be compared (another corpus, another model):
     the differences are those of each value's ratio to its reference.
-
-    Attributes:
-      number: the paper's.
-      stride: of all windows, in tokens; None: they don't overlap, or not all have one stride.
     """
 
-    number: int = 0
-    stride: int | None = None
+    number: int = 0  # the paper's
+    stride: int | None = None  # of all windows, in tokens; None: they don't overlap, or not all have one stride
 
     @property
     def has_ours(self) -> bool:

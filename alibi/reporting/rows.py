@@ -38,21 +38,14 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Scoring:
-    """What a text was scored by, in windows of one length and stride: a row is about one, and so is an NLL dump.
-
-    Attributes:
-      step: updates of the checkpoint.
-      tokens_sha256: of the token file, so that another text isn't taken for this one; None in old rows.
-      config_hash: of the config that defines the run and its evaluation: a name may be used again.
-      length, stride: inputs of a window, and the tokens that it scores.
-    """
+    """What a text was scored by, in windows of one length and stride: a row is about one, and so is an NLL dump."""
 
     run: str
-    step: int
-    tokens_sha256: str | None
-    config_hash: str | None
-    length: int
-    stride: int
+    step: int  # updates of the checkpoint
+    tokens_sha256: str | None  # of the token file, so that another text isn't taken for this one; None in old rows
+    config_hash: str | None  # of the config that defines the run and its evaluation: a name may be used again
+    length: int  # inputs of a window
+    stride: int  # tokens that it scores
 
     @property
     def mode(self) -> str:
@@ -61,52 +54,37 @@ class Scoring:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One run at one length: what was measured, and what was found; that is None where nothing could be.
+    """One run at one length: what was measured, and what was found; that is None where nothing could be."""
 
-    Attributes:
-      run: its name, that of its work directory.
-      mode, stride: of the windows: "nonoverlapping" or "sliding", and the tokens that each scores.
-      step: updates of the checkpoint.
-      nll_nats: the sum over the tokens, so that rows can be pooled without loss.
-      tokens, words, bytes: of the text that was scored.
-      seconds: that the scoring took, without compilation.
-      config_hash, tokens_sha256: see `Scoring`.
-      text_hash: of the text; None in old rows.
-      dtype: of the evaluation; None in old rows.
-      limit: the error is final: the method or the text has no such length, however often it is tried.
-      error: why there is no result.
-      more: keys of the line that this code doesn't know.
-    """
-
-    run: str
+    run: str  # its name, that of its work directory
     position: str
     train_length: int
     eval_length: int
-    mode: str
-    stride: int
+    mode: str  # of the windows: "nonoverlapping" or "sliding"
+    stride: int  # tokens that each window scores
     corpus: str
     split: str
     seed: int
-    step: int
+    step: int  # updates of the checkpoint
     parameters: int
-    nll_nats: float | None = None
-    tokens: int | None = None
+    nll_nats: float | None = None  # the sum over the tokens, so that rows can be pooled without loss
+    tokens: int | None = None  # as words and bytes of the text that was scored
     words: int | None = None
     bytes: int | None = None
     perplexity: float | None = None
     word_perplexity: float | None = None
     bits_per_byte: float | None = None
     tokens_per_second: float | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # that the scoring took, without compilation
     device: Device | None = None
     commit: str | None = None
-    dtype: str | None = None
-    config_hash: str | None = None
+    dtype: str | None = None  # of the evaluation; None in old rows
+    config_hash: str | None = None  # as tokens_sha256 of its `Scoring`
     tokens_sha256: str | None = None
-    text_hash: str | None = None
-    limit: bool = False
-    error: str | None = None
-    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    text_hash: str | None = None  # of the text; None in old rows
+    limit: bool = False  # the error is final: the method or the text has no such length, however often it is tried
+    error: str | None = None  # why there is no result
+    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys of the line that this code doesn't know
 
     @property
     def cell(self) -> tuple:

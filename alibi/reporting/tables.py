@@ -57,20 +57,13 @@ DEVICE_HOURS = Kind("Device-hours of training", write_thousands)
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """One number of a cell.
+    """One number of a cell."""
 
-    Attributes:
-      values: one for each seed.
-      ratio: to the number that the table compares this one with; None where there is none.
-      best: of its column.
-      printed: its text as published, of a number of the paper.
-    """
-
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # one for each seed
     kind: Kind
-    ratio: float | None = None
-    best: bool = False
-    printed: str = ""
+    ratio: float | None = None  # to the number that the table compares this one with; None where there is none
+    best: bool = False  # of its column
+    printed: str = ""  # its text as published, of a number of the paper
 
     @property
     def mean(self) -> float:
@@ -171,28 +164,17 @@ def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table: columns of labels, which name the rows, and columns of cells."""
 
-    Attributes:
-      caption: what the numbers are.
-      label_header, labels: the first columns, which name the rows.
-      header: the other columns.
-      cells: by row and column.
-      parts: what stands side by side in each cell; () where it is a single number.
-      ratios: whether numbers are written with their ratios.
-      scale: of the paper's experiments; "" where they are not the paper's.
-      name: by which LaTeX refers to the table.
-    """
-
-    caption: str
+    caption: str  # what the numbers are
     label_header: tuple[Heading, ...]
-    labels: tuple[tuple[Heading, ...], ...]
-    header: tuple[Heading, ...]
-    cells: tuple[tuple[Cell, ...], ...]
-    parts: tuple[str, ...] = ()
-    ratios: bool = True
-    scale: str = ""
-    name: str = "extrapolation"
+    labels: tuple[tuple[Heading, ...], ...]  # by row
+    header: tuple[Heading, ...]  # of the cells
+    cells: tuple[tuple[Cell, ...], ...]  # by row and column
+    parts: tuple[str, ...] = ()  # what stands side by side in each cell; () where it is a single number
+    ratios: bool = True  # whether numbers are written with their ratios
+    scale: str = ""  # of the paper's experiments; "" where they are not the paper's
+    name: str = "extrapolation"  # by which LaTeX refers to the table
 
     @functools.cached_property
     def notes(self) -> list[str]:

@@ -90,11 +90,11 @@ def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
     _check_keys(definition, SWEEP_KEYS, "the sweep")
     if "config" not in definition:
         raise ValueError("the sweep names no config; add for example 'config': 'configs/quickstart.py'")
-    listed = [dict(run) for run in definition.get("runs", ())]
     combinations = _combinations(definition["product"]) if "product" in definition else []
-    if not combinations + listed:
+    given = [*combinations, *definition.get("runs", ())]
+    if not given:
         raise ValueError("the sweep has no runs; give 'product': {'position': [...]} or 'runs': [{...}, ...]")
-    runs = tuple(_make_run(run, definition) for run in combinations + listed)
+    runs = tuple(_make_run(run, definition) for run in given)
     double = sorted(name for name, times in Counter(run.name for run in runs).items() if times > 1)
     if double:
         raise ValueError(f"runs of equal name: {', '.join(double)}; a run needs keys of its own, or a 'name'")
@@ -122,7 +122,7 @@ def _combinations(product: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(product, values, strict=True)) for values in itertools.product(*product.values())]
 
 
-def _make_run(given: dict[str, Any], sweep: Mapping[str, Any]) -> Run:
+def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
     config_file = given.get("config", sweep["config"])
     evaluation_keys = {"evaluations", *EVALUATION_KEYS}
     overrides = {key: given[key] for key in given if key not in {"name", "config", *evaluation_keys}}

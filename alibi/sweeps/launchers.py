@@ -40,15 +40,10 @@ class Stopped(Exception):  # noqa: N818 - no error: the user's wish
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a process runs.
+    """Where a process runs."""
 
-    Attributes:
-      number: from 0; the line of its progress bar among those of the others.
-      cores: the processor cores that it may use; None: all.
-    """
-
-    number: int = 0
-    cores: frozenset[int] | None = None
+    number: int = 0  # the line of its progress bar among those of the others
+    cores: frozenset[int] | None = None  # of the processor, that it may use; None: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +67,10 @@ class Ended:
 
 
 class Launcher(contextlib.AbstractContextManager):
-    """Runs commands, one for each thread that asks; as a context it is ready for them, and not after it.
+    """Runs commands, one for each thread that asks; as a context it is ready for them, and not after it."""
 
-    Attributes:
-      lock: a file descriptor that what runs holds open too, so that its lock lasts as long.
-      stopped: whether a signal has asked to stop.
-    """
-
-    lock: int | None = None
-    stopped: bool = False
+    lock: int | None = None  # a file descriptor that what runs holds open too, so that its lock lasts as long
+    stopped: bool = False  # whether a signal has asked to stop
 
     @abc.abstractmethod
     def run(self, command: Command, place: Place) -> Ended:
