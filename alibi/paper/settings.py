@@ -72,11 +72,7 @@ _SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=1310
 
 SETTINGS = (
     Setting(
-        "wikitext103",
-        "paper",
-        "configs/wikitext103.py",
-        vocab_size=267_744,
-        tokens={"valid": 217_646, "test": 245_569},
+        "wikitext103", "paper", "configs/wikitext103.py", vocab_size=267_744, tokens={"valid": 217_646, "test": 245_569}
     ),
     Setting("bookcorpus", "paper", "configs/bookcorpus.py", splits=SPLITS, vocab_size=29_000),
     Setting(

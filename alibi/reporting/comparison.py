@@ -13,8 +13,6 @@ from alibi.reporting.report import Panel, Series
 from alibi.reporting.tables import PERPLEXITY, Cell, Difference, Grid, Heading, Length, Number, Part, Table, related
 from alibi.reporting.writers import heading_text
 
-SIDES = ("paper", "this project")  # in the order of a cell's parts
-
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(Table):
@@ -78,13 +76,14 @@ def draw_comparison(comparison: Comparison, lines: str, path: str | os.PathLike[
     """
     if not comparison.has_ours:
         return False
+    titles = ("paper", f"this project, {comparison.scale} scale")  # in the order of a cell's parts
     with png(path, (20, 7), DOTS_PER_INCH // 2) as figure:
         for side, axes in enumerate(figure.subplots(1, 2)):
             if lines == "bars":
                 _draw_bars(axes, comparison, side)
             else:
                 draw_axes(axes, _panel(comparison, lines, side))
-            axes.set_title(f"{SIDES[side]}, {comparison.scale} scale" if side else SIDES[side], pad=28)
+            axes.set_title(titles[side], pad=28)
     return True
 
 
