@@ -196,7 +196,7 @@ def trained_state(workdir: pathlib.Path) -> TrainState:
     run = RunDirectory(workdir)
     config = run.config()
     model = build_model(config, run.provenance()["vocab_size"])
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         assert checkpoints.latest == config.train.steps
         return checkpoints.restore(

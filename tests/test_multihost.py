@@ -79,7 +79,7 @@ def state_of(workdir: pathlib.Path, step: int) -> TrainState:
     config = run.config()
     config.mesh.update(data=-1, fsdp=1)
     model = build_model(config, run.provenance()["vocab_size"])
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         return checkpoints.restore(step, abstract_state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1])))
 

@@ -24,10 +24,10 @@ from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_path, what_is_in, write_dump
 from alibi.evaluation.perplexity import Score
 from alibi.evaluation.windows import Windows, plan
-from alibi.parallel.hosts import agreed, is_primary, together
+from alibi.parallel.hosts import any_of, is_primary, together
 from alibi.reporting.report import ROWS_FILE, write_report
 from alibi.reporting.rows import Device, Row, append_rows, latest, read_rows
-from alibi.runs import evaluation_hash, git_commit
+from alibi.runs import evaluation_hash, git_commit, make_writable
 from alibi.runs.trained import TrainedRun
 
 __all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs"]
@@ -89,7 +89,7 @@ class Output:
 
     def __init__(self, directory: pathlib.Path):
         self.directory = directory
-        self._guard(self._claim)
+        self._guard(lambda: make_writable(directory))
         self.rows = read_rows(directory / ROWS_FILE)
 
     def find(self, row: Row) -> list[Row]:
@@ -116,12 +116,6 @@ class Output:
 
     def report(self) -> None:
         self._guard(lambda: print(write_report(self.directory)))
-
-    def _claim(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        probe = self.directory / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
 
     def _guard(self, write: Callable[[], object]) -> None:
         if not is_primary():
@@ -191,7 +185,8 @@ class RunEvaluation:
         if limit:
             self._record_error(dataclasses.replace(row, limit=True), limit)
             return
-        if agreed(self._is_done(row)):
+        (done,) = any_of(is_primary() and self._is_done(row))
+        if done:
             _say(f"{self._title(windows)}: done before")
             return
         params = self.trained.params  # outside: its errors are no limit of this length

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +13,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Batch, Part, Windows, batches, gather, plan
+from alibi.evaluation.windows import Part, Windows, batches, gather, plan
 from alibi.model.decoder import DecoderLM
+from alibi.parallel.sharding import batch_parts, local_rows
 
 # (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]; the targets are those of the
 # last inputs, and no target depends on the inputs after its own.
@@ -64,10 +64,12 @@ class Scorer:
     ):
         if batch_tokens < 1:
             raise ValueError(f"eval.batch_tokens={batch_tokens} must be at least 1")
-        self._sharding = SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
+        self._sharding = replicated = SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
         self._boundary_id, self._batch_tokens = boundary_id, batch_tokens
-        self._jitted = jax.jit(nll_function, out_shardings=_replicated(self._sharding))
-        self._compiled: dict[tuple[tuple[int, int], ...], Any] = {}
+        if isinstance(sharding, NamedSharding):
+            replicated = NamedSharding(sharding.mesh, PartitionSpec())  # every host gets the NLL of the whole batch
+        self._jitted = jax.jit(nll_function, out_shardings=replicated)
+        self._compiled: dict[tuple[int, int, int], Any] = {}
 
     def score(
         self,
@@ -105,33 +107,23 @@ class Scorer:
 
     def _rows(self, part: Part) -> int:
         """Rows of a batch: what the token budget allows on each device, and no more than there are."""
-        devices = len(self._sharding.device_set)
-        shards = devices // self._sharding.shard_shape((devices,))[0]
-        each = max(1, self._batch_tokens // part.length)
-        return shards * min(each, -(-len(part) // shards))
+        parts = batch_parts(self._sharding)
+        return parts * min(max(1, self._batch_tokens // part.length), -(-len(part) // parts))
 
     def _compile(self, params: PyTree, part: Part) -> Any:
         """The function compiled for this shape; kept, so that a validation during training compiles once."""
-        shapes = _shapes(part, self._rows(part))
-        key = tuple(shapes.values())
-        if key not in self._compiled:
-            batch = [jax.ShapeDtypeStruct(shape, np.int32, sharding=self._sharding) for shape in key]
-            self._compiled[key] = self._jitted.lower(params, *batch).compile()
-        return self._compiled[key]
+        shape = rows, *widths = self._rows(part), part.length, part.scored
+        if shape not in self._compiled:
+            batch = [jax.ShapeDtypeStruct((rows, width), np.int32, sharding=self._sharding) for width in widths]
+            self._compiled[shape] = self._jitted.lower(params, *batch).compile()
+        return self._compiled[shape]
 
     def _place(self, tokens: Int[np.ndarray, " tokens"], part: Part, rows: Int[np.ndarray, " rows"]) -> list:
         """The batch on the devices; only the rows of this host's devices are read."""
-        pieces: dict[tuple[int, ...], Batch] = {}
-
-        def local(name: str, index: tuple[slice, ...]) -> np.ndarray:
-            bounds = index[0].indices(rows.size)[:2]
-            if bounds not in pieces:
-                pieces[bounds] = gather(tokens, part, rows[slice(*bounds)], self._boundary_id)
-            return getattr(pieces[bounds], name)
-
+        batch = gather(tokens, part, rows[local_rows(self._sharding, rows.size)], self._boundary_id)
         return [
-            jax.make_array_from_callback(shape, self._sharding, functools.partial(local, name))
-            for name, shape in _shapes(part, rows.size).items()
+            jax.make_array_from_process_local_data(self._sharding, local, (rows.size, local.shape[1]))
+            for local in batch
         ]
 
 
@@ -149,18 +141,8 @@ def model_nll(model: DecoderLM) -> NllFunction:
     return nll
 
 
-def _shapes(part: Part, rows: int) -> dict[str, tuple[int, int]]:
-    """Of the arrays of a batch."""
-    return {"inputs": (rows, part.length), "targets": (rows, part.scored)}
-
-
 def _fetch(nll: Float[np.ndarray, " tokens"], result: Array) -> int:
     """Waits for a batch and puts it at the start of `nll`, which may be shorter; returns how many are there."""
     count = min(nll.size, result.size)
     nll[:count] = np.asarray(result).ravel()[:count]
     return count
-
-
-def _replicated(sharding: Sharding) -> Sharding:
-    """Every host gets the NLL of the whole batch."""
-    return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding

@@ -12,6 +12,7 @@ L inputs, of which the last S are scored.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -75,8 +76,7 @@ class Part:
         return np.minimum(self.stop - self.first_scored(rows), self.scored)
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows of one static shape.
 
     Attributes:

@@ -156,8 +156,8 @@ def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, u
                 "of its settings; it is of another architecture"
             )
     params = jax.tree.map(jnp.asarray, params)
-    opt_state = make_optimizer(config.optimizer, config.train.steps).init(params)
-    opt_state = optax.tree_utils.tree_set(opt_state, count=jnp.asarray(updates, jnp.int32))
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
+    opt_state = optax.tree_utils.tree_set(optimizer.init(params), count=jnp.asarray(updates, jnp.int32))
     return TrainState(step=jnp.asarray(updates, jnp.int32), params=params, opt_state=opt_state)
 
 

@@ -24,6 +24,8 @@ from alibi.positions import PositionMethod, make_position
 from alibi.positions.base import Params
 from alibi.positions.bias import KnownPositions
 
+UNKNOWN_VOCABULARY = 2**31 - 1  # room for any cutoffs
+
 
 class DecoderLM(nn.Module):
     """A causal language model (paper, section 2.1).
@@ -53,6 +55,12 @@ class DecoderLM(nn.Module):
         self.last_norm = nn.LayerNorm(config.norm_epsilon, name="final_norm") if config.final_norm else None
         self.embedding_dropout = nn.Dropout(config.dropout)
         self.slots = SlotsCache()
+
+    def with_vocabulary(self, vocab_size: int) -> "DecoderLM":
+        """The model for texts of this vocabulary; ValueError where the cutoffs of adaptive embeddings don't fit it."""
+        if self.config.embedding == "adaptive":
+            Bands.of(self.config).check(vocab_size, self.config.width)
+        return self.clone(vocab_size=vocab_size)
 
     def _make_vocabulary(self) -> TiedEmbedding | AdaptiveEmbedding:
         config, products = self.config, Products.of(self.config.products)
@@ -267,11 +275,12 @@ class SlotsCache(nn.Module):
 
 
 def build_model(
-    config: ml_collections.ConfigDict, vocab_size: int, *, sharding: NamedSharding | None = None
+    config: ml_collections.ConfigDict, vocab_size: int = UNKNOWN_VOCABULARY, *, sharding: NamedSharding | None = None
 ) -> DecoderLM:
     """The model that `config` describes.
 
     Args:
+      vocab_size: where it is left out, `DecoderLM.with_vocabulary` gives it once the text is known.
       sharding: that of `DecoderLM`; each part of the batch may hold the logits of
         `config.model.logits_chunk` tokens.
 
@@ -281,8 +290,6 @@ def build_model(
         method or option.
     """
     model = ModelConfig.of(config.model)
-    if model.embedding == "adaptive":
-        Bands.of(model).check(vocab_size, model.width)
     position = make_position(
         config.position,
         num_heads=model.num_heads,
@@ -291,7 +298,7 @@ def build_model(
         train_length=config.train_length,
         options=config.position_options.to_dict(),
     )
-    return DecoderLM(model, position, vocab_size, sharding)
+    return DecoderLM(model, position, UNKNOWN_VOCABULARY, sharding).with_vocabulary(vocab_size)
 
 
 def evaluated(model: DecoderLM, config: ml_collections.ConfigDict) -> DecoderLM:

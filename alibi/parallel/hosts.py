@@ -21,13 +21,6 @@ def is_primary() -> bool:
     return jax.process_index() == 0
 
 
-def agreed(decision: bool) -> bool:
-    """The first process's decision, on every process."""
-    if jax.process_count() == 1:
-        return decision
-    return bool(multihost_utils.broadcast_one_to_all(np.array(decision)))
-
-
 def any_of(*flags: bool) -> tuple[bool, ...]:
     """For each flag whether it is set on any process."""
     if jax.process_count() == 1:
@@ -36,40 +29,26 @@ def any_of(*flags: bool) -> tuple[bool, ...]:
 
 
 def on_first(act: Callable[[], Result]) -> Result | None:
-    """What `act` gives on the first process, None on the others.
+    """What `act` gives on the first process, None on the others; raises as `together` does."""
+    return together(lambda: act() if is_primary() else None)
+
+
+def together(act: Callable[[], Result]) -> Result:
+    """What `act`, which every process calls, gives here; if it raises on one, this raises on all.
 
     Raises:
-      UserError: on the others, where `act` raised on the first; that one raises what `act` did.
+      UserError: it was another process that failed; that one raises what `act` did.
     """
     result, failure = None, None
-    if is_primary():
-        try:
-            result = act()
-        except Exception as error:
-            failure = error
-    if agreed(failure is not None) and failure is None:
-        raise UserError("the first host failed; its message says why")
-    if failure is not None:
-        raise failure
-    return result
-
-
-def together(step: Callable[[], Result]) -> Result:
-    """The result of `step`, which every process calls; if it raises on one, this raises on all.
-
-    Raises:
-      ValueError: it was another process that failed; that one raises what `step` did.
-    """
-    failure, result = None, None
     try:
-        result = step()
+        result = act()
     except Exception as error:
         failure = error
-    succeeded = np.array(failure is None)
+    failed = np.array([failure is not None])
     if jax.process_count() > 1:
-        succeeded = multihost_utils.process_allgather(succeeded)
+        failed = multihost_utils.process_allgather(failed)
     if failure is not None:
         raise failure
-    if not np.all(succeeded):
-        raise ValueError(f"process {np.flatnonzero(~np.ravel(succeeded))[0]} failed; its messages say why")
+    if failed.any():
+        raise UserError(f"process {np.flatnonzero(failed)[0]} failed; its messages say why")
     return cast(Result, result)  # which it is where nothing failed

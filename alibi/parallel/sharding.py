@@ -5,9 +5,10 @@ import re
 
 import jax
 import ml_collections
-from jax.sharding import AxisType, Mesh, NamedSharding
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -46,11 +47,6 @@ def make_mesh(mesh: ml_collections.ConfigDict, devices: list[jax.Device] | None 
     return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def batch_shards(mesh: Mesh) -> int:
-    """How many parts the batch is split into."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-
-
 def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
     """Of arrays whose dimension number `leading` is the batch."""
     return NamedSharding(mesh, P(*(None,) * leading, BATCH_AXES))
@@ -81,12 +77,18 @@ def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> Named
     return replicated(mesh)
 
 
-def batch_parts(sharding: NamedSharding | None) -> int:
+def batch_parts(sharding: Sharding | None) -> int:
     """Into how many parts a sharding splits the first dimension; None: one."""
     if sharding is None:
         return 1
-    size = sharding.mesh.size
+    size = sharding.num_devices
     return size // sharding.shard_shape((size,))[0]
+
+
+def local_rows(sharding: Sharding, rows: int) -> Int[np.ndarray, " local"]:
+    """Those of `rows` rows, split by `sharding`, that this host's devices hold, ascending."""
+    held = sharding.addressable_devices_indices_map((rows,)).values()
+    return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
 
 
 def split_batch(

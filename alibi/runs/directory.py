@@ -18,6 +18,14 @@ from alibi.runs.identity import YOUNGER, completed, defining
 SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh", "position_options")
 
 
+def make_writable(directory: pathlib.Path) -> None:
+    """Makes `directory` if need be; raises OSError where nothing can be written in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    probe = directory / f".writable-{os.getpid()}"
+    probe.touch()
+    probe.unlink()
+
+
 class RunDirectory:
     """One run's files: config, provenance and status as JSON, metrics.jsonl, tokenizer/, checkpoints/, tensorboard/.
 
@@ -88,17 +96,19 @@ class RunDirectory:
             )
 
     def check(self, config: ml_collections.ConfigDict) -> None:
-        """Makes the directory if need be; raises ValueError if it can't be written or holds a run of another config."""
+        """Makes the directory if need be.
+
+        Raises:
+          ValueError: it can't be written, holds a run of another config, or lost all its checkpoints.
+        """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".writable-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            make_writable(self.path)
         except OSError as error:
             raise ValueError(
                 f"work directory {self.path} can't be written ({error}); choose another --workdir"
             ) from None
         self._check_same(config)
+        self.check_checkpoints()
 
     def _check_same(self, config: ml_collections.ConfigDict) -> None:
         """Raises ValueError if a run of another config is here."""

@@ -190,9 +190,9 @@ def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluati
     from alibi.evaluation.windows import plan
     from alibi.model.decoder import build_model
     from alibi.training.optimizer import make_optimizer
-    from alibi.training.setup import UNKNOWN_VOCABULARY, sequences_per_update
+    from alibi.training.setup import sequences_per_update
 
-    build_model(config, vocab_size=UNKNOWN_VOCABULARY)
+    build_model(config)
     sequences_per_update(config, 1)
     make_optimizer(config.optimizer, config.train.steps)
     for one in evaluations:

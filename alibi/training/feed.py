@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from alibi.data.batches import TrainBatches
-from alibi.parallel.sharding import batch_sharding
+from alibi.parallel.sharding import batch_sharding, local_rows
 
 Batch = tuple[Int[Array, "micro batch length"], Int[Array, "micro batch length"]]
 
@@ -21,12 +21,13 @@ class Feed:
     """
 
     def __init__(self, batches: TrainBatches, mesh: Mesh, micro_batches: int):
+        rows = batches.batch_size // micro_batches
         self._batches = batches
         self._sharding = batch_sharding(mesh, leading=1)
-        self._shape = (micro_batches, batches.batch_size // micro_batches, batches.length)
-        self._rows = _local_rows(self._sharding, self._shape)
+        self._shape = (micro_batches, rows, batches.length)
+        self._rows = np.arange(micro_batches)[:, None] * rows + local_rows(batch_sharding(mesh), rows)
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
-        self._ahead: tuple[int, concurrent.futures.Future] | None = None
+        self._ahead: dict[int, concurrent.futures.Future] = {}
 
     @property
     def abstract(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -36,29 +37,22 @@ class Feed:
 
     def read_ahead(self, step: int) -> None:
         """Starts to read the batch of update number `step`, on a thread of its own."""
-        self._ahead = step, self._pool.submit(self._read, step)
+        self._ahead[step] = self._pool.submit(self._read, step)
 
     def get(self, step: int, *, last: bool = False) -> Batch:
         """The batch of update number `step` (from 0); starts to read the next one unless this is the last."""
-        ahead = self._ahead
-        local = ahead[1].result() if ahead is not None and ahead[0] == step else self._read(step)
-        self._ahead = None
+        if step not in self._ahead:
+            self.read_ahead(step)
+        local = self._ahead.pop(step).result()
         if not last:
             self.read_ahead(step + 1)
         inputs, targets = (jax.make_array_from_process_local_data(self._sharding, rows, self._shape) for rows in local)
         return inputs, targets
 
     def _read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        micro_batches, _, length = self._shape
-        rows = np.arange(micro_batches)[:, None] * self._shape[1] + self._rows[None, :]
-        inputs, targets = self._batches.rows(step, rows.ravel().tolist())
-        return inputs.reshape(micro_batches, -1, length), targets.reshape(micro_batches, -1, length)
+        shape = (*self._rows.shape, self._batches.length)
+        inputs, targets = self._batches.rows(step, self._rows.ravel().tolist())
+        return inputs.reshape(shape), targets.reshape(shape)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-
-
-def _local_rows(sharding: jax.sharding.NamedSharding, shape: tuple[int, int, int]) -> np.ndarray:
-    """The rows of the batch dimension that this host's devices hold, ascending."""
-    indices = sharding.addressable_devices_indices_map(shape).values()
-    return np.unique(np.concatenate([np.arange(shape[1])[index[1]] for index in indices if index is not None]))

@@ -17,18 +17,16 @@ from alibi.data.batches import TrainBatches
 from alibi.errors import disk_errors_named
 from alibi.model.decoder import build_model
 from alibi.parallel import hosts
-from alibi.parallel.sharding import batch_sharding, batch_shards, make_mesh
+from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, completed, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.optimizer import make_optimizer
 from alibi.training.record import NonFiniteLossError, Record
-from alibi.training.schedules import make_schedule
-from alibi.training.setup import check_config, micro_batches, prepare_files, sequences_per_update
+from alibi.training.setup import check_config, make_validator, micro_batches, prepare_files, sequences_per_update
 from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import TrainStep, make_train_step
-from alibi.training.validation import make_validator
 
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 
@@ -57,21 +55,22 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
     config = completed(config)  # a config file that an older version wrote beside an imported checkpoint may lack keys
-    run, mesh = RunDirectory(workdir), make_mesh(config.mesh)
-    check_config(config, mesh)
-    steps = config.train.steps
-    optimizer, schedule = make_optimizer(config.optimizer, steps), make_schedule(config.optimizer, steps)
+    run, mesh, steps = RunDirectory(workdir), make_mesh(config.mesh), config.train.steps
+    sharding = batch_sharding(mesh)
+    shards = batch_parts(sharding)
+    check_config(config, shards)
+    model = build_model(config, sharding=sharding)
+    model.position.check_length(config.train_length)
+    optimizer, schedule = make_optimizer(config.optimizer, steps)
     hosts.on_first(lambda: run.check(config))
-    hosts.on_first(run.check_checkpoints)
 
     files = prepare_files(config.data)
     text = files["train"].manifest
-    model = build_model(config, text.vocab_size, sharding=batch_sharding(mesh))
-    sequences = sequences_per_update(config, batch_shards(mesh))
+    model = model.with_vocabulary(text.vocab_size)
     batches = TrainBatches(
         files["train"].tokens,
         length=config.train_length,
-        batch_size=sequences,
+        batch_size=sequences_per_update(config, shards),
         seed=config.seed,
         boundary_id=text.boundary_id,
     )
@@ -94,8 +93,8 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
         step = checkpoints.latest or 0
         record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step)))
-        feed = stack.enter_context(contextlib.closing(Feed(batches, mesh, micro_batches(config, batch_shards(mesh)))))
-        validator = make_validator(config, model, mesh, files.get("valid"))
+        feed = stack.enter_context(contextlib.closing(Feed(batches, mesh, micro_batches(config, shards))))
+        validator = make_validator(config, model, files["valid"]) if "valid" in files else None
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         update = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
         if step:
@@ -131,17 +130,16 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
 
 def _is_finished(run: RunDirectory) -> bool:
     """Whether nothing is left to do, which is said; also that the last checkpoint of a finished run was lost."""
-    status = run.status()
-    finished = run.is_finished()
+    status, finished = run.status(), run.is_finished()
     if finished:
         said = (
-            f"{run.path} was finished before, with {status['steps']} updates; evaluate it by\n"
+            f"with {status['steps']} updates; evaluate it by\n"
             f"  python eval_extrapolation.py --workdirs={run.path} --multiples=1,2,4,8"
         )
     else:
-        said = f"{run.path} was finished before, but its checkpoint of update {status['step']} was lost since"
+        said = f"but its checkpoint of update {status['step']} was lost since"
     if hosts.is_primary() and status["state"] == "finished":
-        print(said, file=sys.stderr)
+        print(f"{run.path} was finished before, {said}", file=sys.stderr)
     return finished
 
 

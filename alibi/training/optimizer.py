@@ -1,16 +1,21 @@
-"""The optimizers."""
+"""The optimizers, and their learning rates by update number."""
 
+import itertools
 import math
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import optax
+from jaxtyping import Array, Float, Int
 
-from alibi.training.schedules import make_schedule
+MAX_CYCLES = 64  # with equal periods; a run of more restarts than this is no schedule but a mistake
 
 
-def make_optimizer(optimizer: ml_collections.ConfigDict, steps: int) -> optax.GradientTransformation:
-    """The optimizer that the config's section names, with clipping by the global norm before it.
+def make_optimizer(
+    optimizer: ml_collections.ConfigDict, steps: int
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The optimizer that the config's section names, after clipping by the global norm, and its learning rates.
 
     Raises:
       ValueError: an unknown name, a number outside its range, nag with weight decay; see
@@ -21,22 +26,13 @@ def make_optimizer(optimizer: ml_collections.ConfigDict, steps: int) -> optax.Gr
     if not 0 <= optimizer.learning_rate < math.inf:
         raise ValueError(f"optimizer.learning_rate={optimizer.learning_rate} must be a number of at least 0")
     schedule = make_schedule(optimizer, steps)
-    if optimizer.name == "nag":
-        chosen = _nag(optimizer, schedule)
-    else:
-        _check_adamw(optimizer)
-        chosen = optax.adamw(
-            schedule,
-            b1=optimizer.b1,
-            b2=optimizer.b2,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            mask=_decayed,
-        )
-    return optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), chosen) if optimizer.clip_norm else chosen
+    chosen = (_nag if optimizer.name == "nag" else _adamw)(optimizer, schedule)
+    if optimizer.clip_norm:
+        chosen = optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), chosen)
+    return chosen, schedule
 
 
-def _check_adamw(optimizer: ml_collections.ConfigDict) -> None:
+def _adamw(optimizer: ml_collections.ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
     for key in ("b1", "b2"):
         if not 0 <= optimizer[key] < 1:
             raise ValueError(f"optimizer.{key}={optimizer[key]} must be from 0 to below 1")
@@ -44,6 +40,8 @@ def _check_adamw(optimizer: ml_collections.ConfigDict) -> None:
         raise ValueError(f"optimizer.eps={optimizer.eps} must be above 0, such as 1e-8")
     if not optimizer.weight_decay >= 0:
         raise ValueError(f"optimizer.weight_decay={optimizer.weight_decay} must be at least 0")
+    numbers = {key: optimizer[key] for key in ("b1", "b2", "eps", "weight_decay")}
+    return optax.adamw(schedule, mask=_decayed, **numbers)
 
 
 def _nag(optimizer: ml_collections.ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -65,3 +63,68 @@ def _decayed(params: optax.Params) -> optax.Params:
         return names[-1] in ("kernel", "embedding", "clusters") and "position" not in names
 
     return jax.tree_util.tree_map_with_path(is_decayed, params)
+
+
+def make_schedule(optimizer: ml_collections.ConfigDict, steps: int) -> optax.Schedule:
+    """Linear warm-up, then what `optimizer.schedule` names: cosine or cosine_restarts.
+
+    cosine ends at `final_fraction` of the peak at update `steps`.
+
+    Raises:
+      ValueError: an unknown name, or numbers that make no schedule.
+    """
+    if not 0 <= optimizer.warmup_steps < steps:
+        raise ValueError(
+            f"optimizer.warmup_steps={optimizer.warmup_steps} must be at least 0 and below train.steps={steps}"
+        )
+    if optimizer.schedule == "cosine":
+        peak = optimizer.learning_rate
+        return optax.warmup_cosine_decay_schedule(
+            init_value=optimizer.warmup_init if optimizer.warmup_steps else peak,
+            peak_value=peak,
+            warmup_steps=optimizer.warmup_steps,
+            decay_steps=steps,
+            end_value=peak * optimizer.final_fraction,
+        )
+    if optimizer.schedule == "cosine_restarts":
+        return _cosine_restarts(optimizer, steps)
+    raise ValueError(f"optimizer.schedule={optimizer.schedule!r} is unknown; use one of cosine, cosine_restarts")
+
+
+def _cosine_restarts(optimizer: ml_collections.ConfigDict, steps: int) -> optax.Schedule:
+    """Linear warm-up, then cosines, each longer and lower than the one before; the last one's end stays.
+
+    Cycle i has period_steps * period_mult^i updates and falls from learning_rate * shrink^i to
+    min_learning_rate * shrink^i (Loshchilov and Hutter 2017, as fairseq's `cosine` has it). Optax
+    has the same curve, but not to float32: near its end 1 + cos loses all digits, and
+    (1e-7 - 1) + 1 is 1.2e-7 where its warm-up begins.
+    """
+    if optimizer.period_steps < 1 or optimizer.period_mult < 1:
+        raise ValueError(
+            f"optimizer.period_steps={optimizer.period_steps} and optimizer.period_mult={optimizer.period_mult} "
+            "must be at least 1"
+        )
+    warmup, peak, minimum = optimizer.warmup_steps, optimizer.learning_rate, optimizer.min_learning_rate
+    first, shrink = optimizer.warmup_init, optimizer.shrink
+    starts = [warmup]
+    while starts[-1] < steps and len(starts) <= MAX_CYCLES:
+        cycles = range(len(starts))
+        starts.append(round(warmup + sum(optimizer.period_steps * optimizer.period_mult**cycle for cycle in cycles)))
+    if starts[-1] < steps:
+        raise ValueError(
+            f"optimizer.period_steps={optimizer.period_steps} makes more than {MAX_CYCLES} cycles of "
+            f"train.steps={steps}; use a longer period"
+        )
+
+    def schedule(step: Int[Array, ""] | int) -> Float[Array, ""]:
+        """The learning rate of update number `step`, from 0, to 1e-6 of itself."""
+        step = jnp.asarray(step)
+        rate = jnp.where(step < warmup, first + (peak - first) / max(warmup, 1) * step, peak)
+        for cycle, (start, end) in enumerate(itertools.pairwise(starts)):
+            left = jnp.clip(end - step, 0, end - start)
+            # (1 + cos(pi t)) / 2 as the square of a sine of what is left of the cycle.
+            height = jnp.sin(math.pi / 2 * (left / (end - start))) ** 2
+            rate = jnp.where(step >= start, shrink**cycle * (minimum + (peak - minimum) * height), rate)
+        return rate
+
+    return schedule

@@ -1,41 +1,38 @@
-"""What happens before the first update: checks that cost nothing first, then the data."""
+"""What happens before the first update: checks that cost nothing first, then the data and what validates on it."""
 
+import operator
 import sys
+from collections.abc import Callable
 
 import ml_collections
-from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from alibi.data.tokens import TokenFile, check_sources, prepare
-from alibi.model.decoder import DTYPES, build_model
+from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.model.decoder import DTYPES, DecoderLM, evaluated
 from alibi.parallel.hosts import on_first
-from alibi.parallel.sharding import batch_shards
 
-UNKNOWN_VOCABULARY = 2**31 - 1  # room for any cutoffs
+AT_LEAST = {
+    1: ("train.steps", "train.accumulation", "train_length", "log.every_steps", "checkpoint.keep"),
+    0: ("train.max_device_tokens", "eval.every_steps", "checkpoint.every_steps", "checkpoint.every_minutes",
+        "optimizer.clip_norm"),
+}  # fmt: skip
 
 
-def check_config(config: ml_collections.ConfigDict, mesh: Mesh) -> None:
-    """Raises ValueError for a config that can't be trained on `mesh`."""
-    for key in ("train.steps", "train.accumulation", "train_length", "log.every_steps", "checkpoint.keep"):
-        value = _get(config, key)
-        if value < 1:
-            raise ValueError(f"{key}={value} must be at least 1")
-    counts = ("train.max_device_tokens", "eval.every_steps", "checkpoint.every_steps", "checkpoint.every_minutes")
-    for key in (*counts, "optimizer.clip_norm"):
-        value = _get(config, key)
-        if value < 0:
-            raise ValueError(f"{key}={value} must be at least 0")
+def check_config(config: ml_collections.ConfigDict, shards: int) -> None:
+    """Raises ValueError for numbers by which no model can be trained where the batch is split into `shards` parts."""
+    for least, keys in AT_LEAST.items():
+        for key in keys:
+            if (value := operator.attrgetter(key)(config)) < least:
+                raise ValueError(f"{key}={value} must be at least {least}")
     if not 0 <= config.seed < 2**31:
         raise ValueError(f"seed={config.seed} must be from 0 to 2^31 - 1")
-    for key in ("data.max_train_bytes", "data.max_valid_bytes"):
-        if (value := _get(config, key)) == 0 or value < -1:
+    for key in ("data.max_train_bytes", "data.max_valid_bytes", "eval.max_tokens"):
+        if (value := operator.attrgetter(key)(config)) == 0 or value < -1:
             raise ValueError(f"{key}={value} must be positive, or -1 for all")
     if config.eval.dtype not in DTYPES:
         raise ValueError(f"eval.dtype={config.eval.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
-    if config.eval.max_tokens == 0 or config.eval.max_tokens < -1:
-        raise ValueError(f"eval.max_tokens={config.eval.max_tokens} must be positive, or -1 for all")
-    sequences_per_update(config, batch_shards(mesh))
-    # How many words the data has is not known yet: this model is only for its checks.
-    build_model(config, vocab_size=UNKNOWN_VOCABULARY).position.check_length(config.train_length)
+    sequences_per_update(config, shards)
 
 
 def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
@@ -103,7 +100,18 @@ def _print_revisions(files: dict[str, TokenFile]) -> None:
         print(f"revisions differ: {what}; set data.revision to one of them to read all at it", file=sys.stderr)
 
 
-def _get(config: ml_collections.ConfigDict, key: str) -> float:
-    for part in key.split("."):
-        config = config[part]
-    return config
+def make_validator(config: ml_collections.ConfigDict, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
+    """From parameters to the mean NLL of the first `config.eval.max_tokens` tokens, in nats, at the training length."""
+    limit = config.eval.max_tokens
+    scorer = Scorer(
+        model_nll(evaluated(model, config)),
+        boundary_id=text.manifest.boundary_id,
+        batch_tokens=config.eval.batch_tokens,
+        sharding=model.sharding,
+    )
+
+    def validate(params: PyTree) -> float:
+        score = scorer.score(params, text.tokens if limit < 0 else text.tokens[:limit], config.train_length)
+        return score.total_nats / score.tokens
+
+    return validate

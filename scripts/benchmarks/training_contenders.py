@@ -63,19 +63,18 @@ def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tup
     import jax
 
     from alibi.model.decoder import build_model
-    from alibi.parallel.sharding import batch_sharding, batch_shards, make_mesh
-    from alibi.training.optimizer import make_optimizer, make_schedule
+    from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
+    from alibi.training.optimizer import make_optimizer
     from alibi.training.setup import micro_batches
     from alibi.training.state import abstract_state, initial_state
     from alibi.training.step import make_train_step
 
     mesh = make_mesh(config.mesh)
     model = build_model(config, vocab_size, sharding=batch_sharding(mesh))
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
-    schedule = make_schedule(config.optimizer, config.train.steps)
     train_step = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
-    shape = (micro_batches(config, batch_shards(mesh)), -1, config.train_length)
+    shape = (micro_batches(config, batch_parts(model.sharding)), -1, config.train_length)
     inputs, targets = (jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in batch)
     state = initial_state(model, optimizer, mesh, config.seed)
     compiled = train_step.lower(state, inputs, targets).compile()

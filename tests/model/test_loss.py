@@ -45,7 +45,7 @@ def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_4_gib(tiny_config) 
     """All logits of 16,384 tokens at 33,280 words would alone be 2 GiB, and their gradient as much again."""
     config = tiny_config(length=128, train__batch_tokens=16_384, model__width=128, model__num_heads=8, mesh__data=1)
     model = build_model(config, vocab_size=33_280)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     state = abstract_state(model, optimizer, mesh)
     batch = jax.ShapeDtypeStruct((1, 128, 128), jnp.int32)

@@ -17,7 +17,7 @@ def loss_curve(config) -> np.ndarray:
     """Mean NLL of each of 50 updates, on four batches again and again."""
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     model = build_model(config, VOCABULARY)
-    optimizer = make_optimizer(config.optimizer, STEPS)
+    optimizer, _ = make_optimizer(config.optimizer, STEPS)
     state, step = initial_state(model, optimizer, mesh, seed=0), make_train_step(model, optimizer, seed=0)
     batches = np.random.default_rng(0).integers(0, VOCABULARY, (4, 1, 4, config.train_length + 1), dtype=np.int32)
     losses = []

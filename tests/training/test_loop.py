@@ -62,7 +62,7 @@ def final_state(config: ml_collections.ConfigDict, workdir: pathlib.Path, step: 
     run = RunDirectory(workdir)
     model = build_model(config, run.provenance()["vocab_size"])
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
-        abstract = abstract_state(model, make_optimizer(config.optimizer, config.train.steps), mesh)
+        abstract = abstract_state(model, make_optimizer(config.optimizer, config.train.steps)[0], mesh)
         return checkpoints.restore(step or checkpoints.latest, abstract)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from alibi.training.optimizer import make_optimizer
-from alibi.training.schedules import make_schedule
+from alibi.training.optimizer import make_optimizer, make_schedule
 from configs import base, wikitext103
 
 RECIPE = {0: 1e-7, 8_000: 0.50000005, 16_000: 1.0, 83_500: 0.853568, 151_000: 0.50005, 218_500: 0.146532,
@@ -34,7 +33,7 @@ def test_restarts_follow_the_formula_to_six_digits() -> None:
 def test_nag_is_the_update_of_the_papers_code() -> None:
     """fairseq's buffer holds the learning rate: v' = mu (lr / old lr) v - lr g, p' = p + mu (lr' / lr) v' - lr g."""
     config = wikitext103.get_config("optimizer.warmup_steps=2,optimizer.period_steps=8,optimizer.clip_norm=0.0")
-    schedule, optimizer = make_schedule(config.optimizer, 10), make_optimizer(config.optimizer, 10)
+    optimizer, schedule = make_optimizer(config.optimizer, 10)
     params = jnp.asarray([1.0, -2.0])
     state, theirs, buffer, old = optimizer.init(params), np.asarray(params, np.float64), np.zeros(2), float(schedule(0))
     for update in range(8):

@@ -125,7 +125,7 @@ def test_no_parameter_of_a_position_method_is_decayed() -> None:
     params = {"position": leaves, "layers_0": {"position": {"deep": leaves}, "up": leaves}}
     params["embedding"] = jnp.ones((2, 2))
     config = base.get_config("optimizer.weight_decay=1.0,optimizer.warmup_steps=0").optimizer
-    optimizer = make_optimizer(config, 10)
+    optimizer, _ = make_optimizer(config, 10)
     gradient = jax.tree.map(jnp.zeros_like, params)
     updates, _ = optimizer.update(gradient, optimizer.init(params), params)
     moved = {jax.tree_util.keystr(path, simple=True, separator="/") for path, leaf in jax.tree.leaves_with_path(updates)

@@ -11,7 +11,6 @@ import pytest
 from alibi.importers.fairseq.parameters import architecture, to_params
 from alibi.model.decoder import build_model
 from alibi.training.optimizer import make_optimizer
-from alibi.training.schedules import make_schedule
 from alibi.training.state import TrainState
 from alibi.training.step import make_train_step
 from configs import wikitext103
@@ -32,8 +31,8 @@ def trainer(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> Ca
     config = wikitext103.get_config("position=alibi")
     config.model.update(sizes.config | dict.fromkeys(NO_DROPOUT, 0.0))
     config.optimizer.update(warmup_steps=warmup, period_steps=period)
-    model, optimizer = build_model(config, sizes.vocab_size), make_optimizer(config.optimizer, updates)
-    step = make_train_step(model, optimizer, 0, schedule=make_schedule(config.optimizer, updates))
+    model, (optimizer, schedule) = build_model(config, sizes.vocab_size), make_optimizer(config.optimizer, updates)
+    step = make_train_step(model, optimizer, 0, schedule=schedule)
 
     def train(tensors: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
         params = jax.tree.map(jnp.asarray, to_params(tensors, num_heads=8))
