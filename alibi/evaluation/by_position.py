@@ -6,10 +6,12 @@ makes nothing of the longer context. Computed from NLL dumps; no model is needed
 """
 
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from alibi.evaluation.dumps import Dump
 from alibi.reporting.contexts import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare
@@ -22,14 +24,18 @@ def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
     Raises:
       ValueError: two dumps of the same run, text, length and stride.
     """
-    _check_each_once(dumps)
+    for of, times in Counter(dump.of for dump in dumps).items():
+        if times > 1:
+            raise ValueError(
+                f"{times} dumps are of {of.run} after {of.step:,} updates at length={of.length} and "
+                f"stride={of.stride}, of the text {(of.tokens_sha256 or '')[:8]}; give one of them"
+            )
     rows: list[Analysis] = [row for dump in dumps for row in (*by_context(dump), *by_position(dump))]
     blocks = sorted((dump for dump in dumps if dump.of.mode == "nonoverlapping"), key=lambda dump: dump.of.length)
-    for short in blocks:
-        alike = [dump for dump in dumps if _run_and_text(dump) == _run_and_text(short)]
-        longer = [dump for dump in alike if dump.of.mode == "nonoverlapping" and dump.of.length > short.of.length]
-        longer.sort(key=lambda dump: dump.of.length)
-        rows += [early_token_curse(short, long, alike) for long in longer]
+    for short, long in itertools.combinations(blocks, 2):
+        if _run_and_text(short) == _run_and_text(long):
+            alike = [dump for dump in dumps if _run_and_text(dump) == _run_and_text(short)]
+            rows.append(early_token_curse(short, long, alike))
     return rows
 
 
@@ -38,23 +44,18 @@ def _run_and_text(dump: Dump) -> Scoring:
     return dataclasses.replace(dump.of, length=0, stride=0)
 
 
-def _check_each_once(dumps: Sequence[Dump]) -> None:
-    for of, times in Counter(dump.of for dump in dumps).items():
-        if times > 1:
-            raise ValueError(
-                f"{times} dumps are of {of.run} after {of.step:,} updates at length={of.length} and "
-                f"stride={of.stride}, of the text {(of.tokens_sha256 or '')[:8]}; give one of them"
-            )
-
-
 def by_context(dump: Dump) -> list[ByContext]:
     """NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context, in a window of `length`."""
-    context, nll, rows = dump.context, dump.nll, []
+    parts = _sums_by_context(dump, dump.nll)
+    return [ByContext(dump.of, low, high, tokens, nats) for low, high, tokens, nats in parts if tokens]
+
+
+def _sums_by_context(dump: Dump, nats: Float[np.ndarray, " tokens"]) -> Iterator[tuple[int, int, int, float]]:
+    """Each range of context, how many tokens of the dump are in it, and the sum of their `nats`."""
+    context = dump.context
     for low, high in ranges(dump.of.length):
         inside = (context >= low) & (context <= high)
-        if inside.any():
-            rows.append(ByContext(dump.of, low, high, int(inside.sum()), float(nll[inside].sum())))
-    return rows
+        yield low, high, int(inside.sum()), float(nats[inside].sum())
 
 
 def by_position(dump: Dump) -> list[ByPosition]:
@@ -95,6 +96,7 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     slid = sliding[strides[0]].nll.mean() - sliding_long[strides[0]].nll.mean() if strides else None
     full = sliding[min(sliding)] if sliding else None
     composition = short.nll.mean() - _with_costs_of(short, long, full)
+    saved = short.nll - long.nll
     return EarlyTokenCurse(
         short.of,
         longer_length=long.of.length,
@@ -103,17 +105,11 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
         composition_share=float(composition / gain) if gain > 0 else None,
         sliding_share=float(1 - slid / gain) if gain > 0 and slid is not None else None,
         sliding_stride=strides[0] if strides else None,
-        gain_by_context=_gain_by_context(short, long, known=gain > 0),
+        gain_by_context=tuple(
+            GainShare(low, high, float(nats / saved.sum()) if gain > 0 else None)
+            for low, high, _, nats in _sums_by_context(short, saved)
+        ),
     )
-
-
-def _gain_by_context(short: Dump, long: Dump, *, known: bool) -> tuple[GainShare, ...]:
-    saved, context = short.nll - long.nll, short.context
-    shares = []
-    for low, high in ranges(short.of.length):
-        inside = (context >= low) & (context <= high)
-        shares.append(GainShare(low, high, float(saved[inside].sum() / saved.sum()) if known else None))
-    return tuple(shares)
 
 
 def _with_costs_of(short: Dump, long: Dump, sliding: Dump | None) -> float:

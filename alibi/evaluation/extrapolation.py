@@ -37,31 +37,18 @@ MULTIPLES = (1, 2, 4, 8, 16)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to evaluate of each run.
+    """What to evaluate of each run."""
 
-    Attributes:
-      output_dir: where results.jsonl, nll/, report.md and extrapolation.png go.
-      lengths: in tokens; empty: `multiples` of each run's train_length.
-      multiples: used where `lengths` is empty.
-      stride: tokens that a window scores; None: the length (windows don't overlap).
-      split: "train", "valid" or "test", of the run's own corpus.
-      text_file: files to score in place of the split, tokenized as the run's text was.
-      checkpoint: "latest", "best" or a step.
-      dump_nll: also write each token's NLL.
-      batch_tokens: inputs a device holds at one time; None: the run's eval.batch_tokens.
-      report: write the table and the figure at the end.
-    """
-
-    output_dir: pathlib.Path
-    lengths: tuple[int, ...] = ()
+    output_dir: pathlib.Path  # where results.jsonl, nll/, report.md and extrapolation.png go
+    lengths: tuple[int, ...] = ()  # in tokens; empty: `multiples` of each run's train_length
     multiples: tuple[int, ...] = MULTIPLES
-    stride: int | None = None
-    split: str = "valid"
-    text_file: str = ""
-    checkpoint: str = "latest"
-    dump_nll: bool = False
-    batch_tokens: int | None = None
-    report: bool = True
+    stride: int | None = None  # tokens that a window scores; None: the length (windows don't overlap)
+    split: str = "valid"  # train, valid or test, of the run's own corpus
+    text_file: str = ""  # files to score in place of the split, tokenized as the run's text was
+    checkpoint: str = "latest"  # latest, best or a step
+    dump_nll: bool = False  # also write each token's NLL
+    batch_tokens: int | None = None  # inputs a device holds at one time; None: the run's eval.batch_tokens
+    report: bool = True  # write the table and the figure at the end
 
     def __post_init__(self) -> None:
         if self.checkpoint not in ("latest", "best") and not self.checkpoint.isdecimal():
@@ -108,6 +95,9 @@ class Output:
         return next(free, f"{name}#{text_hash[:6]}")
 
     def append(self, row: Row) -> None:
+        """Adds a row, unless one that exists says the same of its measurement."""
+        if any(old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)):
+            return
         self._guard(lambda: append_rows(self.directory / ROWS_FILE, [row]))
         self.rows.append(row)
 
@@ -167,7 +157,7 @@ class RunEvaluation:
     def __init__(self, workdir: pathlib.Path, options: Options, output: Output):
         self.options, self.output = options, output
         self.trained = TrainedRun(workdir, options.checkpoint, batch_tokens=options.batch_tokens)
-        self.text = self._prepare_text()
+        self.text, self.title = self._prepare_text()
         lengths = options.lengths_of(self.trained.config.train_length)
         self.windows = [plan(self.text.tokens.size, length, options.stride) for length in lengths]
 
@@ -222,23 +212,20 @@ class RunEvaluation:
             f"use lengths up to {windows.num_tokens:,}, or a longer text ({longer})"
         )
 
-    def _prepare_text(self) -> TokenFile:
-        data, tokenizer, progress = self.trained.config.data, self.trained.tokenizer, is_primary()
-        if self.options.text_file:
-            text = prepare_text(self.options.text_file, tokenizer, data.cache_dir, progress=progress)
+    def _prepare_text(self) -> tuple[TokenFile, str]:
+        """The text that is scored, and what rows may call it."""
+        data, tokenizer, own = self.trained.config.data, self.trained.tokenizer, self.options.text_file
+        corpus: Corpus = TextFiles({"file": own}) if own else make_corpus(data)
+        if own:
+            text = prepare_text(own, tokenizer, data.cache_dir, progress=is_primary())
         else:
-            text = prepare(data, self.options.split, tokenizer, progress=progress)
+            text = prepare(data, self.options.split, tokenizer, progress=is_primary())
         manifest = text.manifest
         if unknown := manifest.unknown_words:
             literal = manifest.unk_in_text
             why = f"{unknown - literal:,} words that the run's dictionary lacks, {literal:,} <unk> in the text itself"
             _say(f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {why}")
-        return text
-
-    def _corpus(self) -> Corpus:
-        """Where the text comes from, of which its title is wanted; the run's own is not read for that."""
-        own = self.options.text_file
-        return TextFiles({"file": own}) if own else make_corpus(self.trained.config.data)
+        return text, corpus.title(manifest.split)
 
     def _is_done(self, row: Row) -> bool:
         measured = any(found.is_measured for found in self.output.find(row))
@@ -246,18 +233,10 @@ class RunEvaluation:
         return measured and (not self.options.dump_nll or what_is_in(path) == row.scoring)
 
     def _score(self, params: PyTree, windows: Windows) -> Score:
-        hidden = None if is_primary() else True  # None: only where stderr is no terminal
-        with tqdm.tqdm(
-            total=windows.num_tokens,
-            desc=self._title(windows),
-            unit="token",
-            unit_scale=True,
-            leave=False,
-            disable=hidden,
-        ) as bar:
-            return self.trained.scorer.score(
-                params, self.text.tokens, windows.length, windows.stride, progress=bar.update
-            )
+        tokens, hidden = self.text.tokens, None if is_primary() else True  # None: only where stderr is no terminal
+        look = {"desc": self._title(windows), "unit": "token", "unit_scale": True, "leave": False, "disable": hidden}
+        with tqdm.tqdm(total=windows.num_tokens, **look) as bar:
+            return self.trained.scorer.score(params, tokens, windows.length, windows.stride, progress=bar.update)
 
     def _record(self, row: Row, score: Score) -> None:
         """Writes the dump, then the row: a row without its dump would be taken for done."""
@@ -267,17 +246,16 @@ class RunEvaluation:
             return
         if self.options.dump_nll:
             self.output.dump(Dump(row.scoring, score.nll_nats, np.asarray(self.text.tokens, np.int32)))
-        counts = {"tokens": score.tokens, "words": manifest.words, "bytes": manifest.bytes}
-        measured = row.scored(total, **counts, seconds=score.seconds)
+        measured = row.scored(
+            total, tokens=score.tokens, words=manifest.words, bytes=manifest.bytes, seconds=score.seconds
+        )
         shown = "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
         _say(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
-        if not any(old.is_measured for old in self.output.find(row)):  # else only its dump was missing
-            self.output.append(measured)
+        self.output.append(measured)
 
     def _record_error(self, row: Row, error: str) -> None:
         _say(f"{row.run} at {row.eval_length:,}: {error}")
-        if not any(old.error == error for old in self.output.find(row)):
-            self.output.append(dataclasses.replace(row, error=error))
+        self.output.append(dataclasses.replace(row, error=error))
 
     def _unmeasured(self, windows: Windows) -> Row:
         """The row without its results."""
@@ -290,7 +268,7 @@ class RunEvaluation:
             eval_length=windows.length,
             mode=windows.mode,
             stride=windows.stride,
-            corpus=self.output.name_text(self._corpus().title(manifest.split), manifest.split, text),
+            corpus=self.output.name_text(self.title, manifest.split, text),
             split=manifest.split,
             seed=config.seed,
             step=self.trained.step,

@@ -24,18 +24,11 @@ NllFunction = Callable[..., Array]
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a pass over a stream found.
+    """What a pass over a stream found."""
 
-    Attributes:
-      windows: how the stream was cut.
-      nll_nats: float32, of each token, in stream order.
-      seconds: wall time of the pass, from the first batch read to the last result on the
-        host; compilation is done before and not counted.
-    """
-
-    windows: Windows
-    nll_nats: Float[np.ndarray, " tokens"]
-    seconds: float
+    windows: Windows  # how the stream was cut
+    nll_nats: Float[np.ndarray, " tokens"]  # float32, of each token, in stream order
+    seconds: float  # from the first batch read to the last result on the host; compilation is done before
 
     @property
     def total_nats(self) -> float:

@@ -20,17 +20,11 @@ from jaxtyping import Int
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """All windows of a stream.
+    """All windows of a stream."""
 
-    Attributes:
-      num_tokens: tokens of the stream, each scored once.
-      length: inputs that a window holds at most (L).
-      stride: tokens that a window scores at most (S).
-    """
-
-    num_tokens: int
-    length: int
-    stride: int
+    num_tokens: int  # of the stream, each scored once
+    length: int  # inputs that a window holds at most (L)
+    stride: int  # tokens that a window scores at most (S)
 
     @property
     def mode(self) -> str:
@@ -51,18 +45,12 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Rows that score a range of the stream; arrays are made only for the rows asked for.
-
-    Attributes:
-      start, stop: the range, in tokens.
-      length: inputs of a row.
-      scored: the last inputs of a row, whose targets it scores; the last row may have fewer.
-    """
+    """Rows that score the tokens `start` to `stop` of the stream; arrays are made only for the rows asked for."""
 
     start: int
     stop: int
-    length: int
-    scored: int
+    length: int  # inputs of a row
+    scored: int  # the last inputs of a row, whose targets it scores; the last row may have fewer
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // self.scored)
@@ -71,21 +59,12 @@ class Part:
         """Index in the stream of the first token that each row scores; `stop` beyond the last row."""
         return np.minimum(self.start + np.asarray(rows, np.int64) * self.scored, self.stop)
 
-    def num_scored(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """Tokens that each row scores; 0 beyond the last row."""
-        return np.minimum(self.stop - self.first_scored(rows), self.scored)
-
 
 class Batch(NamedTuple):
-    """Rows of one static shape.
+    """Rows of one static shape, int32."""
 
-    Attributes:
-      inputs: int32, u of each row, padded on the right by the boundary.
-      targets: int32, of the last inputs; -1 where there is nothing to score.
-    """
-
-    inputs: Int[np.ndarray, "rows length"]
-    targets: Int[np.ndarray, "rows scored"]
+    inputs: Int[np.ndarray, "rows length"]  # u of each row, padded on the right by the boundary
+    targets: Int[np.ndarray, "rows scored"]  # of the last inputs; -1 where there is nothing to score
 
 
 def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
@@ -120,7 +99,7 @@ def gather(tokens: Int[np.ndarray, " tokens"], part: Part, rows: Int[np.ndarray,
       boundary_id: the token that stands before the first one.
     """
     first_scored = part.first_scored(rows)[:, None]
-    stop = first_scored + part.num_scored(rows)[:, None]
+    stop = np.minimum(first_scored + part.scored, part.stop)
     first_input = first_scored - (part.length - part.scored)
     # One contiguous piece of the stream holds all rows, because their windows are neighbours.
     start = max(int(first_input.min()) - 1, 0)

@@ -51,10 +51,6 @@ class RunDirectory:
     def checkpoints(self) -> pathlib.Path:
         return self.path / "checkpoints"
 
-    @property
-    def metrics_file(self) -> pathlib.Path:
-        return self.path / "metrics.jsonl"
-
     def config(self) -> ml_collections.ConfigDict:
         """The resolved configuration that the run was trained with."""
         return completed(ml_collections.ConfigDict(self._read("config.json", sections=SECTIONS)))
@@ -107,18 +103,13 @@ class RunDirectory:
             raise ValueError(
                 f"work directory {self.path} can't be written ({error}); choose another --workdir"
             ) from None
-        self._check_same(config)
-        self.check_checkpoints()
-
-    def _check_same(self, config: ml_collections.ConfigDict) -> None:
-        """Raises ValueError if a run of another config is here."""
-        differing = self.differing(config)
-        if differing:
+        if differing := self.differing(config):
             raise ValueError(
                 f"work directory {self.path} holds a run of another config:\n"
                 + "".join(f"  {key}: {old!r} there, {new!r} now\n" for key, (old, new) in differing.items())
                 + "use another --workdir, or the config that it was started with"
             )
+        self.check_checkpoints()
 
     def differing(self, config: ml_collections.ConfigDict) -> dict[str, tuple[Any, Any]]:
         """Keys that define a run and that `config` sets otherwise than the run that is here, to (there, now)."""
@@ -159,7 +150,7 @@ class RunDirectory:
         except OSError:
             pass  # a file system without locks
         try:
-            self._check_same(config)
+            self.check(config)
             self._keep(tokenizer)
             self.write("config.json", config.to_dict())
         except BaseException:

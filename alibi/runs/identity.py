@@ -1,9 +1,7 @@
 """Which config keys make a run what it is: two configs that differ only in the others are of the same run."""
 
-import functools
 import hashlib
 import json
-import operator
 from typing import Any
 
 import ml_collections
@@ -20,12 +18,9 @@ YOUNGER = {"imported_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "e
 def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """A copy of `config`, in which keys that are younger than it have the value that it was computed with."""
     config = config.copy_and_resolve_references()
+    known = flatten(config)
     with config.unlocked():
-        for key, value in YOUNGER.items():
-            *sections, leaf = key.split(".")
-            section = functools.reduce(operator.getitem, sections, config)
-            if leaf not in section:
-                section[leaf] = value
+        config.update_from_flattened_dict({key: value for key, value in YOUNGER.items() if key not in known})
     return config
 
 

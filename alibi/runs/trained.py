@@ -75,12 +75,8 @@ class TrainedRun:
     @functools.cached_property
     def scorer(self) -> Scorer:
         """Scores streams of this run's tokens; call `scorer.score(run.params, ...)`."""
-        return Scorer(
-            model_nll(self.model),
-            boundary_id=self.tokenizer.boundary_id,
-            batch_tokens=self._batch_tokens,
-            sharding=batch_sharding(self.mesh),
-        )
+        nll, boundary_id = model_nll(self.model), self.tokenizer.boundary_id
+        return Scorer(nll, boundary_id=boundary_id, batch_tokens=self._batch_tokens, sharding=self.model.sharding)
 
 
 def fitting_mesh(mesh: ml_collections.ConfigDict) -> Mesh:
@@ -95,19 +91,16 @@ def fitting_mesh(mesh: ml_collections.ConfigDict) -> Mesh:
 def _find_step(directory: RunDirectory, checkpoint: str) -> int:
     """The step that "latest", "best" or a number names."""
     directory.check_checkpoints()
-    status = directory.status()
-    known = ": ".join(filter(None, (status["state"], status["reason"])))
-    missing = f"{directory.path} has no checkpoint (its training: {known}); train it first with the same --workdir"
-    if not directory.checkpoints.is_dir():
-        raise ValueError(missing)
+    status, steps = directory.status(), directory.saved_steps()
+    if not steps:
+        known = ": ".join(filter(None, (status["state"], status["reason"])))
+        raise ValueError(
+            f"{directory.path} has no checkpoint (its training: {known}); train it first with the same --workdir"
+        )
+    if checkpoint != "best":
+        return steps[-1] if checkpoint == "latest" else int(checkpoint)
     with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
-        latest, best = checkpoints.latest, checkpoints.best
-    if latest is None:
-        raise ValueError(missing)
-    if checkpoint == "latest":
-        return latest
-    if checkpoint == "best":
-        if best is None:
-            raise ValueError(f"{directory.path} has no best checkpoint: none was validated; use --checkpoint=latest")
-        return best[0]
-    return int(checkpoint)
+        best = checkpoints.best
+    if best is None:
+        raise ValueError(f"{directory.path} has no best checkpoint: none was validated; use --checkpoint=latest")
+    return best[0]

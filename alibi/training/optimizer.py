@@ -57,12 +57,10 @@ def _nag(optimizer: ml_collections.ConfigDict, schedule: optax.Schedule) -> opta
 
 def _decayed(params: optax.Params) -> optax.Params:
     """True for matrices: kernels and embeddings, not biases, norms and whatever a position method learns."""
-
-    def is_decayed(path: tuple[jax.tree_util.DictKey, ...], _: jax.Array) -> bool:
-        names = [part.key for part in path]
-        return names[-1] in ("kernel", "embedding", "clusters") and "position" not in names
-
-    return jax.tree_util.tree_map_with_path(is_decayed, params)
+    matrices = ("kernel", "embedding", "clusters")
+    return jax.tree.map_with_path(
+        lambda path, _: path[-1].key in matrices and all(part.key != "position" for part in path), params
+    )
 
 
 def make_schedule(optimizer: ml_collections.ConfigDict, steps: int) -> optax.Schedule:
