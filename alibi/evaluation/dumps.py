@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import io
 import os
 import pathlib
 import re
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from alibi.atomic import write_whole
+from alibi.atomic import made_whole
 from alibi.reporting.rows import Scoring
 
 _NO_DUMP = (OSError, KeyError, EOFError, zipfile.BadZipFile)
@@ -59,10 +58,9 @@ def find_path(directory: str | os.PathLike, of: Scoring) -> pathlib.Path:
 def write_dump(path: pathlib.Path, dump: Dump) -> None:
     """Writes the .npz file atomically: a reader sees all of it or the one before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
     of: dict[str, Any] = dataclasses.asdict(dump.of)
-    np.savez(buffer, nll_nats=dump.nll_nats, targets=dump.targets, **of)
-    write_whole(path, buffer.getbuffer())
+    with made_whole(path) as partial, partial.open("wb") as file:
+        np.savez(file, nll_nats=dump.nll_nats, targets=dump.targets, **of)
 
 
 def read_dump(path: str | os.PathLike[str]) -> Dump:

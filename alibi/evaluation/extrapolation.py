@@ -234,8 +234,8 @@ class RunEvaluation:
 
     def _score(self, params: PyTree, windows: Windows) -> Score:
         tokens, hidden = self.text.tokens, None if is_primary() else True  # None: only where stderr is no terminal
-        look = {"desc": self._title(windows), "unit": "token", "unit_scale": True, "leave": False, "disable": hidden}
-        with tqdm.tqdm(total=windows.num_tokens, **look) as bar:
+        total, title = windows.num_tokens, self._title(windows)
+        with tqdm.tqdm(desc=title, total=total, unit="token", unit_scale=True, leave=False, disable=hidden) as bar:
             return self.trained.scorer.score(params, tokens, windows.length, windows.stride, progress=bar.update)
 
     def _record(self, row: Row, score: Score) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from alibi.data.tokenizers import Tokenizer
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model.decoder import DecoderLM, build_model, count_parameters, evaluated
+from alibi.model.decoder import DecoderLM, build_model, evaluated
 from alibi.parallel.sharding import batch_sharding, make_mesh, tree_shardings
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
@@ -57,17 +57,21 @@ class TrainedRun:
         return evaluated(model, self.config)
 
     @functools.cached_property
+    def _shapes(self) -> PyTree:
+        """Of the parameters; the model is traced once for all who ask."""
+        return jax.eval_shape(self.model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+
+    @property
     def num_parameters(self) -> int:
-        return count_parameters(self.model)
+        return sum(leaf.size for leaf in jax.tree.leaves(self._shapes))
 
     @functools.cached_property
     def params(self) -> PyTree:
         """The parameters, split over the mesh as in training."""
-        shapes = jax.eval_shape(self.model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
         abstract = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            tree_shardings(shapes, self.mesh),
+            self._shapes,
+            tree_shardings(self._shapes, self.mesh),
         )
         with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
             return checkpoints.restore_params(self.step, abstract)

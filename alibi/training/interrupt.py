@@ -3,7 +3,6 @@
 import os
 import signal
 from types import FrameType
-from typing import Any
 
 
 class Interrupt:
@@ -11,11 +10,9 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.requested = False
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._request)
+        self._before = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -112,8 +112,8 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
                 stop, save = _stop_and_save(config, step, interrupt.requested, saved_at)
                 validate = step == steps or _due(step, config.eval.every_steps)
                 if stop or save or validate:
+                    record.arrive()  # nothing that is not finite is ever saved
                     with record.paused():
-                        record.arrive()  # nothing that is not finite is ever saved
                         nll = validator(state.params) if validate and validator else None
                         improved = nll is not None and record.validated(step, nll)
                         if stop or save or improved:
