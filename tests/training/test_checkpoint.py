@@ -27,7 +27,7 @@ def test_a_checkpoint_of_the_other_layout_is_read(tiny_config, tmp_path: pathlib
     model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     scan = model.clone(config=dataclasses.replace(model.config, scan_layers=True))
     saving, reading = (scan, model) if scanned else (model, scan)
-    optimizer = make_optimizer(config.optimizer, 10)
+    optimizer, _ = make_optimizer(config.optimizer, 10)
     batch = jnp.arange(8 * 16, dtype=jnp.int32).reshape(1, 8, 16) % VOCABULARY
     batch = jax.device_put(batch, batch_sharding(mesh, leading=1))
     state, _ = make_train_step(saving, optimizer, 0)(initial_state(saving, optimizer, mesh, seed=0), batch, batch)
@@ -47,7 +47,7 @@ def test_a_checkpoint_of_the_other_layout_is_read(tiny_config, tmp_path: pathlib
 
 def test_stacked_parameters_are_split_as_those_of_one_layer(tiny_config) -> None:
     config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2, model__scan_layers=True)
-    model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)
+    model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)[0]
     layers = abstract_state(model, optimizer, make_mesh(config.mesh)).params["layers"]
     assert layers["attention"]["query"]["kernel"].sharding.spec == jax.P(None, "fsdp", "tensor", None)
     assert layers["down"]["kernel"].sharding.spec == jax.P(None, "tensor", "fsdp")
