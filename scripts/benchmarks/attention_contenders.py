@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attention_growth import computed_weights
-from benchmarks.processes import SHORT_SECONDS, Contender, Step, require_torch, seconds_of
+from benchmarks.processes import Contender, Step, require_torch, seconds_of, warm_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +87,11 @@ class AttentionContender(Contender):
         except NotImplementedError as error:  # so PyTorch says that FlexAttention has no backward pass on CPUs
             parts, reason = ["forward"], str(error).strip().splitlines()[0]
             first_seconds = seconds_of(step.forward, 1)
-        growth, seconds = growth_of_peak_memory(functools.partial(seconds_of, getattr(step, parts[0]), 1))
-        part_seconds = {parts[0]: seconds}
-        for part in parts[1:]:
+        growth = growth_of_peak_memory(functools.partial(getattr(step, parts[0]), 1))
+        part_seconds = {parts[0]: warm_up(getattr(step, parts[0]))}
+        for part in parts[1:]:  # the process is warm by now, only this part must be compiled
             seconds_of(getattr(step, part), 1)
-        for part in parts:
-            if part_seconds.get(part, 0.0) < SHORT_SECONDS:
-                part_seconds[part] = seconds_of(getattr(step, part), 2) / 2
+            part_seconds[part] = seconds_of(getattr(step, part), 2) / 2
         return step, {
             "part_seconds": part_seconds,
             "first_call_seconds": first_seconds,
@@ -133,8 +131,8 @@ def available_memory() -> int | None:
         return None
 
 
-def growth_of_peak_memory(call: Callable[[], float]) -> tuple[int | None, float]:
-    """Bytes that the process held during the call above those before, and what the call gave.
+def growth_of_peak_memory(call: Callable[[], object]) -> int | None:
+    """Bytes that the process held during the call above those before.
 
     What earlier calls and compilers have freed is given back to the system first, so that
     it is not used again unseen. None where the system (other than Linux) doesn't say.
@@ -144,10 +142,10 @@ def growth_of_peak_memory(call: Callable[[], float]) -> tuple[int | None, float]
         ctypes.CDLL(None).malloc_trim(0)
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
     except (AttributeError, OSError):
-        return None, call()
+        return None
     before = _status("VmRSS")
-    result = call()
-    return _status("VmHWM") - before, result
+    call()
+    return _status("VmHWM") - before
 
 
 def _status(name: str) -> int:

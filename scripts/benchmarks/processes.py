@@ -15,7 +15,6 @@ from typing import Any
 
 from alibi.host_memory import keep_freed_memory
 
-SHORT_SECONDS = 0.25  # a first call that took less is timed again
 # A process is slow at first: its threads may share a core for up to three turns of half a second, as long as the
 # system knows no better (results/benchmarks/startup.md). It is warm after WARM_SECONDS, when its last two turns differ
 # by no more than STEADY from the fastest, or after three times as many.
