@@ -1,12 +1,15 @@
 """Generation: a prompt is read in chunks, then token by token, through one key-value cache."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.model.decoder import DecoderLM
+from alibi.model.layers import unstacked
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -29,7 +32,8 @@ def read(
     """Logits of the token after each of the `last` last ones (None: all), and the cache with these tokens in it.
 
     Arguments and errors are those of `DecoderLM.__call__` with `decode=True`. The cache is changed
-    in place: the one that was given can't be used again.
+    in place: the one that was given can't be used again. With `scan_layers` each call copies each layer's parameters
+    out of their stack; `unrolled` gives a model that needn't.
     """
 
     def logits(module: DecoderLM) -> Array:
@@ -37,6 +41,13 @@ def read(
 
     found, updated = model.apply({"params": params, "cache": cache}, method=logits, mutable=["cache"])
     return found, updated["cache"]
+
+
+def unrolled(model: DecoderLM, params: PyTree) -> tuple[DecoderLM, PyTree]:
+    """The same model with its layers one by one, as decoding is faster, and its parameters."""
+    if not model.config.scan_layers:
+        return model, params
+    return model.clone(config=dataclasses.replace(model.config, scan_layers=False)), jax.jit(unstacked)(params)
 
 
 def generate(
@@ -57,6 +68,7 @@ def generate(
     prompts of all lengths share them.
 
     Args:
+      prompt: as NumPy arrays prompts of other lengths also share what fills them up and cuts them.
       chunk: tokens of the prompt that are read at a time, which bounds the memory; with a sliding
         window the cache holds a window and a chunk.
       total: the most tokens of prompt and answer that there may be. Prompts are then filled up to whole chunks by
@@ -74,13 +86,15 @@ def generate(
             raise ValueError(f"{name} is {value} and must be at least 1")
     if temperature < 0 or (temperature and key is None):
         raise ValueError(f"temperature={temperature} must be 0, or above 0 with a key, such as key=jax.random.key(0)")
-    stand = jnp.broadcast_to(jnp.arange(length), (batch, length)) if positions is None else jnp.asarray(positions)
+    model, params = unrolled(model, params)
+    stand = np.broadcast_to(np.arange(length), (batch, length)) if positions is None else positions
     slots = length + new_tokens
     if total is not None:
         if total < slots:
             raise ValueError(f"total={total} must be at least the {slots} tokens of prompt and answer")
         slots, padding = total + chunk - 1, ((0, 0), (-length % chunk, 0))
-        prompt, stand = jnp.pad(prompt, padding), jnp.pad(stand, padding, constant_values=-1)
+        pad = np.pad if isinstance(prompt, np.ndarray) else jnp.pad  # NumPy's needs no program for each length
+        prompt, stand = pad(prompt, padding), pad(stand, padding, constant_values=-1)
         length = prompt.shape[1]
     total = total or slots
     cache = new_cache(model, batch, window + chunk - 1 if window and window + chunk <= total else slots, total)
@@ -104,7 +118,12 @@ def decode(
     """`count` tokens, the first one by these logits, and the cache with all of them but the last.
 
     Without a key they are the likeliest.
+
+    Raises:
+      ValueError: a count below 1.
     """
+    if count < 1:
+        raise ValueError(f"count is {count} and must be at least 1")
 
     def draw(logits: Float[Array, "batch 1 vocabulary"], number: int | Array) -> Int[Array, " batch"]:
         if key is None:

@@ -384,7 +384,8 @@ def _compare_features(model: _Model, got: np.ndarray, padding: np.ndarray, how: 
         error = np.abs(got[row, before:] - whole[row, : TOKENS - before]).max(axis=1)
         off |= {(before + token, row): error[token] for token in np.flatnonzero(~(error < 1e-3))}
     if off:
-        place, row = first = min(off)
+        first = min(off)
+        place, row = first
         after = f" after {padding[row]} tokens of padding" if padding[row] else ""
         how = "in a prompt of two pieces" if place < 8 else how
         _fail(

@@ -47,8 +47,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # with ids 1, 20001 and 60001: zero at first, and no target of a tail.
     config.model.padding_rows = False
     config.model.dtype = "float32"  # of the products: float32 or bfloat16; parameters are float32
-    # Layers run as a loop over their parameters: 24 compile in the time of one, and a step takes up to a sixth longer
-    # on CPUs (results/benchmarks/startup.md). A run may change between the two; the initial parameters are others.
+    # Layers run as a loop over their parameters: 24 compile in the time of one, while few gain nothing and a step takes
+    # up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change; initial parameters are others.
     config.model.scan_layers = False
     config.model.products = "auto"  # auto, or plain: no platform's tricks in products, norms and attention
     config.model.remat = False  # recompute each layer in the backward pass: less memory, a third more time

@@ -24,7 +24,7 @@ from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_path, what_is_in, write_dump
 from alibi.evaluation.perplexity import Score
 from alibi.evaluation.windows import Windows, plan
-from alibi.parallel.hosts import any_of, is_primary, together
+from alibi.parallel.hosts import any_of, is_primary, on_first, together
 from alibi.reporting.report import ROWS_FILE, write_report
 from alibi.reporting.rows import Device, Row, append_rows, latest, read_rows
 from alibi.runs import evaluation_hash, git_commit, make_writable
@@ -175,7 +175,7 @@ class RunEvaluation:
         if limit:
             self._record_error(dataclasses.replace(row, limit=True), limit)
             return
-        (done,) = any_of(is_primary() and self._is_done(row))
+        (done,) = any_of(bool(on_first(lambda: self._is_done(row))))
         if done:
             _say(f"{self._title(windows)}: done before")
             return

@@ -105,9 +105,10 @@ class Scorer:
 
     def _compile(self, params: PyTree, part: Part) -> Any:
         """The function compiled for this shape; kept, so that a validation during training compiles once."""
-        shape = rows, *widths = self._rows(part), part.length, part.scored
+        shape = self._rows(part), part.length, part.scored
         if shape not in self._compiled:
-            batch = [jax.ShapeDtypeStruct((rows, width), np.int32, sharding=self._sharding) for width in widths]
+            sizes = (shape[0], part.length), (shape[0], part.scored)
+            batch = [jax.ShapeDtypeStruct(size, np.int32, sharding=self._sharding) for size in sizes]
             self._compiled[shape] = self._jitted.lower(params, *batch).compile()
         return self._compiled[shape]
 

@@ -192,7 +192,7 @@ class DecoderLM(nn.Module):
         if self.config.scan_layers and call.slots is None:
             # Where fewer tokens go through the last layer, it is a program of its own.
             first = self.config.num_layers - (last < x.shape[1])
-            x = self._scanned(x, position, call, deterministic, first)
+            x = self._scanned(x, position, call, deterministic, first) if first else x
         for number in range(first, self.config.num_layers):
             kept = last if number == self.config.num_layers - 1 else x.shape[1]
             layer = self._layer(number, deterministic) if self.config.scan_layers else self.layers[number]
@@ -202,7 +202,14 @@ class DecoderLM(nn.Module):
     def _stacked_params(self) -> Params:
         """The parameters of all layers, each leaf `[layers, ...]`."""
         if self.has_variable("params", STACKED):
-            return self.get_variable("params", STACKED)
+            params: Params = self.get_variable("params", STACKED)
+            counts = {leaf.shape[0] for leaf in jax.tree.leaves(params)}
+            if counts != {self.config.num_layers}:
+                raise ValueError(
+                    f"the parameters are those of {', '.join(map(str, sorted(counts)))} layers, and the model has "
+                    f"{self.config.num_layers}; set model.num_layers to theirs"
+                )
+            return params
         config, block = self.config, Block(self.config, self.sharding, parent=None)
         arguments = jnp.zeros((1, 1, config.width)), self.position, self.position_params, BlockCall(None, None, None)
 
@@ -221,7 +228,11 @@ class DecoderLM(nn.Module):
 
         def apply(x: Array, position: PositionMethod, position_params: Params, call: BlockCall, *how: Any) -> Array:
             if call.slots is None:
-                return block.apply({"params": params}, x, position, position_params, call, *how, rngs=rngs)  # type: ignore
+
+                def layer(params: Params, x: Array) -> Any:
+                    return block.apply({"params": params}, x, position, position_params, call, *how, rngs=rngs)
+
+                return (jax.checkpoint(layer) if self.config.remat else layer)(params, x)
             variables = {"params": params, "cache": self.get_variable("cache", layer_name(number), {})}
             x, updated = block.apply(variables, x, position, position_params, call, *how, mutable=["cache"])
             self.put_variable("cache", layer_name(number), updated["cache"])
@@ -238,18 +249,21 @@ class DecoderLM(nn.Module):
         count: int,
     ) -> Float[Array, "batch length width"]:
         """The first `count` layers as a loop over their parameters, of which one layer is compiled."""
-        block = Block(self.config, self.sharding, parent=None)
+        block, stack = Block(self.config, self.sharding, parent=None), self.stacked
         key = None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
 
         def layer(x: Array, numbered: tuple[Array, Any]) -> tuple[Array, None]:
             number, params = numbered
+            if params is None:
+                params = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), stack)
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, number)}
             arguments = (x, position, self.position_params, call, deterministic, x.shape[1])
             after: Any = block.apply({"params": params}, *arguments, rngs=rngs)
             return after, None
 
         body = jax.checkpoint(layer, prevent_cse=False) if self.config.remat else layer
-        params = jax.tree.map(lambda leaf: leaf[:count], self.stacked)
+        # A part of the stack would be copied for the loop, so each step takes its layer from the whole.
+        params = stack if count == self.config.num_layers else None
         return jax.lax.scan(body, x, (jnp.arange(count), params))[0]
 
 
@@ -275,12 +289,12 @@ class SlotsCache(nn.Module):
 
 
 def build_model(
-    config: ml_collections.ConfigDict, vocab_size: int = UNKNOWN_VOCABULARY, *, sharding: NamedSharding | None = None
+    config: ml_collections.ConfigDict, vocab_size: int, *, sharding: NamedSharding | None = None
 ) -> DecoderLM:
     """The model that `config` describes.
 
     Args:
-      vocab_size: where it is left out, `DecoderLM.with_vocabulary` gives it once the text is known.
+      vocab_size: `UNKNOWN_VOCABULARY` as long as the text isn't known; `DecoderLM.with_vocabulary` then gives it.
       sharding: that of `DecoderLM`; each part of the batch may hold the logits of
         `config.model.logits_chunk` tokens.
 

@@ -92,15 +92,18 @@ class Results:
 
     def _reference(self, row: int, column: int) -> tuple[int, int]:
         """The cell that this one's ratio is taken to, see `TableDefinition.reference`."""
-        one, rows = self.reproduction, self.reproduction.paper.rows
-        last = one.definition.labels - 1
-        wanted = {
-            "row": lambda i, j, _: i == row,
-            "column": lambda i, j, _: j == column,
-            "trained": lambda i, j, known: j == column and known.eval_length in (None, known.model.train_length),
-            "group": lambda i, j, _: j == column and rows[i][last] == rows[row][last],
-        }[one.definition.reference]
-        return min((i, j) for (i, j), known in one.quantities.items() if wanted(i, j, known))
+        known, definition, paper = self.reproduction.quantities, self.reproduction.definition, self.reproduction.paper
+        if definition.reference == "row":
+            return min(cell for cell in known if cell[0] == row)
+        in_column = [cell for cell in known if cell[1] == column]
+        if definition.reference == "trained":
+            in_column = [
+                cell for cell in in_column if known[cell].eval_length in (None, known[cell].model.train_length)
+            ]
+        if definition.reference == "group":
+            last = definition.labels - 1
+            in_column = [cell for cell in in_column if paper.rows[cell[0]][last] == paper.rows[row][last]]
+        return min(in_column)
 
 
 def training_figures(directory: RunDirectory, run: Run) -> dict[Kind, float]:

@@ -23,7 +23,7 @@ class Setting:
     files_config: str = ""  # the same for text files that the user names; "": the same file
     splits: tuple[str, ...] = ()  # of text files, that it needs; none where the config knows where its text is
     files_splits: tuple[str, ...] = SPLITS  # that it needs where the user names any file
-    divisor: int = 1  # of the paper's lengths
+    divisor: int = 1  # by which the paper's lengths are divided
     # As published, tokens by split; without them they are counted from the text.
     vocab_size: int | None = None
     tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)

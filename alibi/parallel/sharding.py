@@ -66,9 +66,9 @@ def tree_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
 
 def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
+    stacked = "/layers/" in f"/{name}/"  # parameters of all layers in one, see alibi.model.layers
     for pattern, axes in RULES:
-        if re.search(pattern, name) and len(axes) + 1 == len(leaf.shape):
-            axes = (None, *axes)  # of all layers together, see alibi.model.layers
+        axes = (None, *axes) if stacked else axes
         if re.search(pattern, name) and len(axes) == len(leaf.shape):
             sizes = zip(axes, leaf.shape, strict=True)
             return NamedSharding(

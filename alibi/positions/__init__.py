@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
 from alibi.positions.alibi_learned import AlibiLearned
 from alibi.positions.base import Params, PositionMethod
-from alibi.positions.bias import Bias, Blocks, Part, per_head, per_key, per_query, shared, static
+from alibi.positions.bias import Bias, Blocks, MissingFunctionError, Part, per_head, per_key, per_query, shared, static
 from alibi.positions.distance import DistanceBias
 from alibi.positions.fire import Fire
 from alibi.positions.fox import Fox
@@ -162,7 +162,7 @@ def check_bias(name: str, method: PositionMethod) -> None:
 
     try:
         block = jax.eval_shape(make_block)
-    except NotImplementedError as error:
+    except MissingFunctionError as error:
         raise ValueError(f"the bias of position method {name!r} lacks a function: {error}") from error
     if block is None:
         return

@@ -84,6 +84,10 @@ def static(**default: Any) -> Any:
     return flax.struct.field(pytree_node=False, **default)
 
 
+class MissingFunctionError(NotImplementedError):
+    """A bias lacks a function that it must have."""
+
+
 class Bias(flax.struct.PyTreeNode):
     """What is added to the scaled logits of attention; it can be asked for any tile of them.
 
@@ -110,11 +114,11 @@ class Bias(flax.struct.PyTreeNode):
 
         The positions are those of the queries and keys to which the bias has been cut.
         """
-        raise NotImplementedError(f"{type(self).__name__} needs __call__(query_positions, key_positions)")
+        raise MissingFunctionError(f"{type(self).__name__} needs __call__(query_positions, key_positions)")
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         """For each pair of blocks a number that no bias in it exceeds; keys that the causal mask hides don't count."""
-        raise NotImplementedError(f"{type(self).__name__} is bounded and needs upper_bound(blocks)")
+        raise MissingFunctionError(f"{type(self).__name__} is bounded and needs upper_bound(blocks)")
 
     def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         """For each pair of blocks a bound of log(sum of exp(bias) over the block's keys), for any one query.

@@ -56,7 +56,8 @@ class DistanceBias(Bias):
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
         longest = max(q_length, k_length)
         known = [isinstance(side, np.ndarray) and side.ndim == 1 for side in (query_positions, key_positions)]
-        # One query needs no table: it has each distance once. (Decoding cuts its keys without it, as no table can be.)
+        # One query needs no table: it has each distance once. Decoding would also cut the keys alone out of it, and a
+        # table, which begins at the first distance of its queries and keys, would then be read at the wrong distances.
         consecutive = all(known) and all((np.diff(side) == 1).all() for side in (query_positions, key_positions))
         if consecutive and q_length > 1:
             lowest = int(query_positions[0]) - int(key_positions[-1])

@@ -6,15 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from alibi.positions.base import PositionMethod
-from alibi.positions.bias import KnownPositions
-
-
-def _of_other(name: str) -> Any:
-    """The function of this name of the method that gets the positions."""
-    return lambda self, *arguments, **named: getattr(self.other, name)(*arguments, **named)
+from alibi.positions.base import Params, PositionMethod, Positions
+from alibi.positions.bias import Bias, KnownPositions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +64,41 @@ class Randomised(PositionMethod):
         positions = jnp.broadcast_to(jnp.asarray(positions), (batch, np.shape(positions)[-1]))
         return jnp.take_along_axis(drawn, positions, axis=-1)
 
-    # All else is the other method's, at these positions.
-    init, init_layer = _of_other("init"), _of_other("init_layer")
-    embed, queries, keys = _of_other("embed"), _of_other("queries"), _of_other("keys")
-    keep, content_bias = _of_other("keep"), _of_other("content_bias")
+    def init(self, key: PRNGKeyArray) -> Params:
+        return self.other.init(key)
+
+    def init_layer(self, key: PRNGKeyArray) -> Params:
+        return self.other.init_layer(key)
+
+    def embed(
+        self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
+    ) -> Float[Array, "*batch length width"]:
+        return self.other.embed(params, x, positions)
+
+    def queries(
+        self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
+    ) -> Float[Array, "*batch q heads head_dim"]:
+        return self.other.queries(params, query, positions)
+
+    def keys(
+        self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
+    ) -> Float[Array, "*batch k heads head_dim"]:
+        return self.other.keys(params, key, positions)
+
+    def keep(
+        self,
+        params: Params,
+        x: Float[Array, "batch length width"],
+        key: Float[Array, "batch length heads head_dim"],
+        before: PyTree[Float[Array, "batch heads ..."]] | None,
+    ) -> PyTree[Float[Array, "batch length heads ..."]]:
+        return self.other.keep(params, x, key, before)
+
+    def content_bias(
+        self,
+        params: Params,
+        query: Float[Array, "batch q heads head_dim"],
+        of_queries: PyTree[Float[Array, "batch q heads ..."]],
+        of_keys: PyTree[Float[Array, "batch k heads ..."]],
+    ) -> Bias | None:
+        return self.other.content_bias(params, query, of_queries, of_keys)

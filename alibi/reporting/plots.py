@@ -23,7 +23,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
-# No registry: these look the same in every figure that shows each method once; any other takes a style that they leave.
+# In a figure that shows each method once, these methods always have the style of their place here; any other
+# method takes one of the styles that are left.
 KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "alibi_learned")
 
 FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lecture room
@@ -92,7 +93,7 @@ def _draw_line(axes: Axes, series: Series, label: str, number: int) -> Line2D | 
     means = [cells[length].mean for length in seeds]
     (line,) = axes.plot([*seeds], means, lw=2.5, markersize=9, label=label, color=colour, ls=dashes, marker=marker)
     if any(len(values) > 1 for values in seeds.values()):
-        low, high = ([*map(end, seeds.values())] for end in (min, max))
+        low, high = [min(values) for values in seeds.values()], [max(values) for values in seeds.values()]
         axes.fill_between([*seeds], low, high, color=colour, alpha=0.2, linewidth=0)
     return line
 

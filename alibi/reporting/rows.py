@@ -68,9 +68,9 @@ class Row:
     step: int  # updates of the checkpoint
     parameters: int
     nll_nats: float | None = None  # the sum over the tokens, so that rows can be pooled without loss
-    tokens: int | None = None  # as words and bytes of the text that was scored
-    words: int | None = None
-    bytes: int | None = None
+    tokens: int | None = None  # of the text that was scored
+    words: int | None = None  # of the text that was scored
+    bytes: int | None = None  # of the text that was scored
     perplexity: float | None = None
     word_perplexity: float | None = None
     bits_per_byte: float | None = None
@@ -79,8 +79,8 @@ class Row:
     device: Device | None = None
     commit: str | None = None
     dtype: str | None = None  # of the evaluation; None in old rows
-    config_hash: str | None = None  # as tokens_sha256 of its `Scoring`
-    tokens_sha256: str | None = None
+    config_hash: str | None = None  # see `Scoring`
+    tokens_sha256: str | None = None  # see `Scoring`
     text_hash: str | None = None  # of the text; None in old rows
     limit: bool = False  # the error is final: the method or the text has no such length, however often it is tried
     error: str | None = None  # why there is no result

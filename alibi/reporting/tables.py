@@ -62,7 +62,7 @@ class Number:
     values: tuple[float, ...]  # one for each seed
     kind: Kind
     ratio: float | None = None  # to the number that the table compares this one with; None where there is none
-    best: bool = False  # of its column
+    best: bool = False  # whether it is the best number of its column
     printed: str = ""  # its text as published, of a number of the paper
 
     @property
@@ -169,7 +169,7 @@ class Table:
     caption: str  # what the numbers are
     label_header: tuple[Heading, ...]
     labels: tuple[tuple[Heading, ...], ...]  # by row
-    header: tuple[Heading, ...]  # of the cells
+    header: tuple[Heading, ...]  # above the columns of cells
     cells: tuple[tuple[Cell, ...], ...]  # by row and column
     parts: tuple[str, ...] = ()  # what stands side by side in each cell; () where it is a single number
     ratios: bool = True  # whether numbers are written with their ratios

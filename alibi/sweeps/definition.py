@@ -188,11 +188,11 @@ def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluati
     # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.data.pieces import SPLITS
     from alibi.evaluation.windows import plan
-    from alibi.model.decoder import build_model
+    from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
     from alibi.training.optimizer import make_optimizer
     from alibi.training.setup import sequences_per_update
 
-    build_model(config)
+    build_model(config, UNKNOWN_VOCABULARY)
     sequences_per_update(config, 1)
     make_optimizer(config.optimizer, config.train.steps)
     for one in evaluations:

@@ -65,7 +65,7 @@ class Sweeper:
             raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
         self.flags, self.primary = flags, primary
         self.jobs = min(jobs or (1 if flags else suitable_jobs()), len(sweep.runs))
-        self._places = places(self.jobs)  # those that are free
+        self._places = places(self.jobs)[::-1]  # those that are free; the first one is taken first
         self._reporting = threading.Lock()
         self._shown = ""  # the latest report
         self._trained: set[str] = set()  # names of the runs that this start brought so far

@@ -90,8 +90,7 @@ class Checkpoints:
             there = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
             raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {there}")
         with _damage_named(self._folder / str(step)):
-            saved = self._manager.item_metadata(step)[PARAMS]
-            change = _layout_change(trees[PARAMS], saved)
+            change = self._layout_change(step, trees[PARAMS])
             laid = trees if change is None else _abstract(change[0], trees)
             items = {name: ocp.args.StandardRestore(item) for name, item in laid.items()}
             restored = dict(self._manager.restore(step, args=ocp.args.Composite(**items)))
@@ -100,6 +99,16 @@ class Checkpoints:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, trees)
         # One tree after the other, so that only one is held twice.
         return {name: jax.jit(change[1], out_shardings=shardings[name])(restored.pop(name)) for name in trees}
+
+    def _layout_change(self, step: int, params: PyTree) -> tuple[Callable[[PyTree], PyTree], ...] | None:
+        """How `params` get the layout of layers that was saved, and how they get theirs back; None: it is the same."""
+        try:
+            saved = ocp.StandardCheckpointHandler().metadata(self._manager.directory / str(step) / PARAMS)
+        except FileNotFoundError:
+            return None  # reading them will say what is missing
+        if is_stacked(params) == is_stacked(saved):
+            return None
+        return (unstacked, stacked) if is_stacked(params) else (stacked, unstacked)
 
     def wait(self) -> None:
         """Returns when all saves are on disk; raises the errors that they met."""
@@ -114,13 +123,6 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _layout_change(params: PyTree, saved: PyTree) -> tuple[Callable[[PyTree], PyTree], ...] | None:
-    """How parameters get the saved layout of layers, and how they get their own back; None: it is the same."""
-    if is_stacked(params) == is_stacked(saved):
-        return None
-    return (unstacked, stacked) if is_stacked(params) else (stacked, unstacked)
 
 
 def _abstract(change: Callable[[PyTree], PyTree], trees: PyTree) -> PyTree:

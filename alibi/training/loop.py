@@ -15,7 +15,7 @@ import ml_collections
 
 from alibi.data.batches import TrainBatches
 from alibi.errors import disk_errors_named
-from alibi.model.decoder import build_model
+from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, completed, make_provenance
@@ -59,7 +59,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     sharding = batch_sharding(mesh)
     shards = batch_parts(sharding)
     check_config(config, shards)
-    model = build_model(config, sharding=sharding)
+    model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     model.position.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, steps)
     hosts.on_first(lambda: run.check(config))

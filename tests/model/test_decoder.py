@@ -245,6 +245,28 @@ def test_scanned_layers_compute_what_unrolled_ones_do(tiny_config, position: str
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
 
 
+def test_scanned_layers_of_another_number_are_refused(tiny_config) -> None:
+    """An index beyond the stack would take its last layer again."""
+    model, variables = make(tiny_config, "alibi", model__num_layers=3)
+    params = stacked(variables["params"])
+    for layers in (2, 4):
+        with pytest.raises(
+            ValueError, match=f"are those of 3 layers, and the model has {layers}; set model.num_layers"
+        ):
+            changed(model, scan_layers=True, num_layers=layers).apply({"params": params}, tokens(12))
+
+
+def test_the_last_tokens_copy_no_part_of_the_stack(tiny_config) -> None:
+    """Where only these are scored, the last layer is a program of its own, and the loop takes the others."""
+    model = changed(make(tiny_config, "alibi", model__num_layers=8)[0], scan_layers=True)
+    inputs = tokens(12)
+    params = jax.eval_shape(model.init, jax.random.key(0), inputs)["params"]
+    score = jax.jit(lambda params, scored: model.apply({"params": params}, inputs, scored, method="token_nll"))
+    held = [score.lower(params, inputs[:, -n:]).compile().memory_analysis().temp_size_in_bytes for n in (12, 5)]
+    of_layer = sum(4 * leaf.size for leaf in jax.tree.leaves(params["layers"])) // 8
+    assert held[1] - held[0] < 3 * of_layer, "two layers' parameters at most, not seven"
+
+
 def test_dropout_of_scanned_layers_differs_between_them(tiny_config) -> None:
     model, variables = make(tiny_config, "alibi", model__dropout=0.5)
     apply = jax.jit(functools.partial(changed(model, scan_layers=True).apply, deterministic=False))

@@ -45,6 +45,21 @@ def test_a_checkpoint_of_the_other_layout_is_read(tiny_config, tmp_path: pathlib
     assert any(np.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(restored.opt_state)), "Adam's moments are there"
 
 
+def test_parameters_are_read_without_an_optimizer(tiny_config, tmp_path: pathlib.Path) -> None:
+    """An evaluation needs the parameters alone; whatever became of the rest."""
+    config = tiny_config(model__num_layers=1)
+    model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)[0]
+    mesh = make_mesh(config.mesh)
+    state = initial_state(model, optimizer, mesh, seed=0)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, 1, {})
+        checkpoints.wait()
+    (tmp_path / "1" / "optimizer" / "_METADATA").write_text("damaged")
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        params = checkpoints.restore_params(1, abstract_state(model, optimizer, mesh).params)
+    jax.tree.map(np.testing.assert_array_equal, params, state.params)
+
+
 def test_stacked_parameters_are_split_as_those_of_one_layer(tiny_config) -> None:
     config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2, model__scan_layers=True)
     model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)[0]
