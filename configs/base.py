@@ -66,6 +66,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.data.train = "train"
     config.data.valid = "valid"
     config.data.test = ""
+    # text: what ends a document: file, or blank_line, for files that hold many, such as CC100's.
+    config.data.document_end = "file"
     config.data.max_train_bytes = -1  # use at most this many UTF-8 bytes of text (-1: all)
     config.data.max_valid_bytes = -1  # the same, for valid and for test
     config.data.name = ""  # hub, tfds: the dataset's name, such as "Salesforce/wikitext"
@@ -76,6 +78,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.data.tokenizer = "bytes"  # bytes, words (the paper's dictionary rule) or bpe
     config.data.tokenizer_file = ""  # words: a dict.txt; bpe: a tokenizer.json; empty: made from train
     config.data.bpe_vocab_size = 2048  # entries, when a BPE tokenizer is trained
+    # bpe: bytes of the train text that it is trained on (-1: all), spread evenly over text files.
+    config.data.tokenizer_train_bytes = -1
     config.data.cache_dir = ""  # of token files; empty: $ALIBI_CACHE, else ~/.cache/alibi
 
     config.train = ml_collections.ConfigDict()

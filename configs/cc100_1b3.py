@@ -42,7 +42,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         corpus="text",
         train="",
         valid="",  # of the paper: 649K tokens
+        document_end="blank_line",  # as in CC100's files
         tokenizer="bpe",  # CHOICE: byte-level BPE, as RoBERTa, whose corpora these are; trained on TRAIN
+        tokenizer_train_bytes=1 << 30,  # CHOICE: more text would hardly change the merges, and takes memory
         bpe_vocab_size=50_264,  # CHOICE: RoBERTa's 50,260 entries, a multiple of 8
     )
     config.optimizer.update(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
+from alibi.data.stream import Tokens, TokenStream
+
 
 class TrainBatches:
     """The blocks of a token stream in an order that is shuffled anew each epoch.
@@ -16,7 +18,7 @@ class TrainBatches:
     may cross epochs.
     """
 
-    def __init__(self, tokens: np.ndarray, *, length: int, batch_size: int, seed: int, boundary_id: int):
+    def __init__(self, tokens: Tokens, *, length: int, batch_size: int, seed: int, boundary_id: int):
         """`tokens` [N]: a split; `boundary_id`: what stands before its first token.
 
         Raises ValueError when the split has fewer than `length` tokens.
@@ -44,10 +46,14 @@ class TrainBatches:
         """Inputs and targets of the named rows of update `step` (from 0); targets are -1 past the end of the stream."""
         inputs = np.full((len(rows), self.length), self._boundary_id, np.int32)
         targets = np.full((len(rows), self.length), -1, np.int32)
-        for i, row in enumerate(rows):
+        for row in rows:
             if not 0 <= row < self.batch_size:
                 raise ValueError(f"row {row} is outside the batch of {self.batch_size} rows")
-            start = self.block(step, row) * self.length
+        starts = [self.block(step, row) * self.length for row in rows]
+        if isinstance(self._tokens, TokenStream):
+            for start in starts:
+                self._tokens.will_read(max(start - 1, 0), start + self.length)
+        for i, start in enumerate(starts):
             scored = self._tokens[start : start + self.length]
             targets[i, : len(scored)] = scored
             inputs[i, 1 : len(scored)] = scored[:-1]

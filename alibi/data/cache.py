@@ -33,25 +33,31 @@ def file_sha256(path: str | os.PathLike) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Makes `directory` by `write(temporary directory)` and one rename, unless it exists.
-
-    Of several processes one writes and the others wait; where the file system
-    has no locks, each writes its own and the first rename wins. Raises
-    ValueError when there is no space or no permission; nothing is left behind.
-    """
+def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
+    """Makes `directory` by `write(temporary directory)` and one rename, unless it exists; else as `making`."""
     if directory.is_dir():
         return
+    with making(directory) as alone:
+        if alone:  # so nobody is writing: what is there was left by processes that were killed
+            for stale in filter(pathlib.Path.is_dir, directory.parent.glob(f".{directory.name}.*")):
+                shutil.rmtree(stale, ignore_errors=True)
+        if not directory.is_dir():
+            with made_whole(directory) as temporary:
+                temporary.mkdir()
+                write(temporary)
+
+
+@contextlib.contextmanager
+def making(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
+    """For the time in which `directory`, or a `part` of it, is made: of several processes one does, the others wait.
+
+    Yields False where the file system has no locks: then each makes its own, and the first rename wins. Raises
+    ValueError when there is no space or no permission.
+    """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(directory) as alone:
-            if alone:  # so nobody is writing: what is there was left by processes that were killed
-                for stale in filter(pathlib.Path.is_dir, directory.parent.glob(f".{directory.name}.*")):
-                    shutil.rmtree(stale, ignore_errors=True)
-            if not directory.is_dir():
-                with made_whole(directory) as temporary:
-                    temporary.mkdir()
-                    write(temporary)
+        with _lock(directory.with_name(f".{directory.name}{part}.lock")) as alone:
+            yield alone
     except OSError as error:
         if directory.is_dir():  # another process was first, with the same content
             return
@@ -66,9 +72,9 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], None])
 
 
 @contextlib.contextmanager
-def _lock(directory: pathlib.Path) -> Iterator[bool]:
-    """Waits for the only right to make `directory`; yields False where the file system has no locks."""
-    with directory.with_name(f".{directory.name}.lock").open("w") as handle:
+def _lock(path: pathlib.Path) -> Iterator[bool]:
+    """Waits for the only right to what `path` stands for; yields False where the file system has no locks."""
+    with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError:

@@ -11,7 +11,7 @@ from typing import Any
 import ml_collections
 
 from alibi.data.hosted import Hub, Tfds
-from alibi.data.pieces import Corpus, Piece
+from alibi.data.pieces import Corpus, Piece, split_long
 from alibi.data.textfiles import TextFiles
 
 BOOKS = pathlib.Path(__file__).parent / "books"
@@ -23,7 +23,7 @@ class Books(Corpus):
     name = "books"
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Each book as one piece; ValueError when a packed file is damaged."""
+        """Each book as a document; ValueError when a packed file is damaged."""
         name = self._name(split)
         with lzma.open(BOOKS / f"{name}.txt.xz") as stream:
             for book in _index()[name]:
@@ -36,7 +36,7 @@ class Books(Corpus):
                         f"{BOOKS / name}.txt.xz is damaged at the book {book['title']!r} (its SHA-256 differs from "
                         "index.json); restore the file from version control or install the package again"
                     )
-                yield Piece(text.decode("utf-8"), ends_document=True)
+                yield from split_long(text)
 
     def description(self, split: str) -> dict[str, Any]:
         """The hashes of the books."""
@@ -74,6 +74,11 @@ def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
     """
     if data.corpus not in _KINDS:
         raise ValueError(f"data.corpus={data.corpus!r} is unknown; use one of {', '.join(_KINDS)}")
+    if data.corpus != "text" and data.document_end != "file":
+        raise ValueError(
+            f"data.document_end={data.document_end} is of corpus=text only: rows of other corpora are documents; "
+            "set it to file"
+        )
     if data.corpus == "tfds" and data.streaming:
         raise ValueError("data.streaming=True is of corpus=hub only: tfds prepares a dataset first; set it to False")
     return _KINDS[data.corpus](data)

@@ -38,6 +38,11 @@ class _Hosted(Corpus):
         super().__init__(data)
         self._name = os.path.expanduser(data.name)
         self._local = os.path.isdir(self._name)
+        if not self._local and (self._name.startswith(("/", ".")) or self._name.count("/") > 1):
+            raise ValueError(
+                f"there is no folder {self._name!r} (seen from {os.getcwd()}); set data.name to a folder that exists, "
+                f"or to the name of a dataset of corpus={self.name}"
+            )
 
     def description(self, split: str) -> dict[str, Any]:
         """The name, the split and the column; of a local folder also its files.
@@ -72,6 +77,19 @@ class _Hosted(Corpus):
             )
         return self._data[split]
 
+    def _check_splits(self, splits: Iterable[str], known: Iterable[str]) -> None:
+        """Raises ValueError where a split is no expression of `known` names; where none are known, nothing is."""
+        known = list(known)
+        for split in splits:
+            for part in self._place(split).split("+") if known else ():
+                name = part.partition("[")[0].strip()
+                if name not in (*known, "all"):
+                    empty = "" if split == "train" else f", or leave data.{split} empty for none"
+                    raise _ExplainedError(
+                        f"data.{split}={self._place(split)!r}: {self._name} has no split {name!r}; "
+                        f"use {', '.join(known)}{empty}"
+                    )
+
     def _check_column(self, columns: Iterable[str] | None) -> None:
         if columns is not None and self._data.column not in columns:
             raise _ExplainedError(
@@ -80,15 +98,15 @@ class _Hosted(Corpus):
 
     def _documents(self, values: Iterable[Any], split: str) -> Iterator[Piece]:
         for row, value in enumerate(values):
-            try:
-                text = value.decode("utf-8") if isinstance(value, bytes) else value
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{self.source(split)}, row {row} is not UTF-8: {error}") from error
-            if not isinstance(text, str):
+            if not isinstance(value, str | bytes):
                 raise ValueError(
                     f"{self.source(split)}, row {row}: column {self._data.column!r} holds {type(value).__name__}, "
                     "not text; set data.column to a column of strings"
                 )
+            try:
+                text = (value.decode("utf-8") if isinstance(value, bytes) else value).encode("utf-8")
+            except UnicodeError as error:
+                raise ValueError(f"{self.source(split)}, row {row} is not UTF-8: {error}") from error
             yield from split_long(text)
 
     @contextlib.contextmanager
@@ -116,7 +134,15 @@ class Hub(_Hosted):
         with self._connection():
             yield from self._documents(self._values(split), split)
 
-    def _values(self, split: str) -> Iterator[Any]:
+    def check(self, splits: Iterable[str]) -> None:
+        """Raises ValueError where the dataset can't be reached or lacks one of `splits`; only its list is fetched."""
+        splits = list(splits)
+        for split in splits[:1]:
+            with self._connection(), self._explained(split):
+                builder = self._builder()
+                self._check_splits(splits, builder.info.splits or builder.config.data_files or ())
+
+    def _builder(self) -> Any:
         import datasets
 
         data = self._data
@@ -126,18 +152,27 @@ class Hub(_Hosted):
                 f"{self._name} was written by save_to_disk, not as files of data; read it by datasets.load_from_disk, "
                 "write each split by its to_parquet into another folder, and set data.name to that"
             )
+        return datasets.load_dataset_builder(self._name, data.subset or None, revision=data.revision or None)
+
+    def _values(self, split: str) -> Iterator[Any]:
+        data = self._data
+        with self._explained(split):
+            builder = self._builder()
+            self._note_commit(builder.hash, pathlib.Path(builder.cache_dir))
+            if data.streaming:
+                rows = builder.as_streaming_dataset(split=self._place(split))
+            else:
+                builder.download_and_prepare()
+                rows = builder.as_dataset(split=self._place(split))
+            self._check_column(rows.column_names)
+            for batch in rows.select_columns([data.column]).iter(batch_size=256):
+                yield from batch[data.column]
+
+    @contextlib.contextmanager
+    def _explained(self, split: str) -> Iterator[None]:
         with self._errors_explained(split):
             try:
-                builder = datasets.load_dataset_builder(self._name, data.subset or None, revision=data.revision or None)
-                self._note_commit(builder.hash, pathlib.Path(builder.cache_dir))
-                if data.streaming:
-                    rows = builder.as_streaming_dataset(split=self._place(split))
-                else:
-                    builder.download_and_prepare()
-                    rows = builder.as_dataset(split=self._place(split))
-                self._check_column(rows.column_names)
-                for batch in rows.select_columns([data.column]).iter(batch_size=256):
-                    yield from batch[data.column]
+                yield
             except ConnectionError as error:
                 raise self._unreachable("the connection failed") from error
 
@@ -200,23 +235,34 @@ class Tfds(_Hosted):
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Each record as a document; ValueError in under 5 s when it isn't prepared and can't be downloaded."""
-        import tensorflow_datasets as tfds
-
         data = self._data
-        if self._name.startswith("huggingface:"):
-            raise ValueError(f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix")
         with self._errors_explained(split):
-            if self._local:
-                builder = tfds.builder_from_directory(self._name)
-            else:
-                name = "/".join(filter(None, [self._name, data.subset])) + (data.revision and f":{data.revision}")
-                builder = tfds.builder(name, file_format="array_record")
+            builder = self._builder()
+            if not self._local:
                 if not pathlib.Path(builder.data_dir).exists():
                     self._download(builder)
                 self.revision = "" if data.revision else str(builder.version)
             self._check_column(list(builder.info.features))
             records = builder.as_data_source(split=self._place(split))
         yield from self._documents((record[data.column] for record in records), split)
+
+    def check(self, splits: Iterable[str]) -> None:
+        """Raises ValueError where the dataset lacks one of `splits`; of one that isn't prepared they are not known."""
+        splits = list(splits)
+        for split in splits[:1]:
+            with self._errors_explained(split):
+                self._check_splits(splits, self._builder().info.splits)
+
+    def _builder(self) -> Any:
+        import tensorflow_datasets as tfds
+
+        data = self._data
+        if self._name.startswith("huggingface:"):
+            raise _ExplainedError(f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix")
+        if self._local:
+            return tfds.builder_from_directory(self._name)
+        name = "/".join(filter(None, [self._name, data.subset])) + (data.revision and f":{data.revision}")
+        return tfds.builder(name, file_format="array_record")
 
     def _download(self, builder: Any) -> None:
         if not reachable([_TFDS_HOST, builder.info.homepage]):

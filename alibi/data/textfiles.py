@@ -1,31 +1,59 @@
-"""Text files, plain or packed; each file is a document, read in bounded memory."""
+"""Text files, plain or packed; a file is a document, or blank lines end them; read in bounded memory."""
 
 import codecs
+import dataclasses
 import glob
 import gzip
 import hashlib
 import itertools
 import lzma
+import mmap
 import os
 import pathlib
+import re
+import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import zstandard
 
 from alibi.data.cache import file_sha256
-from alibi.data.pieces import PIECE_BYTES, Corpus, Piece, one_document
+from alibi.data.pieces import BORDER, PIECE_BYTES, SHARD_BYTES, Corpus, Piece, Shard, limit_bytes, one_document
 
 # A file above this many bytes is known by its size, its time of change and the hash of its two ends.
 WHOLE_HASH_BYTES = 256 << 20
 _END_BYTES = 1 << 20
+_ZST_WINDOW = 1 << 31  # the longest, that of `zstd --long=31`; unasked the library refuses more than 1 << 27
+_BLANK_LINES = re.compile(rb"\n\n+(?=[^\n])")  # between two documents; they belong to the first
+
+
+@dataclasses.dataclass(frozen=True)
+class _Range:
+    """The bytes from `start` to `stop` of a plain file."""
+
+    path: pathlib.Path
+    start: int
+    stop: int
+    ends_file: bool
 
 
 class TextFiles(Corpus):
-    """Files named for each split by comma-separated paths and globs, or by a list of paths: UTF-8, .gz, .xz or .zst."""
+    """Files named for each split by comma-separated paths and globs, or by a list of paths: UTF-8, .gz, .xz or .zst.
+
+    Each is a document, or with `document_end` "blank_line" as many as its blank lines end.
+    """
 
     name = "text"
+
+    def __init__(self, data: Any):
+        """`data`: the config section, or a mapping that may lack `document_end`; ValueError for an unknown one."""
+        super().__init__(data)
+        end = data.get("document_end", "file")
+        if end not in ("file", "blank_line"):
+            raise ValueError(f"data.document_end={end!r} is unknown; use file or blank_line")
+        self._blank_lines = end == "blank_line"
+        self._identities: dict[pathlib.Path, dict[str, Any]] = {}
 
     def files(self, split: str) -> list[pathlib.Path]:
         """The files of `split`: in the order written, those of a glob sorted; ValueError when there is none."""
@@ -42,13 +70,38 @@ class TextFiles(Corpus):
         return [pathlib.Path(name) for part in parts for name in _find_files(os.path.expanduser(part), remedy)]
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Each file as a document; ValueError for one that is empty, damaged or not UTF-8."""
+        """The documents; ValueError for a file that is empty, damaged or not UTF-8."""
         for path in self.files(split):
-            yield from one_document(_texts(path))
+            yield from self._documents(_texts(path), to_its_end=True)
+
+    def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
+        """As of any corpus; plain files are read only where a shard's pieces are, packed ones from their beginning."""
+        if self.size(split) is None:
+            yield from super().shards(split, max_bytes, shard_bytes)
+            return
+        left, line_open = max_bytes, False
+        for ranges in self._ranges(split, shard_bytes):
+            if max_bytes >= 0 and left <= 0:
+                return
+            yield Shard(limit_bytes(self._read(ranges), left), line_open)
+            last = ranges[-1]
+            line_open = last.ends_file and not _ends_in_line_end(last.path)
+            left -= sum(part.stop - part.start for part in ranges) if max_bytes >= 0 else 0
+
+    def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
+        """About `sample_bytes`, from the beginning of each shard; where one can't be skipped to, the first of all."""
+        if self.size(split) is None:
+            yield from super().sample(split, max_bytes, sample_bytes)
+            return
+        each = -(-sample_bytes // sum(1 for _ in self.shards(split, max_bytes)))
+        for shard in self.shards(split, max_bytes):
+            yield from limit_bytes(shard.pieces, each)
 
     def description(self, split: str) -> dict[str, Any]:
-        """The contents of the files, whatever their names."""
-        return {"corpus": self.name, "files": [_identity(path) for path in self.files(split)]}
+        """The contents of the files, whatever their names, and what ends a document where it isn't the file."""
+        files = [self._identities.get(path) or _identity(path) for path in self.files(split)]
+        self._identities |= zip(self.files(split), files, strict=True)  # more than one asks, and hashing takes time
+        return {"corpus": self.name, "files": files} | ({"document_end": "blank_line"} if self._blank_lines else {})
 
     def title(self, split: str) -> str:
         """The files' names without their folders, globs as they were given."""
@@ -64,6 +117,41 @@ class TextFiles(Corpus):
         """Bytes of the files, unless one is packed."""
         files = self.files(split)
         return None if any(path.suffix in _PACKED for path in files) else sum(path.stat().st_size for path in files)
+
+    def _documents(self, texts: Iterable[bytes], *, to_its_end: bool) -> Iterator[Piece]:
+        return _at_blank_lines(texts) if self._blank_lines else one_document(texts, to_its_end=to_its_end)
+
+    def _read(self, ranges: list[_Range]) -> Iterator[Piece]:
+        for part in ranges:
+            texts = _texts(part.path, part.start, part.stop)
+            yield from self._documents(texts, to_its_end=part.ends_file)
+
+    def _ranges(self, split: str, shard_bytes: int) -> Iterator[list[_Range]]:
+        """What each shard has of the plain files of `split`."""
+        shard: list[_Range] = []
+        room = shard_bytes
+        for path in self.files(split):
+            size, start = path.stat().st_size, 0
+            while not start or start < size:  # an empty file too, which is an error when it is read
+                stop = self._border(path, start + room) if start + room < size else size
+                shard.append(_Range(path, start, stop, stop == size))
+                room -= stop - start
+                if room <= 0:
+                    yield shard
+                    shard, room = [], shard_bytes
+                if stop == size:
+                    break
+                start = stop
+        if shard:
+            yield shard
+
+    def _border(self, path: pathlib.Path, position: int) -> int:
+        """The first place from `position` on where a file may be cut; its size where there is none."""
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            found = (_BLANK_LINES if self._blank_lines else BORDER).search(content, position)
+            if found is None:
+                return len(content)
+            return found.end() if self._blank_lines else found.start()
 
 
 _REMEDIES = {
@@ -90,37 +178,59 @@ _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _PACKED = (*_OPENERS, ".zst")
 
 
-def _texts(path: pathlib.Path) -> Iterator[str]:
-    """Successive texts of one file, cut after a line end, or after a space or a character where lines are too long."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, rest = 0, ""
-    for block in itertools.chain(filter(None, _blocks(path)), [b""]):  # the last: no character may stay open
+def _ends_in_line_end(path: pathlib.Path) -> bool:
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) == b"\n"
+
+
+def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
+    """The documents of a text, each to the blank lines after it, which belong to it: nothing of the text is lost."""
+    rest = b""
+    for text in texts:
+        rest += text
+        start = 0
+        for blank in _BLANK_LINES.finditer(rest):
+            yield Piece(rest[start : blank.end()], ends_document=True)
+            start = blank.end()
+        rest = rest[start:]
+        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b"\n")):  # line ends may go on in the next text
+            yield Piece(head, ends_document=False)
+            rest = rest[len(head) :]
+    yield Piece(rest, ends_document=True)
+
+
+def _texts(path: pathlib.Path, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """Successive texts of a file, or of a range of it: cut after a line end, else after a space or a character."""
+    offset, rest = start, b""
+    for block in itertools.chain(_blocks(path, start, stop), [b""]):  # the last: no character may stay open
+        rest += block
+        cut = rest.rfind(b"\n") + 1 if block else len(rest)
+        if not cut and len(rest) >= PIECE_BYTES:
+            cut = rest.rfind(b" ") + 1 or len(rest)
         try:
-            rest += decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:  # in what was left of the block before, and this one
-            start = offset + len(block) - len(error.object) + error.start
+            _, cut = codecs.utf_8_decode(rest[:cut], "strict", not block)
+        except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {start:,} of the text "
+                f"{path} is not UTF-8: byte 0x{rest[error.start]:02x} at offset {offset + error.start:,} of the text "
                 f"({error.reason}); convert the file, for example with iconv -f latin1 -t utf-8"
             ) from None
-        offset += len(block)
-        cut = rest.rfind("\n") + 1
-        if not cut and len(rest) >= PIECE_BYTES:
-            cut = rest.rfind(" ") + 1 or len(rest)
         yield rest[:cut]
-        rest = rest[cut:]
-    if not offset:
+        offset, rest = offset + cut, rest[cut:]
+    if offset == start:
         raise ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
-    yield rest
 
 
-def _blocks(path: pathlib.Path) -> Iterator[bytes]:
+def _blocks(path: pathlib.Path, start: int, stop: int | None) -> Iterator[bytes]:
     try:
         if path.suffix == ".zst":
-            yield from _zst_blocks(path)
+            yield from filter(None, _zst_blocks(path))
             return
         with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            while block := stream.read(PIECE_BYTES):
+            stream.seek(start)
+            left = sys.maxsize if stop is None else stop - start
+            while block := stream.read(min(left, PIECE_BYTES)):
+                left -= len(block)
                 yield block
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
         raise ValueError(f"{path} is not a whole {path.suffix} file ({error}); fetch or pack it again") from error
@@ -130,14 +240,15 @@ def _blocks(path: pathlib.Path) -> Iterator[bytes]:
 
 def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
     # zstandard's own stream reader takes a truncated file for a whole one.
+    unpacker = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW)
     with path.open("rb") as stream:
-        unpack = zstandard.ZstdDecompressor().decompressobj()
+        unpack = unpacker.decompressobj()
         while packed := stream.read(1 << 14):
             while packed:
                 yield unpack.decompress(packed)
                 packed = unpack.unused_data
                 if packed:  # the next frame
-                    unpack = zstandard.ZstdDecompressor().decompressobj()
+                    unpack = unpacker.decompressobj()
         if not unpack.eof:
             raise EOFError("it ends inside a frame")
 

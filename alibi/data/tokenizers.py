@@ -11,16 +11,16 @@ from typing import Any
 import ml_collections
 import numpy as np
 import tokenizers as hf
-from jaxtyping import Int32
+from jaxtyping import Integer
 
 from alibi.data.bpe import BATCH_CHARS, END_OF_TEXT, cut_chunks, find_end_of_text, read_bpe, train_bpe
 from alibi.data.cache import file_sha256
 from alibi.data.dictionary import SPECIALS, count_words, read_dictionary, write_dictionary
-from alibi.data.pieces import Corpus, Piece, read_split, split_long
+from alibi.data.pieces import Corpus, Piece, limit_bytes, make_bar, split_long, watched
 
 _SAVED = "tokenizer_config.json"
 
-Ids = Int32[np.ndarray, " tokens"]
+Ids = Integer[np.ndarray, " tokens"]  # uint8 of bytes, else int32
 
 
 class Tokenizer(abc.ABC):
@@ -34,8 +34,11 @@ class Tokenizer(abc.ABC):
     revision: str = ""  # `Corpus.revision` of the text that it was made from
 
     @abc.abstractmethod
-    def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
-        """The ids of successive documents; memory stays bounded by the piece."""
+    def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
+        """The ids of successive documents; memory stays bounded by the piece.
+
+        `after_open_line`: whether a document without a line end at its end came before, in another stream.
+        """
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -47,7 +50,7 @@ class Tokenizer(abc.ABC):
 
     def encode(self, text: str) -> Ids:
         """The ids of one whole document, with the boundary that closes it where the method has one."""
-        return np.concatenate([np.zeros(0, np.int32), *self.encode_stream(split_long(text))])
+        return np.concatenate([np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))])
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes what `load_tokenizer` needs into `directory`, which is made."""
@@ -72,14 +75,14 @@ class ByteTokenizer(Tokenizer):
     vocab_size = 256
     boundary_id = 10
 
-    def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
-        """The bytes of the text; that of one document holds nothing else."""
-        line_is_open = False
+    def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
+        """The bytes of the text, uint8; that of one document holds nothing else."""
+        line_is_open = after_open_line
         for piece in pieces:
             if line_is_open:
-                yield np.array([self.boundary_id], np.int32)
-            yield np.frombuffer(piece.text.encode("utf-8"), np.uint8).astype(np.int32)
-            line_is_open = piece.ends_document and not piece.text.endswith("\n")
+                yield np.array([self.boundary_id], np.uint8)
+            yield np.frombuffer(piece.utf8, np.uint8)
+            line_is_open = piece.leaves_line_open
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text; bytes that aren't UTF-8 become U+FFFD."""
@@ -88,6 +91,13 @@ class ByteTokenizer(Tokenizer):
     def fingerprint(self) -> str:
         """SHA-256 of the method's name."""
         return hashlib.sha256(b"bytes").hexdigest()
+
+
+class _Known(dict[str, int]):
+    """Ids by word; of one that it lacks the unknown id: looked up without a call of Python for each word."""
+
+    def __missing__(self, word: str) -> int:
+        return WordTokenizer.unknown_id
 
 
 class WordTokenizer(Tokenizer):
@@ -101,16 +111,15 @@ class WordTokenizer(Tokenizer):
     def __init__(self, counts: dict[str, int]):
         """`counts` by symbol: the whole dictionary in the order of its ids, specials first."""
         self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
-        self._ids = {symbol: i for i, symbol in enumerate(counts)}
+        self._ids = _Known((symbol, i) for i, symbol in enumerate(counts))
 
-    def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
+    def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
         """The words of each line, then `</s>`, blank lines and the last line included; unknown words are `<unk>`."""
-        find = self._ids.get
         for piece in pieces:
             text = piece.text.replace("\n", " </s> ")
-            if piece.ends_document and not piece.text.endswith("\n"):
+            if piece.leaves_line_open:
                 text += " </s>"
-            yield np.array([find(word, self.unknown_id) for word in text.split()], np.int32)
+            yield np.array(list(map(self._ids.__getitem__, text.split())), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The words with one space between them, and a line end for each `</s>`."""
@@ -146,7 +155,7 @@ class BpeTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.boundary_id = vocabulary[boundary]
 
-    def encode_stream(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
+    def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
         """The tokens of each document, then the boundary; cut only where byte-level BPE cuts anyway."""
         rest, size = "", 0
         waiting: list[str | None] = []
@@ -183,24 +192,49 @@ class BpeTokenizer(Tokenizer):
 _KINDS: dict[str, type[Tokenizer]] = {"bytes": ByteTokenizer, "words": WordTokenizer, "bpe": BpeTokenizer}
 
 
+def check_options(data: ml_collections.ConfigDict) -> None:
+    """Raises ValueError for an unknown `data.tokenizer`, or an option that is set and that it doesn't use."""
+    if data.tokenizer not in _KINDS:
+        raise ValueError(f"data.tokenizer={data.tokenizer!r} is unknown; use one of {', '.join(_KINDS)}")
+    if data.tokenizer_file and data.tokenizer == "bytes":
+        raise ValueError(
+            f"data.tokenizer_file={data.tokenizer_file} is not used by data.tokenizer=bytes; leave it empty, or set "
+            "data.tokenizer to words (a dict.txt) or bpe (a tokenizer.json)"
+        )
+    sample = data.tokenizer_train_bytes
+    if sample == 0 or sample < -1:
+        raise ValueError(f"data.tokenizer_train_bytes={sample} must be positive, or -1 for all of the train text")
+    if sample > 0 and (data.tokenizer != "bpe" or data.tokenizer_file):
+        unused = "data.tokenizer_file" if data.tokenizer_file else f"data.tokenizer={data.tokenizer}"
+        raise ValueError(
+            f"data.tokenizer_train_bytes={sample} is not used with {unused}: only a BPE that is made from the train "
+            "text has a sample of it; set it to -1"
+        )
+
+
 def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
     """The tokenizer of the config section `data`, made from the corpus's train split unless a file is given.
 
-    `progress` shows a bar on stderr while that is read. Raises ValueError for an unknown `data.tokenizer` or a
+    `progress` shows a bar on stderr while that is read. Raises ValueError for options that don't fit together or a
     `data.tokenizer_file` that doesn't fit.
     """
-    train = read_split(corpus, "train", data.max_train_bytes, f"reading for {data.tokenizer}", progress=progress)
+    check_options(data)
     if data.tokenizer == "bytes":
         return ByteTokenizer()
-    if data.tokenizer == "words":
-        return WordTokenizer(read_dictionary(data.tokenizer_file) if data.tokenizer_file else count_words(train))
-    if data.tokenizer == "bpe":
-        if data.tokenizer_file:
-            path = pathlib.Path(data.tokenizer_file).expanduser()
-            tokenizer = read_bpe(path)
-            return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
+    if data.tokenizer == "words" and data.tokenizer_file:
+        return WordTokenizer(read_dictionary(data.tokenizer_file))
+    if data.tokenizer_file:
+        path = pathlib.Path(data.tokenizer_file).expanduser()
+        tokenizer = read_bpe(path)
+        return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
+    limit, sample = data.max_train_bytes, data.tokenizer_train_bytes
+    shown = limit if sample < 0 else sample if limit < 0 else min(sample, limit)
+    pieces = limit_bytes(corpus.pieces("train"), limit) if sample < 0 else corpus.sample("train", limit, sample)
+    with make_bar(corpus, "train", shown, f"reading for {data.tokenizer}", progress=progress) as bar:
+        train = watched(pieces, bar)
+        if data.tokenizer == "words":
+            return WordTokenizer(count_words(train))
         return BpeTokenizer(train_bpe((piece.text for piece in train), data.bpe_vocab_size), END_OF_TEXT)
-    raise ValueError(f"data.tokenizer={data.tokenizer!r} is unknown; use one of {', '.join(_KINDS)}")
 
 
 def load_tokenizer(

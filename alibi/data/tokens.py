@@ -6,20 +6,25 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_collections
 import numpy as np
 import tokenizers as hf
 
-from alibi.data.cache import cache_root, content_key, file_sha256, find_or_make
+from alibi.data.cache import cache_root, content_key, find_or_make, making
 from alibi.data.corpora import make_corpus
-from alibi.data.pieces import SPLITS, Corpus, Piece, read_split
+from alibi.data.making import Makers, Making, dtype_of, read_abouts, shard_file
+from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
+from alibi.data.stream import TokenStream, file_hash
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
+from alibi.data.tokenizers import Tokenizer, check_options, load_tokenizer, make_tokenizer
 
-FORMAT_VERSION = 2  # of token files
+# Part of what a directory is named by: the ids. Since version 3 they lie in shards, and those of bytes in one byte
+# each; they are the same ids, so a directory of version 2 is found and read.
+IDS_VERSION, FORMAT_VERSION = 2, 3
 TOKENIZER_FORMAT_VERSION = 1
 # Below this many bytes a token file is hashed when a process first opens it; above, only its size is checked.
 VERIFY_BYTES = 1 << 30  # WikiText-103 has 0.4 GB; hashing takes about a second
@@ -40,8 +45,8 @@ class Manifest:
     unknown_words: int  # tokens that are <unk>: words that the dictionary lacks, and
     unk_in_text: int  # words of the text that are <unk> itself
     max_bytes: int  # the limit the text was cut at (-1: none)
-    dtype: str  # of the file: <u2 or <u4
-    sha256: str  # of the file
+    dtype: str  # of the files: |u1, <u2 or <u4
+    sha256: str  # of the ids (`hash_ids`); of several shards that of their hashes
     tokenizer: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -56,7 +61,7 @@ class Manifest:
 class TokenFile:
     """The ids of a split, read from disk as they are used."""
 
-    tokens: np.memmap  # 1-D, uint16 or uint32
+    tokens: TokenStream  # uint8, uint16 or uint32
     manifest: Manifest
     directory: pathlib.Path
 
@@ -65,22 +70,39 @@ class TokenFile:
         return load_tokenizer(self.directory / "tokenizer", f"delete {self.directory} and run again")
 
 
+class UnfinishedError(ValueError):
+    """The shards of this host are made, and those of others are not."""
+
+
 def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> None:
-    """Raises ValueError where the text of one of `splits` is named but not there; cheap, so for before `prepare`."""
+    """Raises ValueError where `data` can't be made into tokens; cheap, so for before `prepare`.
+
+    That is where options don't fit together, or the text of one of `splits` is named but not there. Of text whose
+    tokens are in the cache nothing is fetched.
+    """
+    check_options(data)
     corpus = make_corpus(data)
-    for split in splits:
-        if data[split]:
-            corpus.source(split)
+    corpus.check([split for split in splits if data[split] and not _is_made(data, corpus, split)])
 
 
 def prepare(
-    data: ml_collections.ConfigDict, split: str, tokenizer: Tokenizer | None = None, *, progress: bool = True
+    data: ml_collections.ConfigDict,
+    split: str,
+    tokenizer: Tokenizer | None = None,
+    *,
+    progress: bool = True,
+    makers: Makers = Makers(),  # noqa: B008 - it can't be changed
 ) -> TokenFile:
     """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section `data`.
 
-    `tokenizer`: one that exists, such as that of a trained run, in place of the config's. `progress` shows a bar on
-    stderr while it is made. Raises ValueError for a corpus that can't be read, is empty, or a cache that can't be
-    written.
+    Args:
+      tokenizer: one that exists, such as that of a trained run, in place of the config's.
+      progress: show a bar on stderr while it is made.
+      makers: of several hosts each calls this, with a cache that all of them see.
+
+    Raises:
+      ValueError: a corpus that can't be read or is empty, or a cache that can't be written.
+      UnfinishedError: other hosts have not made their shards yet; the last one to do so gets the file.
     """
     corpus = make_corpus(data)
     if split not in SPLITS:
@@ -89,9 +111,9 @@ def prepare(
         # What a run was trained with stays as it is, the text that it would be tested on too.
         remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
         raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
-    max_bytes = data.max_train_bytes if split == "train" else data.max_valid_bytes
     tokenizer = tokenizer or _find_tokenizer(data, corpus, progress)
-    return _find_or_make(corpus, split, max_bytes, tokenizer, cache_root(data.cache_dir), progress)
+    place = _Place(corpus, split, _limit(data, split), tokenizer, cache_root(data.cache_dir))
+    return _find_or_make(place, progress, makers)
 
 
 def prepare_text(
@@ -102,48 +124,75 @@ def prepare_text(
     progress: bool = True,
 ) -> TokenFile:
     """The token file of a user's own text: a path, a comma-separated string with globs, or a list of paths."""
-    place = os.fspath(paths) if isinstance(paths, str | os.PathLike) else list(paths)
-    if not place:
+    named = os.fspath(paths) if isinstance(paths, str | os.PathLike) else list(paths)
+    if not named:
         raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
-    return _find_or_make(TextFiles({"file": place}), "file", -1, tokenizer, cache_root(cache_dir), progress)
+    place = _Place(TextFiles({"file": named}), "file", -1, tokenizer, cache_root(cache_dir))
+    return _find_or_make(place, progress, Makers())
 
 
 def load(directory: str | os.PathLike) -> TokenFile:
     """Opens a token file; ValueError when it was truncated, altered or damaged since it was made."""
     folder = pathlib.Path(directory)
     try:
-        manifest = Manifest(**json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
-        status = (folder / "tokens.bin").stat()
-    except (OSError, ValueError, TypeError) as error:
+        fields = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        shards = fields.pop("shards", None) or [[fields["tokens"], fields["sha256"]]]  # older ones have one, unnamed
+        manifest, dtype = Manifest(**fields), np.dtype(fields["dtype"])
+        files = [folder / shard_file(number) for number in range(len(shards))]
+        for file, (tokens, sha256) in zip(files, shards, strict=True):
+            _check_shard(file, tokens * dtype.itemsize, dtype, sha256 if manifest.tokens <= VERIFY_BYTES else "")
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, _DamagedError):
+            raise
         raise ValueError(f"the token file in {folder} is damaged ({error}); {_MADE_AGAIN}") from error
-    needed = manifest.tokens * np.dtype(manifest.dtype).itemsize
+    return TokenFile(TokenStream(files, [tokens for tokens, _ in shards], dtype), manifest, folder)
+
+
+class _DamagedError(ValueError):
+    """A message that says all, to be told from what only a damaged manifest leads to."""
+
+
+def _check_shard(file: pathlib.Path, needed: int, dtype: np.dtype, sha256: str) -> None:
+    status = file.stat()
     if status.st_size != needed:
-        raise ValueError(
-            f"{folder / 'tokens.bin'} has {status.st_size:,} bytes, but its manifest says {needed:,}: "
+        raise _DamagedError(
+            f"{file} has {status.st_size:,} bytes, but its manifest says {needed:,}: "
             f"it was truncated or altered; {_MADE_AGAIN}"
         )
-    if needed <= VERIFY_BYTES:
-        _verify(folder, manifest.sha256, status.st_mtime_ns)
-    tokens = np.memmap(folder / "tokens.bin", dtype=manifest.dtype, mode="r")
-    return TokenFile(tokens, manifest, folder)
+    if sha256:
+        _verify(file, dtype, sha256, status.st_mtime_ns)
 
 
 @functools.cache
-def _verify(folder: pathlib.Path, sha256: str, changed_ns: int) -> None:
+def _verify(file: pathlib.Path, dtype: np.dtype, sha256: str, changed_ns: int) -> None:
     """Once a process and state of the file: its hash must be the manifest's."""
-    if file_sha256(folder / "tokens.bin") != sha256:
-        raise ValueError(f"{folder / 'tokens.bin'} was altered: its SHA-256 is not its manifest's; {_MADE_AGAIN}")
+    if file_hash(file, dtype) != sha256:
+        raise _DamagedError(f"{file} was altered: its SHA-256 is not its manifest's; {_MADE_AGAIN}")
 
 
-def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: bool) -> Tokenizer:
-    """`make_tokenizer`, but one that is made from text is kept in the cache."""
+def _limit(data: ml_collections.ConfigDict, split: str) -> int:
+    return data.max_train_bytes if split == "train" else data.max_valid_bytes
+
+
+def _made_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> pathlib.Path | None:
+    """Where the cache has, or will have, the tokenizer of `data`; None of one that isn't made from text."""
     if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
-        return make_tokenizer(data, corpus)
+        return None
     content = {"format": TOKENIZER_FORMAT_VERSION, "train": corpus.description("train")}
     content |= {"max_bytes": data.max_train_bytes, "tokenizer": data.tokenizer}
     if data.tokenizer == "bpe":
         content |= {"vocab_size": data.bpe_vocab_size, "library": hf.__version__}
-    directory = cache_root(data.cache_dir) / "tokenizers" / content_key(content)
+    if data.tokenizer_train_bytes > 0:
+        content |= {"sample_bytes": data.tokenizer_train_bytes}
+    return cache_root(data.cache_dir) / "tokenizers" / content_key(content)
+
+
+def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: bool) -> Tokenizer:
+    """`make_tokenizer`, but one that is made from text is kept in the cache."""
+    check_options(data)
+    directory = _made_tokenizer(data, corpus)
+    if directory is None:
+        return make_tokenizer(data, corpus)
 
     def write(folder: pathlib.Path) -> None:
         tokenizer = make_tokenizer(data, corpus, progress=progress)
@@ -154,62 +203,111 @@ def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: b
     return load_tokenizer(directory, f"delete {directory} and run again")
 
 
-def _find_or_make(
-    corpus: Corpus, split: str, max_bytes: int, tokenizer: Tokenizer, root: pathlib.Path, progress: bool
-) -> TokenFile:
-    description, fingerprint = corpus.description(split), tokenizer.fingerprint()
-    content = {"format": FORMAT_VERSION, "text": description, "split": split, "max_bytes": max_bytes}
-    directory = root / "tokens" / content_key(content | {"tokenizer": fingerprint})
+def _is_made(data: ml_collections.ConfigDict, corpus: Corpus, split: str) -> bool:
+    """Whether the tokens of `split` are in the cache; its text need not be there then."""
+    directory = _made_tokenizer(data, corpus)
+    if directory is not None and not directory.is_dir():
+        return False
+    tokenizer = _find_tokenizer(data, corpus, progress=False)
+    return _Place(corpus, split, _limit(data, split), tokenizer, cache_root(data.cache_dir)).directory.is_dir()
 
-    def write(folder: pathlib.Path) -> None:
-        tokenizer.save(folder / "tokenizer")
-        pieces = read_split(corpus, split, max_bytes, progress=progress)
-        counts = _write_tokens(folder / "tokens.bin", pieces, tokenizer)
-        if not counts["bytes"]:
-            raise ValueError(f"{corpus.source(split)} is empty: it has no text to make tokens of; check data.{split}")
-        manifest = Manifest(
-            corpus=corpus.name,
-            split=split,
-            source=corpus.source(split),
-            max_bytes=max_bytes,
-            tokenizer=tokenizer.name,
-            tokenizer_fingerprint=fingerprint,
-            vocab_size=tokenizer.vocab_size,
-            boundary_id=tokenizer.boundary_id,
-            description=description,
-            revision=corpus.revision,
-            **counts,
-        )
-        text = json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False)
-        (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
 
-    find_or_make(directory, write)
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A token file that is or will be in the cache `root`."""
+
+    corpus: Corpus
+    split: str
+    max_bytes: int
+    tokenizer: Tokenizer
+    root: pathlib.Path
+
+    @functools.cached_property
+    def description(self) -> dict[str, Any]:
+        return self.corpus.description(self.split)
+
+    @functools.cached_property
+    def directory(self) -> pathlib.Path:
+        content = {"format": IDS_VERSION, "text": self.description, "split": self.split, "max_bytes": self.max_bytes}
+        return self.root / "tokens" / content_key(content | {"tokenizer": self.tokenizer.fingerprint()})
+
+    @property
+    def parts(self) -> pathlib.Path:
+        """Where the shards are as long as not all of them are made."""
+        return self.directory.with_name(f".{self.directory.name}.parts")
+
+
+def _find_or_make(place: _Place, progress: bool, makers: Makers) -> TokenFile:
+    directory = place.directory
+    if not directory.is_dir():
+        own = f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else ""
+        with making(directory, own) as alone:
+            if not directory.is_dir():
+                shards = _make_shards(place, progress, makers, alone=alone and makers.hosts == 1)
+                if not own:
+                    _assemble(place, *shards)
+        if own:
+            with making(directory):
+                if not directory.is_dir():
+                    _assemble(place, *shards)
     return load(directory)
 
 
-def _write_tokens(path: pathlib.Path, pieces: Iterable[Piece], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Writes the ids and returns what the manifest says of them; memory is bounded by a few pieces."""
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-    counts: dict[str, Any] = {"tokens": 0, "words": 0, "bytes": 0, "documents": 0, "unknown_words": 0, "unk_in_text": 0}
-    hasher = hashlib.sha256()
-    with path.open("wb") as stream:
-        for ids in tokenizer.encode_stream(_count(pieces, counts)):
-            block = ids.astype(dtype).tobytes()
-            hasher.update(block)
-            stream.write(block)
-            counts["tokens"] += len(ids)
-            if tokenizer.unknown_id is not None:
-                counts["unknown_words"] += int(np.count_nonzero(ids == tokenizer.unknown_id))
-        stream.flush()
-        os.fsync(stream.fileno())
-    return counts | {"dtype": dtype.str, "sha256": hasher.hexdigest()}
+def _make_shards(place: _Place, progress: bool, makers: Makers, *, alone: bool) -> tuple[Making, int]:
+    """Makes this host's shards, and says how many there are; where that fails, those that are whole are kept."""
+    parts = place.parts
+    shards = Making(place.corpus, place.split, place.max_bytes, SHARD_BYTES, parts)
+    if alone:  # so nobody is writing: what is half written was left by processes that were killed
+        for stale in parts.glob(".tokens*"):
+            stale.unlink()
+    try:
+        find_or_make(parts / "tokenizer", place.tokenizer.save)
+        return shards, shards.run(makers, progress=progress)
+    except BaseException:
+        if alone and not any(parts.glob("*.json")):
+            shutil.rmtree(parts, ignore_errors=True)
+        raise
 
 
-def _count(pieces: Iterable[Piece], counts: dict[str, Any]) -> Iterator[Piece]:
-    for piece in pieces:
-        words = piece.text.split()
-        counts["bytes"] += len(piece.text.encode("utf-8"))
-        counts["words"] += len(words)
-        counts["unk_in_text"] += words.count("<unk>")
-        counts["documents"] += piece.ends_document
-        yield piece
+def _assemble(place: _Place, shards: Making, total: int) -> None:
+    """Makes the directory of shards that are all there; UnfinishedError where some are not."""
+    abouts = read_abouts(shards, total)
+    if abouts is None:
+        missing = sum(not shards.about(number).exists() for number in range(total))
+        raise UnfinishedError(
+            f"{place.split}: {missing} of {total} shards are still to be made by other hosts, in {place.parts}"
+        )
+    if not sum(about["bytes"] for about in abouts):
+        shutil.rmtree(place.parts)
+        raise ValueError(
+            f"{place.corpus.source(place.split)} is empty: it has no text to make tokens of; check data.{place.split}"
+        )
+    manifest = _manifest(place, abouts)
+    listed = [[about["tokens"], about["sha256"]] for about in abouts]
+    text = json.dumps(dataclasses.asdict(manifest) | {"shards": listed}, indent=2, ensure_ascii=False)
+    (place.parts / "manifest.json").write_text(text + "\n", encoding="utf-8")
+    place.parts.replace(place.directory)
+    for path in (*place.directory.glob("[0-9]*.json"), *place.directory.glob(".*")):  # not needed, and not missed
+        path.unlink()
+
+
+def _manifest(place: _Place, abouts: Sequence[dict[str, Any]]) -> Manifest:
+    counted = ("tokens", "words", "bytes", "documents", "unknown_words", "unk_in_text")
+    sums = {name: sum(about[name] for about in abouts) for name in counted}
+    corpus, split, tokenizer = place.corpus, place.split, place.tokenizer
+    hashes = [about["sha256"] for about in abouts]
+    return Manifest(
+        corpus=corpus.name,
+        split=split,
+        source=corpus.source(split),
+        max_bytes=place.max_bytes,
+        dtype=dtype_of(tokenizer).str,
+        sha256=hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest(),
+        tokenizer=tokenizer.name,
+        tokenizer_fingerprint=tokenizer.fingerprint(),
+        vocab_size=tokenizer.vocab_size,
+        boundary_id=tokenizer.boundary_id,
+        description=place.description,
+        revision=abouts[0]["revision"],
+        **sums,
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Part, Windows, batches, gather, plan
+from alibi.evaluation.windows import Part, Tokens, Windows, batches, gather, plan
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.sharding import batch_parts, local_rows
 
@@ -67,7 +67,7 @@ class Scorer:
     def score(
         self,
         params: PyTree,
-        tokens: Int[np.ndarray, " tokens"],
+        tokens: Tokens,
         length: int,
         stride: int | None = None,
         *,
@@ -112,7 +112,7 @@ class Scorer:
             self._compiled[shape] = self._jitted.lower(params, *batch).compile()
         return self._compiled[shape]
 
-    def _place(self, tokens: Int[np.ndarray, " tokens"], part: Part, rows: Int[np.ndarray, " rows"]) -> list:
+    def _place(self, tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"]) -> list:
         """The batch on the devices; only the rows of this host's devices are read."""
         batch = gather(tokens, part, rows[local_rows(self._sharding, rows.size)], self._boundary_id)
         return [

@@ -12,10 +12,19 @@ L inputs, of which the last S are scored.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
+
+
+@runtime_checkable
+class Tokens(Protocol):
+    """The ids of a stream: an array of one dimension, or what reads the slices of it that are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +100,7 @@ def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
     return Windows(num_tokens, length, stride)
 
 
-def gather(tokens: Int[np.ndarray, " tokens"], part: Part, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:
+def gather(tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:
     """The rows of these numbers; one beyond the last scores nothing.
 
     Args:

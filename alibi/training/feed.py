@@ -1,6 +1,7 @@
 """Batches on the devices: each host reads its own rows, one update ahead."""
 
 import concurrent.futures
+import time
 
 import jax
 import numpy as np
@@ -28,6 +29,7 @@ class Feed:
         self._rows = np.arange(micro_batches)[:, None] * rows + local_rows(batch_sharding(mesh), rows)
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._ahead: dict[int, concurrent.futures.Future] = {}
+        self.waited = 0.0  # seconds that `get` has waited for rows to be read, in all
 
     @property
     def abstract(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -43,7 +45,9 @@ class Feed:
         """The batch of update number `step` (from 0); starts to read the next one unless this is the last."""
         if step not in self._ahead:
             self.read_ahead(step)
+        start = time.perf_counter()
         local = self._ahead.pop(step).result()
+        self.waited += time.perf_counter() - start
         if not last:
             self.read_ahead(step + 1)
         inputs, targets = (jax.make_array_from_process_local_data(self._sharding, rows, self._shape) for rows in local)

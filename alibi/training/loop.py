@@ -108,7 +108,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
             while step < steps:
                 state, metrics = train_step(state, *feed.get(step, last=step + 1 == steps))
                 step += 1
-                record.dispatched(step, metrics)
+                record.dispatched(step, metrics, data_wait_seconds=feed.waited)
                 stop, save = _stop_and_save(config, step, interrupt.requested, saved_at)
                 validate = step == steps or _due(step, config.eval.every_steps)
                 if stop or save or validate:

@@ -46,13 +46,18 @@ class Record:
         self._progress = Progress(run.name, step, steps, tokens, show=is_primary())
         self._sums = np.zeros(2)  # NLL and tokens since the last row
         self._pending: tuple[int, Metrics] | None = None
+        self._waited, self._row = 0.0, (step, 0.0)  # now; at the last row, and its update
         if step:
             self._progress.say(f"{run.path}: going on from the checkpoint of update {step} of {steps}")
 
-    def dispatched(self, step: int, metrics: Metrics) -> None:
-        """Keeps the metrics of update `step`, which the devices still compute, and fetches those of the one before."""
+    def dispatched(self, step: int, metrics: Metrics, *, data_wait_seconds: float = 0.0) -> None:
+        """Keeps the metrics of update `step`, which the devices still compute, and fetches those of the one before.
+
+        `data_wait_seconds`: for how long, since the process began, updates have waited for their tokens.
+        """
         self.arrive()
         self._pending = step, metrics
+        self._waited = data_wait_seconds
 
     def arrive(self) -> None:
         """Waits for the metrics that are kept; raises NonFiniteLossError where one is no number."""
@@ -74,6 +79,9 @@ class Record:
         self._sums[:] = 0.0
         row = {"train_nll": float(nll / max(tokens, 1.0)), "train_tokens": float(tokens)}
         row |= {name: values[name] for name in ("gradient_norm", "update_norm", "learning_rate")}
+        last, waited = self._row
+        row["data_wait_seconds"] = (self._waited - waited) / (step - last)  # of an update
+        self._row = step, self._waited
         if self._progress.tokens_per_second:
             row["tokens_per_second"] = self._progress.tokens_per_second
         if self._writer:

@@ -20,7 +20,7 @@ TEXT = "The cat sat.\n\nIt's  the\tcat's 12 naïve 漢字 <|endoftext|> mats!\n"
 
 
 def words_of(*documents):
-    return WordTokenizer(count_words(Piece(text, True) for text in documents))
+    return WordTokenizer(count_words(Piece(text.encode(), True) for text in documents))
 
 
 def stream(tokenizer, *parts):
@@ -46,7 +46,7 @@ def test_bytes_of_one_document_are_its_utf8():
 
 
 def test_bytes_put_one_line_end_between_documents():
-    parts = Piece("a", True), Piece("b\n", True), Piece("", True), Piece("c", False), Piece("d", True)
+    parts = Piece(b"a", True), Piece(b"b\n", True), Piece(b"", True), Piece(b"c", False), Piece(b"d", True)
     assert bytes(stream(ByteTokenizer(), *parts)) == b"a\nb\n\ncd"
 
 
@@ -67,14 +67,14 @@ def test_every_line_ends_with_its_boundary_blank_ones_too():
     assert tokenizer.encode("a b\n\n  \nb").tolist() == [a, b, 2, 2, 2, b, 2]
     assert tokenizer.encode("a <unk> nope\r\n").tolist() == [a, 3, 3, 2]
     # An empty document is a blank line: that is how the hub stores WikiText's.
-    assert stream(tokenizer, Piece("a\n", True), Piece("", True), Piece("b", True)) == [a, 2, 2, b, 2]
+    assert stream(tokenizer, Piece(b"a\n", True), Piece(b"", True), Piece(b"b", True)) == [a, 2, 2, b, 2]
     assert tokenizer.decode([a, b, 2, 2, 3, 2]) == "a b\n\n<unk>\n"
 
 
 def test_words_are_the_same_in_pieces():
     tokenizer = words_of("a b c\n")
-    whole = stream(tokenizer, Piece("a b\nc a b\n", True))
-    assert stream(tokenizer, Piece("a ", False), Piece("b", False), Piece("\nc a b\n", True)) == whole
+    whole = stream(tokenizer, Piece(b"a b\nc a b\n", True))
+    assert stream(tokenizer, Piece(b"a ", False), Piece(b"b", False), Piece(b"\nc a b\n", True)) == whole
 
 
 def test_wikitext2_counts_are_those_of_the_paper(shared_dir):
@@ -158,7 +158,7 @@ def test_bpe_of_chunks_is_bpe_of_the_whole(trained_bpe, parts, cut):
     whole = trained_bpe._tokenizer.encode(text, add_special_tokens=False).ids
     before, bpe.CHUNK_CHARS = bpe.CHUNK_CHARS, 12
     try:
-        chunked = stream(trained_bpe, Piece(text[:cut], False), Piece(text[cut:], True))[:-1]
+        chunked = stream(trained_bpe, Piece(text[:cut].encode(), False), Piece(text[cut:].encode(), True))[:-1]
     finally:
         bpe.CHUNK_CHARS = before
     # Text without a border in 12 characters is cut anywhere; a test of borders leaves that out.
@@ -177,7 +177,7 @@ def _chunks_of_12(text):
 
 def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):
     """Short documents are encoded many at a time; where a batch ends must not show."""
-    documents = [Piece(text, True) for text in ("one two", "", "three\n\nfour", "five" * 9, "", "six")]
+    documents = [Piece(text.encode(), True) for text in ("one two", "", "three\n\nfour", "five" * 9, "", "six")]
     each = [token for document in documents for token in stream(trained_bpe, document)]
     assert each.count(0) == len(documents)
     assert list(trained_bpe.encode_stream([])) == []
@@ -190,7 +190,7 @@ def test_bpe_of_a_real_book_is_the_same_in_pieces(trained_bpe, monkeypatch):
     text = next(make_corpus(base.get_config().data).pieces("valid")).text
     whole = [*trained_bpe._tokenizer.encode(text, add_special_tokens=False).ids, 0]
     monkeypatch.setattr(pieces, "PIECE_BYTES", 50_000)
-    parts = list(pieces.split_long(text))
+    parts = list(pieces.split_long(text.encode()))
     assert len(parts) > 5
     assert stream(trained_bpe, *parts) == whole
 

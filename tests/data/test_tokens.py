@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from alibi.data import cache, pieces, tokens
+from alibi.data import cache, making, pieces, tokens
 from alibi.data.tokenizers import ByteTokenizer
 from configs import base
 
@@ -36,7 +36,7 @@ def directories(data, kind="tokens"):
 def test_bytes_and_their_manifest(data):
     made = tokens.prepare(data, "train", progress=False)
     assert bytes(made.tokens.tolist()) == TRAIN.encode()
-    assert made.tokens.dtype == np.uint16
+    assert made.tokens.dtype == np.uint8
     manifest = made.manifest
     assert (manifest.tokens, manifest.words, manifest.bytes, manifest.documents) == (15, 3, 15, 1)
     assert (manifest.corpus, manifest.split, manifest.tokenizer) == ("text", "train", "bytes")
@@ -75,7 +75,7 @@ def test_found_again_by_content(data, tmp_path, monkeypatch):
     first = tokens.prepare(data, "train", progress=False)
     (tmp_path / "moved.txt").write_text(TRAIN)
     data.train = str(tmp_path / "moved.txt")
-    monkeypatch.setattr(tokens, "_write_tokens", None)  # would fail if it were needed
+    monkeypatch.setattr(making, "write_shard", None)  # would fail if it were needed
     monkeypatch.setattr(tokens, "make_tokenizer", None)
     assert tokens.prepare(data, "train", progress=False).directory == first.directory
 
@@ -140,7 +140,7 @@ def test_a_damaged_token_file_says_which_directory_to_delete(data, damage):
         return
     if damage == "truncate":
         os.truncate(path, 9)
-        message = "has 9 bytes, but its manifest says 30: it was truncated or altered; delete that directory"
+        message = "has 9 bytes, but its manifest says 15: it was truncated or altered; delete that directory"
     elif damage == "alter":
         content = bytearray(path.read_bytes())
         content[3] ^= 1
@@ -191,18 +191,18 @@ def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
 _PREPARE = """
 import json, sys, time
 from configs import base
-from alibi.data import cache, tokens
+from alibi.data import cache, making, tokens
 data = base.get_config().data
 data.corpus, data.tokenizer, data.bpe_vocab_size = "text", "bpe", 260
 data.train, data.cache_dir = sys.argv[1:3]
-write = tokens._write_tokens
+write = making.write_shard
 
 def slow(path, *rest):
     time.sleep(0.7)  # both processes are here at once, if nothing keeps them apart
     open(f"{data.cache_dir}.log", "a").write("wrote\\n")
     return write(path, *rest)
 
-tokens._write_tokens = slow
+making.write_shard = slow
 if sys.argv[3] == "no locks":
     def refuse(*_):
         raise OSError(38, "Function not implemented")

@@ -1,0 +1,152 @@
+"""Shards of token files: made by several processes on several hosts, and kept when one of them is killed."""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import pathlib
+import signal
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from alibi.atomic import made_whole, write_whole
+from alibi.data.counting import Counts
+from alibi.data.pieces import Corpus, Shard, make_bar, watched
+from alibi.data.stream import wide
+from alibi.data.tokenizers import Tokenizer, load_tokenizer
+
+_POLL_SECONDS = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Makers:
+    """Who makes token files: `workers` processes on each of `hosts`, of which this one has the number `host` from 0."""
+
+    workers: int = 1
+    host: int = 0
+    hosts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers={self.workers} must be at least 1")
+        if not 0 <= self.host < self.hosts:
+            raise ValueError(f"host {self.host} of {self.hosts}: hosts are numbered from 0, and there is at least one")
+
+
+@dataclasses.dataclass(frozen=True)
+class Making:
+    """The text of a split that becomes token files in `folder`, which holds its tokenizer already.
+
+    Shard number n is a file of ids and, when that is whole, one that tells what is in it. Which process made it can't
+    be seen of it.
+    """
+
+    corpus: Corpus
+    split: str
+    max_bytes: int
+    shard_bytes: int
+    folder: pathlib.Path
+
+    def run(self, makers: Makers, *, progress: bool) -> int:
+        """Makes the shards of this host that aren't there yet; returns how many all hosts have to make."""
+        with make_bar(self.corpus, self.split, self.max_bytes, progress=progress) as bar:
+            if makers.workers == 1:
+                return self.make(makers.host, makers.hosts, bar)
+            return self._run_workers(makers, bar)
+
+    def make(self, first: int, step: int, bar: tqdm.tqdm | None = None) -> int:
+        """Makes each `step`-th shard from the `first` on; returns how many there are in all. A worker has no `bar`."""
+        tokenizer, parent, total = load_tokenizer(self.folder / "tokenizer"), os.getppid(), 0
+        for number, shard in enumerate(self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)):
+            total = number + 1
+            if number % step == first and not self.about(number).exists():
+                if bar is None and os.getppid() != parent:
+                    raise KeyboardInterrupt("the process that this one works for has died")
+                pieces = shard.pieces if bar is None else watched(shard.pieces, bar)
+                about = write_shard(self.folder / shard_file(number), Shard(pieces, shard.after_open_line), tokenizer)
+                write_whole(self.about(number), json.dumps(about | {"revision": self.corpus.revision}))
+        return total
+
+    def about(self, number: int) -> pathlib.Path:
+        """Where is told what is in shard `number`."""
+        return self.folder / f"{number:05d}.json"
+
+    def _run_workers(self, makers: Makers, bar: tqdm.tqdm) -> int:
+        """`make` in processes of their own; all of them end with this one, however it ends."""
+        step = makers.workers * makers.hosts
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(makers.workers, context, _begin, (makers.workers,)) as pool:
+            first = makers.host * makers.workers
+            waiting = {pool.submit(self.make, first + worker, step) for worker in range(makers.workers)}
+            try:
+                while waiting:
+                    done, waiting = concurrent.futures.wait(waiting, _POLL_SECONDS, concurrent.futures.FIRST_EXCEPTION)
+                    totals = {one.result() for one in done}
+                    bar.update(sum(_read(path)["bytes"] for path in self.folder.glob("*.json")) - bar.n)
+            except BaseException:
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
+        return max(totals)
+
+
+def shard_file(number: int) -> str:
+    """The name of a shard; the first one's is that which the whole file had in older versions."""
+    return f"tokens-{number:05d}.bin" if number else "tokens.bin"
+
+
+def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Writes the ids and returns what is to be told of them; memory is bounded by a few pieces."""
+    dtype, hasher, counts = dtype_of(tokenizer), hashlib.sha256(), Counts()
+    tokens = unknown = 0
+
+    def counted():
+        for piece in shard.pieces:
+            counts.add(piece)
+            yield piece
+
+    with made_whole(path) as temporary, temporary.open("wb") as stream:
+        for ids in tokenizer.encode_stream(counted(), after_open_line=shard.after_open_line):
+            block = ids.astype(dtype, copy=False)
+            hasher.update(wide(block).data)
+            stream.write(block.data)
+            tokens += len(block)
+            if tokenizer.unknown_id is not None:
+                unknown += int(np.count_nonzero(ids == tokenizer.unknown_id))
+        stream.flush()
+        os.fsync(stream.fileno())
+    return {"tokens": tokens, "unknown_words": unknown, "sha256": hasher.hexdigest()} | dataclasses.asdict(counts)
+
+
+def dtype_of(tokenizer: Tokenizer) -> np.dtype:
+    """What the ids are stored as: one, two or four bytes."""
+    return next(dtype for dtype in map(np.dtype, ("|u1", "<u2", "<u4")) if tokenizer.vocab_size <= 256**dtype.itemsize)
+
+
+def read_abouts(making: Making, total: int) -> list[dict[str, Any]] | None:
+    """What is in each shard, in their order; None as long as one is missing. ValueError where they don't fit."""
+    paths = [making.about(number) for number in range(total)]
+    if not all(path.exists() for path in paths):
+        return None
+    abouts = [_read(path) for path in paths]
+    revisions = sorted({about["revision"] for about in abouts})
+    if len(revisions) > 1:
+        raise ValueError(
+            f"{making.corpus.source(making.split)} changed while its tokens were made: {' and '.join(revisions)}; "
+            f"set data.revision to one of them, delete {making.folder} and run again"
+        )
+    return abouts
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _begin(workers: int) -> None:
+    """In a worker: Ctrl-C is the parent's to handle; the cores are shared with the other workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
