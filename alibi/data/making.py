@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import multiprocessing
 import os
@@ -12,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import tqdm
+import xxhash
 
 from alibi.atomic import made_whole, write_whole
 from alibi.data.counting import Counts
 from alibi.data.pieces import Corpus, Shard, make_bar, watched
-from alibi.data.stream import wide
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 
 _POLL_SECONDS = 0.3
@@ -101,7 +100,7 @@ def shard_file(number: int) -> str:
 
 def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[str, Any]:
     """Writes the ids and returns what is to be told of them; memory is bounded by a few pieces."""
-    dtype, hasher, counts = dtype_of(tokenizer), hashlib.sha256(), Counts()
+    dtype, hasher, counts = dtype_of(tokenizer), xxhash.xxh3_128(), Counts()
     tokens = unknown = 0
 
     def counted():
@@ -112,14 +111,14 @@ def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[
     with made_whole(path) as temporary, temporary.open("wb") as stream:
         for ids in tokenizer.encode_stream(counted(), after_open_line=shard.after_open_line):
             block = ids.astype(dtype, copy=False)
-            hasher.update(wide(block).data)
+            hasher.update(block.data)
             stream.write(block.data)
             tokens += len(block)
             if tokenizer.unknown_id is not None:
                 unknown += int(np.count_nonzero(ids == tokenizer.unknown_id))
         stream.flush()
         os.fsync(stream.fileno())
-    return {"tokens": tokens, "unknown_words": unknown, "sha256": hasher.hexdigest()} | dataclasses.asdict(counts)
+    return {"tokens": tokens, "unknown_words": unknown, "xxh3": hasher.hexdigest()} | dataclasses.asdict(counts)
 
 
 def dtype_of(tokenizer: Tokenizer) -> np.dtype:
@@ -133,6 +132,11 @@ def read_abouts(making: Making, total: int) -> list[dict[str, Any]] | None:
     if not all(path.exists() for path in paths):
         return None
     abouts = [_read(path) for path in paths]
+    for number, (path, about) in enumerate(zip(paths, abouts, strict=True)):
+        file = making.folder / shard_file(number)
+        if _xxh3(file) != about["xxh3"]:  # it may have lain there since another process was killed
+            path.unlink()
+            raise ValueError(f"{file} was damaged since it was made; run again: only this shard is made anew")
     revisions = sorted({about["revision"] for about in abouts})
     if len(revisions) > 1:
         raise ValueError(
@@ -140,6 +144,14 @@ def read_abouts(making: Making, total: int) -> list[dict[str, Any]] | None:
             f"set data.revision to one of them, delete {making.folder} and run again"
         )
     return abouts
+
+
+def _xxh3(path: pathlib.Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import mmap
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -89,20 +89,15 @@ class TokenStream:
 Tokens = TokenStream | Integer[np.ndarray, " tokens"]
 
 
-def hash_ids(blocks: Iterable[np.ndarray]) -> str:
-    """SHA-256 of ids in two bytes or four: those of one byte have the hash that they had in two, in older files."""
+def hash_ids(files: Iterable[pathlib.Path], dtype: np.dtype) -> Iterator[str]:
+    """SHA-256 of all ids up to the end of each of the files: the last is that of the whole, however it is cut.
+
+    Ids of one byte are hashed as the two bytes that they took in older files, and so have the hash that they had.
+    """
     hasher = hashlib.sha256()
-    for block in blocks:
-        hasher.update(wide(block).data)
-    return hasher.hexdigest()
-
-
-def wide(ids: np.ndarray) -> np.ndarray:
-    """`ids` as they are hashed."""
-    return ids.astype("<u2") if ids.dtype.itemsize == 1 else ids
-
-
-def file_hash(path: pathlib.Path, dtype: np.dtype) -> str:
-    """`hash_ids` of the ids in a file."""
-    with path.open("rb") as stream:
-        return hash_ids(np.frombuffer(block, dtype) for block in iter(lambda: stream.read(_HASHED_BYTES), b""))
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(_HASHED_BYTES):
+                ids = np.frombuffer(block, dtype)
+                hasher.update((ids.astype("<u2") if dtype.itemsize == 1 else ids).data)
+        yield hasher.hexdigest()

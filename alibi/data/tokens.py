@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -18,7 +17,7 @@ from alibi.data.cache import cache_root, content_key, find_or_make, making
 from alibi.data.corpora import make_corpus
 from alibi.data.making import Makers, Making, dtype_of, read_abouts, shard_file
 from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
-from alibi.data.stream import TokenStream, file_hash
+from alibi.data.stream import TokenStream, hash_ids
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import Tokenizer, check_options, load_tokenizer, make_tokenizer
 
@@ -46,7 +45,7 @@ class Manifest:
     unk_in_text: int  # words of the text that are <unk> itself
     max_bytes: int  # the limit the text was cut at (-1: none)
     dtype: str  # of the files: |u1, <u2 or <u4
-    sha256: str  # of the ids (`hash_ids`); of several shards that of their hashes
+    sha256: str  # of the ids (`hash_ids`)
     tokenizer: str
     tokenizer_fingerprint: str
     vocab_size: int
@@ -131,16 +130,24 @@ def prepare_text(
     return _find_or_make(place, progress, Makers())
 
 
-def load(directory: str | os.PathLike) -> TokenFile:
-    """Opens a token file; ValueError when it was truncated, altered or damaged since it was made."""
+def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
+    """Opens a token file; ValueError when it was truncated, altered or damaged since it was made.
+
+    `verify`: also by its hash, once a process and if it has no more than `VERIFY_BYTES`.
+    """
     folder = pathlib.Path(directory)
     try:
         fields = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         shards = fields.pop("shards", None) or [[fields["tokens"], fields["sha256"]]]  # older ones have one, unnamed
         manifest, dtype = Manifest(**fields), np.dtype(fields["dtype"])
         files = [folder / shard_file(number) for number in range(len(shards))]
-        for file, (tokens, sha256) in zip(files, shards, strict=True):
-            _check_shard(file, tokens * dtype.itemsize, dtype, sha256 if manifest.tokens <= VERIFY_BYTES else "")
+        for file, (tokens, _) in zip(files, shards, strict=True):
+            _check_size(file, tokens * dtype.itemsize)
+        if verify and manifest.tokens * dtype.itemsize <= VERIFY_BYTES:
+            states = tuple(
+                (file, sha256, file.stat().st_mtime_ns) for file, (_, sha256) in zip(files, shards, strict=True)
+            )
+            _check_hashes(states, dtype)
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, _DamagedError):
             raise
@@ -152,22 +159,20 @@ class _DamagedError(ValueError):
     """A message that says all, to be told from what only a damaged manifest leads to."""
 
 
-def _check_shard(file: pathlib.Path, needed: int, dtype: np.dtype, sha256: str) -> None:
-    status = file.stat()
-    if status.st_size != needed:
+def _check_size(file: pathlib.Path, needed: int) -> None:
+    if (got := file.stat().st_size) != needed:
         raise _DamagedError(
-            f"{file} has {status.st_size:,} bytes, but its manifest says {needed:,}: "
-            f"it was truncated or altered; {_MADE_AGAIN}"
+            f"{file} has {got:,} bytes, but its manifest says {needed:,}: it was truncated or altered; {_MADE_AGAIN}"
         )
-    if sha256:
-        _verify(file, dtype, sha256, status.st_mtime_ns)
 
 
 @functools.cache
-def _verify(file: pathlib.Path, dtype: np.dtype, sha256: str, changed_ns: int) -> None:
-    """Once a process and state of the file: its hash must be the manifest's."""
-    if file_hash(file, dtype) != sha256:
-        raise _DamagedError(f"{file} was altered: its SHA-256 is not its manifest's; {_MADE_AGAIN}")
+def _check_hashes(states: tuple[tuple[pathlib.Path, str, int], ...], dtype: np.dtype) -> None:
+    """Once a process and state of the files: the hash of all up to the end of each must be the manifest's."""
+    found = hash_ids((file for file, _, _ in states), dtype)
+    for (file, sha256, _), got in zip(states, found, strict=True):
+        if got != sha256:
+            raise _DamagedError(f"{file} was altered: its SHA-256 is not its manifest's; {_MADE_AGAIN}")
 
 
 def _limit(data: ml_collections.ConfigDict, split: str) -> int:
@@ -239,7 +244,8 @@ class _Place:
 
 def _find_or_make(place: _Place, progress: bool, makers: Makers) -> TokenFile:
     directory = place.directory
-    if not directory.is_dir():
+    made_before = directory.is_dir()
+    if not made_before:
         own = f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else ""
         with making(directory, own) as alone:
             if not directory.is_dir():
@@ -250,7 +256,7 @@ def _find_or_make(place: _Place, progress: bool, makers: Makers) -> TokenFile:
             with making(directory):
                 if not directory.is_dir():
                     _assemble(place, *shards)
-    return load(directory)
+    return load(directory, verify=made_before)
 
 
 def _make_shards(place: _Place, progress: bool, makers: Makers, *, alone: bool) -> tuple[Making, int]:
@@ -282,27 +288,27 @@ def _assemble(place: _Place, shards: Making, total: int) -> None:
         raise ValueError(
             f"{place.corpus.source(place.split)} is empty: it has no text to make tokens of; check data.{place.split}"
         )
-    manifest = _manifest(place, abouts)
-    listed = [[about["tokens"], about["sha256"]] for about in abouts]
-    text = json.dumps(dataclasses.asdict(manifest) | {"shards": listed}, indent=2, ensure_ascii=False)
+    hashes = list(hash_ids((place.parts / shard_file(number) for number in range(total)), dtype_of(place.tokenizer)))
+    listed = [[about["tokens"], sha256] for about, sha256 in zip(abouts, hashes, strict=True)]
+    manifest = dataclasses.asdict(_manifest(place, abouts, hashes[-1])) | {"shards": listed}
+    text = json.dumps(manifest, indent=2, ensure_ascii=False)
     (place.parts / "manifest.json").write_text(text + "\n", encoding="utf-8")
     place.parts.replace(place.directory)
     for path in (*place.directory.glob("[0-9]*.json"), *place.directory.glob(".*")):  # not needed, and not missed
         path.unlink()
 
 
-def _manifest(place: _Place, abouts: Sequence[dict[str, Any]]) -> Manifest:
+def _manifest(place: _Place, abouts: Sequence[dict[str, Any]], sha256: str) -> Manifest:
     counted = ("tokens", "words", "bytes", "documents", "unknown_words", "unk_in_text")
     sums = {name: sum(about[name] for about in abouts) for name in counted}
     corpus, split, tokenizer = place.corpus, place.split, place.tokenizer
-    hashes = [about["sha256"] for about in abouts]
     return Manifest(
         corpus=corpus.name,
         split=split,
         source=corpus.source(split),
         max_bytes=place.max_bytes,
         dtype=dtype_of(tokenizer).str,
-        sha256=hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest(),
+        sha256=sha256,
         tokenizer=tokenizer.name,
         tokenizer_fingerprint=tokenizer.fingerprint(),
         vocab_size=tokenizer.vocab_size,
