@@ -2,11 +2,19 @@
 
 Training and evaluation make what is missing by themselves; this does it before,
 for example on a machine with a network. Reads and writes in bounded memory; a
-second run finds what the first one made. Any key can be overridden:
+second run finds what the first one made, and after a kill one goes on at the
+shard (64 MiB of text) that was not whole. Any key can be overridden:
 --config.data.cache_dir=DIR.
+
+    --workers=8              processes that make shards; the tokens are the same
+    --hosts=0/4 ... 3/4      on each of four hosts, which see one cache directory
+
+A packed file, or a dataset, is read whole by each worker, which tokenizes its
+share of it; plain text files only where the shards of a worker are.
 """
 
 import pathlib
+import re
 import sys
 import time
 
@@ -21,14 +29,21 @@ _CONFIG = command_line.define_config_flag()
 _SPLITS = flags.DEFINE_list(
     "splits", ["train", "valid", "test"], "splits to prepare; those the config leaves empty are not"
 )
+_WORKERS = flags.DEFINE_integer("workers", 1, "processes of this host", lower_bound=1)
+_HOSTS = flags.DEFINE_string("hosts", "0/1", "I/N: this is host I, from 0, of N that make the shards together")
 _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 
 
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
+    from alibi.data.making import Makers
     from alibi.data.pieces import SPLITS
-    from alibi.data.tokens import check_sources, prepare
+    from alibi.data.tokens import UnfinishedError, check_sources, prepare
 
+    hosts = re.fullmatch(r"(\d+)/(\d+)", _HOSTS.value)
+    if hosts is None:
+        raise ValueError(f"--hosts={_HOSTS.value} must be I/N, such as 0/4 on the first of four hosts")
+    makers = Makers(_WORKERS.value, int(hosts[1]), int(hosts[2]))
     data = _CONFIG.value.data
     try:
         check_sources(data, [split for split in _SPLITS.value if split in SPLITS])
@@ -36,11 +51,15 @@ def main() -> int:
             if split in SPLITS and not data[split]:
                 continue
             start = time.perf_counter()
-            made = prepare(data, split, progress=_PROGRESS.value)
+            try:
+                made = prepare(data, split, progress=_PROGRESS.value, makers=makers)
+            except UnfinishedError as unfinished:
+                print(unfinished, flush=True)
+                continue
             print(_summary(made), f"in {time.perf_counter() - start:.1f} s", flush=True)
             print(f"  {made.directory}", flush=True)
     except KeyboardInterrupt:
-        print("interrupted: nothing of the unfinished split was kept", file=sys.stderr)
+        print("interrupted: shards that are whole are kept, and the same command goes on after them", file=sys.stderr)
         return 130
     return 0
 

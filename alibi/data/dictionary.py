@@ -12,14 +12,19 @@ SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _MULTIPLE = 8
 
 
-def count_words(pieces: Iterable[Piece]) -> dict[str, int]:
+def count_words(pieces: Iterable[Piece]) -> Counter[str]:
+    """How often each word is in a text."""
+    counter: Counter[str] = Counter()
+    for piece in pieces:
+        counter.update(piece.text.split())
+    return counter
+
+
+def make_dictionary(counter: Counter[str]) -> dict[str, int]:
     """Counts by symbol: the specials, then words by falling count (ties by symbol), padded to a multiple of 8.
 
     A special's own name in the text counts for the special. Raises ValueError when there is no word.
     """
-    counter: Counter[str] = Counter()
-    for piece in pieces:
-        counter.update(piece.text.split())
     if not counter:
         raise ValueError("the train split has no word to make a dictionary of; check data.train")
     words = sorted(counter.keys() - set(SPECIALS), key=lambda word: (-counter[word], word))

@@ -2,12 +2,18 @@
 
 import concurrent.futures
 import dataclasses
+import functools
+import itertools
 import json
 import multiprocessing
+import operator
 import os
 import pathlib
 import signal
-from typing import Any
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tqdm
@@ -15,10 +21,13 @@ import xxhash
 
 from alibi.atomic import made_whole, write_whole
 from alibi.data.counting import Counts
+from alibi.data.dictionary import count_words
 from alibi.data.pieces import Corpus, Shard, make_bar, watched
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 
 _POLL_SECONDS = 0.3
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,21 +59,25 @@ class Making:
     shard_bytes: int
     folder: pathlib.Path
 
-    def run(self, makers: Makers, *, progress: bool) -> int:
+    def run(self, makers: Makers, tokenizer: Tokenizer, *, progress: bool) -> int:
         """Makes the shards of this host that aren't there yet; returns how many all hosts have to make."""
         with make_bar(self.corpus, self.split, self.max_bytes, progress=progress) as bar:
             if makers.workers == 1:
-                return self.make(makers.host, makers.hosts, bar)
-            return self._run_workers(makers, bar)
+                return self.make(tokenizer, makers.host, makers.hosts, bar)
 
-    def make(self, first: int, step: int, bar: tqdm.tqdm | None = None) -> int:
-        """Makes each `step`-th shard from the `first` on; returns how many there are in all. A worker has no `bar`."""
-        tokenizer, parent, total = load_tokenizer(self.folder / "tokenizer"), os.getppid(), 0
+            def show() -> None:
+                bar.update(sum(_read(path)["bytes"] for path in self.folder.glob("*.json")) - bar.n)
+
+            step = makers.workers * makers.hosts
+            firsts = [makers.host * makers.workers + worker for worker in range(makers.workers)]
+            return max(in_workers([functools.partial(self._work, first, step) for first in firsts], show))
+
+    def make(self, tokenizer: Tokenizer, first: int, step: int, bar: tqdm.tqdm | None = None) -> int:
+        """Makes each `step`-th shard from the `first` on, shown on `bar`; returns how many shards there are."""
+        total = 0
         for number, shard in enumerate(self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)):
             total = number + 1
             if number % step == first and not self.about(number).exists():
-                if bar is None and os.getppid() != parent:
-                    raise KeyboardInterrupt("the process that this one works for has died")
                 pieces = shard.pieces if bar is None else watched(shard.pieces, bar)
                 about = write_shard(self.folder / shard_file(number), Shard(pieces, shard.after_open_line), tokenizer)
                 write_whole(self.about(number), json.dumps(about | {"revision": self.corpus.revision}))
@@ -74,23 +87,40 @@ class Making:
         """Where is told what is in shard `number`."""
         return self.folder / f"{number:05d}.json"
 
-    def _run_workers(self, makers: Makers, bar: tqdm.tqdm) -> int:
-        """`make` in processes of their own; all of them end with this one, however it ends."""
-        step = makers.workers * makers.hosts
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(makers.workers, context, _begin, (makers.workers,)) as pool:
-            first = makers.host * makers.workers
-            waiting = {pool.submit(self.make, first + worker, step) for worker in range(makers.workers)}
-            try:
-                while waiting:
-                    done, waiting = concurrent.futures.wait(waiting, _POLL_SECONDS, concurrent.futures.FIRST_EXCEPTION)
-                    totals = {one.result() for one in done}
-                    bar.update(sum(_read(path)["bytes"] for path in self.folder.glob("*.json")) - bar.n)
-            except BaseException:
-                for process in multiprocessing.active_children():
-                    process.terminate()
-                raise
-        return max(totals)
+    def _work(self, first: int, step: int) -> int:
+        return self.make(load_tokenizer(self.folder / "tokenizer"), first, step)
+
+
+def count_in_workers(corpus: Corpus, split: str, max_bytes: int, workers: int) -> Counter[str]:
+    """`count_words` of a split, by several processes."""
+    calls = [functools.partial(_count_shards, corpus, split, max_bytes, first, workers) for first in range(workers)]
+    counters, revisions = zip(*in_workers(calls), strict=True)
+    corpus.revision = next(filter(None, revisions), "")  # as if it had been read here
+    return functools.reduce(operator.iadd, counters)
+
+
+def _count_shards(corpus: Corpus, split: str, max_bytes: int, first: int, step: int) -> tuple[Counter[str], str]:
+    shards = itertools.islice(corpus.shards(split, max_bytes), first, None, step)
+    return count_words(piece for shard in shards for piece in shard.pieces), corpus.revision
+
+
+def in_workers(calls: Sequence[Callable[[], Result]], poll: Callable[[], object] = lambda: None) -> list[Result]:
+    """What the `calls` return, each made in a process of its own, all of which end with this one, however it ends."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(len(calls), context, _begin, (len(calls),)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        waiting = set(futures)
+        try:
+            while waiting:
+                done, waiting = concurrent.futures.wait(waiting, _POLL_SECONDS, concurrent.futures.FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                poll()
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+    return [future.result() for future in futures]
 
 
 def shard_file(number: int) -> str:
@@ -159,6 +189,14 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _begin(workers: int) -> None:
-    """In a worker: Ctrl-C is the parent's to handle; the cores are shared with the other workers."""
+    """In a worker: Ctrl-C is the parent's to handle, without whom it ends; the workers share the cores."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)

@@ -15,7 +15,7 @@ from jaxtyping import Integer
 
 from alibi.data.bpe import BATCH_CHARS, END_OF_TEXT, cut_chunks, find_end_of_text, read_bpe, train_bpe
 from alibi.data.cache import file_sha256
-from alibi.data.dictionary import SPECIALS, count_words, read_dictionary, write_dictionary
+from alibi.data.dictionary import SPECIALS, count_words, make_dictionary, read_dictionary, write_dictionary
 from alibi.data.pieces import Corpus, Piece, limit_bytes, make_bar, split_long, watched
 
 _SAVED = "tokenizer_config.json"
@@ -233,7 +233,7 @@ def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, *, progress:
     with make_bar(corpus, "train", shown, f"reading for {data.tokenizer}", progress=progress) as bar:
         train = watched(pieces, bar)
         if data.tokenizer == "words":
-            return WordTokenizer(count_words(train))
+            return WordTokenizer(make_dictionary(count_words(train)))
         return BpeTokenizer(train_bpe((piece.text for piece in train), data.bpe_vocab_size), END_OF_TEXT)
 
 

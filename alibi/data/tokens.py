@@ -15,11 +15,12 @@ import tokenizers as hf
 
 from alibi.data.cache import cache_root, content_key, find_or_make, making
 from alibi.data.corpora import make_corpus
-from alibi.data.making import Makers, Making, dtype_of, read_abouts, shard_file
+from alibi.data.dictionary import make_dictionary
+from alibi.data.making import Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
 from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
 from alibi.data.stream import TokenStream, hash_ids
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokenizers import Tokenizer, check_options, load_tokenizer, make_tokenizer
+from alibi.data.tokenizers import Tokenizer, WordTokenizer, check_options, load_tokenizer, make_tokenizer
 
 # Part of what a directory is named by: the ids. Since version 3 they lie in shards, and those of bytes in one byte
 # each; they are the same ids, so a directory of version 2 is found and read.
@@ -110,7 +111,7 @@ def prepare(
         # What a run was trained with stays as it is, the text that it would be tested on too.
         remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
         raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
-    tokenizer = tokenizer or _find_tokenizer(data, corpus, progress)
+    tokenizer = tokenizer or _find_tokenizer(data, corpus, progress, makers.workers)
     place = _Place(corpus, split, _limit(data, split), tokenizer, cache_root(data.cache_dir))
     return _find_or_make(place, progress, makers)
 
@@ -192,7 +193,9 @@ def _made_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> pathlib.
     return cache_root(data.cache_dir) / "tokenizers" / content_key(content)
 
 
-def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: bool) -> Tokenizer:
+def _find_tokenizer(
+    data: ml_collections.ConfigDict, corpus: Corpus, progress: bool = False, workers: int = 1
+) -> Tokenizer:
     """`make_tokenizer`, but one that is made from text is kept in the cache."""
     check_options(data)
     directory = _made_tokenizer(data, corpus)
@@ -200,7 +203,11 @@ def _find_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, progress: b
         return make_tokenizer(data, corpus)
 
     def write(folder: pathlib.Path) -> None:
-        tokenizer = make_tokenizer(data, corpus, progress=progress)
+        if data.tokenizer == "words" and workers > 1:
+            counted = count_in_workers(corpus, "train", data.max_train_bytes, workers)
+            tokenizer: Tokenizer = WordTokenizer(make_dictionary(counted))
+        else:
+            tokenizer = make_tokenizer(data, corpus, progress=progress)
         tokenizer.revision = corpus.revision
         tokenizer.save(folder)
 
@@ -213,7 +220,7 @@ def _is_made(data: ml_collections.ConfigDict, corpus: Corpus, split: str) -> boo
     directory = _made_tokenizer(data, corpus)
     if directory is not None and not directory.is_dir():
         return False
-    tokenizer = _find_tokenizer(data, corpus, progress=False)
+    tokenizer = _find_tokenizer(data, corpus)
     return _Place(corpus, split, _limit(data, split), tokenizer, cache_root(data.cache_dir)).directory.is_dir()
 
 
@@ -268,7 +275,7 @@ def _make_shards(place: _Place, progress: bool, makers: Makers, *, alone: bool) 
             stale.unlink()
     try:
         find_or_make(parts / "tokenizer", place.tokenizer.save)
-        return shards, shards.run(makers, progress=progress)
+        return shards, shards.run(makers, place.tokenizer, progress=progress)
     except BaseException:
         if alone and not any(parts.glob("*.json")):
             shutil.rmtree(parts, ignore_errors=True)

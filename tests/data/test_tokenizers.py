@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alibi.data import bpe, pieces, tokenizers
 from alibi.data.corpora import BOOKS, make_corpus
-from alibi.data.dictionary import count_words, read_dictionary
+from alibi.data.dictionary import count_words, make_dictionary, read_dictionary
 from alibi.data.pieces import Piece
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, load_tokenizer, make_tokenizer
 from configs import base
@@ -20,7 +20,7 @@ TEXT = "The cat sat.\n\nIt's  the\tcat's 12 naïve 漢字 <|endoftext|> mats!\n"
 
 
 def words_of(*documents):
-    return WordTokenizer(count_words(Piece(text.encode(), True) for text in documents))
+    return WordTokenizer(make_dictionary(count_words(Piece(text.encode(), True) for text in documents)))
 
 
 def stream(tokenizer, *parts):
