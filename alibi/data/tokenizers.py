@@ -167,7 +167,7 @@ class BpeTokenizer(Tokenizer):
             if size >= BATCH_CHARS:
                 yield from self._encode(waiting)
                 waiting, size = [], 0
-        yield from self._encode(waiting)
+        yield from self._encode([*waiting, *cut_chunks(rest, True)[0]])  # a shard may end within a document
 
     def _encode(self, chunks: list[str | None]) -> Iterator[Ids]:
         """The tokens of each chunk, those of many on all cores at a time; the boundary for each None."""

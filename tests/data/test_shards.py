@@ -1,0 +1,233 @@
+"""Shards: the same tokens however a text is cut and whoever makes them, and nothing lost when one is killed."""
+
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alibi.data import bpe, making, tokens
+from alibi.data.counting import Counts, count_words
+from alibi.data.making import Makers
+from alibi.data.pieces import BORDER, Piece
+from alibi.data.stream import TokenStream
+from alibi.data.textfiles import TextFiles
+from alibi.data.tokenizers import ByteTokenizer
+from configs import base
+
+LINES = ["it's  one\n", "\n", "two “words” more\n", "\t\n", "漢字 \u3000x\n", " three\n", "\n\n", "end of it <unk>\n"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two text files, of which the first leaves its last line open, and an empty cache."""
+    (tmp_path / "a.txt").write_text("".join(LINES * 40) + "open", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("".join(LINES[::-1] * 25), encoding="utf-8")
+    config = base.get_config().data
+    config.update(corpus="text", valid="", cache_dir=str(tmp_path / "whole"), bpe_vocab_size=300)
+    config.train = f"{tmp_path}/*.txt"
+    return config
+
+
+def made(data, cache, shard_bytes, monkeypatch, **how):
+    data = data.copy_and_resolve_references()
+    data.cache_dir = str(cache)
+    monkeypatch.setattr(tokens, "SHARD_BYTES", shard_bytes)
+    return tokens.prepare(data, "train", progress=False, **how)
+
+
+def shards_of(file):
+    return sorted(path.name for path in file.directory.glob("tokens*.bin"))
+
+
+@pytest.mark.parametrize("end", ["file", "blank_line"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "words", "bpe"])
+def test_the_tokens_are_those_of_one_shard(data, tmp_path, monkeypatch, tokenizer, end):
+    data.tokenizer, data.document_end = tokenizer, end
+    whole = made(data, tmp_path / "whole", 1 << 30, monkeypatch)
+    assert len(shards_of(whole)) == 1
+    cut = made(data, tmp_path / "cut", 700, monkeypatch)
+    assert len(shards_of(cut)) > 5
+    assert cut.directory.name == whole.directory.name
+    np.testing.assert_array_equal(cut.tokens, whole.tokens)
+    assert cut.manifest == whole.manifest, "the hash too: it is of the ids"
+    for limit in (1, 700, 1401, 2000):
+        data.max_train_bytes = limit
+        pair = [made(data, tmp_path / f"{size}", size, monkeypatch) for size in (1 << 30, 700)]
+        np.testing.assert_array_equal(*(file.tokens for file in pair), err_msg=f"{limit}")
+        assert pair[0].manifest == pair[1].manifest
+
+
+def test_a_packed_file_is_cut_in_its_stream(data, tmp_path, monkeypatch):
+    import gzip
+
+    whole = made(data, tmp_path / "whole", 1 << 30, monkeypatch)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    data.train = f"{tmp_path}/*.gz"
+    monkeypatch.setattr("alibi.data.textfiles.PIECE_BYTES", 300)
+    cut = made(data, tmp_path / "cut", 700, monkeypatch)
+    assert len(shards_of(cut)) > 5
+    assert cut.tokens.tolist() == whole.tokens.tolist()
+
+
+@given(st.text(alphabet=st.sampled_from("\n\n \tab'é漢“\u3000\u2028!"), max_size=60))
+def test_byte_level_bpe_has_a_border_where_shards_may_be_cut(text):
+    tokenizer = _bpe()
+    whole = tokenizer.encode(text, add_special_tokens=False).ids
+    for border in BORDER.finditer(text.encode()):
+        head, tail = (part.decode() for part in (text.encode()[: border.start()], text.encode()[border.start() :]))
+        assert [id for part in (head, tail) for id in tokenizer.encode(part, add_special_tokens=False).ids] == whole
+
+
+_BPE = []
+
+
+def _bpe():
+    if not _BPE:
+        _BPE.append(bpe.train_bpe(["".join(LINES) * 3], 320))
+    return _BPE[0]
+
+
+def test_workers_and_hosts_make_what_one_process_makes(data, tmp_path, monkeypatch):
+    data.tokenizer = "words"
+    alone = made(data, tmp_path / "alone", 2000, monkeypatch)
+    workers = made(data, tmp_path / "workers", 2000, monkeypatch, makers=Makers(workers=2))
+    with pytest.raises(tokens.UnfinishedError, match=r"train: \d of \d shards are still to be made by other hosts"):
+        made(data, tmp_path / "hosts", 2000, monkeypatch, makers=Makers(host=1, hosts=2))
+    hosts = made(data, tmp_path / "hosts", 2000, monkeypatch, makers=Makers(host=0, hosts=2))
+    for other in (workers, hosts):
+        assert (other.directory.name, other.manifest) == (alone.directory.name, alone.manifest)
+        assert other.tokens.tolist() == alone.tokens.tolist()
+        assert sorted(path.name for path in other.directory.iterdir()) == [
+            "manifest.json", "tokenizer", *shards_of(alone)
+        ]  # fmt: skip
+        assert [path.name for path in other.directory.parent.iterdir() if path.suffix == ".parts"] == []
+
+
+def test_a_worker_that_fails_says_why(data, tmp_path, monkeypatch):
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9\n" * 1000)
+    with pytest.raises(ValueError, match=r"b\.txt is not UTF-8: byte 0xe9 at offset [\d,]+ of the text"):
+        made(data, tmp_path / "cache", 2000, monkeypatch, makers=Makers(workers=2))
+
+
+def test_whole_shards_outlive_a_kill_and_are_checked(data, tmp_path, monkeypatch):
+    whole = made(data, tmp_path / "whole", 700, monkeypatch)
+    write, written = making.write_shard, []
+
+    def killed_at_the_fourth(path, *rest):
+        written.append(path.name)
+        if len(written) == 4:
+            path.with_name(f".{path.name}.0123").write_text("half")
+            raise KeyboardInterrupt
+        return write(path, *rest)
+
+    monkeypatch.setattr(making, "write_shard", killed_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        made(data, tmp_path / "again", 700, monkeypatch)
+    (parts,) = (tmp_path / "again" / "tokens").glob(".*.parts")
+    content = bytearray((parts / "tokens-00001.bin").read_bytes())
+    content[5] ^= 1
+    (parts / "tokens-00001.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=r"tokens-00001\.bin was damaged since it was made; run again: only this sha"):
+        made(data, tmp_path / "again", 700, monkeypatch)
+    again = made(data, tmp_path / "again", 700, monkeypatch)
+    names = [making.shard_file(number) for number in range(len(shards_of(whole)))]
+    assert written == [*names[:4], *names[3:], names[1]]
+    assert again.manifest == whole.manifest
+    assert again.tokens.tolist() == whole.tokens.tolist()
+    assert not list(again.directory.glob(".*"))
+
+
+def test_token_files_of_older_versions_are_found_and_read(tmp_path):
+    """One of format 2, as it was written: two bytes a byte, one file, no shards; its name is that of its content."""
+    (tmp_path / "train.txt").write_text("one two\nthree\n\n")
+    data = base.get_config().data
+    data.update(corpus="text", train=str(tmp_path / "train.txt"), cache_dir=str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "tokens" / "db54590753ff76222533ed738581766d"
+    ByteTokenizer().save(folder / "tokenizer")
+    np.frombuffer(b"one two\nthree\n\n", np.uint8).astype("<u2").tofile(folder / "tokens.bin")
+    about = {
+        "corpus": "text", "split": "train", "source": "text: train.txt", "tokens": 15, "words": 3, "bytes": 15,
+        "documents": 1, "unknown_words": 0, "unk_in_text": 0, "max_bytes": -1, "dtype": "<u2", "tokenizer": "bytes",
+        "tokenizer_fingerprint": ByteTokenizer().fingerprint(), "vocab_size": 256, "boundary_id": 10,
+        "sha256": "940c3bf323d66d484dd45e8b24302cdcbeb29d807eaabdce6167e1c3f002abd9",
+        "description": {}, "format_version": 2, "revision": "",
+    }  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(about))
+    old = tokens.prepare(data, "train", progress=False)
+    assert (old.directory, old.tokens.dtype) == (folder, np.uint16)
+    assert bytes(old.tokens.tolist()) == b"one two\nthree\n\n"
+    data.cache_dir = str(tmp_path / "new")
+    new = tokens.prepare(data, "train", progress=False)
+    assert (new.tokens.dtype, new.manifest.sha256) == (np.uint8, old.manifest.sha256), "runs know their text by it"
+    (folder / "tokens.bin").write_bytes(bytes(30))
+    with pytest.raises(ValueError, match=r"tokens\.bin was altered"):
+        tokens.load(folder)
+
+
+def test_a_stream_reads_like_the_array_that_its_files_make(tmp_path):
+    parts = [np.arange(start, stop, dtype="<u2") for start, stop in ((0, 5), (5, 5), (5, 6), (6, 20))]
+    files = [tmp_path / f"{number}" for number in range(4)]
+    for file, part in zip(files, parts, strict=True):
+        part.tofile(file)
+    stream, whole = TokenStream(files, [part.size for part in parts], np.dtype("<u2")), np.arange(20)
+    assert (len(stream), stream.size, stream.dtype) == (20, 20, np.uint16)
+    for start in range(-3, 22):
+        for stop in range(-3, 22):
+            assert stream[start:stop].tolist() == whole[start:stop].tolist()
+    assert [stream[i] for i in (0, 4, 5, 6, -1, np.int64(19))] == [0, 4, 5, 6, 19, 19]
+    assert np.asarray(stream, np.int32).tolist() == stream.tolist() == whole.tolist()
+    stream.will_read(3, 50)
+    with pytest.raises(IndexError):
+        stream[20]
+    with pytest.raises(ValueError, match="slices of tokens have no step, but 2"):
+        stream[::2]
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="only Linux tells what a map was advised")
+def test_the_kernel_is_told_that_reads_are_random(data, tmp_path, monkeypatch):
+    file = made(data, tmp_path / "cache", 1 << 30, monkeypatch)
+    assert file.tokens[0] is not None
+    maps = pathlib.Path("/proc/self/smaps").read_text()
+    of_file = maps[maps.index(str(file.directory / "tokens.bin")) :]
+    assert " rr " in re.search(r"VmFlags:.*", of_file)[0] + " "
+
+
+# Counts.
+
+
+@given(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+    | st.text(alphabet=" \t\n\x1c\x85\xa0\u1680\u2003\u2028\u205f\u3000aé“漢")
+)
+def test_words_are_counted_as_python_splits(text):
+    assert count_words(text.encode()) == len(text.split())
+
+
+def test_unknown_words_of_the_text_are_whole_words():
+    counts = Counts()
+    for text in ("<unk> a<unk> <unk>\n<unk>\u3000<unk>, x", "<unk>", "a < b"):
+        counts.add(Piece(text.encode(), True))
+    assert (counts.unk_in_text, counts.documents, counts.words) == (4, 3, 10)
+
+
+# Documents.
+
+
+def test_blank_lines_end_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr("alibi.data.textfiles.PIECE_BYTES", 16)
+    documents = ["one\ntwo\n\n", "a document longer than a piece\nand more of it\n\n\n\n", "three\n\n", "open"]
+    (tmp_path / "cc.txt").write_text("".join(documents))
+    corpus = TextFiles({"train": str(tmp_path / "cc.txt"), "document_end": "blank_line"})
+    found = [""]
+    for piece in corpus.pieces("train"):
+        found[-1] += piece.text
+        if piece.ends_document:
+            found.append("")
+    assert found == [*documents, ""]
+    with pytest.raises(ValueError, match=r"data\.document_end='lines' is unknown; use file or blank_line"):
+        TextFiles({"train": "x", "document_end": "lines"})
