@@ -79,7 +79,7 @@ class _Hosted(Corpus):
 
     def _check_splits(self, splits: Iterable[str], known: Iterable[str]) -> None:
         """Raises ValueError where a split is no expression of `known` names; where none are known, nothing is."""
-        known = list(known)
+        known = list(map(str, known))
         for split in splits:
             for part in self._place(split).split("+") if known else ():
                 name = part.partition("[")[0].strip()

@@ -48,6 +48,8 @@ def test_unknown_names_list_those_that_exist():
         list(make_corpus(data_config(valid="nope")).pieces("valid"))
     with pytest.raises(ValueError, match=r"data\.corpus='book' is unknown; use one of books, text, hub, tfds"):
         make_corpus(data_config(corpus="book"))
+    with pytest.raises(ValueError, match=r"data\.document_end=blank_line is of corpus=text only.*; set it to file"):
+        make_corpus(data_config(document_end="blank_line"))
     with pytest.raises(ValueError, match=r"data\.streaming=True is of corpus=hub only: tfds prepares a dataset first"):
         make_corpus(data_config(corpus="tfds", name="lm1b", streaming=True))
 
@@ -91,6 +93,26 @@ def test_zst_of_several_frames(tmp_path):
     frames = [pack(text.encode()[start : start + 4]) + pack(b"") for start in range(0, 350, 4)]
     (tmp_path / "a.zst").write_bytes(b"".join(frames))
     assert documents(text_corpus(tmp_path / "a.zst"), "train") == [text]
+
+
+def test_zst_of_a_long_window_is_whole(tmp_path):
+    """As `zstd --long=31` packs it: with a window that the library doesn't take unasked."""
+    import zstandard
+
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False)
+    pack = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "a.zst").write_bytes(pack.compress(b"long\n") + pack.flush())
+    assert documents(text_corpus(tmp_path / "a.zst"), "train") == ["long\n"]
+
+
+def test_a_sample_is_spread_over_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("alibi.data.textfiles.TextFiles.shards.__defaults__", (50,))  # bytes of a shard
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n" * 50)
+    sample = b"".join(piece.utf8 for piece in text_corpus(tmp_path / "*.txt").sample("train", -1, 60))
+    assert {letter: sample.count(letter) for letter in (b"a", b"b", b"c")} == {b"a": 10, b"b": 10, b"c": 10}
+    limited = b"".join(piece.utf8 for piece in text_corpus(tmp_path / "*.txt").sample("train", 100, 60))
+    assert set(limited) == set(b"a\n")
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", None)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from alibi.data import hosted
-from alibi.data.tokens import prepare
+from alibi.data.tokens import check_sources, prepare
 from alibi.training.setup import prepare_files
 from tests.data.corpusmaker import data_config, documents, hub
 
@@ -67,6 +67,26 @@ def test_hub_errors_list_what_exists(hub_folder, tmp_path, streaming):
             with pytest.raises(ValueError, match=r"saved was written by save_to_disk, .*load_from_disk, .*to_parquet"):
                 list(hub(tmp_path / "saved").pieces("train"))
             shutil.rmtree(tmp_path / "saved")
+
+
+def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkeypatch):
+    data = data_config(corpus="hub", name=str(hub_folder), cache_dir=str(tmp_path / "c"))
+    with monkeypatch.context() as patch:
+        patch.setattr("datasets.DatasetBuilder.download_and_prepare", None)  # would fail if it were called
+        wrong = r"data\.valid='valid': .*tiny has no split 'valid'; use train, validation, or leave data\.valid empty"
+        with pytest.raises(ValueError, match=wrong):
+            check_sources(data, ("train", "valid"))
+        check_sources(data, ("train",))
+        data.valid = "train[:10%] + validation"
+        check_sources(data, ("train", "valid"))
+        for name in ("./nowhere", "/no/where", "a/b/c"):
+            data.name = name
+            with pytest.raises(ValueError, match=f"there is no folder '{name}' .*; set data.name to a folder that exi"):
+                check_sources(data, ("train",))
+    data.update(name=str(hub_folder), valid="")
+    prepare(data, "train", progress=False)
+    monkeypatch.setattr("datasets.load_dataset_builder", None)
+    check_sources(data, ("train",))  # what is in the cache needs no look at the dataset
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -189,6 +209,8 @@ def test_tfds_errors_list_what_exists(tfds_folder):
     wrong = tfds_corpus(tfds_folder, train="trian")
     with pytest.raises(ValueError, match=r"can't be loaded: .*'trian'.*\['train', 'validation'\]"):
         list(wrong.pieces("train"))
+    with pytest.raises(ValueError, match=r"data\.train='trian': .* has no split 'trian'; use train, validation"):
+        wrong.check(["train"])
     with pytest.raises(ValueError, match=r"can't be loaded: Dataset nosuch not found"):
         list(tfds_corpus("nosuch").pieces("train"))
     with pytest.raises(ValueError, match=r"set data\.corpus=hub"):

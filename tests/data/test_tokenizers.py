@@ -124,6 +124,16 @@ def test_a_text_without_words_has_no_dictionary():
 # BPE.
 
 
+def test_bpe_may_be_trained_on_a_sample():
+    data = base.get_config().data
+    data.update(tokenizer="bpe", bpe_vocab_size=300, tokenizer_train_bytes=5000)
+    sampled = make_tokenizer(data, make_corpus(data))
+    data.update(tokenizer_train_bytes=-1, max_train_bytes=5000)
+    assert sampled.fingerprint() == make_tokenizer(data, make_corpus(data)).fingerprint()
+    data.update(max_train_bytes=6000)
+    assert sampled.fingerprint() != make_tokenizer(data, make_corpus(data)).fingerprint()
+
+
 def test_bpe_closes_documents_and_round_trips(trained_bpe):
     ids = trained_bpe.encode(TEXT).tolist()
     assert (trained_bpe.vocab_size, trained_bpe.boundary_id) == (400, 0)
@@ -224,6 +234,20 @@ def test_a_vocabulary_too_small_for_bytes_and_an_unknown_method():
     data.tokenizer, data.bpe_vocab_size = "bpe", 256
     with pytest.raises(ValueError, match=r"bpe_vocab_size=256 is too small: .* 257 or more"):
         make_tokenizer(data, make_corpus(data))
+    for options, message in {
+        (
+            "bytes",
+            "dict.txt",
+            -1,
+        ): r"data\.tokenizer_file=dict\.txt is not used by data\.tokenizer=bytes; leave it",
+        ("words", "", 9): r"data\.tokenizer_train_bytes=9 is not used with data\.tokenizer=words: only a BPE",
+        ("bpe", "t.json", 9): r"data\.tokenizer_train_bytes=9 is not used with data\.tokenizer_file",
+        ("bpe", "", 0): r"data\.tokenizer_train_bytes=0 must be positive, or -1",
+    }.items():
+        data.tokenizer, data.tokenizer_file, data.tokenizer_train_bytes = options
+        with pytest.raises(ValueError, match=message):
+            make_tokenizer(data, None)
+    data.update(tokenizer_file="", tokenizer_train_bytes=-1)
     data.tokenizer = "byte"
     with pytest.raises(ValueError, match=r"data\.tokenizer='byte' is unknown; use one of bytes, words, bpe"):
         make_tokenizer(data, make_corpus(data))
