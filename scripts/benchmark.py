@@ -8,6 +8,7 @@
     python scripts/benchmark.py generate              # tokens/s of reading a prompt and of decoding after it
     python scripts/benchmark.py evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
     python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
+    python scripts/benchmark.py data --text=FILE      # MB/s of making token files, beside numpy and tokenizers
 
 Each contender lives in a process of its own. In every round each is timed in turn while
 the others sleep, and so is a float32 matrix product, because the speed of a shared
@@ -25,9 +26,9 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, decode, evaluate, generate, training
+from benchmarks import adaptive, attention, data, decode, evaluate, generate, training
 
-ROUNDS = {"train": 15, "positions": 15}  # of short turns
+ROUNDS = {"train": 15, "positions": 15, "data": 5}  # of short turns
 COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
     "positions": ("the position methods, against each other", training.add_positions_arguments),
@@ -36,6 +37,7 @@ COMMANDS = {
     "generate": ("reading a prompt and decoding after it, beside a whole forward pass", generate.add_arguments),
     "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),
     "adaptive": ("adaptive embeddings: training, and the loss against a dense softmax", adaptive.add_arguments),
+    "data": ("text made into tokens, by tokenizer and workers", data.add_arguments),
 }
 
 

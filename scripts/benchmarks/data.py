@@ -1,0 +1,205 @@
+"""`scripts/benchmark.py data`: MB/s of making token files, beside plain loops of numpy, Python and `tokenizers`."""
+
+import argparse
+import hashlib
+import multiprocessing
+import os
+import pathlib
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rounds import about, print_table, whole_numbers
+from configs import base
+
+TIMES = {"bytes": 4, "words": 1, "bpe": 1}  # as much text
+PEERS = {"bytes": "numpy + SHA-256", "words": "split + dict", "bpe": "tokenizers"}
+BLOCK_BYTES = 1 << 20  # that the peers read at a time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", help="a file of UTF-8, repeated as often as need be; default: the embedded books")
+    parser.add_argument("--megabytes", type=int, default=128, help="of it, 4 times as many for bytes; a shard has 67")
+    parser.add_argument("--workers", default="1,2", help="numbers of processes, comma-separated")
+    parser.add_argument("--tokenizers", default="bytes,words,bpe", help="which, comma-separated")
+    parser.set_defaults(command=compare)
+
+
+def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each tokenizer with each number of workers, and its peer, in turn; each turn is a process of its own."""
+    workers = whole_numbers(arguments.workers, "workers")
+    with tempfile.TemporaryDirectory() as folder:
+        root, rows = pathlib.Path(folder), []
+        for name in arguments.tokenizers.split(","):
+            if name not in TIMES:
+                raise ValueError(f"--tokenizers={arguments.tokenizers}: use {', '.join(TIMES)}")
+            size = TIMES[name] * arguments.megabytes
+            path = _write_text(root / f"{name}.txt", arguments.text, size * 10**6)
+            calls: dict[str, tuple] = {PEERS[name]: (_peer, name, path, root)}
+            calls |= {f"{name}, {number} workers": (_prepare, name, path, root, number) for number in workers}
+            _in_process(_make_tokenizer, name, path, root)
+            seconds: dict[str, list[tuple[float, float]]] = {contender: [] for contender in calls}
+            for turn in range(arguments.rounds):
+                for contender, call in list(calls.items())[:: -1 if turn % 2 else 1]:
+                    seconds[contender].append(_in_process(*call))
+            rows += [_row(one, size, seconds[one]) | about(arguments.rounds) for one in calls]
+            path.unlink()
+    _print_rows(rows)
+    return rows
+
+
+def _row(contender: str, megabytes: int, seconds: list[tuple[float, float]]) -> dict[str, Any]:
+    wall, cpu = zip(*seconds, strict=True)
+    return {
+        "benchmark": "data",
+        "contender": contender,
+        "megabytes": megabytes,
+        "wall_seconds": wall,
+        "cpu_seconds": cpu,
+        "mb_per_second": megabytes / statistics.median(wall),
+        "mb_per_core_second": megabytes / statistics.median(cpu),
+    }
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    machine = rows[0]["machine"]
+    print(f"{machine['cpu']}, {machine['cores']} cores, {rows[0]['date']}; medians of {rows[0]['rounds']} rounds")
+    cells = [
+        [
+            row["contender"],
+            f"{row['megabytes']}",
+            f"{row['mb_per_second']:.1f}",
+            f"{row['mb_per_core_second']:.1f}",
+        ]
+        for row in rows
+    ]
+    print_table(["", "MB of text", "MB/s", "MB a core-second"], cells)
+
+
+def _write_text(path: pathlib.Path, source: str | None, size: int) -> pathlib.Path:
+    """A file of `size` bytes or a few less."""
+    if source is None:
+        from alibi.data.corpora import make_corpus
+
+        text = b"".join(piece.utf8 for piece in make_corpus(base.get_config().data).pieces("train"))
+    else:
+        text = pathlib.Path(source).read_bytes()
+    with path.open("wb") as stream:
+        for _ in range(size // len(text)):
+            stream.write(text)
+        stream.write(text[: size % len(text)].decode("utf-8", errors="ignore").encode())
+    return path
+
+
+def _in_process(call: Callable, *arguments: Any) -> Any:
+    """What `call` returns in a fresh process, which inherits nothing that a turn before has left."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, call, arguments))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise RuntimeError("a measured process died; its messages say why") from None
+    finally:
+        process.join()
+
+
+def _send(sender: Any, call: Callable, arguments: tuple) -> None:
+    from alibi.host_memory import keep_freed_memory
+
+    keep_freed_memory()
+    sender.send(call(*arguments))
+
+
+def _timed(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of wall time, and of processor time of this process and those that it started."""
+
+    def processor() -> float:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(one.ru_utime + one.ru_stime for one in used)
+
+    start, before = time.perf_counter(), processor()
+    run()
+    return time.perf_counter() - start, processor() - before
+
+
+def _config(name: str, path: pathlib.Path, cache: pathlib.Path) -> Any:
+    data = base.get_config().data
+    data.update(corpus="text", train=str(path), valid="", tokenizer=name, cache_dir=str(cache), bpe_vocab_size=8192)
+    if name == "bpe":
+        data.tokenizer_train_bytes = 4 * 10**6
+    return data
+
+
+def _make_tokenizer(name: str, path: pathlib.Path, root: pathlib.Path) -> None:
+    from alibi.data.corpora import make_corpus
+    from alibi.data.tokenizers import make_tokenizer
+
+    data = _config(name, path, root)
+    make_tokenizer(data, make_corpus(data)).save(root / name)
+
+
+def _prepare(name: str, path: pathlib.Path, root: pathlib.Path, workers: int) -> tuple[float, float]:
+    from alibi.data.making import Makers
+    from alibi.data.tokenizers import load_tokenizer
+    from alibi.data.tokens import prepare
+
+    tokenizer = load_tokenizer(root / name)
+    with tempfile.TemporaryDirectory(dir=root) as cache:
+        data = _config(name, path, pathlib.Path(cache))
+        return _timed(lambda: prepare(data, "train", tokenizer, progress=False, makers=Makers(workers)))
+
+
+def _peer(name: str, path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
+    """The least that must be done: read, encode, hash and write, on one core or as the library does."""
+    run = {"bytes": _plain_bytes, "words": _plain_words, "bpe": _library}[name]
+    return run(path, root)
+
+
+def _plain_bytes(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
+    def run() -> None:
+        hasher = hashlib.sha256()
+        with path.open("rb") as source, (root / "plain.bin").open("wb") as target:
+            while block := source.read(BLOCK_BYTES):
+                ids = np.frombuffer(block, np.uint8)
+                hasher.update(ids)
+                target.write(ids)
+            os.fsync(target.fileno())
+
+    return _timed(run)
+
+
+def _plain_words(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
+    from alibi.data.dictionary import read_dictionary
+
+    ids = {word: i for i, word in enumerate(read_dictionary(root / "words" / "dict.txt"))}
+
+    def run() -> None:
+        with path.open(encoding="utf-8") as source, (root / "plain.bin").open("wb") as target:
+            while lines := source.readlines(BLOCK_BYTES):
+                found = [ids.get(word, 3) for line in lines for word in [*line.split(), "</s>"]]
+                target.write(np.array(found, np.uint32))
+
+    return _timed(run)
+
+
+def _library(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(root / "bpe" / "tokenizer.json"))
+
+    def run() -> None:
+        with path.open(encoding="utf-8") as source, (root / "plain.bin").open("wb") as target:
+            while text := source.read(BLOCK_BYTES):
+                parts = [text[start : start + (1 << 14)] for start in range(0, len(text), 1 << 14)]
+                for encoding in tokenizer.encode_batch_fast(parts, add_special_tokens=False):
+                    target.write(np.array(encoding.ids, np.uint16))
+
+    return _timed(run)
