@@ -285,3 +285,19 @@ def test_generation_is_told_by_its_parts(monkeypatch, capsys):
     assert rates == [pytest.approx(12_000), pytest.approx(1000), pytest.approx(8000)]
     assert row["logits_error"] < 1e-5
     assert "| alibi |            12,000 |            1,000 |             8,000 |" in capsys.readouterr().out
+
+
+def test_making_tokens_is_timed_beside_plain_loops(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    data = importlib.import_module("benchmarks.data")
+    monkeypatch.setattr(data, "_in_process", lambda call, *arguments: call(*arguments))
+    arguments = argparse.Namespace(text=None, megabytes=1, workers="1", tokenizers="bytes,words", rounds=1)
+    rows = data.compare(arguments)
+    assert [(row["contender"], row["megabytes"]) for row in rows] == [
+        ("numpy + SHA-256", 4), ("bytes, 1 workers", 4), ("split + dict", 1), ("words, 1 workers", 1)
+    ]  # fmt: skip
+    assert all(0 < row["mb_per_core_second"] < 1e5 for row in rows)
+    assert "| words, 1 workers |" in capsys.readouterr().out
+    arguments.tokenizers = "words,byte"
+    with pytest.raises(ValueError, match="--tokenizers=words,byte: use bytes, words, bpe"):
+        data.compare(arguments)

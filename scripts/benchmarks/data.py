@@ -32,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Each tokenizer with each number of workers, and its peer, in turn; each turn is a process of its own."""
-    workers = whole_numbers(arguments.workers, "workers")
+    workers, names = whole_numbers(arguments.workers, "workers"), arguments.tokenizers.split(",")
+    if not set(names) <= set(TIMES):
+        raise ValueError(f"--tokenizers={arguments.tokenizers}: use {', '.join(TIMES)}")
     with tempfile.TemporaryDirectory() as folder:
         root, rows = pathlib.Path(folder), []
-        for name in arguments.tokenizers.split(","):
-            if name not in TIMES:
-                raise ValueError(f"--tokenizers={arguments.tokenizers}: use {', '.join(TIMES)}")
+        for name in names:
             size = TIMES[name] * arguments.megabytes
             path = _write_text(root / f"{name}.txt", arguments.text, size * 10**6)
             calls: dict[str, tuple] = {PEERS[name]: (_peer, name, path, root)}

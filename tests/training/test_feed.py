@@ -1,0 +1,31 @@
+"""The feed: what it waits for is seen."""
+
+import time
+
+import jax
+import numpy as np
+
+from alibi.data.batches import TrainBatches
+from alibi.parallel.sharding import make_mesh
+from alibi.training.feed import Feed
+from configs import base
+
+
+def test_waiting_for_data_is_measured(monkeypatch):
+    batches = TrainBatches(np.arange(256), length=4, batch_size=8, seed=0, boundary_id=0)
+    batches.rows(0, [0])  # imports what shuffles
+    read = batches.rows
+
+    def slow(step, rows):
+        time.sleep(0.2)
+        return read(step, rows)
+
+    monkeypatch.setattr(batches, "rows", slow)
+    feed = Feed(batches, make_mesh(base.get_config().mesh, devices=jax.devices()[:1]), 1)
+    feed.get(0)
+    assert feed.waited >= 0.2
+    before = feed.waited
+    time.sleep(0.3)  # a step that takes longer than reading does
+    feed.get(1, last=True)
+    assert feed.waited - before < 0.1
+    feed.close()
