@@ -34,10 +34,10 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
-    """Makes `directory` by `write(temporary directory)` and one rename, unless it exists; else as `making`."""
+    """Makes `directory` by `write(temporary directory)` and one rename, unless it exists; else as `claimed`."""
     if directory.is_dir():
         return
-    with making(directory) as alone:
+    with claimed(directory) as alone:
         if alone:  # so nobody is writing: what is there was left by processes that were killed
             for stale in filter(pathlib.Path.is_dir, directory.parent.glob(f".{directory.name}.*")):
                 shutil.rmtree(stale, ignore_errors=True)
@@ -48,7 +48,7 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object
 
 
 @contextlib.contextmanager
-def making(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
+def claimed(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
     """For the time in which `directory`, or a `part` of it, is made: of several processes one does, the others wait.
 
     Yields False where the file system has no locks: then each makes its own, and the first rename wins. Raises

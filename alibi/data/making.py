@@ -1,6 +1,6 @@
 """Shards of token files: made by several processes on several hosts, and kept when one of them is killed."""
 
-import concurrent.futures
+import concurrent.futures.process
 import dataclasses
 import functools
 import itertools
@@ -24,6 +24,7 @@ from alibi.data.counting import Counts
 from alibi.data.dictionary import count_words
 from alibi.data.pieces import Corpus, Shard, make_bar, watched
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
+from alibi.errors import UserError
 
 _POLL_SECONDS = 0.3
 
@@ -116,9 +117,13 @@ def in_workers(calls: Sequence[Callable[[], Result]], poll: Callable[[], object]
                 for future in done:
                     future.result()
                 poll()
-        except BaseException:
+        except BaseException as error:
             for process in multiprocessing.active_children():
                 process.terminate()
+            if isinstance(error, concurrent.futures.process.BrokenProcessPool):
+                raise UserError(
+                    "a worker was killed: was there too little memory? Use fewer --workers; whole shards are kept"
+                ) from None
             raise
     return [future.result() for future in futures]
 

@@ -1,4 +1,4 @@
-"""Token files: a split of a corpus as ids on disk, memory-mapped, with a manifest of what they are."""
+"""Token files by content: those of a split of a corpus are found in the cache, or made there."""
 
 import dataclasses
 import functools
@@ -10,64 +10,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_collections
-import numpy as np
 import tokenizers as hf
 
-from alibi.data.cache import cache_root, content_key, find_or_make, making
+from alibi.data.cache import cache_root, claimed, content_key, find_or_make
 from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import make_dictionary
 from alibi.data.making import Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
 from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
-from alibi.data.stream import TokenStream, hash_ids
+from alibi.data.stream import hash_ids
 from alibi.data.textfiles import TextFiles
+from alibi.data.tokenfile import Manifest, TokenFile, load
 from alibi.data.tokenizers import Tokenizer, WordTokenizer, check_options, load_tokenizer, make_tokenizer
 
-# Part of what a directory is named by: the ids. Since version 3 they lie in shards, and those of bytes in one byte
-# each; they are the same ids, so a directory of version 2 is found and read.
-IDS_VERSION, FORMAT_VERSION = 2, 3
+# Part of what a directory is named by. Format 3 of token files has the same ids as format 2, which is found and read.
+IDS_VERSION = 2
 TOKENIZER_FORMAT_VERSION = 1
-# Below this many bytes a token file is hashed when a process first opens it; above, only its size is checked.
-VERIFY_BYTES = 1 << 30  # WikiText-103 has 0.4 GB; hashing takes about a second
-_MADE_AGAIN = "delete that directory and run again"
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """What a token file holds."""
-
-    corpus: str
-    split: str
-    source: str  # for people: files, titles or a dataset's name
-    tokens: int
-    words: int  # between white space
-    bytes: int  # of the text in UTF-8
-    documents: int
-    unknown_words: int  # tokens that are <unk>: words that the dictionary lacks, and
-    unk_in_text: int  # words of the text that are <unk> itself
-    max_bytes: int  # the limit the text was cut at (-1: none)
-    dtype: str  # of the files: |u1, <u2 or <u4
-    sha256: str  # of the ids (`hash_ids`)
-    tokenizer: str
-    tokenizer_fingerprint: str
-    vocab_size: int
-    boundary_id: int
-    description: dict[str, Any]  # what identifies the text
-    format_version: int = FORMAT_VERSION
-    # That the text was read at: the hub's commit or TFDS's version, where data.revision is not the same.
-    revision: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenFile:
-    """The ids of a split, read from disk as they are used."""
-
-    tokens: TokenStream  # uint8, uint16 or uint32
-    manifest: Manifest
-    directory: pathlib.Path
-
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids."""
-        return load_tokenizer(self.directory / "tokenizer", f"delete {self.directory} and run again")
 
 
 class UnfinishedError(ValueError):
@@ -129,51 +86,6 @@ def prepare_text(
         raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
     place = _Place(TextFiles({"file": named}), "file", -1, tokenizer, cache_root(cache_dir))
     return _find_or_make(place, progress, Makers())
-
-
-def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
-    """Opens a token file; ValueError when it was truncated, altered or damaged since it was made.
-
-    `verify`: also by its hash, once a process and if it has no more than `VERIFY_BYTES`.
-    """
-    folder = pathlib.Path(directory)
-    try:
-        fields = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        shards = fields.pop("shards", None) or [[fields["tokens"], fields["sha256"]]]  # older ones have one, unnamed
-        manifest, dtype = Manifest(**fields), np.dtype(fields["dtype"])
-        files = [folder / shard_file(number) for number in range(len(shards))]
-        for file, (tokens, _) in zip(files, shards, strict=True):
-            _check_size(file, tokens * dtype.itemsize)
-        if verify and manifest.tokens * dtype.itemsize <= VERIFY_BYTES:
-            states = tuple(
-                (file, sha256, file.stat().st_mtime_ns) for file, (_, sha256) in zip(files, shards, strict=True)
-            )
-            _check_hashes(states, dtype)
-    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-        if isinstance(error, _DamagedError):
-            raise
-        raise ValueError(f"the token file in {folder} is damaged ({error}); {_MADE_AGAIN}") from error
-    return TokenFile(TokenStream(files, [tokens for tokens, _ in shards], dtype), manifest, folder)
-
-
-class _DamagedError(ValueError):
-    """A message that says all, to be told from what only a damaged manifest leads to."""
-
-
-def _check_size(file: pathlib.Path, needed: int) -> None:
-    if (got := file.stat().st_size) != needed:
-        raise _DamagedError(
-            f"{file} has {got:,} bytes, but its manifest says {needed:,}: it was truncated or altered; {_MADE_AGAIN}"
-        )
-
-
-@functools.cache
-def _check_hashes(states: tuple[tuple[pathlib.Path, str, int], ...], dtype: np.dtype) -> None:
-    """Once a process and state of the files: the hash of all up to the end of each must be the manifest's."""
-    found = hash_ids((file for file, _, _ in states), dtype)
-    for (file, sha256, _), got in zip(states, found, strict=True):
-        if got != sha256:
-            raise _DamagedError(f"{file} was altered: its SHA-256 is not its manifest's; {_MADE_AGAIN}")
 
 
 def _limit(data: ml_collections.ConfigDict, split: str) -> int:
@@ -254,13 +166,13 @@ def _find_or_make(place: _Place, progress: bool, makers: Makers) -> TokenFile:
     made_before = directory.is_dir()
     if not made_before:
         own = f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else ""
-        with making(directory, own) as alone:
+        with claimed(directory, own) as alone:
             if not directory.is_dir():
                 shards = _make_shards(place, progress, makers, alone=alone and makers.hosts == 1)
                 if not own:
                     _assemble(place, *shards)
         if own:
-            with making(directory):
+            with claimed(directory):
                 if not directory.is_dir():
                     _assemble(place, *shards)
     return load(directory, verify=made_before)

@@ -81,3 +81,27 @@ def test_a_length_longer_than_the_corpus_is_an_error():
     with pytest.raises(ValueError, match="train_length=104 is a length longer than the corpus, which has 103 tokens"):
         batches(length=104)
     assert batches(length=103).num_blocks == 1
+
+
+@pytest.mark.parametrize("num_tokens", [10**11, 10**13])
+def test_no_corpus_is_too_long_to_be_addressed(num_tokens):
+    class Tokens:
+        """As many ids, each its own index."""
+
+        def __len__(self):
+            return num_tokens
+
+        def __getitem__(self, index):
+            if not isinstance(index, slice):
+                return index % 2**31
+            return np.arange(*index.indices(num_tokens), dtype=np.int64) % 2**31
+
+    made = TrainBatches(Tokens(), length=128, batch_size=8, seed=0, boundary_id=BOUNDARY)
+    assert made.num_blocks == num_tokens // 128
+    last_epoch = 3 * made.num_blocks // 8
+    for step in (0, last_epoch):
+        inputs, targets = made.rows(step, range(8))
+        blocks = [made.block(step, row) for row in range(8)]
+        assert max(blocks) > 2**31 // 128
+        np.testing.assert_array_equal(targets[:, -1], [(128 * block + 127) % 2**31 for block in blocks])
+        np.testing.assert_array_equal(inputs[:, 0], [(128 * block - 1) % 2**31 for block in blocks])
