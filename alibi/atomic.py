@@ -1,8 +1,9 @@
-"""Files and directories that a reader sees whole or not at all."""
+"""Files and directories of this machine that a reader sees whole or not at all."""
 
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -30,3 +31,15 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview)
     """Writes the file `path`, text as UTF-8: a reader sees the old one or the new one, never a part."""
     with made_whole(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def is_address(place: str | os.PathLike[str]) -> bool:
+    """Whether this names a place elsewhere, such as gs://BUCKET, also where a path library took one of its slashes."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(place)) is not None
+
+
+def local_path(place: str | os.PathLike[str], what: str) -> pathlib.Path:
+    """The path, ~ resolved; ValueError where `what` names an address, of which a path would be a local folder."""
+    if is_address(place):
+        raise ValueError(f"{what} is the address {place}, where a path of this machine is needed; copy or mount it")
+    return pathlib.Path(place).expanduser()

@@ -1,0 +1,182 @@
+"""Who may write in a place: one process at a time, by a file lock, or by a lease where there are no file locks.
+
+A lease is a file that says which process holds it. Its holder writes it anew every few seconds, each time on
+condition that it is still the one that it wrote; one that stays the same for a minute is of a process that is gone.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import socket
+import sys
+import threading
+import time
+import uuid
+from typing import IO, Any
+
+from alibi.errors import UserError
+from alibi.runs.store import Store, Version
+
+LOCK_FILE, LEASE_FILE = ".lock", "lease.json"
+BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
+
+
+class HeldError(ValueError):
+    """Another process holds the place."""
+
+
+class Claim:
+    """The right of this process to write in `store`, from its making to `release`.
+
+    Args:
+      store: the place.
+      doing: what a process does that holds it, for messages.
+      beat, stale: seconds between two signs of life, and after which a holder without one is taken for gone.
+
+    Raises:
+      HeldError: another process holds it. Where there are only leases, this is known after a sign of life, and a
+        holder that was killed on another machine is waited for until its lease is stale, which is said.
+    """
+
+    def __init__(self, store: Store, doing: str, *, beat: float = BEAT_SECONDS, stale: float = STALE_SECONDS):
+        self._store, self._doing = store, doing
+        self._lease: _Lease | None = None
+        self.file: IO[Any] | None = None
+        try:
+            self.file = store.lock(LOCK_FILE)
+        except BlockingIOError:
+            raise HeldError(f"another process is {doing} in {store}; wait for it, or stop it") from None
+        if self.file is None:
+            self._lease = _Lease(store, doing, beat, stale)
+
+    def check(self) -> None:
+        """Raises UserError where another process has taken the place over, thinking this one gone."""
+        if self._lease is not None:
+            self._lease.check()
+
+    def release(self) -> None:
+        """Gives the place back."""
+        if self.file is not None:
+            self.file.close()
+        if self._lease is not None:
+            self._lease.release()
+
+
+class _Lease:
+    """The lease file of a place, taken and renewed by a thread of its own until `release`."""
+
+    def __init__(self, store: Store, doing: str, beat: float, stale: float):
+        self._store, self._doing, self._beat, self._stale = store, doing, beat, stale
+        self._token = uuid.uuid4().hex
+        self._version = self._take()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name=f"lease of {store}", daemon=True)
+        self._thread.start()
+
+    def _content(self) -> str:
+        now = datetime.datetime.now(datetime.UTC).isoformat()  # its fractions tell one sign of life from the next
+        about = {"host": socket.gethostname(), "process": os.getpid(), "machine": _machine(), "time": now}
+        return json.dumps(about | {"doing": self._doing, "token": self._token}, indent=2) + "\n"
+
+    def _take(self) -> Version:
+        while not self._store.create(LEASE_FILE, self._content()):
+            with contextlib.suppress(FileNotFoundError):  # given back by now
+                content, version = self._store.read_version(LEASE_FILE)
+                if self._is_ours(content):  # our own first try, whose answer was lost on the way
+                    break
+                self._wait_until_stale(content, version)
+                self._store.replace(LEASE_FILE, self._content(), version)
+                time.sleep(min(1.0, self._beat))  # in a directory two may have replaced it: the last one has it
+                break
+        content, version = self._store.read_version(LEASE_FILE)
+        if not self._is_ours(content):
+            raise self._held(content)
+        return version
+
+    def _wait_until_stale(self, content: bytes, version: Version) -> None:
+        """Returns when the holder shows no life any more; raises HeldError when it does."""
+        holder, start = _read(content), time.monotonic()
+        if _is_gone(holder):
+            return
+        print(
+            f"{self._store}: {_who(holder)} was {self._doing} here; waiting up to {self._stale:.0f} s for a sign of it",
+            file=sys.stderr,
+        )
+        while time.monotonic() - start < self._stale:
+            time.sleep(self._beat / 4)
+            now, new_version = self._store.read_version(LEASE_FILE)
+            if new_version != version:
+                raise self._held(now)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(self._beat):
+            with contextlib.suppress(OSError):  # no connection now; `check` says so where it matters
+                version = self._store.replace(LEASE_FILE, self._content(), self._version)
+                if version is None:  # or it was replaced, but the answer was lost
+                    content, version = self._store.read_version(LEASE_FILE)
+                    if not self._is_ours(content):
+                        return
+                self._version = version
+
+    def check(self) -> None:
+        try:
+            content = self._store.read(LEASE_FILE)
+        except FileNotFoundError:
+            content = b""
+        if not self._is_ours(content):
+            by = f"{_who(_read(content))} has taken it over" if content else "it was removed"
+            raise UserError(
+                f"the lease of {self._store} was lost: {by}; this process stops, so that only one is {self._doing} "
+                "there; what it saved before is whole"
+            )
+
+    def release(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):  # it becomes stale
+            if self._is_ours(self._store.read(LEASE_FILE)):
+                self._store.delete(LEASE_FILE)
+
+    def _is_ours(self, content: bytes) -> bool:
+        return _read(content).get("token") == self._token
+
+    def _held(self, content: bytes) -> HeldError:
+        who = _who(_read(content))
+        return HeldError(f"another process is {self._doing} in {self._store}: {who}; wait for it, or stop it")
+
+
+def _read(content: bytes) -> dict[str, Any]:
+    """What a lease says; nothing where it is damaged."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _who(lease: dict[str, Any]) -> str:
+    return f"process {lease.get('process', '?')} on {lease.get('host', '?')} (at {lease.get('time', '?')})"
+
+
+def _machine() -> str:
+    """What is the same only for processes that see each other's ids; "" where that isn't told (not Linux)."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _is_gone(lease: dict[str, Any]) -> bool:
+    """Whether the holder was a process of this machine that has ended."""
+    if not lease.get("machine") or lease["machine"] != _machine():
+        return False
+    try:
+        os.kill(int(lease["process"]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, KeyError):
+        pass
+    return False

@@ -1,0 +1,357 @@
+"""Where files of runs lie: a directory or an address, gs://BUCKET/PATH or s3://BUCKET/PATH, read and written alike.
+
+Files are named below a store by paths with slashes. Each is written whole or not at all, so that no reader meets a
+half one; nothing is appended to. Errors of object stores are OSErrors of one line, as those of files are.
+"""
+
+import abc
+import concurrent.futures
+import contextlib
+import datetime
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from alibi.atomic import is_address, local_path, made_whole, write_whole
+
+SCHEMES = ("gs", "s3")
+Version = dict[str, str]  # what a store knows the content of a file by
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_MANY = 16  # files that are read at a time from an object store
+
+
+class Store(abc.ABC):
+    """A place with files. `str(store)` is what a user calls it: an absolute path or an address."""
+
+    @property
+    def name(self) -> str:
+        """Its last part."""
+        return str(self).rstrip("/").rpartition("/")[2]
+
+    @property
+    @abc.abstractmethod
+    def path(self) -> pathlib.Path:
+        """The directory, for code that reads nothing else; ValueError where it is an address."""
+
+    @abc.abstractmethod
+    def __truediv__(self, folder: str) -> "Store":
+        """The store of what lies below `folder`."""
+
+    @abc.abstractmethod
+    def read_version(self, name: str) -> tuple[bytes, Version]:
+        """The content of a file, and what it is known by; FileNotFoundError where there is none."""
+
+    @abc.abstractmethod
+    def write(self, name: str, content: str | bytes | memoryview) -> None:
+        """Writes a file, text as UTF-8: a reader sees the old one or the new one, never a part."""
+
+    @abc.abstractmethod
+    def create(self, name: str, content: str | bytes) -> bool:
+        """Writes a file unless there is one of that name: of several processes one does, which is told True."""
+
+    @abc.abstractmethod
+    def replace(self, name: str, content: str | bytes, version: Version) -> Version | None:
+        """Writes a file that is still the one of `version`; None where it is another one by now, or gone.
+
+        In a directory another process can come between the comparison and the writing.
+        """
+
+    @abc.abstractmethod
+    def delete(self, name: str) -> None:
+        """Removes a file, if it is there."""
+
+    @abc.abstractmethod
+    def names(self, folder: str = "") -> list[str]:
+        """The names of all files below `folder`, sorted; none where it doesn't exist."""
+
+    @abc.abstractmethod
+    def check_writable(self) -> None:
+        """Makes the place if need be; raises OSError where it can't be written."""
+
+    @abc.abstractmethod
+    def lock(self, name: str) -> IO[Any] | None:
+        """The locked file `name`, whose lock lasts until it is closed; None where there are no file locks.
+
+        Raises BlockingIOError where another process holds it.
+        """
+
+    @abc.abstractmethod
+    def fetched(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        """A directory of this machine with the files of `folder`, for code that reads nothing else."""
+
+    @abc.abstractmethod
+    def made(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        """A directory of this machine to make, which becomes `folder` when it is left without an error."""
+
+    def read(self, name: str) -> bytes:
+        """The content of a file; FileNotFoundError where there is none."""
+        return self.read_version(name)[0]
+
+    def read_all(self, names: Sequence[str]) -> list[bytes]:
+        """The contents of several files."""
+        return [self.read(name) for name in names]
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file, or one below such a folder."""
+        return bool(self.names(name))
+
+
+class Folder(Store):
+    """A directory of a file system."""
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self._path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __truediv__(self, folder: str) -> "Folder":
+        return Folder(self.path / folder)
+
+    def read_version(self, name: str) -> tuple[bytes, Version]:
+        content = (self.path / name).read_bytes()
+        return content, {"sha256": hashlib.sha256(content).hexdigest()}
+
+    def write(self, name: str, content: str | bytes | memoryview) -> None:
+        write_whole(self._file(name), content)
+
+    def create(self, name: str, content: str | bytes) -> bool:
+        path, data = self._file(name), _encoded(content)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            temporary.write_bytes(data)
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _write_new(path, data)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def replace(self, name: str, content: str | bytes, version: Version) -> Version | None:
+        try:
+            if self.read_version(name)[1] != version:
+                return None
+        except FileNotFoundError:
+            return None
+        self.write(name, content)
+        return {"sha256": hashlib.sha256(_encoded(content)).hexdigest()}
+
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def names(self, folder: str = "") -> list[str]:
+        start = self.path / folder
+        if start.is_file():
+            return [folder]
+        # Names with a dot before them are those of files that are being written.
+        files = (pathlib.Path(place, file) for place, _, files in os.walk(start) for file in files if file[0] != ".")
+        return sorted(file.relative_to(self.path).as_posix() for file in files)
+
+    def check_writable(self) -> None:
+        probe = self._file(f".writable-{os.getpid()}")
+        probe.touch()
+        probe.unlink()
+
+    def lock(self, name: str) -> IO[Any] | None:
+        file = self._file(name).open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise
+        except OSError:
+            file.close()
+            return None
+        return file
+
+    def fetched(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        return contextlib.nullcontext(self.path / folder)
+
+    def made(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        return made_whole(self._file(folder))
+
+    def _file(self, name: str) -> pathlib.Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+class Bucket(Store):
+    """What lies below `prefix` of an object store: one of obstore's, whose bucket is called `root`."""
+
+    def __init__(self, store: Any, root: str, prefix: str = ""):
+        self._store, self._root, self._prefix = store, root, prefix.strip("/")
+
+    def __str__(self) -> str:
+        return f"{self._root}/{self._prefix}".rstrip("/")
+
+    @property
+    def path(self) -> pathlib.Path:
+        return local_path(str(self), "this")
+
+    def __truediv__(self, folder: str) -> "Bucket":
+        return Bucket(self._store, self._root, self._key(folder))
+
+    def read_version(self, name: str) -> tuple[bytes, Version]:
+        with self._named(name):
+            found = self._store.get(self._key(name))
+            return bytes(found.bytes()), _version(found.meta)
+
+    def read_all(self, names: Sequence[str]) -> list[bytes]:
+        with concurrent.futures.ThreadPoolExecutor(_MANY) as pool:
+            return list(pool.map(self.read, names))
+
+    def write(self, name: str, content: str | bytes | memoryview) -> None:
+        with self._named(name):
+            self._store.put(self._key(name), _encoded(content))
+
+    def create(self, name: str, content: str | bytes) -> bool:
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._named(name):
+            try:
+                self._store.put(self._key(name), _encoded(content), mode="create")
+            except AlreadyExistsError:
+                return False
+            return True
+
+    def replace(self, name: str, content: str | bytes, version: Version) -> Version | None:
+        from obstore.exceptions import PreconditionError
+
+        with self._named(name):
+            try:
+                return _version(self._store.put(self._key(name), _encoded(content), mode=version))
+            except (PreconditionError, FileNotFoundError):
+                return None
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), self._named(name):
+            self._store.delete(self._key(name))
+
+    def names(self, folder: str = "") -> list[str]:
+        start = self._key(folder)
+        with self._named(folder):
+            # Of a listing, prefixes are whole parts of paths; a file itself it leaves out.
+            found = [entry["path"] for entry in self._store.list(start or None).collect()]
+            if not found and folder and self._is_file(start):
+                found = [start]
+        cut = len(self._prefix) + 1 if self._prefix else 0
+        return sorted(path[cut:] for path in found)
+
+    def _is_file(self, key: str) -> bool:
+        try:
+            self._store.head(key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def check_writable(self) -> None:
+        probe = f".writable-{os.urandom(4).hex()}"
+        self.write(probe, "")
+        self.delete(probe)
+
+    def lock(self, name: str) -> IO[Any] | None:
+        return None
+
+    @contextlib.contextmanager
+    def fetched(self, folder: str) -> Iterator[pathlib.Path]:
+        with tempfile.TemporaryDirectory(prefix="alibi-fetched-") as directory:
+            names = self.names(folder)
+            for name, content in zip(names, self.read_all(names), strict=True):
+                path = pathlib.Path(directory, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            yield pathlib.Path(directory, folder)
+
+    @contextlib.contextmanager
+    def made(self, folder: str) -> Iterator[pathlib.Path]:
+        with tempfile.TemporaryDirectory(prefix="alibi-made-") as directory:
+            made = pathlib.Path(directory, "made")
+            yield made
+            for path in sorted(file for file in made.rglob("*") if file.is_file()):
+                self.write(f"{folder}/{path.relative_to(made).as_posix()}", path.read_bytes())
+
+    def _key(self, name: str) -> str:
+        return "/".join(filter(None, (self._prefix, name)))
+
+    @contextlib.contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Errors of the object store, which are pages long, in one line with what they are about."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except FileNotFoundError as error:
+            missing = "the bucket does not exist" if "NoSuchBucket" in str(error) else "it is missing"
+            raise FileNotFoundError(f"{self._root}/{self._key(name)}: {missing}") from None
+        except BaseError as error:
+            first_line = str(error).strip().splitlines()[0]
+            raise OSError(f"{self._root}/{self._key(name)}: {first_line[:300]}") from None
+
+
+def _write_new(path: pathlib.Path, content: bytes | memoryview) -> bool:
+    """Writes a file unless there is one, where the file system has no links; what a kill leaves is not whole."""
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        return False
+    return True
+
+
+def open_store(place: "str | os.PathLike[str] | Store") -> Store:
+    """The store at a path, which may begin with ~, or at an address; nothing is made or asked.
+
+    Raises:
+      ValueError: an address of another kind than gs://BUCKET/PATH and s3://BUCKET/PATH.
+    """
+    if isinstance(place, Store):
+        return place
+    text = os.fspath(place)
+    if not is_address(text):
+        return Folder(pathlib.Path(text).expanduser().absolute())
+    found = re.fullmatch(rf"({'|'.join(SCHEMES)})://([^/]+)(?:/(.*))?", text)
+    if found is None or {"", ".", ".."} & set((found[3] or "x").rstrip("/").split("/")):
+        raise ValueError(f"address {text} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory")
+    return Bucket(_open_bucket(found[1], found[2]), f"{found[1]}://{found[2]}", found[3] or "")
+
+
+def _open_bucket(scheme: str, bucket: str) -> Any:
+    """A bucket, by the credentials and the emulator that the environment names as for each vendor's own programs."""
+    from obstore.store import GCSStore, S3Store
+
+    # Its own patience is three minutes and ten tries.
+    options: dict[str, Any] = {"retry_config": {"max_retries": 5, "retry_timeout": datetime.timedelta(seconds=30)}}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL" if scheme == "s3" else "STORAGE_EMULATOR_HOST", "")
+    if endpoint.startswith("http:"):
+        options["client_options"] = {"allow_http": True}
+    if scheme == "s3":
+        return S3Store(bucket, **options)
+    if endpoint:
+        nobody: dict[str, Any] = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        options["service_account_key"] = json.dumps(nobody | {"gcs_base_url": endpoint, "disable_oauth": True})
+    return GCSStore(bucket, **options)
+
+
+def _version(meta: Any) -> Version:
+    return {key: meta[key] for key in ("e_tag", "version") if meta.get(key)}
+
+
+def _encoded(content: str | bytes | memoryview) -> bytes | memoryview:
+    return content.encode() if isinstance(content, str) else content
