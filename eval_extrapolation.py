@@ -2,12 +2,12 @@
 
     python eval_extrapolation.py --workdirs=A,B --multiples=1,2,4,8,16 --output_dir=OUT
 
-Appends a row to OUT/results.jsonl for each run and length, and writes OUT/report.md and
-OUT/extrapolation.png. Rows that exist are not computed again, so a stopped command, given
-again, goes on. On several hosts give the same command on each, as for train.py.
+Makes a row for each run and length in OUT/rows, and of them OUT/results.jsonl, OUT/report.md
+and OUT/extrapolation.png; OUT may be gs://BUCKET/PATH or s3://BUCKET/PATH. Rows that exist are
+not computed again, so a stopped command, given again, goes on. On several hosts give the same
+command on each, as for train.py.
 """
 
-import pathlib
 import signal
 import sys
 
@@ -69,7 +69,7 @@ def _options():
     if _OUTPUT_DIR.value is None:
         RunDirectory(_WORKDIRS.value[0]).config()  # a mistyped name must not become a directory of results
     return Options(
-        output_dir=pathlib.Path(_OUTPUT_DIR.value or _WORKDIRS.value[0]).expanduser().absolute(),
+        output_dir=_OUTPUT_DIR.value or _WORKDIRS.value[0],
         lengths=() if _LENGTHS.value is None else _parse_numbers("lengths", _LENGTHS.value),
         multiples=MULTIPLES if _MULTIPLES.value is None else _parse_numbers("multiples", _MULTIPLES.value),
         stride=_STRIDE.value,
@@ -92,4 +92,4 @@ def _parse_numbers(flag: str, words: list[str]) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("workdirs",))
+    command_line.run(main, required=("workdirs",), addresses=("workdirs", "output_dir"))

@@ -13,7 +13,9 @@ from absl import flags
 from alibi import command_line
 
 _CONFIG = command_line.define_config_flag()
-_WORKDIR = flags.DEFINE_string("workdir", None, "directory of the run's checkpoints, metrics and config")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "place of the run's checkpoints, metrics and config; may be gs://BUCKET/PATH"
+)
 command_line.define_host_flags()
 
 
@@ -31,4 +33,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("config", "workdir"))
+    command_line.run(main, required=("config", "workdir"), addresses=("workdir",))

@@ -5,12 +5,13 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from alibi.atomic import local_path
 from alibi.data.cache import cache_root
 from alibi.errors import UserError
 from alibi.host_memory import keep_freed_memory
@@ -21,8 +22,11 @@ CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 flags.disclaim_key_flags()  # what is defined here belongs to the entry point that asks for it: --help shows it
 
 
-def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> None:
+def run(main: Callable[[], int | None], *, required: tuple[str, ...] = (), addresses: tuple[str, ...] = ()) -> None:
     """Parses the flags, calls `main` and exits: 0 or what it returns, 1 after an error of use, 130 after Ctrl-C.
+
+    The flags `addresses` may name places of object stores, such as gs://BUCKET/PATH; any other flag that does is
+    refused.
 
     Errors of use are ValueError, OSError and UserError; any other exception is a bug and
     keeps its traceback.
@@ -32,8 +36,7 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = ()) -> No
         sys.path.append("")  # so that position=my_package.my_file:MyMethod finds what lies where the user stands
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
-    _keep_compilations()
-    app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+    app.run(lambda argv: _guarded(main, argv, addresses), flags_parser=_parse)
 
 
 def define_config_flag(default: str | None = None, says: str = "") -> flags.FlagHolder:
@@ -79,13 +82,28 @@ def _keep_compilations() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
-def _guarded(main: Callable[[], int | None], argv: list[str]) -> int:
+def _check_paths(addresses: Collection[str]) -> None:
+    """Raises ValueError where a flag names an address, of which a path would be a local folder `gs:`."""
+    for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
+        values = flag.value if isinstance(flag.value, list) else [flag.value]
+        for value in values if flag.name not in addresses else ():
+            if isinstance(value, str):
+                local_path(value, f"--{flag.name}")
+    if "config" in flags.FLAGS and (config := flags.FLAGS["config"].value) is not None:
+        for key, value in config.get("data", {}).items():
+            if isinstance(value, str):
+                local_path(value, f"data.{key}")
+
+
+def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collection[str]) -> int:
     try:
         if argv[1:]:
             raise ValueError(f"unknown arguments: {' '.join(argv[1:])}; flags start with --")
         for name in ("workdir", "output_dir"):
             if name in flags.FLAGS and flags.FLAGS[name].value == "":  # it would be the current directory
                 raise ValueError(f"--{name} is empty; give a directory (is a shell variable unset?)")
+        _check_paths(addresses)
+        _keep_compilations()
         return main() or 0
     except (ValueError, OSError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)

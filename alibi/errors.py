@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import pathlib
 from collections.abc import Iterator
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -13,7 +12,7 @@ class UserError(RuntimeError):
 
 
 @contextlib.contextmanager
-def disk_errors_named(place: pathlib.Path) -> Iterator[None]:
+def disk_errors_named(place: object) -> Iterator[None]:
     """Turns a full disk, met by Python or by a library's own code, into a UserError that says what to do."""
     try:
         yield

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv from the pinned requirements; does nothing, in under a second, when that is already so.
 #
-#   bash scripts/setup.sh [--test] [--extra=gpu|tpu]
+#   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs]
 #
 # --test adds the tools of the tests and checks. The extra may also be given as ALIBI_EXTRA=gpu.
 # PYTHON=/path/to/python chooses the interpreter that .venv is made from, which may then be newer than 3.13.
@@ -21,12 +21,12 @@ for argument in "$@"; do
   case "$argument" in
     --test) requirements=requirements-test.txt ;;
     --extra=*) extra=${argument#--extra=} ;;
-    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu" ;;
+    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs" ;;
   esac
 done
 case "$extra" in
-  "" | gpu | tpu) ;;
-  *) fail "unknown extra '$extra'; known are gpu and tpu" ;;
+  "" | gpu | tpu | gcs) ;;
+  *) fail "unknown extra '$extra'; known are gpu, tpu and gcs" ;;
 esac
 
 # Prints the version and succeeds if the interpreter $1 is of Python 3.11 to 3.$2.
@@ -160,7 +160,7 @@ if ! is_installed; then
   ok=1
   pip_install -r "$root/$requirements" || ok=0
   if [[ $ok == 1 && -n "$extra" ]]; then
-    case "$extra" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; esac
+    case "$extra" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; esac
     pip_install -c "$root/requirements.txt" "$package" || ok=0
   fi
   if [[ $ok == 0 ]]; then

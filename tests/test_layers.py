@@ -23,16 +23,18 @@ ALLOWED = {
     "alibi.atomic": set(),
     "alibi.errors": set(),
     "alibi.host_memory": set(),
-    "alibi.command_line": {"alibi.data", "alibi.errors", "alibi.host_memory", "configs.base"},
+    "alibi.command_line": {"alibi.atomic", "alibi.data", "alibi.errors", "alibi.host_memory", "configs.base"},
     "alibi.data": {"alibi.atomic", "alibi.errors"},
     "alibi.runs.store": {"alibi.atomic"},
     "alibi.reporting": {"alibi.atomic", "alibi.runs.store"},
     "alibi.runs": {"alibi.data", "alibi.atomic", "alibi.errors", "alibi.runs.store"},
-    "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.atomic"},
-    "alibi.training": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.errors", "alibi.atomic"},
+    "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.atomic", "alibi.runs.store"},
+    "alibi.training": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.evaluation", "alibi.errors", "alibi.atomic"},
     "alibi.runs.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
     "alibi.evaluation.extrapolation": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.runs.trained", "alibi.evaluation", "alibi.reporting", "alibi.errors"},
+    | {"alibi.data", "alibi.runs", "alibi.runs.trained", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
+    | {"alibi.runs.store"},
     "alibi.importers": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.atomic"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}

@@ -11,15 +11,17 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from alibi.atomic import made_whole
+from alibi.atomic import local_path, made_whole
 from alibi.errors import NO_SPACE
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
 def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
-    """`cache_dir`, else $ALIBI_CACHE, else ~/.cache/alibi."""
-    return pathlib.Path(cache_dir or os.environ.get("ALIBI_CACHE") or "~/.cache/alibi").expanduser()
+    """`cache_dir`, else $ALIBI_CACHE, else ~/.cache/alibi; ValueError where that is an address: files are mapped."""
+    if cache_dir:
+        return local_path(cache_dir, "data.cache_dir")
+    return local_path(os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", "$ALIBI_CACHE")
 
 
 def content_key(content: dict[str, Any]) -> str:

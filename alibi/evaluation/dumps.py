@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 
 from alibi.atomic import made_whole
 from alibi.reporting.rows import Scoring
+from alibi.runs.store import Store
 
 _NO_DUMP = (OSError, KeyError, EOFError, zipfile.BadZipFile)
 # How dumps are named; those of old versions hold their run's name nowhere else.
@@ -41,18 +42,18 @@ class Dump:
         return token - np.maximum(window - (self.of.length - self.of.stride), 0) + 1
 
 
-def find_path(directory: str | os.PathLike, of: Scoring) -> pathlib.Path:
+def find_name(output: Store, of: Scoring) -> str:
     """Where the dump `of` a run at one length and stride lies, or is to be written, in an output directory.
 
     That is nll/RUN-length=l-stride=s.npz, unless a dump of another step, text or
     config has that name: then this one's name says its step and the hash of the rest.
     """
-    folder, name = pathlib.Path(directory) / "nll", f"{of.run}-length={of.length}-stride={of.stride}"
-    path = folder / f"{name}.npz"
-    if what_is_in(path) in (None, of):
-        return path
+    name = f"nll/{of.run}-length={of.length}-stride={of.stride}"
+    with output.fetched(f"{name}.npz") as path:
+        if what_is_in(path) in (None, of):
+            return f"{name}.npz"
     key = hashlib.sha256(f"{of.tokens_sha256} {of.config_hash}".encode()).hexdigest()[:8]
-    return folder / f"{name}-step={of.step}-{key}.npz"
+    return f"{name}-step={of.step}-{key}.npz"
 
 
 def write_dump(path: pathlib.Path, dump: Dump) -> None:

@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import os
-import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,13 +20,15 @@ from alibi.data.pieces import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, prepare, prepare_text
 from alibi.errors import UserError
-from alibi.evaluation.dumps import Dump, find_path, what_is_in, write_dump
+from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
 from alibi.evaluation.perplexity import Score
 from alibi.evaluation.windows import Windows, plan
 from alibi.parallel.hosts import any_of, is_primary, on_first, together
-from alibi.reporting.report import ROWS_FILE, write_report
-from alibi.reporting.rows import Device, Row, append_rows, latest, read_rows
-from alibi.runs import evaluation_hash, git_commit, make_writable
+from alibi.reporting.recorded import find_rows, merge_rows, record_row
+from alibi.reporting.report import write_report
+from alibi.reporting.rows import Device, Row, Scoring, latest
+from alibi.runs import evaluation_hash, git_commit
+from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
 
 __all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs"]
@@ -39,7 +40,7 @@ MULTIPLES = (1, 2, 4, 8, 16)
 class Options:
     """What to evaluate of each run."""
 
-    output_dir: pathlib.Path  # where results.jsonl, nll/, report.md and extrapolation.png go
+    output_dir: str | os.PathLike[str]  # or an address: where rows/, results.jsonl, nll/, report.md and the figure go
     lengths: tuple[int, ...] = ()  # in tokens; empty: `multiples` of each run's train_length
     multiples: tuple[int, ...] = MULTIPLES
     stride: int | None = None  # tokens that a window scores; None: the length (windows don't overlap)
@@ -68,16 +69,16 @@ class OutputError(UserError):
 
 
 class Output:
-    """An output directory: rows, NLL dumps, and the report of the rows; of several processes only the first writes.
+    """An output directory or address: rows, NLL dumps and the report; of several processes only the first writes.
 
     Raises:
       OutputError: it can't be made or written; when it is made, and at each writing.
     """
 
-    def __init__(self, directory: pathlib.Path):
-        self.directory = directory
-        self._guard(lambda: make_writable(directory))
-        self.rows = read_rows(directory / ROWS_FILE)
+    def __init__(self, directory: str | os.PathLike[str]):
+        self.store = open_store(directory)
+        self._guard(self.store.check_writable)
+        self.rows = find_rows(self.store)
 
     def find(self, row: Row) -> list[Row]:
         """The rows that exist of the measurement that `row` is about: same cell, step, config and text."""
@@ -94,18 +95,27 @@ class Output:
         free = (one for one in [*before, name] if one not in taken)
         return next(free, f"{name}#{text_hash[:6]}")
 
-    def append(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         """Adds a row, unless one that exists says the same of its measurement."""
         if any(old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)):
             return
-        self._guard(lambda: append_rows(self.directory / ROWS_FILE, [row]))
+        self._guard(lambda: record_row(self.store, row))
         self.rows.append(row)
 
     def dump(self, dump: Dump) -> None:
-        self._guard(lambda: write_dump(find_path(self.directory, dump.of), dump))
+        self._guard(lambda: self._dump(dump))
 
-    def report(self) -> None:
-        self._guard(lambda: print(write_report(self.directory)))
+    def _dump(self, dump: Dump) -> None:
+        with self.store.made(find_name(self.store, dump.of)) as path:
+            write_dump(path, dump)
+
+    def has_dump(self, of: Scoring) -> bool:
+        with self.store.fetched(find_name(self.store, of)) as path:
+            return what_is_in(path) == of
+
+    def finish(self, *, report: bool) -> None:
+        """Writes results.jsonl, and where it is asked for the report, which is printed."""
+        self._guard(lambda: print(write_report(self.store)) if report else merge_rows(self.store))
 
     def _guard(self, write: Callable[[], object]) -> None:
         if not is_primary():
@@ -114,7 +124,7 @@ class Output:
             write()
         except OSError as error:
             raise OutputError(
-                f"output directory {self.directory} can't be written ({error.strerror or error}); "
+                f"output directory {self.store} can't be written ({error.strerror or error}); "
                 "make space or choose another --output_dir; rows written so far are kept"
             ) from error
 
@@ -131,7 +141,7 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
       ValueError: two work directories of one name, whose rows could not be told apart.
       OutputError: the output directory can't be written.
     """
-    paths = list(dict.fromkeys(pathlib.Path(workdir).expanduser().absolute() for workdir in workdirs))
+    paths = list(dict.fromkeys(str(open_store(workdir)) for workdir in workdirs))
     _check_names(paths)
     output = Output(options.output_dir)
     failures = []
@@ -144,17 +154,16 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
             if not isinstance(error, ValueError | OSError | UserError):
                 _say(traceback.format_exc().rstrip())
             known = str(error) or type(error).__name__
-            failures.append(known if str(path) in known else f"{path}: {known}")
+            failures.append(known if path in known else f"{path}: {known}")
             _say(f"error: {failures[-1]}")
-    if options.report:
-        output.report()
+    output.finish(report=options.report)
     return failures
 
 
 class RunEvaluation:
     """One run at all its lengths; the parameters are loaded only if there is something to compute."""
 
-    def __init__(self, workdir: pathlib.Path, options: Options, output: Output):
+    def __init__(self, workdir: str, options: Options, output: Output):
         self.options, self.output = options, output
         self.trained = TrainedRun(workdir, options.checkpoint, batch_tokens=options.batch_tokens)
         self.text, self.title = self._prepare_text()
@@ -180,6 +189,8 @@ class RunEvaluation:
             _say(f"{self._title(windows)}: done before")
             return
         params = self.trained.params  # outside: its errors are no limit of this length
+        if self.trained.step != row.step:  # training has gone on since, and this is its newer checkpoint
+            return self._evaluate(windows)
         try:
             score = self._score(params, windows)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -229,8 +240,7 @@ class RunEvaluation:
 
     def _is_done(self, row: Row) -> bool:
         measured = any(found.is_measured for found in self.output.find(row))
-        path = find_path(self.output.directory, row.scoring)
-        return measured and (not self.options.dump_nll or what_is_in(path) == row.scoring)
+        return measured and (not self.options.dump_nll or self.output.has_dump(row.scoring))
 
     def _score(self, params: PyTree, windows: Windows) -> Score:
         tokens, hidden = self.text.tokens, None if is_primary() else True  # None: only where stderr is no terminal
@@ -251,11 +261,11 @@ class RunEvaluation:
         )
         shown = "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
         _say(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
-        self.output.append(measured)
+        self.output.add(measured)
 
     def _record_error(self, row: Row, error: str) -> None:
         _say(f"{row.run} at {row.eval_length:,}: {error}")
-        self.output.append(dataclasses.replace(row, error=error))
+        self.output.add(dataclasses.replace(row, error=error))
 
     def _unmeasured(self, windows: Windows) -> Row:
         """The row without its results."""
@@ -286,9 +296,9 @@ class RunEvaluation:
         return f"{self.trained.name} at {windows.length:,}{sliding}"
 
 
-def _check_names(paths: Sequence[pathlib.Path]) -> None:
+def _check_names(paths: Sequence[str]) -> None:
     for path, other in itertools.combinations(paths, 2):
-        if other.name == path.name:
+        if os.path.basename(other) == os.path.basename(path):
             raise ValueError(
                 f"{path} and {other} have the same name, and rows are known by it; "
                 "rename one, or evaluate them into two output directories"

@@ -8,8 +8,8 @@ from collections.abc import Sequence, Set
 from alibi.data.tokens import prepare
 from alibi.paper.published import parse_printed
 from alibi.paper.reproduction import Reproduction
-from alibi.reporting.report import ROWS_FILE
-from alibi.reporting.rows import latest, read_rows
+from alibi.reporting.recorded import ROWS_FILE, find_rows
+from alibi.reporting.rows import latest
 from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
 from alibi.sweeps.definition import Evaluation
@@ -68,11 +68,10 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
 
 def _elsewhere(counted: Set[pathlib.Path]) -> str:
     """The directories beside those `counted` that have results, of other overrides and files."""
-    files = {file for directory in counted for file in directory.parent.glob(f"*/{ROWS_FILE}")}
+    beside = {file.parent for directory in counted for file in directory.parent.glob(f"*/{ROWS_FILE}")}
     lines = [
-        f"  {file.parent}: {sum(row.is_measured for row in latest(read_rows(file)))} results\n"
-        for file in sorted(files)
-        if file.parent not in counted
+        f"  {directory}: {sum(row.is_measured for row in latest(find_rows(directory)))} results\n"
+        for directory in sorted(beside - counted)
     ]
     return "".join(["\nOf other --overrides or files, and not counted here:\n", *lines]) if lines else ""
 

@@ -10,8 +10,9 @@ from alibi.paper.published import published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
 from alibi.reporting.comparison import Comparison, compare, draw_comparison, part_names
-from alibi.reporting.report import ROWS_FILE, VALUES, fact, failed_runs, make_cell
-from alibi.reporting.rows import Row, latest, read_rows
+from alibi.reporting.recorded import find_rows, merge_rows
+from alibi.reporting.report import VALUES, fact, failed_runs, make_cell
+from alibi.reporting.rows import Row, latest
 from alibi.reporting.tables import Absence, Kind, Missing, Number, Part
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
 from alibi.runs import RunDirectory, evaluation_hash
@@ -28,7 +29,7 @@ class Results:
         self.reproduction = reproduction
         # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
         trained = {run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in reproduction.sweep.runs}
-        rows = read_rows(reproduction.directory / ROWS_FILE)
+        rows = find_rows(reproduction.directory)
         self._rows = latest(row for row in rows if (row.step, row.config_hash) == trained.get(row.run))
 
     def compare(self) -> Comparison:
@@ -196,6 +197,7 @@ def _cores(reproduction: Reproduction) -> Iterator[int]:
 
 def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
     """Writes what is known until now, and `failures` by run below it; returns it as text for a terminal."""
+    merge_rows(reproduction.directory)
     compared = Results(reproduction).compare()
     place = reproduction.outputs / f"table{reproduction.number:02d}"
     place.parent.mkdir(parents=True, exist_ok=True)

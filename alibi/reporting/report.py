@@ -1,21 +1,20 @@
-"""The report of a directory: results.jsonl -> report.md, extrapolation.png and a table for the terminal."""
+"""The report of a directory: its rows -> results.jsonl, report.md, extrapolation.png and a table for the terminal."""
 
 import dataclasses
 import os
-import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from alibi.atomic import write_whole
 from alibi.reporting import tables
-from alibi.reporting.rows import Row, latest, read_rows
+from alibi.reporting.recorded import ROWS_FILE, merge_rows
+from alibi.reporting.rows import Row, latest
 from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
 from alibi.reporting.writers import to_markdown, to_text
+from alibi.runs.store import Store, open_store
 
 Key = TypeVar("Key")
 
-ROWS_FILE = "results.jsonl"
 REPORT_FILE = "report.md"
 FIGURE_FILE = "extrapolation.png"
 
@@ -149,34 +148,35 @@ def failed_runs(failures: Mapping[str, str]) -> str:
 
 
 def write_report(
-    directory: str | os.PathLike, title: str = "Extrapolation", failures: Mapping[str, str] | None = None
+    directory: str | os.PathLike | Store, title: str = "Extrapolation", failures: Mapping[str, str] | None = None
 ) -> str:
-    """Writes report.md and one figure a panel beside the results.jsonl in `directory`; returns the text tables.
+    """Writes results.jsonl of the rows in `directory`, report.md and one figure a panel; returns the text tables.
 
     The first panel's figure is extrapolation.png; those of further panels (other
     splits, strides, corpora) have a suffix. `failures`, reasons by run, are listed
     at the end. Without rows and failures nothing is written.
     """
-    directory = pathlib.Path(directory)
-    rows = read_rows(directory / ROWS_FILE)
+    store = open_store(directory)
+    rows = merge_rows(store)
     if not rows and not failures:
-        return f"no results in {directory / ROWS_FILE} yet\n"
+        return f"no results in {store}/{ROWS_FILE} yet\n"
     from alibi.reporting import plots  # matplotlib: two seconds that an evaluation without a report need not wait
 
     markdown, text = [f"# {title}\n"], []
     for index, (panel, in_bits) in enumerate(zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)):
         figure = FIGURE_FILE if index == 0 else f"extrapolation-{_suffix(panel)}.png"
-        plots.draw_extrapolation(panel, directory / figure)
+        with store.made(figure) as file:
+            plots.draw_extrapolation(panel, file)
         knows_bytes = any(row.bits_per_byte is not None for row in panel.rows)
         for table in map(build_table, (panel, in_bits) if knows_bytes else (panel,)):
             markdown.append(to_markdown(table))
             text.append(to_text(table))
         markdown += [explanation(panel) + "\n", f"![perplexity by evaluation length]({figure})\n"]
-        text.append(f"figure: {directory / figure}\n")
+        text.append(f"figure: {store}/{figure}\n")
     if failures:
         markdown.append(failed_runs(failures))
-    write_whole(directory / REPORT_FILE, "\n".join(markdown))
-    return "\n".join([*text, f"report: {directory / REPORT_FILE}\n"])
+    store.write(REPORT_FILE, "\n".join(markdown))
+    return "\n".join([*text, f"report: {store}/{REPORT_FILE}\n"])
 
 
 def _suffix(panel: Panel) -> str:

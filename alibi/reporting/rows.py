@@ -1,4 +1,4 @@
-"""A row of results is one measurement and one line of results.jsonl; later lines replace earlier ones."""
+"""A row of results is one measurement and one line of results.jsonl; later rows replace earlier ones."""
 
 import dataclasses
 import json
@@ -170,42 +170,29 @@ SOMETIMES = ("dtype", "config_hash", "tokens_sha256", "text_hash", "limit", "err
 ALWAYS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in (*SOMETIMES, "more"))
 
 
-def append_rows(path: str | os.PathLike, rows: Iterable[Row]) -> None:
-    """Appends `rows` to the JSONL file `path` in one durable write, so a kill loses all of them or none."""
-    data = "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows).encode()
-    if not data:
-        return
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Unbuffered: two processes that append at once interleave whole writes, never bytes.
-    with path.open("a+b", buffering=0) as file:
-        size = file.tell()
-        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-            data = b"\n" + data  # the file ends inside a line, which these must not join
-        written = file.write(data)
-        if written != len(data):
-            raise OSError(f"{path}: only {written} of {len(data)} bytes could be written; is the disk full?")
-        os.fsync(file.fileno())
+def parse_rows(content: bytes, source: str) -> list[Row]:
+    """The rows of JSON lines, in their order.
 
-
-def read_rows(path: str | os.PathLike) -> list[Row]:
-    """The rows of the JSONL file `path` in file order; none if it does not exist.
-
-    A line that is no whole row (a process was killed while it wrote) is left out
-    and reported by a logged warning: its measurement will be made again.
+    A line that is no whole row is left out and reported by a logged warning, which names the
+    `source`: its measurement will be made again.
     """
-    path = pathlib.Path(path)
-    if not path.exists():
-        return []
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
             rows.append(Row.from_json(json.loads(line)))
         except (ValueError, TypeError, AttributeError):
-            _log.warning("%s line %d is no whole row and was left out; a killed process may have cut it", path, number)
+            _log.warning(
+                "%s line %d is no whole row and was left out; a killed process may have cut it", source, number
+            )
     return rows
+
+
+def read_rows(path: str | os.PathLike) -> list[Row]:
+    """The rows of a JSONL file; none if it does not exist."""
+    path = pathlib.Path(path)
+    return parse_rows(path.read_bytes(), str(path)) if path.exists() else []
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

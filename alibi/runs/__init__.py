@@ -1,6 +1,6 @@
 """Trained runs: their work directories, what identifies and what made them; `alibi.runs.trained` loads their models."""
 
-from alibi.runs.directory import SECTIONS, RunDirectory, make_writable
+from alibi.runs.directory import SECTIONS, RunDirectory
 from alibi.runs.identity import completed, config_hash, evaluation_hash, flatten, may_differ
 from alibi.runs.provenance import git_commit, make_provenance, usable_cores
 
@@ -13,7 +13,6 @@ __all__ = [
     "flatten",
     "git_commit",
     "make_provenance",
-    "make_writable",
     "may_differ",
     "usable_cores",
 ]

@@ -1,7 +1,7 @@
 """A work directory: what a training run leaves behind, and all that an evaluation needs to know of it."""
 
 import datetime
-import fcntl
+import importlib.util
 import json
 import os
 import pathlib
@@ -9,47 +9,58 @@ from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
+from etils import epath
 
-from alibi.atomic import made_whole, write_whole
+from alibi.atomic import is_address
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.runs.identity import YOUNGER, completed, defining
+from alibi.runs.lease import Claim
+from alibi.runs.store import open_store
 
 # Of every config, as in configs/base.py.
 SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh", "position_options")
 
 
-def make_writable(directory: pathlib.Path) -> None:
-    """Makes `directory` if need be; raises OSError where nothing can be written in it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    probe = directory / f".writable-{os.getpid()}"
-    probe.touch()
-    probe.unlink()
-
-
 class RunDirectory:
-    """One run's files: config, provenance and status as JSON, metrics.jsonl, tokenizer/, checkpoints/, tensorboard/.
+    """One run's files: config, provenance and status as JSON, metrics, tokenizer/, checkpoints/, tensorboard/.
 
-    Reading raises ValueError, with what to do, where the directory or a file is missing or damaged.
+    They lie in a directory or at an address, gs://BUCKET/PATH. Reading raises ValueError, with what to do, where the
+    place or a file is missing or damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         if not os.fspath(path):
             raise ValueError("the work directory's name is empty; give a directory, or . for the current one")
-        if "://" in str(path):
+        self.store = open_store(path)
+        if str(self).startswith("s3:"):
             raise ValueError(
-                f"work directory {path} is an address; a directory is needed, whose files can be locked and appended "
-                "to. Mount the bucket (gcsfuse for gs://, on every host) and give the path of the mount"
+                f"work directory {path} can't hold checkpoints: Orbax writes them to directories and gs:// only; give "
+                "one of these (results may go to s3://, by --output_dir)"
             )
-        self.path = pathlib.Path(path).expanduser().absolute()
+        if str(self).startswith("gs:") and importlib.util.find_spec("gcsfs") is None:
+            raise ValueError(
+                f"work directory {path} needs the package gcsfs, by which Orbax reads gs://; install it by\n"
+                "  bash scripts/setup.sh --extra=gcs"
+            )
+        self._claim: Claim | None = None
+
+    def __str__(self) -> str:
+        return str(self.store)
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The directory; ValueError where it is an address."""
+        return self.store.path
 
     @property
     def name(self) -> str:
         """The directory's own name, which result rows use for the run."""
-        return self.path.name
+        return self.store.name
 
     @property
-    def checkpoints(self) -> pathlib.Path:
-        return self.path / "checkpoints"
+    def checkpoints(self) -> epath.Path:
+        """Where Orbax keeps them; it reads addresses itself."""
+        return epath.Path(str(self.store)) / "checkpoints"
 
     def config(self) -> ml_collections.ConfigDict:
         """The resolved configuration that the run was trained with."""
@@ -60,19 +71,23 @@ class RunDirectory:
         return self._read("provenance.json")
 
     def tokenizer(self) -> Tokenizer:
-        folder = self.path / "tokenizer"
-        return load_tokenizer(folder, f"restore {folder}, or train the run again elsewhere")
+        with self.store.fetched("tokenizer") as folder:
+            return load_tokenizer(folder, f"restore {self}/tokenizer, or train the run again elsewhere")
 
     def status(self) -> dict[str, Any]:
         """Where the run stands: state (missing, running, interrupted, failed, finished), step, steps, reason..."""
-        if not (self.path / "status.json").exists():
+        if not self.store.exists("status.json"):
             return {"state": "missing", "step": 0, "steps": 0, "reason": "", "tokens_per_second": None}
         return self._read("status.json", ("state", "step", "steps", "reason"))
 
     def saved_steps(self) -> list[int]:
-        """The steps whose checkpoints are there, ascending: by their names, which only complete ones have."""
+        """The steps whose checkpoints are there, ascending: by their names, which on a disk only complete ones have."""
         if not self.checkpoints.is_dir():
             return []
+        if is_address(str(self)):
+            from orbax.checkpoint.utils import checkpoint_steps  # takes two seconds to import
+
+            return sorted(checkpoint_steps(self.checkpoints))
         return sorted(int(folder.name) for folder in self.checkpoints.iterdir() if folder.name.isdecimal())
 
     def is_finished(self) -> bool:
@@ -87,7 +102,7 @@ class RunDirectory:
         saved = status.get("saved", status["step"] if status["state"] == "finished" else 0)
         if saved and not self.saved_steps():
             raise ValueError(
-                f"{self.path} has no checkpoint, but that of step {saved} was saved: {self.checkpoints} was removed or "
+                f"{self} has no checkpoint, but that of step {saved} was saved: {self.checkpoints} was removed or "
                 "emptied since; restore it, train in another --workdir, or remove the work directory to start over"
             )
 
@@ -98,14 +113,12 @@ class RunDirectory:
           ValueError: it can't be written, holds a run of another config, or lost all its checkpoints.
         """
         try:
-            make_writable(self.path)
+            self.store.check_writable()
         except OSError as error:
-            raise ValueError(
-                f"work directory {self.path} can't be written ({error}); choose another --workdir"
-            ) from None
+            raise ValueError(f"work directory {self} can't be written ({error}); choose another --workdir") from None
         if differing := self.differing(config):
             raise ValueError(
-                f"work directory {self.path} holds a run of another config:\n"
+                f"work directory {self} holds a run of another config:\n"
                 + "".join(f"  {key}: {old!r} there, {new!r} now\n" for key, (old, new) in differing.items())
                 + "use another --workdir, or the config that it was started with"
             )
@@ -113,7 +126,7 @@ class RunDirectory:
 
     def differing(self, config: ml_collections.ConfigDict) -> dict[str, tuple[Any, Any]]:
         """Keys that define a run and that `config` sets otherwise than the run that is here, to (there, now)."""
-        if not (self.path / "config.json").exists():
+        if not self.store.exists("config.json"):
             return {}
         old, new = defining(self.config()), defining(config)
         keys = sorted(old.keys() | new.keys())
@@ -122,7 +135,7 @@ class RunDirectory:
 
     def check_corpus(self, manifests: dict[str, dict[str, Any]]) -> None:
         """Raises ValueError if the run that is here was trained on other tokens than those of `manifests` by split."""
-        if not (self.path / "provenance.json").exists():
+        if not self.store.exists("provenance.json"):
             return
         before = self._read("provenance.json", sections=("corpus",))["corpus"]
         for split in sorted(before.keys() & manifests.keys()):
@@ -131,24 +144,18 @@ class RunDirectory:
                     raise self._damaged("provenance.json", f"its corpus.{split} lacks {key}")
                 if before[split][key] != manifests[split][key]:
                     raise ValueError(
-                        f"the {split} text of the run in {self.path} has changed: its {key} was {before[split][key]} "
+                        f"the {split} text of the run in {self} has changed: its {key} was {before[split][key]} "
                         f"and is {manifests[split][key]}; restore the text, or use another --workdir"
                     )
 
     def claim(self, config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> None:
-        """Locks the directory for this process and writes the config and, once, the tokenizer.
+        """Claims the directory for this process, see `Claim`, and writes the config and, once, the tokenizer.
 
         Raises:
           ValueError: another process is training here, or has begun a run of another config since
             `check`; or the tokenizer that is here is another.
         """
-        self._lock = (self.path / ".lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is training in {self.path}; wait for it, or stop it") from None
-        except OSError:
-            pass  # a file system without locks
+        self._claim = Claim(self.store, "training")
         try:
             self.check(config)
             self._keep(tokenizer)
@@ -159,23 +166,32 @@ class RunDirectory:
 
     def _keep(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer, once; raises ValueError if another is here."""
-        if not (self.path / "tokenizer").exists():
+        if not self.store.exists("config.json"):
+            for name in self.store.names("tokenizer"):  # of a first start that was killed
+                self.store.delete(name)
+        if not self.store.exists("tokenizer"):
             # Whole or not at all: a half-written one would be taken for another run's.
-            with made_whole(self.path / "tokenizer") as partial:
+            with self.store.made("tokenizer") as partial:
                 tokenizer.save(partial)
         elif self.tokenizer().fingerprint() != tokenizer.fingerprint():
             raise ValueError(
-                f"the tokenizer of the run in {self.path} is another than that of data.tokenizer_file or of the train "
+                f"the tokenizer of the run in {self} is another than that of data.tokenizer_file or of the train "
                 "text now; give the one that is there, or use another --workdir"
             )
 
+    def check_claim(self) -> None:
+        """Raises UserError where another process has taken over what `claim` gave, thinking this one gone."""
+        if self._claim is not None:
+            self._claim.check()
+
     def release(self) -> None:
-        """Gives the lock of `claim` back."""
-        self._lock.close()
+        """Gives back what `claim` gave."""
+        if self._claim is not None:
+            self._claim.release()
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Writes one JSON file; a reader sees the old content or the new, never a part."""
-        write_whole(self.path / name, json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
+        self.store.write(name, json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
 
     def write_status(self, state: str, *, step: int, steps: int, reason: str = "", **more: Any) -> None:
         """Records where the run stands and the last saved step; `more` are figures, such as tokens_per_second."""
@@ -185,11 +201,13 @@ class RunDirectory:
 
     def _read(self, name: str, needed: Sequence[str] = (), *, sections: Sequence[str] = ()) -> dict[str, Any]:
         """The content of one JSON file, an object with the keys `needed` and the objects `sections`."""
-        file = self.path / name
-        if not file.exists():
-            raise ValueError(f"{self.path} is no work directory of a run: {name} is missing; give train.py's --workdir")
         try:
-            content = json.loads(file.read_text())
+            text = self.store.read(name)
+        except FileNotFoundError:
+            problem = f"{name} is missing; give train.py's --workdir"
+            raise ValueError(f"{self} is no work directory of a run: {problem}") from None
+        try:
+            content = json.loads(text)
             if not isinstance(content, dict):
                 raise ValueError(f"it holds a {type(content).__name__}, not an object")
             if missing := [key for key in (*needed, *sections) if key not in content]:
@@ -202,4 +220,4 @@ class RunDirectory:
             raise self._damaged(name, error) from None
 
     def _damaged(self, name: str, error: object) -> ValueError:
-        return ValueError(f"{self.path / name} is damaged ({error}); restore it, or train the run again elsewhere")
+        return ValueError(f"{self}/{name} is damaged ({error}); restore it, or train the run again elsewhere")

@@ -84,12 +84,24 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def fetched(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
-        """A directory of this machine with the files of `folder`, for code that reads nothing else."""
+    def fetched(self, name: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        """A path of this machine with the file, or the files of the folder `name`, for code that reads nothing else."""
 
     @abc.abstractmethod
-    def made(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
-        """A directory of this machine to make, which becomes `folder` when it is left without an error."""
+    def made(self, name: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        """A path of this machine for a file or directory to be made at, which becomes `name` if nothing is raised."""
+
+    @abc.abstractmethod
+    def filled(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        """A directory of this machine for code that goes on writing; its files are in `folder` at the end at last."""
+
+    @abc.abstractmethod
+    def log(self, name: str, row: dict[str, Any]) -> None:
+        """Adds a row to NAME.jsonl; where nothing can be appended to, to NAME/STEP.jsonl of the row's own "step"."""
+
+    @abc.abstractmethod
+    def drop_log(self, name: str, step: int) -> None:
+        """Removes the rows of `log` that are of a later step, and lines that are no rows."""
 
     def read(self, name: str) -> bytes:
         """The content of a file; FileNotFoundError where there is none."""
@@ -180,11 +192,28 @@ class Folder(Store):
             return None
         return file
 
-    def fetched(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+    def fetched(self, name: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        return contextlib.nullcontext(self.path / name)
+
+    def made(self, name: str) -> contextlib.AbstractContextManager[pathlib.Path]:
+        return made_whole(self._file(name))
+
+    def filled(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
         return contextlib.nullcontext(self.path / folder)
 
-    def made(self, folder: str) -> contextlib.AbstractContextManager[pathlib.Path]:
-        return made_whole(self._file(folder))
+    def log(self, name: str, row: dict[str, Any]) -> None:
+        with self._file(f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def drop_log(self, name: str, step: int) -> None:
+        file, kept = self.path / f"{name}.jsonl", []
+        if not file.exists():
+            return
+        for line in file.read_text().splitlines(keepends=True):
+            with contextlib.suppress(ValueError):  # the last line of a process that was killed as it wrote
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+        write_whole(file, "".join(kept))
 
     def _file(self, name: str) -> pathlib.Path:
         path = self.path / name
@@ -270,22 +299,44 @@ class Bucket(Store):
         return None
 
     @contextlib.contextmanager
-    def fetched(self, folder: str) -> Iterator[pathlib.Path]:
+    def fetched(self, name: str) -> Iterator[pathlib.Path]:
         with tempfile.TemporaryDirectory(prefix="alibi-fetched-") as directory:
-            names = self.names(folder)
-            for name, content in zip(names, self.read_all(names), strict=True):
-                path = pathlib.Path(directory, name)
+            names = self.names(name)
+            for file, content in zip(names, self.read_all(names), strict=True):
+                path = pathlib.Path(directory, file)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            yield pathlib.Path(directory, folder)
+            yield pathlib.Path(directory, name)
 
     @contextlib.contextmanager
-    def made(self, folder: str) -> Iterator[pathlib.Path]:
+    def made(self, name: str) -> Iterator[pathlib.Path]:
         with tempfile.TemporaryDirectory(prefix="alibi-made-") as directory:
             made = pathlib.Path(directory, "made")
             yield made
-            for path in sorted(file for file in made.rglob("*") if file.is_file()):
-                self.write(f"{folder}/{path.relative_to(made).as_posix()}", path.read_bytes())
+            self._upload(made, name)
+
+    @contextlib.contextmanager
+    def filled(self, folder: str) -> Iterator[pathlib.Path]:
+        with tempfile.TemporaryDirectory(prefix="alibi-filled-") as directory:
+            try:
+                yield pathlib.Path(directory)
+            finally:
+                self._upload(pathlib.Path(directory), folder)
+
+    def _upload(self, made: pathlib.Path, name: str) -> None:
+        for path in (made, *sorted(made.rglob("*"))):
+            if path.is_file():
+                self.write((pathlib.PurePosixPath(name) / path.relative_to(made)).as_posix(), path.read_bytes())
+
+    def log(self, name: str, row: dict[str, Any]) -> None:
+        segment = f"{name}/{row['step']:010d}.jsonl"
+        before = self.read(segment) if self.exists(segment) else b""
+        self.write(segment, before + json.dumps(row).encode() + b"\n")
+
+    def drop_log(self, name: str, step: int) -> None:
+        for segment in self.names(name):
+            if int(pathlib.PurePosixPath(segment).stem) > step:
+                self.delete(segment)
 
     def _key(self, name: str) -> str:
         return "/".join(filter(None, (self._prefix, name)))

@@ -36,8 +36,12 @@ class TrainedRun:
     def __init__(self, workdir: str | os.PathLike[str], checkpoint: str = "latest", *, batch_tokens: int | None = None):
         self.directory = RunDirectory(workdir)
         self.config = self.directory.config()
+        self._checkpoint = checkpoint
         self._batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
         self.step = _find_step(self.directory, checkpoint)
+
+    def __str__(self) -> str:
+        return str(self.directory)
 
     @property
     def name(self) -> str:
@@ -67,14 +71,25 @@ class TrainedRun:
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """The parameters, split over the mesh as in training."""
+        """The parameters, split over the mesh as in training.
+
+        Where a training process has replaced the latest checkpoint by a newer one since, they and `step` are of that.
+        """
         abstract = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             self._shapes,
             tree_shardings(self._shapes, self.mesh),
         )
-        with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
-            return checkpoints.restore_params(self.step, abstract)
+        while True:
+            try:
+                with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
+                    return checkpoints.restore_params(self.step, abstract)
+            except ValueError:
+                newest = max(self.directory.saved_steps(), default=0)
+                if self._checkpoint != "latest" or newest <= self.step:
+                    raise
+                _log.warning("%s: the checkpoint of step %d was replaced by that of %d", self, self.step, newest)
+                self.step = newest
 
     @functools.cached_property
     def scorer(self) -> Scorer:
@@ -99,12 +114,12 @@ def _find_step(directory: RunDirectory, checkpoint: str) -> int:
     if not steps:
         known = ": ".join(filter(None, (status["state"], status["reason"])))
         raise ValueError(
-            f"{directory.path} has no checkpoint (its training: {known}); train it first with the same --workdir"
+            f"{directory} has no checkpoint (its training: {known}); train it first with the same --workdir"
         )
     if checkpoint != "best":
         return steps[-1] if checkpoint == "latest" else int(checkpoint)
     with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
         best = checkpoints.best
     if best is None:
-        raise ValueError(f"{directory.path} has no best checkpoint: none was validated; use --checkpoint=latest")
+        raise ValueError(f"{directory} has no best checkpoint: none was validated; use --checkpoint=latest")
     return best[0]

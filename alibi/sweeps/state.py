@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alibi.atomic import write_whole
-from alibi.reporting.report import ROWS_FILE
-from alibi.reporting.rows import Row, read_rows
+from alibi.reporting.recorded import find_rows
+from alibi.reporting.rows import Row
 from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.launchers import Command
@@ -83,7 +83,7 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: pathlib.Path) 
 
 def survey(sweep: Sweep, workdir: pathlib.Path, *, in_progress: bool = False) -> list[RunState]:
     """The state of every run; `in_progress`: another process is at work, so "running" is to be believed."""
-    rows, failures = read_rows(workdir / ROWS_FILE), read_failures(workdir)
+    rows, failures = find_rows(workdir), read_failures(workdir)
     return [
         _state_of(run, run_directory(workdir, run), rows, failures.get(run.name, ""), in_progress=in_progress)
         for run in sweep.runs

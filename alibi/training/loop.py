@@ -79,13 +79,13 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     if _is_finished(run):
         return run.status()
 
-    with disk_errors_named(run.path):
+    with disk_errors_named(run):
         hosts.on_first(lambda: run.claim(config, files["train"].tokenizer()))
     with contextlib.ExitStack() as stack:
         if hosts.is_primary():
             stack.callback(run.release)
             stack.enter_context(_failure_recorded(run, steps))
-        stack.enter_context(disk_errors_named(run.path))
+        stack.enter_context(disk_errors_named(run))
         abstract = abstract_state(model, optimizer, mesh)
         about = _about(config, abstract, text.vocab_size, corpus)
         if hosts.is_primary():
@@ -117,6 +117,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
                         nll = validator(state.params) if validate and validator else None
                         improved = nll is not None and record.validated(step, nll)
                         if stop or save or improved:
+                            hosts.on_first(run.check_claim)
                             checkpoints.save(state, step, about, nll)
                             saved_at = time.monotonic()
                 if stop and step < steps:
@@ -134,12 +135,12 @@ def _is_finished(run: RunDirectory) -> bool:
     if finished:
         said = (
             f"with {status['steps']} updates; evaluate it by\n"
-            f"  python eval_extrapolation.py --workdirs={run.path} --multiples=1,2,4,8"
+            f"  python eval_extrapolation.py --workdirs={run} --multiples=1,2,4,8"
         )
     else:
         said = f"but its checkpoint of update {status['step']} was lost since"
     if hosts.is_primary() and status["state"] == "finished":
-        print(f"{run.path} was finished before, {said}", file=sys.stderr)
+        print(f"{run} was finished before, {said}", file=sys.stderr)
     return finished
 
 
@@ -157,7 +158,7 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
             before = run.status()
             kept = {key: before[key] for key in ("tokens_per_second", "peak_memory_bytes", "best") if key in before}
             run.write_status(state, step=before["step"], steps=steps, reason=reason, **kept)
-            (run.path / "error.txt").write_text(traceback.format_exc())
+            run.store.write("error.txt", traceback.format_exc())
         raise
 
 

@@ -1,9 +1,7 @@
 """What a run tells while it trains: rows of metrics, a progress bar, and its status on disk."""
 
 import contextlib
-import json
 import math
-import pathlib
 import resource
 import sys
 import time
@@ -15,10 +13,10 @@ import ml_collections
 import numpy as np
 import tqdm
 
-from alibi.atomic import write_whole
 from alibi.errors import UserError
 from alibi.parallel.hosts import is_primary
 from alibi.runs import RunDirectory
+from alibi.runs.store import Store
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.step import Metrics
 
@@ -40,15 +38,14 @@ class Record:
         self.best = checkpoints.best
         self._writer = None
         if is_primary():
-            tensorboard = run.path / "tensorboard" if config.log.tensorboard else None
-            self._writer = MetricsWriter(run.path / "metrics.jsonl", tensorboard, step)
+            self._writer = MetricsWriter(run.store, step, tensorboard=config.log.tensorboard)
         steps, tokens = config.train.steps, config.train.batch_tokens
         self._progress = Progress(run.name, step, steps, tokens, show=is_primary())
         self._sums = np.zeros(2)  # NLL and tokens since the last row
         self._pending: tuple[int, Metrics] | None = None
         self._waited, self._row = 0.0, (step, 0.0)  # now; at the last row, and its update
         if step:
-            self._progress.say(f"{run.path}: going on from the checkpoint of update {step} of {steps}")
+            self._progress.say(f"{run}: going on from the checkpoint of update {step} of {steps}")
 
     def dispatched(self, step: int, metrics: Metrics, *, data_wait_seconds: float = 0.0) -> None:
         """Keeps the metrics of update `step`, which the devices still compute, and fetches those of the one before.
@@ -132,34 +129,35 @@ class Record:
 
 
 class MetricsWriter:
-    """Appends rows to metrics.jsonl and points to TensorBoard.
+    """Writes rows to the metrics of a run, and points to TensorBoard.
 
     Args:
-      file: of JSON rows, each with its step.
-      tensorboard: directory of event files; None: none are written.
+      store: the work directory, of which this makes metrics.jsonl (of an address metrics/STEP.jsonl) and tensorboard/.
       resume_step: rows after this step, of a run that was stopped later than it was saved, are dropped.
+      tensorboard: whether event files are written; at an address they are when this is closed.
     """
 
-    def __init__(self, file: pathlib.Path, tensorboard: pathlib.Path | None, resume_step: int):
-        self._file = file
-        _drop_after(file, resume_step)
+    def __init__(self, store: Store, resume_step: int, *, tensorboard: bool):
+        self._store = store
+        store.drop_log("metrics", resume_step)
+        self._stack = contextlib.ExitStack()
         self._tensorboard = None
-        if tensorboard is not None:
+        if tensorboard:
             from tensorboardX import SummaryWriter  # takes a second to import
 
-            self._tensorboard = SummaryWriter(str(tensorboard), purge_step=resume_step + 1)
+            folder = self._stack.enter_context(store.filled("tensorboard"))
+            self._tensorboard = SummaryWriter(str(folder), purge_step=resume_step + 1)
+            self._stack.callback(self._tensorboard.close)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One row: the values after `step` updates."""
-        with self._file.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        self._store.log("metrics", {"step": step, **values})
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, value, step)
 
     def close(self) -> None:
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._stack.close()
 
 
 def peak_memory_bytes() -> int:
@@ -169,17 +167,6 @@ def peak_memory_bytes() -> int:
         return max(peaks)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def _drop_after(file: pathlib.Path, step: int) -> None:
-    if not file.exists():
-        return
-    kept = []
-    for line in file.read_text().splitlines(keepends=True):
-        with contextlib.suppress(ValueError):  # the last line of a process that was killed as it wrote
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-    write_whole(file, "".join(kept))
 
 
 class Progress:

@@ -16,12 +16,14 @@ import pytest
 from alibi.data.tokenizers import make_tokenizer
 from alibi.evaluation import extrapolation
 from alibi.evaluation.dumps import read_dump, what_is_in
-from alibi.evaluation.extrapolation import Options, OutputError, evaluate_runs
+from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
 from alibi.evaluation.perplexity import Scorer
 from alibi.model.decoder import build_model, count_parameters
 from alibi.parallel.sharding import make_mesh
+from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Device, latest, read_rows
 from alibi.runs import RunDirectory
+from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun, fitting_mesh
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.state import initial_state
@@ -117,6 +119,39 @@ def test_a_length_beyond_the_learned_table_is_a_row_and_no_failure(evaluated):
     assert not (evaluated / "nll" / "learned-run-length=32-stride=32.npz").exists()
 
 
+def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
+    """Both find nothing done when they start, and both compute everything."""
+    options = Options(output_dir=tmp_path, lengths=(16, 24))
+    both = [RunEvaluation(str(alibi_run), options, Output(tmp_path)) for _ in range(2)]
+    for one in both:
+        one.run()
+        one.output.finish(report=False)
+    assert [row.eval_length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]
+
+
+def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_run, tmp_path):
+    run = RunDirectory(shutil.copytree(alibi_run, tmp_path / "run"))
+    evaluation = RunEvaluation(str(run), Options(output_dir=tmp_path, lengths=(16,)), Output(tmp_path))
+    (run.path / "checkpoints" / "5").rename(run.path / "checkpoints" / "7")
+    evaluation.run()
+    assert [row.step for row in find_rows(tmp_path)] == [7]
+    shutil.rmtree(run.path / "checkpoints" / "7")  # the older one, of step 3, is not what was asked for
+    with pytest.raises(ValueError, match="has no checkpoint of step 7"):
+        _ = RunEvaluation(str(run), Options(output_dir=tmp_path, checkpoint="7"), Output(tmp_path)).trained.params
+
+
+def test_rows_may_go_to_an_object_store(alibi_run, evaluated, s3_bucket):
+    options = Options(output_dir=f"{s3_bucket}/out", lengths=(16,), dump_nll=True)
+    for _ in range(2):
+        assert evaluate_runs([alibi_run], options) == []
+    (row,) = find_rows(f"{s3_bucket}/out")
+    assert row.nll_nats == rows_by_cell(evaluated)["alibi-run", 16].nll_nats
+    names = open_store(f"{s3_bucket}/out").names()
+    assert [name for name in names if not name.startswith("rows/alibi-run/16-")] == [
+        "extrapolation.png", "nll/alibi-run-length=16-stride=16.npz", "report.md", "results.jsonl"
+    ]  # fmt: skip
+
+
 def test_the_report_is_written(evaluated):
     assert "alibi-run" in (evaluated / "report.md").read_text()
     assert (evaluated / "extrapolation.png").stat().st_size > 10_000
@@ -136,6 +171,7 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
 def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_beside_them(copied, alibi_run, folder):
     """As rows did once: "text" and "hub" told nothing of which text."""
     file = copied / "results.jsonl"
+    shutil.rmtree(copied / "rows")
     file.write_text(file.read_text().replace('"corpus": "text.txt"', '"corpus": "text"'))
     assert len(read_rows(file)) == 4
     options = Options(output_dir=copied, lengths=(16, 24), report=False)
@@ -309,7 +345,7 @@ def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeyp
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(extrapolation, "append_rows", full)
+    monkeypatch.setattr(extrapolation, "record_row", full)
     with pytest.raises(OutputError, match="No space left on device"):
         evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,)))
 

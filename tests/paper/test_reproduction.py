@@ -12,14 +12,13 @@ from alibi.paper.definitions import TABLES
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.results import Results, write_table
 from alibi.paper.settings import SCALES, find_setting
-from alibi.reporting.rows import append_rows
 from alibi.reporting.tables import TRAINING_SPEED, Absence, Missing, Number
 from alibi.reporting.writers import heading_text
 from alibi.runs import RunDirectory, config_hash
 from alibi.sweeps.definition import load_config
 from alibi.sweeps.estimates import evaluation_cost, training_cost
 from alibi.sweeps.state import evaluation_command
-from tests.reporting.rowmaker import make_row
+from tests.reporting.rowmaker import append_rows, make_row
 
 # Position methods x train lengths; table 5 trains ALiBi and sinusoidal at 8 lengths, rotary and T5 at 3.
 RUNS = {1: 12, 2: 4, 3: 4, 4: 4, 5: 22, 6: 5, 7: 5, 8: 6, 9: 3, 10: 3, 11: 4, 12: 6, 13: 3, 14: 3, 15: 3}

@@ -1,6 +1,9 @@
-"""Result rows for the tests of the reporting room, made from a perplexity."""
+"""Result rows for the tests of the reporting room, made from a perplexity; files of them as versions before wrote."""
 
+import json
 import math
+import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from alibi.reporting.rows import Row
@@ -35,3 +38,10 @@ def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float 
         "config_hash": "0123456789ab",
     }
     return Row.from_json(row | changed)
+
+
+def append_rows(path: pathlib.Path, rows: Iterable[Row]) -> None:
+    """Appends lines to a results.jsonl of before, with nothing else beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)

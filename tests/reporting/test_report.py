@@ -17,8 +17,7 @@ from alibi.reporting.plots import (
     spread,
 )
 from alibi.reporting.report import panels, write_report
-from alibi.reporting.rows import append_rows
-from tests.reporting.rowmaker import make_row
+from tests.reporting.rowmaker import append_rows, make_row
 
 CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
 ROWS = [

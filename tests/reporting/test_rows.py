@@ -1,40 +1,93 @@
-"""results.jsonl survives kills and concurrent writers, and later rows replace earlier ones."""
+"""Rows survive kills, damage and writers at the same time; later ones replace earlier ones; old files are read."""
 
+import concurrent.futures
 import dataclasses
 import json
 import logging
 import math
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-from alibi.reporting.rows import Device, Row, append_rows, latest, read_rows
-from tests.reporting.rowmaker import make_row
+from alibi.reporting.recorded import find_rows, merge_rows, record_row
+from alibi.reporting.rows import Device, Row, latest, read_rows
+from alibi.runs.store import open_store
+from tests.reporting.rowmaker import append_rows, make_row
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):
-    file = tmp_path / "new" / "results.jsonl"
     rows = [make_row(eval_length=128), make_row(eval_length=256, perplexity=None, error="too long")]
-    append_rows(file, rows[:1])
-    append_rows(file, rows[1:])
-    assert read_rows(file) == rows
-    assert read_rows(tmp_path / "absent.jsonl") == []
+    assert [record_row(tmp_path, row) for row in rows] == [True, True]
+    assert find_rows(tmp_path) == rows
+    assert not (tmp_path / "results.jsonl").exists()
+    assert merge_rows(tmp_path) == rows == read_rows(tmp_path / "results.jsonl")
+    assert find_rows(tmp_path / "absent") == merge_rows(tmp_path / "absent") == []
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_measurement_is_recorded_once_and_an_error_beside_it(tmp_path):
+    row, failed = make_row(seconds=1.0), make_row(perplexity=None, error="no memory left")
+    tried = [failed, failed, row, make_row(seconds=2.0), make_row(step=900)]
+    assert [record_row(tmp_path, one) for one in tried] == [True, False, True, False, True]
+    assert find_rows(tmp_path) == [failed, row, make_row(step=900)]
+
+
+def test_a_results_file_of_before_stays_what_it_was_and_comes_first(tmp_path):
+    old = [make_row(eval_length=length) for length in (128, 256)]
+    append_rows(tmp_path / "results.jsonl", old)
+    assert find_rows(tmp_path) == merge_rows(tmp_path) == old
+    assert not (tmp_path / "rows").exists()
+    record_row(tmp_path, make_row("t5"))
+    for _ in range(2):
+        assert merge_rows(tmp_path) == [*old, make_row("t5")] == read_rows(tmp_path / "results.jsonl")
+    (tmp_path / "results.jsonl").unlink()  # it is made of the others
+    assert find_rows(tmp_path) == [*old, make_row("t5")]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", None])
+def test_a_damaged_row_is_named_and_made_again(tmp_path, caplog, damage):
+    rows = [make_row(), make_row("t5")]
+    for row in rows:
+        record_row(tmp_path, row)
+    (file,) = tmp_path.glob("rows/alibi-L128-seed0/128-*.json")
+    content = bytearray(file.read_bytes())
+    content[content.index(b"nll_nats") + 12] ^= 1  # another digit: still JSON
+    file.write_bytes(bytes(content) if damage is None else damage)
+    with caplog.at_level(logging.WARNING):
+        assert find_rows(tmp_path) == rows[1:]
+    assert f"{file} is damaged and was left out: evaluate again" in caplog.text
+    assert record_row(tmp_path, rows[0])
+    assert find_rows(tmp_path) == rows[::-1]  # by the time that each was written
+
+
+@pytest.mark.parametrize("place", ["folder", "s3"])
+def test_sixteen_writers_at_once_lose_nothing_and_double_nothing(tmp_path, place, request):
+    """Each writes the same eight rows and one of its own, and merges them."""
+    directory = tmp_path if place == "folder" else f"{request.getfixturevalue('s3_bucket')}/sixteen"
+    common = [make_row(eval_length=2**power) for power in range(8)]
+
+    def write(number):
+        written = [record_row(directory, row) for row in common]
+        assert record_row(directory, make_row("t5", number + 1))
+        merge_rows(directory)
+        return written
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        written = list(pool.map(write, range(16)))
+    assert [sum(won) for won in zip(*written, strict=True)] == [1] * 8
+    lines = open_store(directory).read("results.jsonl").decode().splitlines()
+    found = sorted((row["position"], row["eval_length"]) for row in map(json.loads, lines))
+    assert found == [("alibi", 2**power) for power in range(8)] + [("t5", i + 1) for i in range(16)]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40])
-def test_a_row_cut_by_a_kill_is_left_out_and_reported_and_the_next_append_is_whole(tmp_path, caplog, cut):
+def test_a_line_cut_by_a_kill_is_left_out_and_reported(tmp_path, caplog, cut):
     file = tmp_path / "results.jsonl"
     append_rows(file, [make_row(eval_length=128), make_row(eval_length=256)])
-    content = file.read_bytes()
-    file.write_bytes(content[:-cut])
+    file.write_bytes(file.read_bytes()[:-cut])
     with caplog.at_level(logging.WARNING):
         # Without its newline alone a row is still whole.
-        expected = [128, 256] if cut == 1 else [128]
-        assert [row.eval_length for row in read_rows(file)] == expected
-        append_rows(file, [make_row(eval_length=512)])
-        assert [row.eval_length for row in read_rows(file)] == [*expected, 512]
+        assert [row.eval_length for row in read_rows(file)] == ([128, 256] if cut == 1 else [128])
     assert ("line 2 is no whole row" in caplog.text) == (cut > 1)
 
 
@@ -44,22 +97,11 @@ def test_a_line_that_is_json_but_no_row_is_left_out(tmp_path):
     assert read_rows(file) == []
 
 
-def test_two_processes_that_append_at_once_lose_nothing(tmp_path):
-    file = tmp_path / "results.jsonl"
-    code = (
-        "import sys; from alibi.reporting.rows import append_rows; from tests.reporting.rowmaker import make_row\n"
-        "for i in range(100): append_rows(sys.argv[1], [make_row(sys.argv[2], i + 1)])"
-    )
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(file), name]) for name in ("alibi", "t5")]
-    assert [writer.wait() for writer in writers] == [0, 0]
-    found = sorted((row.position, row.eval_length) for row in read_rows(file))
-    assert found == [(name, i + 1) for name in ("alibi", "t5") for i in range(100)]
-
-
 def test_a_number_that_is_not_finite_becomes_null_with_the_reason_and_the_file_stays_strict_json(tmp_path):
     file = tmp_path / "results.jsonl"
-    append_rows(file, [make_row(nll_nats=float("inf")), make_row(word_perplexity=float("inf"))])
-    failed, measured = read_rows(file)
+    for row in (make_row("t5", nll_nats=float("inf")), make_row(word_perplexity=float("inf"))):
+        record_row(tmp_path, row)
+    failed, measured = merge_rows(tmp_path)
     assert failed.nll_nats is None
     assert failed.error == "nll_nats is inf"
     assert measured.word_perplexity is None
@@ -67,12 +109,11 @@ def test_a_number_that_is_not_finite_becomes_null_with_the_reason_and_the_file_s
     assert "Infinity" not in file.read_text()
 
 
-def test_a_row_without_a_key_is_refused_before_anything_is_written(tmp_path):
+def test_a_row_without_a_key_is_refused():
     content = make_row().to_json()
     del content["stride"], content["seed"]
     with pytest.raises(ValueError, match="a result row lacks stride, seed; a row holds run, position"):
-        append_rows(tmp_path / "results.jsonl", map(Row.from_json, [make_row().to_json(), content]))
-    assert not (tmp_path / "results.jsonl").exists()
+        Row.from_json(content)
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -130,16 +171,6 @@ def test_rows_of_a_run_that_was_trained_anew_replace_those_of_its_name_in_every_
     new, other = make_row(eval_length=128, config_hash="new"), make_row("t5")
     assert latest([*old, other, new]) == [other, new]
     assert old[0].measurement != new.measurement
-
-
-def test_an_empty_list_of_rows_makes_no_file(tmp_path):
-    append_rows(tmp_path / "results.jsonl", [])
-    assert not (tmp_path / "results.jsonl").exists()
-
-
-def test_each_line_is_one_json_object(tmp_path):
-    append_rows(tmp_path / "r.jsonl", [make_row(), make_row("t5")])
-    assert [json.loads(line)["position"] for line in (tmp_path / "r.jsonl").read_text().splitlines()] == ["alibi", "t5"]
 
 
 def test_the_result_of_a_scoring():

@@ -6,11 +6,11 @@ import types
 
 import pytest
 
-from alibi.reporting.rows import append_rows
 from alibi.sweeps import execute
 from alibi.sweeps.execute import is_primary
 from alibi.sweeps.launchers import Ended, Launcher
 from alibi.sweeps.state import is_in_progress
+from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
 

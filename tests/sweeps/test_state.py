@@ -3,11 +3,11 @@
 import pytest
 
 from alibi.paper.costs import PROCESSORS
-from alibi.reporting.rows import append_rows
 from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, format_duration, plan_table
 from alibi.sweeps.launchers import describe_exit
 from alibi.sweeps.state import read_failures, survey, write_failure
+from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
 

@@ -394,9 +394,18 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
         loop.train(tiny_config(), str(tmp_path / "file" / "run"))
 
 
-def test_an_address_is_no_work_directory(tiny_config) -> None:
-    with pytest.raises(ValueError, match=r"gs://bucket/run is an address.*Mount the bucket"):
-        loop.train(tiny_config(), "gs://bucket/run")
+@pytest.mark.parametrize(
+    ("workdir", "message"),
+    [
+        ("s3://bucket/run", r"can't hold checkpoints: Orbax writes them to directories and gs:// only"),
+        ("gs:/bucket/run", r"give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"),
+        ("gs://bucket/run", r"needs the package gcsfs"),
+    ],
+)
+def test_an_address_that_cannot_be_a_work_directory(tiny_config, monkeypatch, workdir: str, message: str) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=message):
+        loop.train(tiny_config(), workdir)
 
 
 def test_an_empty_name_is_not_the_current_directory(tiny_config) -> None:
