@@ -12,7 +12,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from alibi.atomic import local_path
-from alibi.data.cache import cache_root
+from alibi.data.cache import cache_root, check_paths
 from alibi.errors import UserError
 from alibi.host_memory import keep_freed_memory
 from configs import base
@@ -90,9 +90,7 @@ def _check_paths(addresses: Collection[str]) -> None:
             if isinstance(value, str):
                 local_path(value, f"--{flag.name}")
     if "config" in flags.FLAGS and (config := flags.FLAGS["config"].value) is not None:
-        for key, value in config.get("data", {}).items():
-            if isinstance(value, str):
-                local_path(value, f"data.{key}")
+        check_paths(config.get("data", {}))
 
 
 def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collection[str]) -> int:

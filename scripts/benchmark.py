@@ -28,6 +28,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from benchmarks import adaptive, attention, data, decode, evaluate, generate, training
 
+from alibi.atomic import local_path
+
 ROUNDS = {"train": 15, "positions": 15, "data": 5}  # of short turns
 COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
@@ -60,7 +62,7 @@ def _check(arguments: argparse.Namespace) -> None:
         if type(value) is int and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
     if arguments.json is not None:
-        file = pathlib.Path(arguments.json)
+        file = local_path(arguments.json, "--json")
         if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             raise ValueError(f"--json={arguments.json} can't be written; name a file in a folder that exists")
 

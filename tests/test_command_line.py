@@ -1,6 +1,7 @@
 """What every entry point does with its flags."""
 
 import pathlib
+import sys
 
 import jax
 import ml_collections
@@ -98,6 +99,40 @@ def test_a_config_file_that_is_not_there(monkeypatch: pytest.MonkeyPatch, words:
     with pytest.raises(ValueError, match=f"there is no config file .*; did you mean {meant}"):
         _check_config_file(["train.py", *words])
     _check_config_file(["train.py", f"--config={meant}:length=8"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--place=gs://bucket/x"], "--place is the address gs://bucket/x, where a path of this machine is needed"),
+        (["--places=/tmp,s3://bucket/x"], "--places is the address s3://bucket/x"),
+        (["--place=gs:/bucket/x"], "--place is the address gs:/bucket/x"),  # as path libraries write it
+        (["--config.data.cache_dir=gs://bucket/x"], "data.cache_dir is the address gs://bucket/x"),
+        (["--config.data.train=s3://bucket/x"], "data.train is the address"),
+    ],
+)
+def test_an_address_is_refused_where_a_path_is_needed(monkeypatch, capsys, words: list[str], said: str) -> None:
+    values = flags.FlagValues()
+    monkeypatch.setattr(flags, "FLAGS", values)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    config_flags.DEFINE_config_file("config", None, flag_values=values, sys_argv=[])
+    flags.DEFINE_string("place", None, "", flag_values=values, module_name="train.py")
+    flags.DEFINE_list("places", None, "", flag_values=values, module_name="train.py")
+    for flag in ("place", "places"):
+        values.register_key_flag_for_module("train.py", values[flag])
+    _parse(["train.py", "--config=configs/quickstart.py", *words])
+    assert command_line._guarded(lambda: 0, ["train.py"], ()) == 1
+    assert said in capsys.readouterr().err
+    if "--place" in words[0]:
+        assert command_line._guarded(lambda: 0, ["train.py"], ("place", "places")) == 0
+
+
+def test_a_cache_at_an_address_is_refused(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("ALIBI_CACHE", "gs://bucket/cache")
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
+    assert command_line._guarded(lambda: 0, ["train.py"], ()) == 1
+    assert "$ALIBI_CACHE is the address gs://bucket/cache" in capsys.readouterr().err
 
 
 def test_flags_that_entry_points_share_belong_to_whoever_asks_for_them() -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from alibi.atomic import local_path, made_whole
@@ -22,6 +22,13 @@ def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
     if cache_dir:
         return local_path(cache_dir, "data.cache_dir")
     return local_path(os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", "$ALIBI_CACHE")
+
+
+def check_paths(data: Mapping[str, Any]) -> None:
+    """Raises ValueError where one of the keys of the config's section `data` names an address."""
+    for key, value in data.items():
+        if isinstance(value, str):
+            local_path(value, f"data.{key}")
 
 
 def content_key(content: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import ml_collections
 import tokenizers as hf
 
-from alibi.data.cache import cache_root, claimed, content_key, find_or_make
+from alibi.data.cache import cache_root, check_paths, claimed, content_key, find_or_make
 from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import make_dictionary
 from alibi.data.making import Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
@@ -37,6 +37,7 @@ def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> Non
     That is where options don't fit together, or the text of one of `splits` is named but not there. Of text whose
     tokens are in the cache nothing is fetched.
     """
+    check_paths(data)
     check_options(data)
     corpus = make_corpus(data)
     corpus.check([split for split in splits if data[split] and not _is_made(data, corpus, split)])

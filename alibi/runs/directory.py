@@ -39,8 +39,8 @@ class RunDirectory:
             )
         if str(self).startswith("gs:") and importlib.util.find_spec("gcsfs") is None:
             raise ValueError(
-                f"work directory {path} needs the package gcsfs, by which Orbax reads gs://; install it by\n"
-                "  bash scripts/setup.sh --extra=gcs"
+                f"work directory {path} needs the package gcsfs, by which Orbax reads gs://; install it by "
+                "bash scripts/setup.sh --extra=gcs"
             )
         self._claim: Claim | None = None
 

@@ -186,12 +186,14 @@ def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluatio
 def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluation]) -> None:
     """Raises ValueError for what the model, its training or its evaluation would refuse, hours later perhaps."""
     # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
+    from alibi.data.cache import check_paths
     from alibi.data.pieces import SPLITS
     from alibi.evaluation.windows import plan
     from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
     from alibi.training.optimizer import make_optimizer
     from alibi.training.setup import sequences_per_update
 
+    check_paths(config.data)
     build_model(config, UNKNOWN_VOCABULARY)
     sequences_per_update(config, 1)
     make_optimizer(config.optimizer, config.train.steps)

@@ -140,6 +140,7 @@ def _options(keep: int, read_only: bool) -> ocp.CheckpointManagerOptions:
     return ocp.CheckpointManagerOptions(
         create=not read_only,
         read_only=read_only,
+        cleanup_tmp_directories=not read_only,  # what a killed process left
         save_decision_policy=policies.FixedIntervalPolicy(1),
         best_fn=_valid_nll,  # without it Orbax writes no metrics
         best_mode="min",

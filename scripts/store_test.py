@@ -1,0 +1,160 @@
+"""A run whose work directory is gs:// and whose rows are s3://, killed again and again, against a local one.
+
+    pip install -c requirements-test.txt -r requirements-test.txt gcsfs gcp-storage-emulator
+    python scripts/store_test.py [--kills=3]
+
+Both object stores are emulators on this machine. Trains and evaluates a small model by train.py and
+eval_extrapolation.py, kills them (kill -9) at random moments and gives the commands again, starts
+a second training beside the first, and compares parameters, metrics and rows with those of the
+local run. Takes about three minutes; exits with 1 where anything differs.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+from absl import flags
+
+# A clone works without being installed: python scripts/store_test.py has only scripts/ on its path.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from alibi import command_line
+
+_KILLS = flags.DEFINE_integer("kills", 3, "times that training is killed, and the evaluation", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "of the moments of the kills")
+
+STEPS, EVERY, LENGTHS = 60, 5, (32, 64, 128, 256)
+TRAIN = ["train.py", "--config=configs/quickstart.py:position=alibi,length=32", f"--config.train.steps={STEPS}",
+         "--config.train.batch_tokens=1024", "--config.model.num_layers=2", "--config.model.width=32",
+         "--config.model.num_heads=2", "--config.model.feed_forward=64", "--config.optimizer.warmup_steps=5",
+         f"--config.log.every_steps={EVERY}", f"--config.checkpoint.every_steps={EVERY}",
+         "--config.eval.every_steps=30"]  # fmt: skip
+EVALUATE = ["eval_extrapolation.py", f"--lengths={','.join(map(str, LENGTHS))}", "--noreport"]
+TIMES = ("seconds", "tokens_per_second", "gradient_norm_seconds")  # what two runs need not have in common
+
+
+@contextlib.contextmanager
+def s3(bucket: str) -> Iterator[str]:
+    """The address of an empty bucket of an S3 emulator, which the environment names to the processes started here."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+    os.environ.update({"AWS_ENDPOINT_URL": url} | keys)
+    urllib.request.urlopen(urllib.request.Request(f"{url}/{bucket}", method="PUT")).close()
+    yield f"s3://{bucket}"
+    server.stop()
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(words: list[str]) -> None:
+    """Runs a command to its end; raises RuntimeError with what it said where it fails."""
+    process = start(words)
+    said, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}:\n{said}")
+
+
+def kill_when(words: list[str], far: Callable[[], bool]) -> bool:
+    """Starts a command and kills it when it is `far` enough, and a moment more; False where it ended before."""
+    process = start(words)
+    while process.poll() is None and not far():
+        time.sleep(0.05)
+    time.sleep(random.random() / 2)
+    ended = process.poll() is not None
+    process.kill()
+    process.communicate()
+    return not ended
+
+
+def disturb(workdir: str, output: str) -> dict[str, int]:
+    """Trains in `workdir` and evaluates into `output` by processes that are killed; how many were."""
+    from alibi.reporting.recorded import find_rows
+    from alibi.runs import RunDirectory
+
+    run, kills, train = RunDirectory(workdir), {"training": 0, "evaluation": 0}, [*TRAIN, f"--workdir={workdir}"]
+    for _ in range(_KILLS.value):
+        goal = run.status()["step"] + random.randint(1, STEPS // (_KILLS.value + 1))
+        kills["training"] += kill_when(train, lambda goal=goal: run.status()["step"] >= goal)
+        print(f"training killed after update {run.status()['step']}, saved {run.saved_steps()}", flush=True)
+    before = run.status().get("updated")
+    first = start(train)
+    while run.status().get("updated") == before:
+        time.sleep(0.05)
+    second, _ = start(train).communicate()
+    print("a second start: " + next((line for line in second.splitlines() if line.startswith("error")), "NOT REFUSED"))
+    first.communicate()
+    finish(train)
+    evaluate = [*EVALUATE, f"--workdirs={workdir}", f"--output_dir={output}"]
+    for _ in range(_KILLS.value):
+        before = len(find_rows(output))
+        kills["evaluation"] += kill_when(evaluate, lambda before=before: len(find_rows(output)) > before)
+        print(f"evaluation killed with {len(find_rows(output))} of {len(LENGTHS)} rows", flush=True)
+    finish(evaluate)
+    finish(evaluate)  # once more: adds none
+    return kills
+
+
+def differences(local: tuple[str, str], remote: tuple[str, str]) -> dict[str, int]:
+    """How many parameters, metrics and rows differ between two runs, each a work directory and an output directory."""
+    import jax
+    import numpy as np
+
+    from alibi.runs.store import open_store
+    from alibi.runs.trained import TrainedRun
+
+    params = [jax.tree.leaves(TrainedRun(workdir).params) for workdir, _ in (local, remote)]
+    metrics, rows = [], []
+    for workdir, output in (local, remote):
+        store = open_store(workdir)
+        names = [name for name in store.names() if name.startswith("metrics") and name.endswith(".jsonl")]
+        metrics.append([_timeless(line) for name in names for line in store.read(name).splitlines()])
+        rows.append([_timeless(line) for line in open_store(output).read("results.jsonl").splitlines()])
+    print(f"compared: {sum(leaf.size for leaf in params[0]):,} parameters, {len(metrics[0])} rows of metrics, ", end="")
+    print(f"{len(rows[0])} results")
+    unequal = [int(np.sum(np.asarray(one) != np.asarray(other))) for one, other in zip(*params, strict=True)]
+    counted = {"parameters": sum(unequal)}
+    for what, (here, there) in (("metrics", metrics), ("results", rows)):
+        counted[what] = sum(one != other for one, other in zip(here, there, strict=False)) + abs(len(here) - len(there))
+    return counted
+
+
+def _timeless(line: bytes) -> dict[str, object]:
+    return {key: value for key, value in json.loads(line).items() if key not in TIMES}
+
+
+def main() -> int:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from gcs_emulator import gcs
+
+    random.seed(_SEED.value)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, gcs("bucket") as runs, s3("results") as results:
+        here, there = (f"{folder}/run", f"{folder}/out"), (f"{runs}/deep/run", f"{results}/deep/out")
+        finish([*TRAIN, f"--workdir={here[0]}"])
+        finish([*EVALUATE, f"--workdirs={here[0]}", f"--output_dir={here[1]}"])
+        kills = disturb(*there)
+        differ = differences(here, there)
+    print(f"kills survived: {kills}; differences: {differ}; {time.monotonic() - begun:.0f} s")
+    return int(any(differ.values()))
+
+
+if __name__ == "__main__":
+    command_line.run(main)
