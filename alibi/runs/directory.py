@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import fsspec.config
 import ml_collections
 from etils import epath
 
@@ -32,16 +33,8 @@ class RunDirectory:
         if not os.fspath(path):
             raise ValueError("the work directory's name is empty; give a directory, or . for the current one")
         self.store = open_store(path)
-        if str(self).startswith("s3:"):
-            raise ValueError(
-                f"work directory {path} can't hold checkpoints: Orbax writes them to directories and gs:// only; give "
-                "one of these (results may go to s3://, by --output_dir)"
-            )
-        if str(self).startswith("gs:") and importlib.util.find_spec("gcsfs") is None:
-            raise ValueError(
-                f"work directory {path} needs the package gcsfs, by which Orbax reads gs://; install it by "
-                "bash scripts/setup.sh --extra=gcs"
-            )
+        if is_address(str(self)):
+            _check_for_orbax(str(self))
         self._claim: Claim | None = None
 
     def __str__(self) -> str:
@@ -221,3 +214,19 @@ class RunDirectory:
 
     def _damaged(self, name: str, error: object) -> ValueError:
         return ValueError(f"{self}/{name} is damaged ({error}); restore it, or train the run again elsewhere")
+
+
+def _check_for_orbax(address: str) -> None:
+    """Raises ValueError where Orbax can't keep checkpoints at an address; from then on it sees them as they are."""
+    if not address.startswith("gs:"):
+        raise ValueError(
+            f"work directory {address} can't hold checkpoints: Orbax writes them to directories and gs:// only; give "
+            "one of these (results may go to s3://, by --output_dir)"
+        )
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ValueError(
+            f"work directory {address} needs the package gcsfs, by which Orbax reads gs://; install it by "
+            "bash scripts/setup.sh --extra=gcs"
+        )
+    # Else a process would go on seeing the checkpoints that it saw first.
+    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False

@@ -73,7 +73,7 @@ class TrainedRun:
     def params(self) -> PyTree:
         """The parameters, split over the mesh as in training.
 
-        Where a training process has replaced the latest checkpoint by a newer one since, they and `step` are of that.
+        Where training has replaced the latest or best checkpoint by a newer one since, they and `step` are of that.
         """
         abstract = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -85,11 +85,11 @@ class TrainedRun:
                 with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
                     return checkpoints.restore_params(self.step, abstract)
             except ValueError:
-                newest = max(self.directory.saved_steps(), default=0)
-                if self._checkpoint != "latest" or newest <= self.step:
+                step = _find_step(self.directory, self._checkpoint)
+                if step == self.step:
                     raise
-                _log.warning("%s: the checkpoint of step %d was replaced by that of %d", self, self.step, newest)
-                self.step = newest
+                _log.warning("%s: the checkpoint of step %d was replaced by that of %d", self, self.step, step)
+                self.step = step
 
     @functools.cached_property
     def scorer(self) -> Scorer:

@@ -16,8 +16,9 @@ from obstore.store import MemoryStore
 
 from alibi.atomic import is_address
 from alibi.errors import UserError
+from alibi.runs.bucket import Bucket
 from alibi.runs.lease import LEASE_FILE, Claim, HeldError
-from alibi.runs.store import Bucket, Folder, Store, open_store
+from alibi.runs.store import Folder, Store, open_store
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
