@@ -173,7 +173,7 @@ class RunDirectory:
             )
 
     def check_claim(self) -> None:
-        """Raises UserError where another process has taken over what `claim` gave, thinking this one gone."""
+        """Raises LostError where another process has taken over what `claim` gave, thinking this one gone."""
         if self._claim is not None:
             self._claim.check()
 

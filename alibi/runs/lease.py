@@ -27,6 +27,10 @@ class HeldError(ValueError):
     """Another process holds the place."""
 
 
+class LostError(UserError):
+    """Another process has taken the place over, or has removed the lease."""
+
+
 class Claim:
     """The right of this process to write in `store`, from its making to `release`.
 
@@ -52,7 +56,7 @@ class Claim:
             self._lease = _Lease(store, doing, beat, stale)
 
     def check(self) -> None:
-        """Raises UserError where another process has taken the place over, thinking this one gone."""
+        """Raises LostError where another process has taken the place over, thinking this one gone."""
         if self._lease is not None:
             self._lease.check()
 
@@ -127,7 +131,7 @@ class _Lease:
             content = b""
         if not self._is_ours(content):
             by = f"{_who(_read(content))} has taken it over" if content else "it was removed"
-            raise UserError(
+            raise LostError(
                 f"the lease of {self._store} was lost: {by}; this process stops, so that only one is {self._doing} "
                 "there; what it saved before is whole"
             )

@@ -19,6 +19,7 @@ from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, completed, make_provenance
+from alibi.runs.lease import LostError
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
@@ -149,8 +150,8 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
     """Writes why a run ended to its status, with the traceback beside it, as far as the disk allows."""
     try:
         yield
-    except Interrupted:
-        raise
+    except (Interrupted, LostError):
+        raise  # of what was lost the status is another's to write
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = "stopped by a signal" if state == "interrupted" else f"{type(error).__name__}: {error}"

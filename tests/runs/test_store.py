@@ -82,6 +82,24 @@ def test_directories_are_made_and_fetched_whole(store: Store) -> None:
     assert not store.exists("half")
 
 
+def test_a_log_forgets_what_came_after_a_step(store: Store) -> None:
+    for step, value in ((5, 0.5), (5, 0.25), (10, 1.0), (15, 2.0)):
+        store.log("metrics", {"step": step, "value": value})
+    store.drop_log("metrics", 10)
+    store.log("metrics", {"step": 15, "value": 3.0})
+    lines = [json.loads(line) for name in store.names() for line in store.read(name).splitlines()]
+    assert [(row["step"], row["value"]) for row in lines] == [(5, 0.5), (5, 0.25), (10, 1.0), (15, 3.0)]
+    store.drop_log("absent", 1)
+
+
+def test_what_fills_a_directory_is_kept_though_it_fails(store: Store) -> None:
+    with contextlib.suppress(ZeroDivisionError), store.filled("tensorboard") as folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "events").write_text("1")
+        raise ZeroDivisionError
+    assert store.read("tensorboard/events") == b"1"
+
+
 @pytest.mark.parametrize("address", ["gs:/b/x", "s3:///x", "gs://", "http://host/x", "s3://b/../x", "gs://b//x"])
 def test_an_address_that_cannot_be_read_is_named(address: str) -> None:
     assert is_address(address)

@@ -1,6 +1,7 @@
 """The loop on a tiny corpus: it learns, resumes bitwise, and stops where it must without losing what was saved."""
 
 import errno
+import fcntl
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ from alibi.model.decoder import build_model
 from alibi.parallel import hosts
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
+from alibi.runs.lease import Claim
 from alibi.training import loop
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Batch
@@ -386,6 +388,32 @@ def test_what_cannot_work_is_refused_before_any_work(
     with pytest.raises(ValueError, match=message):
         loop.train(tiny_config(**overrides), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_without_file_locks_a_second_process_is_refused_and_a_lost_lease_stops_before_the_next_save(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    write = RunDirectory.write_status
+
+    def write_status(run: RunDirectory, state: str, *, step: int, **more: object) -> None:
+        write(run, state, step=step, **more)
+        if (state, step) == ("running", 3):
+            with pytest.raises(ValueError, match="another process is training in"):
+                RunDirectory(tmp_path).claim(run.config(), run.tokenizer())
+            lease = json.loads((tmp_path / "lease.json").read_text()) | {"token": "another's", "host": "elsewhere"}
+            (tmp_path / "lease.json").write_text(json.dumps(lease))
+
+    monkeypatch.setattr(RunDirectory, "write_status", write_status)
+    monkeypatch.setattr("alibi.runs.directory.Claim", functools.partial(Claim, beat=0.1, stale=2.0))
+    with pytest.raises(UserError, match=r"was lost: process .* on elsewhere .* has taken it over; this process stops"):
+        loop.train(tiny_config(), str(tmp_path))
+    assert RunDirectory(tmp_path).saved_steps() in ([2], [2, 3])
+    assert json.loads((tmp_path / "lease.json").read_text())["host"] == "elsewhere"
+    assert RunDirectory(tmp_path).status()["state"] == "running"  # as the other process has it
 
 
 def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.Path) -> None:
