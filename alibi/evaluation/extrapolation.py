@@ -105,7 +105,10 @@ class Output:
         self._guard(lambda: write_dump(find_path(self.directory, dump.of), dump))
 
     def report(self) -> None:
-        self._guard(lambda: print(write_report(self.directory)))
+        shown: list[str] = []
+        self._guard(lambda: shown.append(write_report(self.directory)))
+        for text in shown:  # outside: what can't be printed has been written
+            print(text)
 
     def _guard(self, write: Callable[[], object]) -> None:
         if not is_primary():

@@ -174,12 +174,18 @@ def peak_memory_bytes() -> int:
 def _drop_after(file: pathlib.Path, step: int) -> None:
     if not file.exists():
         return
-    kept = []
-    for line in file.read_text().splitlines(keepends=True):
-        with contextlib.suppress(ValueError):  # the last line of a process that was killed as it wrote
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-    write_whole(file, "".join(kept))
+    lines = file.read_bytes().splitlines(keepends=True)
+    write_whole(file, b"".join(line for line in lines if _step_of(line) <= step))
+
+
+def _step_of(line: bytes) -> float:
+    """The update that a line of metrics.jsonl is of; infinity for what is no row: a half line, or no JSON."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return math.inf
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if type(step) is int else math.inf
 
 
 class Progress:
