@@ -72,7 +72,7 @@ def _mistakes_named(path: pathlib.Path, what: str, passing: type[Exception] | tu
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         where = "" if line is None else f" at line {line}"
         said = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-        raise ValueError(f"{path} {what}{where}: {type(error).__name__}: {said}") from error
+        raise ValueError(f"{path} {what}: {type(error).__name__}{where}: {said}") from error
 
 
 def _check_keys(file: str, config: ml_collections.ConfigDict) -> None:
@@ -85,9 +85,8 @@ def _check_keys(file: str, config: ml_collections.ConfigDict) -> None:
         from alibi.runs.identity import YOUNGER  # a config file that an older version wrote may lack these
 
         if lacking := lacking.difference(YOUNGER):
-            raise ValueError(
-                f"get_config() of {file} lacks {', '.join(sorted(lacking))}; let it begin with base.get_config()"
-            )
+            some = ", ".join(sorted(lacking)[:3]) + (", ..." if len(lacking) > 3 else "")
+            raise ValueError(f"get_config() of {file} lacks {some}; let it begin with base.get_config()")
 
 
 def _nearest_config(file: str) -> str:

@@ -32,6 +32,8 @@ def explained(error: Exception) -> str | None:
     said = str(error)
     if "too many open files" in said.lower():
         return f"no more files can be opened; allow more (ulimit -n 4096) and repeat the command: {_first_line(said)}"
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return f"{said}: make space and repeat the command; what was written before is whole"
     if isinstance(error, BrokenPipeError):
         return "what read the output has ended before all was printed; all files are written"
     if "Unable to initialize backend" in said or "No visible" in said:
