@@ -203,7 +203,7 @@ def read_rows(path: str | os.PathLike) -> list[Row]:
             continue
         try:
             rows.append(Row.from_json(json.loads(line)))
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             _log.warning("%s line %d is no whole row and was left out; a killed process may have cut it", path, number)
     return rows
 
