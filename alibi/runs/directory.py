@@ -99,6 +99,8 @@ class RunDirectory:
         """
         try:
             make_writable(self.path)
+            if self.checkpoints.is_dir():  # which may lie on another disk
+                make_writable(self.checkpoints)
         except OSError as error:
             raise ValueError(
                 f"work directory {self.path} can't be written ({error}); choose another --workdir"
