@@ -134,6 +134,7 @@ class Trial:
         import jax
         import numpy as np
 
+        from alibi.evaluation.dumps import read_dump
         from alibi.runs.trained import TrainedRun
 
         with contextlib.redirect_stderr(io.StringIO()):
@@ -145,8 +146,8 @@ class Trial:
             name = f"row at {row['eval_length']}"
             found[name + "again" * (name in found)] = json.dumps(row, sort_keys=True)
         for file in self.folder.glob("nll/*.npz"):
-            with np.load(file) as arrays:
-                found[f"dump {file.name}"] = digest(*(arrays[name] for name in sorted(arrays)))
+            dump = read_dump(file)
+            found[f"dump {file.name}"] = f"{dump.of} {digest(dump.nll_nats, dump.targets)}"
         return found
 
 
@@ -254,9 +255,10 @@ class FaultTest:
 
     def flip(self, kind: str) -> None:
         """One bit of one file of a kind: training and evaluating tell of it, or give the same numbers."""
-        trial = self.copied("flipped", trained=kind == "rows")
-        if kind == "rows":
-            shutil.copytree(self.whole.folder / "rows", trial.folder / "rows")
+        trial = self.copied("flipped")
+        if kind == "dumps":
+            shutil.rmtree(trial.folder)
+            shutil.copytree(self.whole.folder, trial.folder)
         files = [path for path in glob.glob(str(trial.folder / FILES[kind]), recursive=True) if os.path.isfile(path)]
         file = pathlib.Path(self.random.choice(sorted(files)))
         content, bit = bytearray(file.read_bytes()), self.random.randrange(8 * file.stat().st_size)
@@ -264,7 +266,8 @@ class FaultTest:
         file.write_bytes(content)
         self.count(f"flips in {kind}")
         if not trial.finish():
-            self.compare(trial, f"flips in {kind}: bit {bit} of {file.relative_to(trial.folder)}")
+            with contextlib.suppress(ValueError):  # told by what reads a dump
+                self.compare(trial, f"flips in {kind}: bit {bit} of {file.relative_to(trial.folder)}")
 
     def told(self, code: int, said: str, what: str) -> None:
         """An end with an error must be one of use, with its line, and no traceback."""

@@ -14,7 +14,7 @@ import jax
 import pytest
 from absl import flags
 
-from alibi import alibi_bias, alibi_slopes, command_line, errors
+from alibi import alibi_bias, alibi_slopes, command_line, errors, make_position
 from alibi.config_files import load_config
 from alibi.ranges import RANGES, check_numbers
 from alibi.reporting.rows import read_rows
@@ -172,6 +172,23 @@ def test_heads_that_are_no_number(num_heads: Any) -> None:
         alibi_slopes(num_heads)
     with pytest.raises(ValueError, match=needed):
         alibi_bias(num_heads, jax.numpy.arange(2), jax.numpy.arange(2))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        (3, {}, "position=3 is no subclass of alibi.positions.PositionMethod"),
+        (None, {}, "position=None is no subclass"),
+        ("t5", {"num_heads": "8"}, "num_heads='8' of position method 't5' must be a whole number of at least 1"),
+        ("rotary", {"head_dim": 4.0}, "head_dim=4.0 of position method 'rotary' must be a whole number"),
+        ("learned", {"train_length": None}, "train_length=None of position method 'learned' must be"),
+    ],
+)
+def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message: str) -> None:
+    sizes = {"num_heads": 8, "head_dim": 4, "width": 32, "train_length": 8} | changed
+    with pytest.raises(ValueError, match=message):
+        make_position(name, **sizes)
 
 
 @pytest.mark.usefixtures("unchecked")
