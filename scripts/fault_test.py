@@ -293,6 +293,8 @@ class FaultTest:
         said = process.communicate(timeout=120)[1]
         if process.returncode:
             self.told(process.returncode, said, "directories moved away")
+        else:
+            self.count("directories moved away")
         shutil.rmtree(trial.run, ignore_errors=True)  # what it may have begun anew
         away.rename(trial.run)
         self.finish(trial, "after a directory was moved away")
