@@ -60,6 +60,7 @@ RANGES = {
     "model.logits_chunk": _count(1),
     "data.max_train_bytes": LIMIT,
     "data.max_valid_bytes": LIMIT,
+    "data.tokenizer_train_bytes": LIMIT,
     "data.bpe_vocab_size": _count(257, LARGEST),  # 256 bytes and the end of a text
     "train.steps": _count(1, LARGEST),
     "train.batch_tokens": _count(1, LARGEST),
@@ -93,6 +94,9 @@ def check_numbers(config: Any, section: str = "") -> None:
     """Raises ValueError for the first number of `config`, or of what is its `section` ("model."), outside its range."""
     for key, allowed in RANGES.items():
         if key.startswith(section):  # in this order: what a config derives from a number is read after the number
-            value = operator.attrgetter(key.removeprefix(section))(config)
+            try:
+                value = operator.attrgetter(key.removeprefix(section))(config)
+            except AttributeError:  # a config that is older than the key
+                continue
             if needed := allowed.complaint(value):
                 raise ValueError(f"{key}={value!r} must be {needed}")
