@@ -1,23 +1,28 @@
 """What the entry points share: flags read, and whatever the user can mend said in one line instead of a traceback."""
 
 import collections
+import contextlib
+import functools
 import os
-import pathlib
 import re
+import resource
 import sys
 from collections.abc import Callable, Collection
 
 import jax
+import ml_collections
 from absl import app, flags, logging
-from ml_collections import config_flags
 
 from alibi.atomic import local_path
+from alibi.config_files import load_config
 from alibi.data.cache import cache_root, check_paths
-from alibi.errors import UserError
+from alibi.errors import explained
 from alibi.host_memory import keep_freed_memory
+from alibi.ranges import check_numbers
 from configs import base
 
-CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
+# Files that a process needs to hold open: its libraries, the checkpoint that it writes and the one that it reads.
+OPEN_FILES = 64
 
 flags.disclaim_key_flags()  # what is defined here belongs to the entry point that asks for it: --help shows it
 
@@ -28,22 +33,21 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = (), addre
     The flags `addresses` may name places of object stores, such as gs://BUCKET/PATH; any other flag that does is
     refused.
 
-    Errors of use are ValueError, OSError and UserError; any other exception is a bug and
-    keeps its traceback.
+    Errors of use are those that `explained` knows; any other exception is a bug and keeps its traceback.
     """
-    flags.mark_flags_as_required(list(required))
+    _open_standard_streams()
+    _allow_open_files()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append("")  # so that position=my_package.my_file:MyMethod finds what lies where the user stands
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
-    app.run(lambda argv: _guarded(main, argv, addresses), flags_parser=_parse)
+    app.run(lambda argv: _guarded(main, argv, addresses), flags_parser=functools.partial(_parse, required=required))
 
 
 def define_config_flag(default: str | None = None, says: str = "") -> flags.FlagHolder:
     """The flag that names a config file; its keys are set by --config.KEY=VALUE as by the part behind its colon."""
     text = f"FILE.py[:KEY=VALUE,...] with {says or 'get_config()'}"
-    # No arguments: what ml_collections would read of them, `run` reads, with options of position methods and tuples.
-    return config_flags.DEFINE_config_file("config", default, text, sys_argv=[])
+    return flags.DEFINE_string("config", default, text, flag_values=flags.FLAGS)
 
 
 def define_jobs_flag() -> flags.FlagHolder[int]:
@@ -75,6 +79,30 @@ def join_hosts() -> None:
         jax.distributed.initialize(given.coordinator_address, given.num_processes, given.process_id)
 
 
+def _open_standard_streams() -> None:
+    """Gives what was started without stdin, stdout or stderr an empty one: else the next files take their numbers.
+
+    Then what libraries write to stderr would stand in one of these files.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "r" if number == 0 else "w"))  # noqa: SIM115 - until the process ends
+
+
+def _allow_open_files() -> None:
+    """Takes all open files that the system allows; ends where they are too few for any work."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses what it calls unlimited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if 0 <= most < OPEN_FILES:
+        print(f"error: only {most} open files are allowed, {OPEN_FILES} are needed: ulimit -n 1024", file=sys.stderr)
+        sys.exit(1)
+
+
 def _keep_compilations() -> None:
     """Compiled programs are found again by a later process: a resumed run, another seed, an evaluation."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -102,27 +130,66 @@ def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collect
                 raise ValueError(f"--{name} is empty; give a directory (is a shell variable unset?)")
         _check_paths(addresses)
         _keep_compilations()
-        return main() or 0
-    except (ValueError, OSError, UserError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        code = main() or 0
+        sys.stdout.flush()  # here, where an error of it is told
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        told = explained(error)
+        if told is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        return 1
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse(argv: list[str], required: tuple[str, ...] = ()) -> list[str]:
     try:
         argv, overrides = _overrides(flags.FLAGS.read_flags_from_files(argv, force_gnu=False))
-        _check_config_file(argv)
         rest = flags.FLAGS(argv)
-        for key, value in overrides:
-            base.set_key(flags.FLAGS["config"].value, key, value)
+        if missing := [flag for flag in map(flags.FLAGS.__getitem__, required) if flag.value is None]:
+            needed = " and ".join(f"--{flag.name} ({flag.help})" for flag in missing)
+            raise ValueError(f"give {needed}; --help shows how the command is used, and all flags")
+        if "config" in flags.FLAGS:
+            flags.FLAGS["config"].value = _config(str(flags.FLAGS["config"].value), overrides)
         return rest
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        unknown_key = "unknown config key: " if isinstance(error, AttributeError | KeyError) else ""
-        print(f"error: {unknown_key}{_last_cause(str(error))}", file=sys.stderr)
-        sys.exit(1)
+    except flags.UnrecognizedFlagError as error:
+        told = _unrecognized(error)
+    except flags.IllegalFlagValueError as error:
+        told = str(error).removeprefix("flag ") + _help_of(str(error))
+    except (flags.Error, ValueError, OSError) as error:
+        told = str(error)
+    print(f"error: {told}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _config(named: str, overrides: list[tuple[str, object]]) -> ml_collections.ConfigDict:
+    """The config that takes the place of the flag's text."""
+    config = load_config(named)
+    for key, value in overrides:
+        base.set_key(config, key, value)
+    check_numbers(config)
+    return config
+
+
+def _unrecognized(error: flags.UnrecognizedFlagError) -> str:
+    """Which flag was meant by one that isn't there: another one, or a key of the config by its whole or last name."""
+    name = error.flagname
+    keys = base.leaf_keys(base.get_config()) if "config" in flags.FLAGS else []
+    short = base.SHORT_NAMES.get(name, name)
+    meant = [f"--config.{key}" for key in keys if f".{key}".endswith(f".{short}")]
+    if not meant:
+        known = [*flags.FLAGS, *(f"config.{key}" for key in keys)]
+        meant = [f"--{one}" for one in [base.nearest(name, known, cutoff=0.6)] if one]
+    suggestion = f"did you mean {' or '.join(meant)}? " if meant else ""
+    return f"there is no flag --{name}; {suggestion}--help shows all flags"
+
+
+def _help_of(message: str) -> str:
+    """What the flag is that a message of absl begins with, for those who gave it another kind of value."""
+    named = re.match(r"flag --(\w+)=", message)
+    return f"; --{named[1]} is: {flags.FLAGS[named[1]].help}" if named and named[1] in flags.FLAGS else ""
 
 
 def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, object]]]:
@@ -135,7 +202,7 @@ def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, object]]]:
     words = collections.deque(argv)
     while words:
         word = words.popleft()
-        given = re.fullmatch(r"--?(no)?config\.([\w.]+)(?:=(.*))?", word, re.DOTALL)
+        given = re.fullmatch(r"--?(no)?config\.([^=]+)(?:=(.*))?", word, re.DOTALL)
         if given is None or "config" not in flags.FLAGS:
             kept.append(word)
         elif given[1] or given[3] is not None:
@@ -145,33 +212,3 @@ def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, object]]]:
         else:
             overrides.append((given[2], True))
     return kept, overrides
-
-
-def _check_config_file(argv: list[str]) -> None:
-    """Raises ValueError where --config names no file: of that ml_collections tells only what comes of it."""
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        given = re.fullmatch(r"--?config(?:=(.*))?", word, re.DOTALL)
-        if given and "config" in flags.FLAGS:
-            file = (following if given[1] is None else given[1]).partition(":")[0]
-            if not os.path.isfile(file):
-                raise ValueError(f"there is no config file {file!r}; did you mean {_nearest_config(file)}?")
-
-
-def _nearest_config(file: str) -> str:
-    """`file` with its ending if only that is missing, else the project's config of the nearest name."""
-    if os.path.isfile(f"{file}.py"):
-        return f"{file}.py"
-    known = {path.stem: path for path in sorted(CONFIGS.glob("[!_]*.py"))}
-    path = known[base.nearest(pathlib.PurePath(file).stem, known, cutoff=0.5) or "quickstart"]
-    here = pathlib.Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _last_cause(message: str) -> str:
-    """The user's part of a message: ml_collections puts a traceback around what a config file raised."""
-    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
-    if "Traceback" in message:
-        raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        lines = lines[raised[-1] :] if raised else lines[-1:]
-        lines[0] = re.sub(r"^[\w.]*(Error|Exception): ", "", lines[0])
-    return " ".join(lines).replace("\\n", ". ").replace("\\'", "'").strip("'")

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -23,3 +24,25 @@ def disk_errors_named(place: object) -> Iterator[None]:
         raise UserError(
             f"no space left to write {place}; what was saved before is whole: make space and repeat the command"
         ) from error
+
+
+def explained(error: Exception) -> str | None:
+    """The line that tells a user of `error` what to mend; None where nothing that a user did explains it."""
+    said = str(error)
+    if "too many open files" in said.lower():
+        return f"no more files can be opened; allow more (ulimit -n 4096) and repeat the command: {_first_line(said)}"
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return f"{said}: make space and repeat the command; what was written before is whole"
+    if isinstance(error, BrokenPipeError):
+        return "what read the output has ended before all was printed; all files are written"
+    if "Unable to initialize backend" in said or "No visible" in said:
+        wanted = os.environ.get("JAX_PLATFORMS", "")
+        return (
+            f"JAX_PLATFORMS={wanted} names a platform that isn't here; unset it for what is, set it to cpu, or install "
+            f"JAX for that platform: {_first_line(said)}"
+        )
+    return said if isinstance(error, ValueError | OSError | UserError) else None
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]

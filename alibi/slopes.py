@@ -1,6 +1,8 @@
 """Slope schedules: how steeply each head penalizes distance (paper, section 3)."""
 
 import math
+import numbers
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +10,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 CONVENTIONS = ("paper", "closed_form", "random")
+MOST_HEADS = 2**16  # no model has a hundredth of them: a larger number is another one's
 
 
 def alibi_slopes(
-    num_heads: int, convention: str | tuple[float | int, ...] = "paper", draw: int = 0
+    num_heads: int, convention: str | Sequence[float | int] = "paper", draw: int = 0
 ) -> Float[Array, " heads"]:
     """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
 
@@ -26,17 +29,19 @@ def alibi_slopes(
       draw: which draw of `"random"`; each is the same for ever.
 
     Raises:
-      ValueError: `num_heads` below 1, an unknown convention, a tuple of another length or
-        with what is no finite number, or a draw below 0.
+      ValueError: `num_heads` that is no whole number from 1 to 65,536, an unknown convention, a
+        tuple of another length or with what is no finite number, or a draw below 0.
     """
-    if num_heads < 1:
-        raise ValueError(f"num_heads={num_heads} must be at least 1")
-    if draw < 0:
-        raise ValueError(f"draw={draw} of random slopes must be at least 0")
-    if isinstance(convention, tuple):
-        slopes = _given(convention, num_heads)
-    elif convention not in CONVENTIONS:
-        raise ValueError(f"slope convention {convention!r} is unknown; use one of {', '.join(CONVENTIONS)}")
+    if not _is_whole(num_heads) or not 1 <= num_heads <= MOST_HEADS:
+        raise ValueError(f"num_heads={num_heads!r} must be a whole number from 1 to {MOST_HEADS:,}, such as 8")
+    if not _is_whole(draw) or not 0 <= draw < 2**32:
+        raise ValueError(f"draw={draw!r} of random slopes must be at least 0, a whole number below 2^32")
+    num_heads = int(num_heads)
+    if isinstance(convention, tuple | list):
+        slopes = _given(tuple(convention), num_heads)
+    elif not isinstance(convention, str) or convention not in CONVENTIONS:
+        named = ", ".join(CONVENTIONS)
+        raise ValueError(f"slope convention {convention!r} is unknown; use one of {named}, or a tuple of numbers")
     elif convention == "random":
         # NumPy keeps this old generator's numbers as they are, so that a saved run always gets its own slopes.
         slopes = np.random.RandomState(draw).exponential(_paper(num_heads).mean(), num_heads)
@@ -47,9 +52,13 @@ def alibi_slopes(
         return jnp.asarray(slopes, jnp.float32)
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def _given(slopes: tuple[float | int, ...], num_heads: int) -> np.ndarray:
-    numbers = all(isinstance(slope, int | float) and math.isfinite(slope) for slope in slopes)
-    if not numbers or len(slopes) != num_heads:
+    finite = all(isinstance(slope, numbers.Real) and math.isfinite(slope) for slope in slopes)
+    if not finite or len(slopes) != num_heads:
         raise ValueError(
             f"slopes={list(slopes)} must be {num_heads} finite numbers, one for each head, such as "
             f"{_paper(num_heads).tolist()}; or name one of {', '.join(CONVENTIONS)}"

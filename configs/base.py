@@ -167,22 +167,26 @@ def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
         with config.unlocked(), config.ignore_type():
             config.position_options[leaf] = _option(value)
         return
-    known = sorted([*_leaf_keys(config), *SHORT_NAMES])
+    known = [*leaf_keys(config), *SHORT_NAMES]
     if key not in known:
-        raise ValueError(
-            f"unknown config key {key!r}; did you mean {nearest(key, known)!r}? configs/base.py lists every key"
-        )
+        raise ValueError(unknown(key, known))
     section = config
     for parent in parents:
         section = section[parent]
     section[leaf] = _convert(key, section[leaf], value)
 
 
-def _leaf_keys(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+def unknown(key: str, known: Iterable[str]) -> str:
+    """What is said of a key that isn't among the `known` ones."""
+    return f"unknown config key {key!r}; did you mean {nearest(key, sorted(known))!r}? configs/base.py lists every key"
+
+
+def leaf_keys(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+    """The dotted keys of a config, without evaluating what it derives from others."""
     keys = []
-    for name, value in config.items():
+    for name, value in config.items(preserve_field_references=True):
         if isinstance(value, ml_collections.ConfigDict):
-            keys += _leaf_keys(value, f"{prefix}{name}.")
+            keys += leaf_keys(value, f"{prefix}{name}.")
         else:
             keys.append(f"{prefix}{name}")
     return keys

@@ -99,9 +99,9 @@ def _processor():
     from alibi.sweeps.estimates import Processor
 
     default = PROCESSORS[_SCALE.value]
-    for flag in (_DEVICE_FLOPS, _UTILISATION):
-        if flag.value is not None and flag.value <= 0:
-            raise ValueError(f"--{flag.name}={flag.value} must be above 0")
+    for flag, most in ((_DEVICE_FLOPS, 1e30), (_UTILISATION, 1.0)):
+        if flag.value is not None and not 0 < flag.value <= most:
+            raise ValueError(f"--{flag.name}={flag.value} must be above 0 and at most {most:g}")
     assumed = _DEVICE_FLOPS.value is not None or _UTILISATION.value is not None
     flops, share = _DEVICE_FLOPS.value or default.flops_per_second, _UTILISATION.value or default.utilisation
     return Processor(flops, share), assumed

@@ -7,16 +7,12 @@ import jax
 import ml_collections
 import pytest
 from absl import flags
-from ml_collections import config_flags
 
 from alibi import command_line
-from alibi.command_line import _check_config_file, _keep_compilations, _parse
+from alibi.command_line import _keep_compilations, _parse
 from alibi.runs import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-# How ml_collections loads a config file.
-pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
 
 
 def test_compilations_are_kept_beside_the_token_files(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
@@ -34,7 +30,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> ml_collections.
     """The config that a command line of `words` gives."""
     values = flags.FlagValues()
     monkeypatch.setattr(flags, "FLAGS", values)
-    config_flags.DEFINE_config_file("config", None, flag_values=values, sys_argv=[])
+    command_line.define_config_flag()
     assert _parse(["train.py", *words]) == ["train.py"]
     return values["config"].value
 
@@ -84,24 +80,6 @@ def test_an_unknown_key_is_named_with_the_nearest(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (["--config=configs/quickstart", "--config.seed=1"], "configs/quickstart.py"),  # only the ending is missing
-        (["--config=configs"], "configs/quickstart.py"),
-        (["--config", "wikitext130.py:length=8"], "configs/wikitext103.py"),
-        (["-config="], "configs/quickstart.py"),
-    ],
-)
-def test_a_config_file_that_is_not_there(monkeypatch: pytest.MonkeyPatch, words: list[str], meant: str) -> None:
-    """Before ml_collections takes it, which raises an error for each key that is set of it."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(flags, "FLAGS", ["config"])
-    with pytest.raises(ValueError, match=f"there is no config file .*; did you mean {meant}"):
-        _check_config_file(["train.py", *words])
-    _check_config_file(["train.py", f"--config={meant}:length=8"])
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--place=gs://bucket/x"], "--place is the address gs://bucket/x, where a path of this machine is needed"),
@@ -115,7 +93,7 @@ def test_an_address_is_refused_where_a_path_is_needed(monkeypatch, capsys, words
     values = flags.FlagValues()
     monkeypatch.setattr(flags, "FLAGS", values)
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    config_flags.DEFINE_config_file("config", None, flag_values=values, sys_argv=[])
+    command_line.define_config_flag()
     flags.DEFINE_string("place", None, "", flag_values=values, module_name="train.py")
     flags.DEFINE_list("places", None, "", flag_values=values, module_name="train.py")
     for flag in ("place", "places"):

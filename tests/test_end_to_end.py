@@ -244,7 +244,10 @@ NO_FILE = "there is no config file '{}'; did you mean configs/quickstart.py?"
         (["--config={config}:position=alibbi", "--workdir={out}"], "did you mean 'alibi'"),
         (["--config={config}"], "--workdir"),
         (["--config={config}", "--workdir="], "--workdir is empty; give a directory (is a shell variable unset?)"),
-        (["--config={config}", "--workdir={out}", "--wrokdir=x"], "Unknown command line flag 'wrokdir'"),
+        (
+            ["--config={config}", "--workdir={out}", "--wrokdir=x"],
+            "there is no flag --wrokdir; did you mean --workdir?",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_a_failure(files: dict[str, pathlib.Path], words: list[str], message: str) -> None:

@@ -115,7 +115,10 @@ class Output:
 
     def finish(self, *, report: bool) -> None:
         """Writes results.jsonl, and where it is asked for the report, which is printed."""
-        self._guard(lambda: print(write_report(self.store)) if report else merge_rows(self.store))
+        shown: list[str] = []
+        self._guard(lambda: shown.append(write_report(self.store)) if report else merge_rows(self.store))
+        for text in shown:  # outside: what can't be printed has been written
+            print(text)
 
     def _guard(self, write: Callable[[], object]) -> None:
         if not is_primary():

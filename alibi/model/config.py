@@ -13,6 +13,7 @@ from jaxtyping import Array
 from alibi.attention import AttentionOptions
 from alibi.attention.backends import OF_SEQUENCES
 from alibi.model.initialization import INITIALIZATIONS
+from alibi.ranges import check_numbers
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
@@ -70,9 +71,8 @@ class ModelConfig:
         return cls(**{**section, "cutoffs": tuple(section["cutoffs"])})
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"model.width={self.width} must be at least 1")
-        if self.num_heads < 1 or self.width % self.num_heads:
+        check_numbers(self, "model.")
+        if self.width % self.num_heads:
             divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
             nearest = sorted(sorted(divisors, key=lambda n: abs(n - self.num_heads))[:3])
             raise ValueError(
@@ -82,23 +82,6 @@ class ModelConfig:
         for key, choices in CHOICES.items():
             if getattr(self, key) not in choices:
                 raise ValueError(f"model.{key}={getattr(self, key)!r} is unknown; use one of {', '.join(choices)}")
-        for key in ("num_layers", "feed_forward", "logits_chunk"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"model.{key}={getattr(self, key)} must be at least 1")
-        for key in ("dropout", "attention_dropout", "activation_dropout", "softmax_dropout"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(f"model.{key}={getattr(self, key)} must be a rate from 0 to below 1")
-        if not 0 <= self.window < 2**31:
-            raise ValueError(
-                f"model.window={self.window} must be from 1 to 2^31 - 1, or 0 for attention to all tokens before"
-            )
-        if not 0 <= self.skip_epsilon < 1:
-            raise ValueError(
-                f"model.skip_epsilon={self.skip_epsilon} must be a share of the attention from 0 to below 1, "
-                "such as 1e-6"
-            )
-        if self.norm_epsilon <= 0:
-            raise ValueError(f"model.norm_epsilon={self.norm_epsilon} must be above 0, such as 1e-5")
 
     @property
     def head_dim(self) -> int:

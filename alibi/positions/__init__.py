@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,12 +80,12 @@ def make_position(
       causal: whether a token sees only those before it.
 
     Raises:
-      ValueError: an unknown name or option (the nearest is suggested), an option that the
+      ValueError: an unknown name or option (the nearest is suggested), an option or size that the
         method refuses, a class that can't be imported or is no position method, or a method
         whose bias is none that attention can take.
     """
     method = method_class(name) if isinstance(name, str) else name
-    name = name if isinstance(name, str) else name.__name__
+    name = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
     _check_class(name, method)
     known, options = method.options(), dict(options or {})
     for option, value in options.items():
@@ -92,6 +93,9 @@ def make_position(
             raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, known)}")
         options[option] = _converted(name, option, value, known[option])
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "width": width, "train_length": train_length}
+    for size, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+            raise ValueError(f"{size}={value!r} of position method {name!r} must be a whole number of at least 1")
     made = method(**sizes, causal=causal, **options)
     check_bias(name, made)
     return made

@@ -182,7 +182,7 @@ def parse_rows(content: bytes, source: str) -> list[Row]:
             continue
         try:
             rows.append(Row.from_json(json.loads(line)))
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             _log.warning(
                 "%s line %d is no whole row and was left out; a killed process may have cut it", source, number
             )

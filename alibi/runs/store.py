@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -202,19 +203,25 @@ class Folder(Store):
             file.write(json.dumps(row) + "\n")
 
     def drop_log(self, name: str, step: int) -> None:
-        file, kept = self.path / f"{name}.jsonl", []
-        if not file.exists():
-            return
-        for line in file.read_text().splitlines(keepends=True):
-            with contextlib.suppress(ValueError):  # the last line of a process that was killed as it wrote
-                if json.loads(line)["step"] <= step:
-                    kept.append(line)
-        write_whole(file, "".join(kept))
+        file = self.path / f"{name}.jsonl"
+        if file.exists():
+            lines = file.read_bytes().splitlines(keepends=True)
+            write_whole(file, b"".join(line for line in lines if _step_of(line) <= step))
 
     def _file(self, name: str) -> pathlib.Path:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def _step_of(line: bytes) -> float:
+    """The "step" of a line that was logged; infinity for what is no row: a half line, or no JSON."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return math.inf
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if type(step) is int else math.inf
 
 
 def _write_new(path: pathlib.Path, content: bytes | memoryview) -> bool:

@@ -15,17 +15,18 @@ list of dictionaries of these. Values given with `product` or `runs` win over `c
 """
 
 import dataclasses
-import importlib.util
 import itertools
 import os
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
 
+from alibi import config_files
+from alibi.ranges import check_numbers
 from configs import base
 
 EVALUATION_KEYS = ("multiples", "lengths", "stride", "split")
@@ -79,7 +80,7 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
       ValueError: a file that does not load or has no get_sweep(), an unknown key (the
         nearest is suggested), a run that its config or the model refuses, equal names.
     """
-    definition = _load_function(pathlib.Path(path), "get_sweep", "configs/sweeps/quickstart.py")()
+    definition = config_files.call(path, "get_sweep", "configs/sweeps/quickstart.py")
     if not isinstance(definition, Mapping):
         raise ValueError(f"get_sweep() of {path} must return a dictionary, not {type(definition).__name__}")
     return make_sweep(definition, title=pathlib.Path(path).stem)
@@ -157,9 +158,10 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collection
             f"the path of the config {config_file} holds a colon, after which --config expects keys; "
             "move it to a path without one"
         )
-    config = _load_function(resolve(file), "get_config", "configs/quickstart.py")(argument)
+    config = config_files.load_config(f"{resolve(file)}:{argument}")
     for key, value in others.items():
         base.set_key(config, base.SHORT_NAMES.get(key, key), value)
+    check_numbers(config)
     return config
 
 
@@ -213,21 +215,3 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> No
         if key not in known:
             nearest = base.nearest(key, known)
             raise ValueError(f"unknown key {key!r} in {what}; did you mean {nearest!r}? There are: {', '.join(known)}")
-
-
-def _load_function(path: pathlib.Path, function: str, example: str) -> Callable[..., Any]:
-    """The `function` of a Python file, as the file `example` of the project has one."""
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist or is no file; give a Python file such as configs/quickstart.py")
-    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is no Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{path} does not load: {type(error).__name__}: {error}") from error
-    if not hasattr(module, function):
-        kind = function.removeprefix("get_")
-        raise ValueError(f"{path} has no {function}(); a {kind} file defines one, as {example} does")
-    return getattr(module, function)

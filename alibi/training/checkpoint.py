@@ -29,7 +29,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int = 1, read_only: bool = False):
-        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs each of its steps
+        for name in ("absl", "asyncio"):  # Orbax logs each of its steps, and what it raises too
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._folder = folder
         with _damage_named(folder):
             self._manager = ocp.CheckpointManager(

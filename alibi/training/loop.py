@@ -25,7 +25,14 @@ from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.optimizer import make_optimizer
 from alibi.training.record import NonFiniteLossError, Record
-from alibi.training.setup import check_config, make_validator, micro_batches, prepare_files, sequences_per_update
+from alibi.training.setup import (
+    check_config,
+    check_imported,
+    make_validator,
+    micro_batches,
+    prepare_files,
+    sequences_per_update,
+)
 from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import TrainStep, make_train_step
 
@@ -64,6 +71,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     model.position.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, steps)
     hosts.on_first(lambda: run.check(config))
+    hosts.on_first(lambda: check_imported(config, run))
 
     files = prepare_files(config.data)
     text = files["train"].manifest

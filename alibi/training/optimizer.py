@@ -9,6 +9,8 @@ import ml_collections
 import optax
 from jaxtyping import Array, Float, Int
 
+from alibi.ranges import check_numbers
+
 MAX_CYCLES = 64  # with equal periods; a run of more restarts than this is no schedule but a mistake
 
 
@@ -23,8 +25,7 @@ def make_optimizer(
     """
     if optimizer.name not in ("adamw", "nag"):
         raise ValueError(f"optimizer.name={optimizer.name!r} is unknown; use one of adamw, nag")
-    if not 0 <= optimizer.learning_rate < math.inf:
-        raise ValueError(f"optimizer.learning_rate={optimizer.learning_rate} must be a number of at least 0")
+    check_numbers(optimizer, "optimizer.")
     schedule = make_schedule(optimizer, steps)
     chosen = (_nag if optimizer.name == "nag" else _adamw)(optimizer, schedule)
     if optimizer.clip_norm:
@@ -33,13 +34,6 @@ def make_optimizer(
 
 
 def _adamw(optimizer: ml_collections.ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    for key in ("b1", "b2"):
-        if not 0 <= optimizer[key] < 1:
-            raise ValueError(f"optimizer.{key}={optimizer[key]} must be from 0 to below 1")
-    if not optimizer.eps > 0:
-        raise ValueError(f"optimizer.eps={optimizer.eps} must be above 0, such as 1e-8")
-    if not optimizer.weight_decay >= 0:
-        raise ValueError(f"optimizer.weight_decay={optimizer.weight_decay} must be at least 0")
     numbers = {key: optimizer[key] for key in ("b1", "b2", "eps", "weight_decay")}
     return optax.adamw(schedule, mask=_decayed, **numbers)
 
@@ -50,8 +44,6 @@ def _nag(optimizer: ml_collections.ConfigDict, schedule: optax.Schedule) -> opta
         raise ValueError(
             f"optimizer.weight_decay={optimizer.weight_decay}: nag has none; set it to 0, or use optimizer.name=adamw"
         )
-    if not 0 <= optimizer.momentum < 1:
-        raise ValueError(f"optimizer.momentum={optimizer.momentum} must be from 0 to below 1")
     return optax.sgd(schedule, momentum=optimizer.momentum, nesterov=True)
 
 
@@ -97,10 +89,10 @@ def _cosine_restarts(optimizer: ml_collections.ConfigDict, steps: int) -> optax.
     has the same curve, but not to float32: near its end 1 + cos loses all digits, and
     (1e-7 - 1) + 1 is 1.2e-7 where its warm-up begins.
     """
-    if optimizer.period_steps < 1 or optimizer.period_mult < 1:
+    if optimizer.min_learning_rate > optimizer.learning_rate:
         raise ValueError(
-            f"optimizer.period_steps={optimizer.period_steps} and optimizer.period_mult={optimizer.period_mult} "
-            "must be at least 1"
+            f"optimizer.min_learning_rate={optimizer.min_learning_rate} must be at most "
+            f"optimizer.learning_rate={optimizer.learning_rate}, from which the cycles fall"
         )
     warmup, peak, minimum = optimizer.warmup_steps, optimizer.learning_rate, optimizer.min_learning_rate
     first, shrink = optimizer.warmup_init, optimizer.shrink

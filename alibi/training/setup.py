@@ -1,6 +1,5 @@
 """What happens before the first update: checks that cost nothing first, then the data and what validates on it."""
 
-import operator
 import sys
 from collections.abc import Callable
 
@@ -11,28 +10,25 @@ from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import DTYPES, DecoderLM, evaluated
 from alibi.parallel.hosts import on_first
-
-AT_LEAST = {
-    1: ("train.steps", "train.accumulation", "train_length", "log.every_steps", "checkpoint.keep"),
-    0: ("train.max_device_tokens", "eval.every_steps", "checkpoint.every_steps", "checkpoint.every_minutes",
-        "optimizer.clip_norm"),
-}  # fmt: skip
+from alibi.ranges import check_numbers
+from alibi.runs import RunDirectory
 
 
 def check_config(config: ml_collections.ConfigDict, shards: int) -> None:
     """Raises ValueError for numbers by which no model can be trained where the batch is split into `shards` parts."""
-    for least, keys in AT_LEAST.items():
-        for key in keys:
-            if (value := operator.attrgetter(key)(config)) < least:
-                raise ValueError(f"{key}={value} must be at least {least}")
-    if not 0 <= config.seed < 2**31:
-        raise ValueError(f"seed={config.seed} must be from 0 to 2^31 - 1")
-    for key in ("data.max_train_bytes", "data.max_valid_bytes", "eval.max_tokens"):
-        if (value := operator.attrgetter(key)(config)) == 0 or value < -1:
-            raise ValueError(f"{key}={value} must be positive, or -1 for all")
+    check_numbers(config)
     if config.eval.dtype not in DTYPES:
         raise ValueError(f"eval.dtype={config.eval.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     sequences_per_update(config, shards)
+
+
+def check_imported(config: ml_collections.ConfigDict, run: RunDirectory) -> None:
+    """Raises ValueError where the config says that its run was imported, and the directory holds none."""
+    if config.imported_from and run.status()["state"] == "missing":
+        raise ValueError(
+            f"imported_from={config.imported_from!r} is the hash of a checkpoint that scripts/import_fairseq.py made a "
+            f"run of, and {run.path} holds no run; leave it empty, or give the imported run's --workdir"
+        )
 
 
 def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:

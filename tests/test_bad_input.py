@@ -1,0 +1,260 @@
+"""Whatever a user mistypes is one line that says what, got, needed and how to mend it, before any work."""
+
+import json
+import math
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import types
+from typing import Any
+
+import jax
+import pytest
+from absl import flags
+
+from alibi import alibi_bias, alibi_slopes, command_line, errors, make_position
+from alibi.config_files import load_config
+from alibi.ranges import RANGES, check_numbers
+from alibi.reporting.rows import read_rows
+from alibi.runs import flatten
+from alibi.training.loop import train
+from alibi.training.optimizer import make_optimizer
+from alibi.training.record import _drop_after
+from configs import base
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+QUICKSTART = str(ROOT / "configs" / "quickstart.py")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """A function of the words of a command line to what an entry point says of them."""
+
+    def parse(*words: str, required: tuple[str, ...] = ()) -> str:
+        monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
+        command_line.define_config_flag()
+        for name, says in (("workdir", "directory of the run"), ("stride", "tokens that each window scores")):
+            define = flags.DEFINE_string if name == "workdir" else flags.DEFINE_integer
+            define(name, None, says, flag_values=flags.FLAGS)
+        with pytest.raises(SystemExit) as exit_:
+            command_line._parse(["train.py", *words], required)
+        assert exit_.value.code == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        return line.removeprefix("error: ")
+
+    return parse
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give --config (FILE.py[:KEY=VALUE,...] with get_config()) and --workdir (directory of the run); --help"),
+        (["--steps=3"], "there is no flag --steps; did you mean --config.train.steps?"),
+        (["--train.steps=3"], "did you mean --config.train.steps?"),
+        (["--length=3"], "there is no flag --length; did you mean --config.train_length?"),
+        (
+            ["--every_steps=3"],
+            "mean --config.checkpoint.every_steps or --config.eval.every_steps or --config.log.every_steps?",
+        ),
+        (["--wrokdir=x"], "there is no flag --wrokdir; did you mean --workdir?"),
+        (["--stride=x"], "--stride=x: invalid literal for int() with base 10: 'x'; --stride is: tokens that each"),
+        (["--config.steps=3"], "unknown config key 'steps'; did you mean 'train.steps'?"),
+        (["--config.train.steps'=3"], "unknown config key \"train.steps'\"; did you mean 'train.steps'?"),
+        (["--config.modle.width=3"], "unknown config key 'modle.width'; did you mean 'model.width'?"),
+        (["--config.train.steps=1.5"], "config key train.steps='1.5' must be of type int, such as 1"),
+        (["--config.model.remat=maybe"], "config key model.remat='maybe' must be of type bool, such as False"),
+        (["--config.model.cutoffs=1:x"], "model.cutoffs='1:x' must be of type integers, such as 20000:60000"),
+        (["--config.train_length=0"], "train_length=0 must be at least 1"),
+        (["--config.optimizer.final_fraction=5"], "optimizer.final_fraction=5.0 must be a share of learning_rate"),
+        (["--config=configs/quickstart"], "there is no config file 'configs/quickstart'; did you mean"),
+        (["--config=wikitext130.py:length=8"], "did you mean configs/wikitext103.py"),
+        (["--config=README.md"], "README.md is no Python file; its name must end in .py"),
+    ],
+)
+def test_a_command_line(told, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
+    monkeypatch.chdir(ROOT)
+    named = any(word.startswith("--config=") for word in words)
+    given = words if named or not words else [f"--config={QUICKSTART}:train.steps=1,optimizer.warmup_steps=0", *words]
+    assert message in told(*given, required=() if words else ("config", "workdir"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_config(arg=''):\n    return (", "does not load: SyntaxError at line 2: '(' was never closed"),
+        ("import nosuch", "does not load: ModuleNotFoundError at line 1: No module named 'nosuch'"),
+        ("x = 1", "has no get_config(); a config file defines one, as configs/quickstart.py does"),
+        ("def get_config():\n    pass", "must return a ConfigDict, begun as base.get_config(), and gives None; is its"),
+        ("def get_config():\n    return {}", "begun as base.get_config(), and gives a dict"),
+        ("def get_config():\n    return 1 / 0", "fails in get_config(): ZeroDivisionError at line 2: division by zero"),
+        ("def get_config(arg, more):\n    return 1", "fails in get_config(): TypeError: get_config() missing"),
+        (
+            "from configs import base\ndef get_config():\n    it = base.get_config()\n    it.model.widht = 3\n"
+            "    return it",
+            "sets an unknown config key 'model.widht'; did you mean 'model.width'?",
+        ),
+        (
+            "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.model.width = 'x'\n",
+            "fails in get_config(): TypeError at line 4: Could not override field 'width'",
+        ),
+        (
+            "import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict({'seed': 1})",
+            "lacks checkpoint.every_minutes, checkpoint.every_steps, checkpoint.keep, ...; let it begin with",
+        ),
+    ],
+)
+def test_a_config_file(told, tmp_path: pathlib.Path, text: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    line = told(f"--config={tmp_path / 'mine.py'}")
+    assert message in line
+    assert str(tmp_path / "mine.py") in line
+
+
+def test_a_config_file_that_takes_no_argument_is_one() -> None:
+    assert load_config(QUICKSTART).train.steps > 0
+
+
+NUMBERS = {key: value for key, value in flatten(base.get_config()).items() if type(value) in (int, float)}
+
+
+def test_every_number_of_the_config_has_a_range() -> None:
+    """Devices along an axis apart: what they may be depends on the devices."""
+    assert {key for key in NUMBERS if not key.startswith("mesh.")} == set(RANGES)
+    check_numbers(base.get_config())
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_a_number_outside_its_range(key: str) -> None:
+    """No type, no number, infinite, below the least, and beyond the most where there is one."""
+    allowed, whole = RANGES[key], type(NUMBERS[key]) is int
+    below = allowed.least - 5 if allowed.least >= 0 else -5
+    bad: list[Any] = ["x", None, True, below]
+    bad += [1.5] if whole else [math.nan, math.inf, -math.inf]
+    bad += [] if allowed.most == math.inf else [int(allowed.most) + 1 if whole else allowed.most * 1.1]
+    for value in bad:
+        # Not a ConfigDict, which would make 1.0 of True: a config may also be built of other objects.
+        config = json.loads(base.get_config().to_json(), object_hook=lambda leaves: types.SimpleNamespace(**leaves))
+        section, _, leaf = key.rpartition(".")
+        setattr(getattr(config, section) if section else config, leaf, value)
+        with pytest.raises(ValueError, match=f"^{key}=.* must be .") as error:
+            check_numbers(config)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train__steps": 6, "optimizer__warmup_steps": 6}, "warmup_steps=6 must be at least 0 and below"),
+        ({"train__max_device_tokens": -1}, "train.max_device_tokens=-1 must be at least 0"),
+        ({"imported_from": "0" * 64}, "and .*run holds no run; leave it empty, or give the imported run's --workdir"),
+        ({"model__embedding": "adaptive"}, "model.cutoffs=20000:60000 must ascend, above 0 and below the 256 tokens"),
+    ],
+)
+def test_a_run(tiny_config, tmp_path: pathlib.Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(tiny_config(**overrides), str(tmp_path / "run"))
+
+
+def test_cycles_that_rise() -> None:
+    config = base.get_config("optimizer.schedule=cosine_restarts,optimizer.min_learning_rate=0.1")
+    with pytest.raises(ValueError, match=r"min_learning_rate=0.1 must be at most optimizer.learning_rate=0.003"):
+        make_optimizer(config.optimizer, 600)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("num_heads", ["8", [8], 8.0, None, True, 10**9, -1, math.nan, (8,)])
+def test_heads_that_are_no_number(num_heads: Any) -> None:
+    needed = "must be a whole number from 1 to 65,536, such as 8"
+    with pytest.raises(ValueError, match=needed):
+        alibi_slopes(num_heads)
+    with pytest.raises(ValueError, match=needed):
+        alibi_bias(num_heads, jax.numpy.arange(2), jax.numpy.arange(2))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        (3, {}, "position=3 is no subclass of alibi.positions.PositionMethod"),
+        (None, {}, "position=None is no subclass"),
+        ("t5", {"num_heads": "8"}, "num_heads='8' of position method 't5' must be a whole number of at least 1"),
+        ("rotary", {"head_dim": 4.0}, "head_dim=4.0 of position method 'rotary' must be a whole number"),
+        ("learned", {"train_length": None}, "train_length=None of position method 'learned' must be"),
+    ],
+)
+def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message: str) -> None:
+    sizes = {"num_heads": 8, "head_dim": 4, "width": 32, "train_length": 8} | changed
+    with pytest.raises(ValueError, match=message):
+        make_position(name, **sizes)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("convention", [None, 3, "Paper", b"paper", {"paper": 1}])
+def test_conventions_that_are_none(convention: Any) -> None:
+    with pytest.raises(ValueError, match="is unknown; use one of paper, closed_form, random, or a tuple of numbers"):
+        alibi_slopes(8, convention)
+
+
+@pytest.mark.parametrize("line", [b"{", b"nonsense", b"5", b'"x"', b"null", b"[1]", b'{"a": 1}', b'{"step": "x"}',
+                                  b'{"step": null}', b"\xff\xfe", b"[" * 10_000])  # fmt: skip
+def test_lines_that_are_no_rows(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, line: bytes) -> None:
+    """In metrics they are dropped when the run goes on; of results they are left out, with a warning."""
+    metrics, good = tmp_path / "metrics.jsonl", b'{"step": 1, "train_nll": 2.0}\n'
+    metrics.write_bytes(good + line + b"\n" + good.replace(b"1", b"9"))
+    _drop_after(metrics, 2)
+    assert metrics.read_bytes() == good
+    (tmp_path / "results.jsonl").write_bytes(line + b"\n")
+    assert read_rows(tmp_path / "results.jsonl") == []
+    assert "line 1 is no whole row and was left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("Unable to initialize backend 'cuda': no device"), "names a platform that isn't here; unset it"),
+        (OSError(24, "Too many open files", "x"), "no more files can be opened; allow more (ulimit -n 4096)"),
+        (ValueError("RESOURCE_EXHAUSTED: a\nb [Too many open files]"), "allow more (ulimit -n 4096)"),
+        (OSError(28, "No space left on device", "x"), "make space and repeat the command"),
+        (BrokenPipeError(32, "Broken pipe"), "what read the output has ended before all was printed"),
+    ],
+)
+def test_what_the_system_refuses(error: Exception, message: str) -> None:
+    told = errors.explained(error)
+    assert told is not None
+    assert message in told
+    assert "\n" not in told
+    assert errors.explained(RuntimeError("a bug")) is None, "it keeps its traceback"
+
+
+CODE = """
+import os, sys
+from absl import flags
+from alibi import command_line
+def main():
+    print("said"); print("told", file=sys.stderr); os.write(2, b"by a library")
+    file = open(sys.argv[0] + ".kept", "w+"); print(file.fileno() > 2, file=file)
+command_line.run(main)
+"""
+
+
+def test_closed_streams_and_few_open_files(tmp_path: pathlib.Path) -> None:
+    """Else a file of the run would be number 2, and hold what libraries write to stderr."""
+    script = tmp_path / "script.py"
+    script.write_text(CODE)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = f"{sys.executable} {script}"
+    subprocess.run(f"{command} <&- >&- 2>&-", shell=True, env=environment, check=True, timeout=120)
+    assert (tmp_path / "script.py.kept").read_text() == "True\n"
+    few = subprocess.run(
+        [sys.executable, script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)),
+    )
+    assert (few.returncode, few.stdout) == (1, "")
+    assert few.stderr == "error: only 20 open files are allowed, 64 are needed: ulimit -n 1024\n"

@@ -1,0 +1,19 @@
+"""The short form of scripts/fault_test.py: what is killed, damaged or starved ends with the numbers of what isn't."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+KINDS = ("tokens", "status", "metrics", "tokenizers of runs")
+
+
+def test_kills_flips_and_starts_leave_no_difference() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "fault_test.py"), "--kills=1", "--flips=1"]
+    done = subprocess.run([*command, f"--kinds={','.join(KINDS)}"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for kind in ("prepare", "train", "evaluate", "sweep"):
+        assert f"kills of {kind}: 1\n" in done.stdout
+    for kind in KINDS:
+        assert f"flips in {kind}: 1\n" in done.stdout
+    assert "differences: 0, other mistakes: 0\n" in done.stdout
