@@ -19,9 +19,9 @@ from alibi.config_files import load_config
 from alibi.ranges import RANGES, check_numbers
 from alibi.reporting.rows import read_rows
 from alibi.runs import flatten
+from alibi.runs.store import open_store
 from alibi.training.loop import train
 from alibi.training.optimizer import make_optimizer
-from alibi.training.record import _drop_after
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -204,7 +204,7 @@ def test_lines_that_are_no_rows(tmp_path: pathlib.Path, caplog: pytest.LogCaptur
     """In metrics they are dropped when the run goes on; of results they are left out, with a warning."""
     metrics, good = tmp_path / "metrics.jsonl", b'{"step": 1, "train_nll": 2.0}\n'
     metrics.write_bytes(good + line + b"\n" + good.replace(b"1", b"9"))
-    _drop_after(metrics, 2)
+    open_store(tmp_path).drop_log("metrics", 2)
     assert metrics.read_bytes() == good
     (tmp_path / "results.jsonl").write_bytes(line + b"\n")
     assert read_rows(tmp_path / "results.jsonl") == []
