@@ -92,17 +92,18 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         if hosts.is_primary():
             run.write("provenance.json", about)
         checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
-        step = checkpoints.latest or 0
-        record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step)))
+        step = hosts.told(lambda: checkpoints.latest) or 0
         feed = stack.enter_context(contextlib.closing(Feed(batches, mesh, micro_batches(config, shards))))
         validator = make_validator(config, model, files["valid"]) if "valid" in files else None
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         update = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
         if step:
-            start = functools.partial(checkpoints.restore, step, abstract)
+            start = functools.partial(checkpoints.restore_newest, abstract)
         else:
             start = functools.partial(initial_state, model, optimizer, mesh, config.seed)
         train_step, state = _compile_beside(start, update, abstract, feed, step)
+        step = int(state.step)  # an earlier one than the latest, where that is damaged
+        record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step)))
 
         saved_at = time.monotonic()
         with Interrupt() as interrupt:

@@ -14,6 +14,7 @@ import numpy as np
 import tqdm
 
 from alibi.errors import UserError
+from alibi.parallel import hosts
 from alibi.parallel.hosts import is_primary
 from alibi.runs import RunDirectory
 from alibi.runs.store import Store
@@ -35,7 +36,7 @@ class Record:
     def __init__(self, config: ml_collections.ConfigDict, run: RunDirectory, checkpoints: Checkpoints, step: int):
         self._config, self._run, self._checkpoints = config, run, checkpoints
         self._before = run.status()  # of the process that trained here last
-        self.best = checkpoints.best
+        self.best = hosts.told(lambda: checkpoints.best)
         self._writer = None
         if is_primary():
             self._writer = MetricsWriter(run.store, step, tensorboard=config.log.tensorboard)
