@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import sys
+import traceback
 from collections.abc import Callable, Collection
 
 import jax
@@ -13,8 +14,9 @@ from ml_collections import config_flags
 
 from alibi.atomic import local_path
 from alibi.data.cache import cache_root, check_paths
-from alibi.errors import UserError
+from alibi.errors import FAILED, UserError
 from alibi.host_memory import keep_freed_memory
+from alibi.parallel import peers
 from configs import base
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
@@ -72,7 +74,7 @@ def join_hosts() -> None:
     if (given.num_processes or given.process_id) is not None and not given.coordinator_address:
         raise ValueError("--num_processes and --process_id need --coordinator_address=HOST:PORT of the first process")
     if given.multihost or given.coordinator_address:
-        jax.distributed.initialize(given.coordinator_address, given.num_processes, given.process_id)
+        peers.join(given.coordinator_address, given.num_processes, given.process_id)
 
 
 def _keep_compilations() -> None:
@@ -105,10 +107,22 @@ def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collect
         return main() or 0
     except (ValueError, OSError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return _ended(str(error), FAILED)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return _ended("interrupted", 130)
+    except Exception as error:
+        if jax.distributed.is_initialized():
+            traceback.print_exc()
+        _ended(f"{type(error).__name__}: {error}", FAILED)
+        raise
+
+
+def _ended(reason: str, code: int) -> int:
+    """`code`; one of several processes tells the others, which would wait for it, and ends here."""
+    if jax.distributed.is_initialized():
+        peers.fail(reason.splitlines()[0] if reason else "", code)
+    return code
 
 
 def _parse(argv: list[str]) -> list[str]:

@@ -23,7 +23,8 @@ ALLOWED = {
     "alibi.atomic": set(),
     "alibi.errors": set(),
     "alibi.host_memory": set(),
-    "alibi.command_line": {"alibi.atomic", "alibi.data", "alibi.errors", "alibi.host_memory", "configs.base"},
+    "alibi.command_line": {"alibi.atomic", "alibi.data", "alibi.errors", "alibi.host_memory", "alibi.parallel"}
+    | {"configs.base"},
     "alibi.data": {"alibi.atomic", "alibi.errors"},
     "alibi.runs.store": {"alibi.atomic", "alibi.runs.bucket"},
     "alibi.runs.bucket": {"alibi.atomic", "alibi.runs.store"},

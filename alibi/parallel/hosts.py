@@ -52,6 +52,22 @@ def _awaited(client: Any, key: str) -> str:
                 raise
 
 
+def check_alike(facts: dict[str, Any]) -> None:
+    """Raises ValueError on every process, naming what differs, where `facts` are not the same on all of them."""
+    found = gather(facts)
+    differing = []
+    for key in sorted(set().union(*found)):
+        said: dict[str, int] = {}
+        for process, one in enumerate(found):
+            said.setdefault(json.dumps(one.get(key)), process)
+        if len(said) > 1:
+            differing.append(
+                f"  {key}: " + ", ".join(f"{value} on process {process}" for value, process in said.items())
+            )
+    if differing:
+        raise ValueError("the processes differ; start the same command and code on all:\n" + "\n".join(differing))
+
+
 def any_of(*flags: bool) -> tuple[bool, ...]:
     """For each flag whether it is set on any process."""
     return tuple(map(any, zip(*gather(flags), strict=True)))

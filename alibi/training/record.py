@@ -14,7 +14,7 @@ import numpy as np
 import tqdm
 
 from alibi.errors import UserError
-from alibi.parallel import hosts
+from alibi.parallel import hosts, peers
 from alibi.parallel.hosts import is_primary
 from alibi.runs import RunDirectory
 from alibi.runs.store import Store
@@ -62,7 +62,8 @@ class Record:
         if self._pending is None:
             return
         (step, metrics), self._pending = self._pending, None
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        with peers.limited():
+            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         nll = values["nll_nats"] / max(values["tokens"], 1.0)
         if not all(math.isfinite(value) for value in values.values()):
             norms = f"gradient norm {values['gradient_norm']}, norm of the update {values['update_norm']}"
