@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Collection
 
@@ -20,6 +21,8 @@ from alibi.parallel import peers
 from configs import base
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
+
+EXIT_SECONDS = 10.0  # after a failure
 
 flags.disclaim_key_flags()  # what is defined here belongs to the entry point that asks for it: --help shows it
 
@@ -38,7 +41,7 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = (), addre
         sys.path.append("")  # so that position=my_package.my_file:MyMethod finds what lies where the user stands
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
-    app.run(lambda argv: _guarded(main, argv, addresses), flags_parser=_parse)
+    app.run(lambda argv: _ending(_guarded(main, argv, addresses)), flags_parser=_parse)
 
 
 def define_config_flag(default: str | None = None, says: str = "") -> flags.FlagHolder:
@@ -93,6 +96,15 @@ def _check_paths(addresses: Collection[str]) -> None:
                 local_path(value, f"--{flag.name}")
     if "config" in flags.FLAGS and (config := flags.FLAGS["config"].value) is not None:
         check_paths(config.get("data", {}))
+
+
+def _ending(code: int) -> int:
+    """`code`, with which the process ends soon after a failure: threads of libraries may wait for ever for a disk."""
+    if code:
+        end = threading.Timer(EXIT_SECONDS, os._exit, [code])
+        end.daemon = True
+        end.start()
+    return code
 
 
 def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collection[str]) -> int:

@@ -167,5 +167,5 @@ def _divert_stderr() -> Callable[[], str]:
 
 def _who(text: str) -> str:
     """What the coordination service said of the process that it lost."""
-    task = re.search(r"task[ :/]*(\d+)[^\n]*heartbeat", text) or re.search(r"heartbeat[^\n]*task[ :/]*(\d+)", text)
-    return f"process {task[1]} was lost: no heartbeat" if task else "the first process was lost, or the network"
+    tasks = re.search(r"stopped sending heartbeats\):\s*(\d+)", text)
+    return f"process {tasks[1]} was lost: no heartbeat" if tasks else "the first process was lost, or the network"

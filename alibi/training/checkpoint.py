@@ -154,10 +154,15 @@ class Checkpoints:
             return None
         return (unstacked, stacked) if is_stacked(params) else (stacked, unstacked)
 
+    def about(self, step: int) -> dict[str, Any]:
+        """What `save` got of it; raises ValueError where it is damaged."""
+        with contextlib.closing(_reader(self._folder)) as reader:
+            return _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
+
     def _read_valid_nll(self, step: int) -> float | None:
         """None where the checkpoint was not validated, or is damaged there."""
         with contextlib.suppress(Exception), contextlib.closing(_reader(self._folder)) as reader:
-            about = _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
+            about = self.about(step)
             # Older versions wrote it as a metric of Orbax's.
             return about[VALID_NLL] if VALID_NLL in about else (reader.metrics(step) or {}).get(VALID_NLL)
         return None

@@ -120,7 +120,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
                         improved = nll is not None and record.validated(step, nll)
                         if stop or save or improved:
                             hosts.on_first(run.check_claim)
-                            checkpoints.save(state, step, about, nll)
+                            checkpoints.save(state, step, about | record.unlogged, nll)
                             saved_at = time.monotonic()
                 if stop and step < steps:
                     checkpoints.wait()

@@ -1,5 +1,6 @@
 """What a run tells while it trains: rows of metrics, a progress bar, and its status on disk."""
 
+import collections
 import contextlib
 import math
 import resource
@@ -20,6 +21,9 @@ from alibi.runs import RunDirectory
 from alibi.runs.store import Store
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.step import Metrics
+
+UNLOGGED = "unlogged"
+RECENT = 50  # updates, over which the speed is taken
 
 
 class NonFiniteLossError(UserError):
@@ -42,7 +46,8 @@ class Record:
             self._writer = MetricsWriter(run.store, step, tensorboard=config.log.tensorboard)
         steps, tokens = config.train.steps, config.train.batch_tokens
         self._progress = Progress(run.name, step, steps, tokens, show=is_primary())
-        self._sums = np.zeros(2)  # NLL and tokens since the last row
+        # NLL and tokens since the last row; of the process that saved the checkpoint, if it came between two rows.
+        self._sums = np.array(checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0])
         self._pending: tuple[int, Metrics] | None = None
         self._waited, self._row = 0.0, (step, 0.0)  # now; at the last row, and its update
         if step:
@@ -72,6 +77,11 @@ class Record:
         self._progress.update(step, nll)
         if step % self._config.log.every_steps == 0 or step == self._config.train.steps:
             self._log(step, values)
+
+    @property
+    def unlogged(self) -> dict[str, list[float]]:
+        """What a checkpoint must hold for the next row to be that of a run without a stop."""
+        return {UNLOGGED: self._sums.tolist()}
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         nll, tokens = self._sums
@@ -176,7 +186,7 @@ class Progress:
 
     def __init__(self, name: str, step: int, steps: int, tokens_per_step: int, *, show: bool):
         self._tokens_per_step = tokens_per_step
-        self._updates, self._seconds = 0, 0.0  # since the first update, which compiles
+        self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)  # of updates after the first
         self._last: float | None = None
         terminal = sys.stderr.isatty()
         self._bar = tqdm.tqdm(
@@ -191,14 +201,15 @@ class Progress:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the updates since the first; None before there are any."""
-        return self._updates * self._tokens_per_step / self._seconds if self._updates else None
+        """Over the last updates, so that a slowdown shows; None before there are two."""
+        seconds = sum(self._seconds)
+        return len(self._seconds) * self._tokens_per_step / seconds if seconds else None
 
     def update(self, step: int, nll: float) -> None:
         """Notes that the metrics of update `step` have arrived."""
         now = time.perf_counter()
         if self._last is not None:
-            self._updates, self._seconds = self._updates + 1, self._seconds + now - self._last
+            self._seconds.append(max(now - self._last, 0.0))
         self._last = now
         self._bar.n = step
         rate = self.tokens_per_second
