@@ -24,6 +24,7 @@ from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState, abstract_state
 from configs import base
+from tests.training.trajectories import MODELS, trajectory
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -166,6 +167,34 @@ def test_a_host_that_loses_the_first_one_ends_in_one_line(tiny_text, tmp_path: p
         "interrupted",
         "the first process was lost, or the network",
     )
+
+
+def assert_agree(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> None:
+    assert found.keys() == alone.keys()
+    for name, expected in alone.items():
+        np.testing.assert_allclose(found[name], expected, atol=1e-5, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, np.ndarray]]:
+    """The trajectory of each model on one device."""
+    return {model: trajectory(model, {}, 1) for model in MODELS}
+
+
+@pytest.mark.parametrize("axes", [{"data": 8}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}])
+@pytest.mark.parametrize("model", MODELS)
+def test_eight_devices_train_as_one(alone, model: str, axes: dict[str, int]) -> None:
+    assert alone[model]["losses"][-1] < alone[model]["losses"][0] - 0.01, "it learns"
+    assert_agree(trajectory(model, axes, 8), alone[model])
+
+
+def test_two_hosts_of_four_devices_train_as_one(alone, tmp_path: pathlib.Path) -> None:
+    address, file = f"localhost:{free_port()}", str(tmp_path / "found.npz")
+    words = [sys.executable, "-m", "tests.training.trajectories", address, "2"]
+    finish([start([*words, str(host), file], devices=4) for host in range(2)])
+    with np.load(file) as found:
+        for model, expected in alone.items():
+            assert_agree({name: found[f"{model} {name}"] for name in expected}, expected)
 
 
 def test_the_gpus_of_a_task_of_slurm() -> None:

@@ -22,7 +22,7 @@ from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
 from alibi.runs.lease import Claim
-from alibi.training import loop
+from alibi.training import loop, record
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Batch
 from alibi.training.optimizer import make_optimizer
@@ -157,7 +157,8 @@ def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, caps
 
 def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
-    config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2)
+    # Stopped between two rows of metrics, after a row at update 3: the next one is of all updates since.
+    config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2, log__every_steps=3)
     config.mesh.update(data=-1, fsdp=2, tensor=2)
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:4]))
     loop.train(config, str(tmp_path / "whole"))
@@ -173,6 +174,26 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
         for name in ("whole", "parts")
     )
     assert parts == whole
+
+
+def test_the_speed_is_that_of_the_last_updates_and_never_negative(monkeypatch) -> None:
+    clock = iter([*range(60), *range(60, 160, 2), 155])
+    monkeypatch.setattr(record.time, "perf_counter", lambda: next(clock))
+    progress = record.Progress("run", 0, 1000, tokens_per_step=10, show=False)
+    for step in range(110):
+        progress.update(step, 1.0)
+        assert progress.tokens_per_second == pytest.approx(10.0) or step < 1 or step >= 60
+    assert progress.tokens_per_second == pytest.approx(10 / 2, rel=0.02)
+    progress.pause(1000.0)
+    progress.update(110, 1.0)
+    assert progress.tokens_per_second > 0
+
+
+def test_checkpoints_that_cannot_be_written_are_told_of_before_any_work(tiny_config, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("")  # root may write in any directory, but in no file
+    with pytest.raises(ValueError, match="can't be written"):
+        loop.train(tiny_config(), str(tmp_path / "run"))
 
 
 def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, whole, tmp_path: pathlib.Path, monkeypatch) -> None:
