@@ -37,7 +37,7 @@ class _Process:
     """What this process knows of its own end."""
 
     code: int | None = None  # set: it ends, whatever happens on the way
-    on_lost: Callable[[str], None] | None = None
+    on_lost: Callable[[str, int], None] | None = None
     deadline: float | None = None  # of what it waits for, by the monotonic clock
     longest_wait = 0.0
 
@@ -72,8 +72,8 @@ def local_devices(environment: Mapping[str, str]) -> list[int] | None:
 
 
 @contextlib.contextmanager
-def when_lost(act: Callable[[str], None]) -> Iterator[None]:
-    """While entered, `act` gets the reason before this process ends for a lost peer; a collective's end is one too."""
+def when_lost(act: Callable[[str, int], None]) -> Iterator[None]:
+    """While entered, `act` gets reason and exit code before this process ends for a peer; a broken collective is one."""
     _Process.on_lost = act
     try:
         yield
@@ -102,7 +102,7 @@ def lost(reason: str, code: int = REQUEUE) -> NoReturn:
         _Process.code = code
         with contextlib.suppress(Exception):
             if _Process.on_lost:
-                _Process.on_lost(reason)
+                _Process.on_lost(reason, code)
             hint = "; what was saved is whole, and the same command goes on from there" if code == REQUEUE else ""
             print(f"error: {reason}{hint}", file=sys.stderr, flush=True)
     os._exit(_Process.code)

@@ -14,7 +14,7 @@ import jax
 import ml_collections
 
 from alibi.data.batches import TrainBatches
-from alibi.errors import disk_errors_named
+from alibi.errors import FAILED, disk_errors_named
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
@@ -170,12 +170,12 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
         raise
 
 
-def _record_lost(run: RunDirectory, reason: str) -> None:
-    """Writes to its status that a run was interrupted, on whichever host is left."""
+def _record_lost(run: RunDirectory, reason: str, code: int) -> None:
+    """Writes to its status that a run was interrupted, or failed, on whichever host is left."""
     status = run.status()
     if status["state"] == "running":
         kept = {key: value for key, value in status.items() if key not in ("updated", "saved")}
-        run.write_status(**kept | {"state": "interrupted", "reason": reason})
+        run.write_status(**kept | {"state": "failed" if code == FAILED else "interrupted", "reason": reason})
 
 
 def _about(
