@@ -73,7 +73,7 @@ def local_devices(environment: Mapping[str, str]) -> list[int] | None:
 
 @contextlib.contextmanager
 def when_lost(act: Callable[[str, int], None]) -> Iterator[None]:
-    """While entered, `act` gets reason and exit code before this process ends for a peer; a broken collective is one."""
+    """While entered, `act` gets reason and exit code before this process ends for a peer, or a broken collective."""
     _Process.on_lost = act
     try:
         yield
