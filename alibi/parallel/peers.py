@@ -38,8 +38,8 @@ class _Process:
 
     code: int | None = None  # set: it ends, whatever happens on the way
     on_lost: Callable[[str, int], None] | None = None
-    deadline: float | None = None  # of what it waits for, by the monotonic clock
-    longest_wait = 0.0
+    came: float | None = None  # the last update, by the monotonic clock; None where the next is not expected
+    longest = 0.0  # seconds that an update took
 
 
 def join(address: str | None, count: int | None, number: int | None) -> None:
@@ -85,15 +85,15 @@ def when_lost(act: Callable[[str, int], None]) -> Iterator[None]:
         _Process.on_lost = None
 
 
-@contextlib.contextmanager
-def limited() -> Iterator[None]:
-    """For waiting for an update, which ends this process where it takes far longer than those before; not the first."""
-    start = time.monotonic()
-    if _Process.longest_wait:
-        _Process.deadline = start + max(UPDATE_SECONDS, 10 * _Process.longest_wait)
-    yield
-    _Process.deadline = None
-    _Process.longest_wait = max(_Process.longest_wait, time.monotonic() - start)
+def expect_update(expected: bool = True) -> None:
+    """An update has come, and the next is expected; or none is, as during a validation.
+
+    This process ends where the next one takes far longer than those before.
+    """
+    now = time.monotonic()
+    if _Process.came is not None:
+        _Process.longest = max(_Process.longest, now - _Process.came)
+    _Process.came = now if expected else None
 
 
 def lost(reason: str, code: int = REQUEUE) -> NoReturn:
@@ -125,8 +125,9 @@ def _client() -> Any:
 def _watch() -> None:
     while _Process.code is None:
         time.sleep(1)
-        if _Process.deadline is not None and time.monotonic() > _Process.deadline:
-            lost("another process hangs: no update for long")
+        limit = max(UPDATE_SECONDS, 10 * _Process.longest)
+        if (came := _Process.came) is not None and time.monotonic() > came + limit:
+            lost(f"no update for {limit:.0f} s: another process hangs, or the text of this one can't be read")
         with contextlib.suppress(Exception):  # the store may end before this thread does
             reason = _client().key_value_try_get(FAILURE)
             time.sleep(5)  # in which this process may fail by itself, with a message of its own

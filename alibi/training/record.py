@@ -67,8 +67,8 @@ class Record:
         if self._pending is None:
             return
         (step, metrics), self._pending = self._pending, None
-        with peers.limited():
-            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        peers.expect_update()
         nll = values["nll_nats"] / max(values["tokens"], 1.0)
         if not all(math.isfinite(value) for value in values.values()):
             norms = f"gradient norm {values['gradient_norm']}, norm of the update {values['update_norm']}"
@@ -119,6 +119,7 @@ class Record:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves what is done inside, validation and saving, out of the tokens per second."""
+        peers.expect_update(False)
         start = time.perf_counter()
         yield
         self._progress.pause(time.perf_counter() - start)
@@ -135,6 +136,7 @@ class Record:
         self._run.write_status(state, step=step, steps=self._config.train.steps, reason=reason, **figures)
 
     def close(self) -> None:
+        peers.expect_update(False)
         self._progress.close()
         if self._writer:
             self._writer.close()
