@@ -4,6 +4,10 @@ Any key of the config can be overridden: --config.train.steps=1000. The same com
 given again, goes on from the latest checkpoint in DIR. On several hosts give the same
 command on each, with --multihost where the cluster describes itself (TPU pods, SLURM),
 or with --coordinator_address, --num_processes and --process_id.
+
+SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any of them: all save after the same update and exit with code 75, which says
+that the same command goes on from there (for launchers: requeue). So do those that lose another process. Code 1: an
+error that the message names, which starting again won't mend.
 """
 
 import sys
@@ -21,6 +25,7 @@ command_line.define_host_flags()
 
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
+    from alibi.errors import REQUEUE
     from alibi.training.loop import Interrupted, train
 
     command_line.join_hosts()
@@ -28,7 +33,7 @@ def main() -> int:
         train(_CONFIG.value, _WORKDIR.value)
     except Interrupted as stop:
         print(stop, file=sys.stderr)
-        return 130
+        return REQUEUE
     return 0
 
 

@@ -7,6 +7,8 @@ import os
 import re
 import resource
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Collection
 
 import jax
@@ -16,13 +18,16 @@ from absl import app, flags, logging
 from alibi.atomic import local_path
 from alibi.config_files import load_config
 from alibi.data.cache import cache_root, check_paths
-from alibi.errors import explained
+from alibi.errors import FAILED, explained
 from alibi.host_memory import keep_freed_memory
+from alibi.parallel import peers
 from alibi.ranges import check_numbers
 from configs import base
 
 # Files that a process needs to hold open: its libraries, the checkpoint that it writes and the one that it reads.
 OPEN_FILES = 64
+
+EXIT_SECONDS = 10.0  # after a failure
 
 flags.disclaim_key_flags()  # what is defined here belongs to the entry point that asks for it: --help shows it
 
@@ -41,7 +46,8 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = (), addre
         sys.path.append("")  # so that position=my_package.my_file:MyMethod finds what lies where the user stands
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
-    app.run(lambda argv: _guarded(main, argv, addresses), flags_parser=functools.partial(_parse, required=required))
+    parse = functools.partial(_parse, required=required)
+    app.run(lambda argv: _ending(_guarded(main, argv, addresses)), flags_parser=parse)
 
 
 def define_config_flag(default: str | None = None, says: str = "") -> flags.FlagHolder:
@@ -76,7 +82,7 @@ def join_hosts() -> None:
     if (given.num_processes or given.process_id) is not None and not given.coordinator_address:
         raise ValueError("--num_processes and --process_id need --coordinator_address=HOST:PORT of the first process")
     if given.multihost or given.coordinator_address:
-        jax.distributed.initialize(given.coordinator_address, given.num_processes, given.process_id)
+        peers.join(given.coordinator_address, given.num_processes, given.process_id)
 
 
 def _open_standard_streams() -> None:
@@ -121,6 +127,15 @@ def _check_paths(addresses: Collection[str]) -> None:
         check_paths(config.get("data", {}))
 
 
+def _ending(code: int) -> int:
+    """`code`, with which the process ends soon after a failure: threads of libraries may wait for ever for a disk."""
+    if code:
+        end = threading.Timer(EXIT_SECONDS, os._exit, [code])
+        end.daemon = True
+        end.start()
+    return code
+
+
 def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collection[str]) -> int:
     try:
         if argv[1:]:
@@ -135,13 +150,23 @@ def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collect
         return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return _ended("interrupted", 130)
     except Exception as error:
         told = explained(error)
-        if told is None:
-            raise
-        print(f"error: {told}", file=sys.stderr)
-        return 1
+        if told is not None:
+            print(f"error: {told}", file=sys.stderr)
+            return _ended(told, FAILED)
+        if jax.distributed.is_initialized():
+            traceback.print_exc()
+        _ended(f"{type(error).__name__}: {error}", FAILED)
+        raise
+
+
+def _ended(reason: str, code: int) -> int:
+    """`code`; one of several processes tells the others, which would wait for it, and ends here."""
+    if jax.distributed.is_initialized():
+        peers.fail(reason.splitlines()[0] if reason else "", code)
+    return code
 
 
 def _parse(argv: list[str], required: tuple[str, ...] = ()) -> list[str]:

@@ -5,6 +5,9 @@ import errno
 import os
 from collections.abc import Iterator
 
+# Exit codes of the entry points.
+FAILED = 1  # the user must mend something, or we: to start again is no use
+REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped with what was done saved; the same command goes on
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 

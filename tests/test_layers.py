@@ -26,7 +26,7 @@ ALLOWED = {
     "alibi.ranges": set(),
     "alibi.config_files": {"alibi.ranges", "alibi.runs", "configs.base"},
     "alibi.command_line": {"alibi.atomic", "alibi.config_files", "alibi.data", "alibi.errors", "alibi.host_memory"}
-    | {"alibi.ranges", "configs.base"},
+    | {"alibi.parallel", "alibi.ranges", "configs.base"},
     "alibi.data": {"alibi.atomic", "alibi.errors"},
     "alibi.runs.store": {"alibi.atomic", "alibi.runs.bucket"},
     "alibi.runs.bucket": {"alibi.atomic", "alibi.runs.store"},

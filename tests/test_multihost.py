@@ -3,9 +3,11 @@
 import functools
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.model.decoder import build_model
+from alibi.parallel.peers import local_devices
 from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
@@ -21,6 +24,7 @@ from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState, abstract_state
 from configs import base
+from tests.training.trajectories import MODELS, trajectory
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -33,7 +37,7 @@ def free_port() -> int:
 
 def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
     return {
-        "data.corpus": "text", "data.train": text, "data.valid": text, "data.cache_dir": cache, "train.steps": 4,
+        "data.corpus": "text", "data.train": text, "data.valid": text, "data.cache_dir": cache, "train.steps": 6,
         "train.batch_tokens": 128, "train_length": 16, "optimizer.warmup_steps": 1, "model.num_layers": 1,
         "model.width": 16, "model.num_heads": 2, "model.feed_forward": 32, "log.every_steps": 1, "eval.every_steps": 2,
         "log.tensorboard": False, "checkpoint.every_steps": 2, "eval.batch_tokens": 64,
@@ -60,12 +64,13 @@ def finish(processes: list[subprocess.Popen]) -> None:
 def stopping_at_its_second_update(words: list[str]) -> list[str]:
     """The command train.py `words`, which gets the signal of a cluster that takes its machine back."""
     program = """
-import os, runpy, signal
+import os, runpy, signal, time
 from alibi.training import loop
 get = loop.Feed.get
 def stopping(feed, step, **how):
     if step == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(3)  # the notice goes round in a second; the other host waits for this one
     return get(feed, step, **how)
 loop.Feed.get = stopping
 runpy.run_path("train.py", run_name="__main__")
@@ -86,7 +91,7 @@ def state_of(workdir: pathlib.Path, step: int) -> TrainState:
 
 def assert_resumed_bitwise(whole: pathlib.Path, text: pathlib.Path, cache: pathlib.Path, parts: pathlib.Path) -> None:
     """The run of two hosts in `whole` again, in `parts`; the second host is told to stop, and both start again."""
-    for codes in ([130, 130], [0, 0]):
+    for codes in ([75, 75], [0, 0]):
         shared = command(parts, text, cache, "--config.mesh.fsdp=2", f"--coordinator_address=localhost:{free_port()}")
         words = [[*shared, "--num_processes=2", f"--process_id={host}"] for host in range(2)]
         if not parts.exists():
@@ -94,9 +99,9 @@ def assert_resumed_bitwise(whole: pathlib.Path, text: pathlib.Path, cache: pathl
         hosts = [start(one, devices=2) for one in words]
         outputs = [host.communicate(timeout=240)[0] for host in hosts]
         assert [host.returncode for host in hosts] == codes, "\n".join(outputs)
-    assert "going on from the checkpoint of update 2 of 4" in outputs[0]
-    states = [state_of(workdir, 4) for workdir in (whole, parts)]
-    assert int(states[0].step) == 4
+    assert re.search(r"going on from the checkpoint of update [23] of 6", outputs[0]), outputs[0]
+    states = [state_of(workdir, 6) for workdir in (whole, parts)]
+    assert int(states[0].step) == 6
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), *states)
 
 
@@ -115,13 +120,93 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_pat
     run = RunDirectory(two)
     assert run.status()["state"] == "finished"
     assert (run.provenance()["process_count"], run.provenance()["device_count"]) == (2, 4)
-    trained = [state_of(workdir, 4).params for workdir in (one, two)]
+    trained = [state_of(workdir, 6).params for workdir in (one, two)]
     # Adam turns the rounding of a key bias, whose gradient is zero, into a step; the logits don't see it.
     for params in trained:
         del params["layers_0"]["attention"]["key"]["bias"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *trained)
     # Here, since it needs this run of two hosts, which takes seconds.
     assert_resumed_bitwise(two, text, cache, tmp_path / "parts")
+
+
+def pair(workdir: pathlib.Path, text: pathlib.Path, *more: list[str]) -> list[subprocess.Popen]:
+    """Two hosts that train the run of `workdir`, each with its own `more`."""
+    shared = command(workdir, text, workdir.parent / "cache", f"--coordinator_address=localhost:{free_port()}")
+    return [start([*shared, "--num_processes=2", f"--process_id={i}", *more[i]], devices=1) for i in range(2)]
+
+
+def test_hosts_with_other_configs_are_told_what_differs(tiny_text, tmp_path: pathlib.Path) -> None:
+    other = ["--config.train.steps=7", "--config.model.dropout=0.5"]
+    hosts = pair(tmp_path / "run", tiny_text["train"], [], other)
+    for host in hosts:
+        output = host.communicate(timeout=240)[0]
+        assert host.returncode == 1, output
+        assert "error: the processes differ" in output
+        assert "model.dropout: 0.0 on process 0, 0.5 on process 1" in output
+        assert "train.steps: 6 on process 0, 7 on process 1" in output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_host_that_loses_the_first_one_ends_in_one_line(tiny_text, tmp_path: pathlib.Path) -> None:
+    """Without the stack trace of JAX's abort; what was written last, if that says so, is that the run was stopped."""
+    endless = ["--config.train.steps=1000000", "--config.data.valid="]
+    first, second = pair(tmp_path / "run", tiny_text["train"], endless, endless)
+    run = RunDirectory(tmp_path / "run")
+    while run.status()["step"] < 2:
+        assert first.poll() is None, first.communicate()[0]
+        time.sleep(0.1)
+    first.kill()
+    output = second.communicate(timeout=120)[0]
+    first.communicate()
+    assert second.returncode == 75, output
+    assert output.splitlines()[-1].startswith("error: the first process was lost, or the network; what was saved is"), (
+        output
+    )
+    assert "stack trace" not in output
+    assert (run.status()["state"], run.status()["reason"]) == (
+        "interrupted",
+        "the first process was lost, or the network",
+    )
+
+
+def assert_agree(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> None:
+    assert found.keys() == alone.keys()
+    for name, expected in alone.items():
+        np.testing.assert_allclose(found[name], expected, atol=1e-5, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, np.ndarray]]:
+    """The trajectory of each model on one device."""
+    return {model: trajectory(model, {}, 1) for model in MODELS}
+
+
+@pytest.mark.parametrize("axes", [{"data": 8}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}])
+@pytest.mark.parametrize("model", MODELS)
+def test_eight_devices_train_as_one(alone, model: str, axes: dict[str, int]) -> None:
+    assert alone[model]["losses"][-1] < alone[model]["losses"][0] - 0.01, "it learns"
+    assert_agree(trajectory(model, axes, 8), alone[model])
+
+
+def test_two_hosts_of_four_devices_train_as_one(alone, tmp_path: pathlib.Path) -> None:
+    address, file = f"localhost:{free_port()}", str(tmp_path / "found.npz")
+    words = [sys.executable, "-m", "tests.training.trajectories", address, "2"]
+    finish([start([*words, str(host), file], devices=4) for host in range(2)])
+    with np.load(file) as found:
+        for model, expected in alone.items():
+            assert_agree({name: found[f"{model} {name}"] for name in expected}, expected)
+
+
+def test_the_gpus_of_a_task_of_slurm() -> None:
+    """One task a node takes all, several take their shares, and tasks bound to GPUs of their own take these."""
+    node = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    assert local_devices(node) == [0, 1, 2, 3]
+    share = node | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_LOCALID": "3"}
+    assert local_devices(share) == [3]
+    assert local_devices(share | {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_LOCALID": "1"}) == [2, 3]
+    assert local_devices(share | {"CUDA_VISIBLE_DEVICES": "3"}) == [0]
+    assert local_devices(node | {"JAX_LOCAL_DEVICE_IDS": "1"}) is None
+    assert local_devices({}) is None
 
 
 def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

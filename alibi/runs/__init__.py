@@ -2,11 +2,12 @@
 
 from alibi.runs.directory import SECTIONS, RunDirectory
 from alibi.runs.identity import completed, config_hash, evaluation_hash, flatten, may_differ
-from alibi.runs.provenance import git_commit, make_provenance, usable_cores
+from alibi.runs.provenance import code_hash, git_commit, make_provenance, usable_cores, versions
 
 __all__ = [
     "SECTIONS",
     "RunDirectory",
+    "code_hash",
     "completed",
     "config_hash",
     "evaluation_hash",
@@ -15,4 +16,5 @@ __all__ = [
     "make_provenance",
     "may_differ",
     "usable_cores",
+    "versions",
 ]

@@ -107,6 +107,10 @@ class RunDirectory:
         """
         try:
             self.store.check_writable()
+            # Asked, not tried: nothing of a finished run is touched.
+            folder = None if is_address(str(self)) else self.path / "checkpoints"
+            if folder and folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise PermissionError(f"{folder} is read-only, or no directory")
         except OSError as error:
             raise ValueError(f"work directory {self} can't be written ({error}); choose another --workdir") from None
         if differing := self.differing(config):

@@ -1,6 +1,7 @@
 """What made a run: command, commit, versions and processor cores."""
 
 import functools
+import hashlib
 import importlib.metadata
 import os
 import pathlib
@@ -25,11 +26,25 @@ def git_commit() -> str:
     return commit + ("-dirty" if changes else "")
 
 
+@functools.cache
+def code_hash() -> str:
+    """Twelve hex digits of the library's files, which tell changes that no commit does."""
+    folder = pathlib.Path(__file__).resolve().parents[1]
+    files = sorted(folder.rglob("*.py"))
+    return hashlib.sha256(b"".join(str(f.relative_to(folder)).encode() + f.read_bytes() for f in files)).hexdigest()[
+        :12
+    ]
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages by which a run computes."""
+    return {package: importlib.metadata.version(package) for package in PACKAGES} | {"python": sys.version.split()[0]}
+
+
 def make_provenance(**more: Any) -> dict[str, Any]:
     """What made a run: command, commit, versions, CPU cores; `more` adds devices, corpus, parameters."""
-    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
-    versions["python"] = sys.version.split()[0]
-    return {"command": sys.argv, "commit": git_commit(), "versions": versions, "cores": usable_cores(), **more}
+    made_by = {"command": sys.argv, "commit": git_commit(), "code": code_hash(), "versions": versions()}
+    return {**made_by, "cores": usable_cores(), **more}
 
 
 def usable_cores() -> int:

@@ -1,9 +1,16 @@
 """Checkpoints: the latest and the best, through Orbax and nowhere else."""
 
 import contextlib
+import functools
+import hashlib
+import io
+import json
 import logging
 import pathlib
-from collections.abc import Callable, Iterator
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,17 +18,22 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from alibi.model.layers import is_stacked, stacked, unstacked
+from alibi.parallel import hosts
 from alibi.parallel.sharding import tree_shardings
+from alibi.training.checksums import checksums
 from alibi.training.state import TrainState
 
 PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
+# In `about`; checkpoints of older versions have neither these nor the hash of all of `about`.
+CHECKSUMS, VALID_NLL, SHA256 = "checksums", "valid_nll", "sha256"
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
     A checkpoint holds the parameters, the optimizer state and, as JSON, the config and
-    provenance of the run. It appears under its final name only when it is complete.
+    provenance of the run, its validation NLL and the checksum of each array. It appears
+    under its final name only when it is complete, and is read only if it is what was saved.
 
     Args:
       folder: the run's `checkpoints` directory.
@@ -32,16 +44,12 @@ class Checkpoints:
         for name in ("absl", "asyncio"):  # Orbax logs each of its steps, and what it raises too
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._folder = folder
+        policies = ocp.checkpoint_managers
+        kept = policies.AnyPreservationPolicy([policies.LatestN(keep), _KeepBest(self)])
+        self._open = functools.partial(_manager, folder, read_only=read_only, preservation_policy=kept)
         with _damage_named(folder):
-            self._manager = ocp.CheckpointManager(
-                folder,
-                options=_options(keep, read_only),
-                item_handlers={
-                    PARAMS: ocp.StandardCheckpointHandler(),
-                    OPTIMIZER: ocp.StandardCheckpointHandler(),
-                    ABOUT: ocp.JsonCheckpointHandler(),
-                },
-            )
+            self._manager = self._open()
+        self._valid_nll = {step: self._read_valid_nll(step) for step in self._manager.all_steps()}
 
     @property
     def latest(self) -> int | None:
@@ -51,26 +59,58 @@ class Checkpoints:
     @property
     def best(self) -> tuple[int, float] | None:
         """The saved step with the lowest validation NLL, and that NLL; None where none was validated."""
-        with _damage_named(self._folder):
-            metrics = {step: self._manager.metrics(step) for step in self._manager.all_steps()}
-        scored = [(_valid_nll(values), step) for step, values in metrics.items() if values]
+        scored = [(nll, step) for step in self._manager.all_steps() if (nll := self._valid_nll.get(step)) is not None]
         return min(scored)[::-1] if scored else None
 
     def save(self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None) -> None:
         """Saves in the background; the one before is awaited first, and its errors are raised here."""
         if step in self._manager.all_steps():
             return
+        sums = checksums({PARAMS: state.params, OPTIMIZER: state.opt_state})
+        self._valid_nll[step] = valid_nll
         self._manager.save(
             step,
             args=ocp.args.Composite(
                 **{
                     PARAMS: ocp.args.StandardSave(state.params),
                     OPTIMIZER: ocp.args.StandardSave(state.opt_state),
-                    ABOUT: ocp.args.JsonSave(about),
+                    ABOUT: ocp.args.JsonSave(_sealed(about | {CHECKSUMS: sums, VALID_NLL: valid_nll})),
                 }
             ),
-            metrics=None if valid_nll is None else {"valid_nll": valid_nll},
         )
+
+    def restore_newest(self, abstract: TrainState) -> TrainState:
+        """The state of the newest checkpoint that is whole; later ones, which are not, are named and set aside.
+
+        Raises:
+          ValueError: none is whole; nothing is set aside then. See `restore`.
+        """
+        damaged: dict[int, str] = {}
+        for step in hosts.told(lambda: sorted(self._manager.all_steps(), reverse=True)):
+            state, damage = hosts.together(functools.partial(self._tried, step, abstract))
+            told = next(filter(None, hosts.gather(damage)), "")
+            if state is not None and not told:
+                hosts.on_first(functools.partial(self._set_aside, damaged, step))
+                if damaged:  # not `reload`, which reads the metrics of older versions, damaged ones too
+                    self._manager.close()
+                    self._manager = self._open()
+                return state
+            damaged[step] = told
+        newest = next(iter(damaged.values())).partition(";")[0]
+        raise ValueError(f"{newest}; no whole one is left: restore one, or remove the work directory to start over")
+
+    def _tried(self, step: int, abstract: TrainState) -> tuple[TrainState | None, str]:
+        try:
+            return self.restore(step, abstract), ""
+        except ValueError as error:
+            return None, str(error)
+
+    def _set_aside(self, damaged: dict[int, str], step: int) -> None:
+        for other, damage in damaged.items():
+            aside = self._folder / f"{other}.damaged-{int(time.time())}"
+            (self._folder / str(other)).rename(aside)
+            reason = damage.partition(";")[0]
+            print(f"{reason}; it is now {aside.name}, and the run goes on from that of {step}", file=sys.stderr)
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state after `step` updates, each leaf with the sharding that `abstract` has.
@@ -87,14 +127,17 @@ class Checkpoints:
         return self._restore(step, {PARAMS: abstract_params})[PARAMS]
 
     def _restore(self, step: int, trees: dict[str, PyTree]) -> Any:
-        if step not in self._manager.all_steps():
-            there = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
-            raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {there}")
-        with _damage_named(self._folder / str(step)):
-            change = self._layout_change(step, trees[PARAMS])
+        there = sorted(self._manager.all_steps())
+        if step not in there:
+            known = ", ".join(map(str, there)) or "none"
+            raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
+        with _damage_named(self._folder / str(step)), contextlib.closing(_reader(self._folder)) as reader:
+            about = _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
+            with _named("metadata"):
+                change = self._layout_change(step, trees[PARAMS])
             laid = trees if change is None else _abstract(change[0], trees)
-            items = {name: ocp.args.StandardRestore(item) for name, item in laid.items()}
-            restored = dict(self._manager.restore(step, args=ocp.args.Composite(**items)))
+            restored = {name: _read(reader, step, name, ocp.args.StandardRestore(tree)) for name, tree in laid.items()}
+            _check(restored, about.get(CHECKSUMS, {}))
         if change is None:
             return restored
         shardings = jax.tree.map(lambda leaf: leaf.sharding, trees)
@@ -110,6 +153,19 @@ class Checkpoints:
         if is_stacked(params) == is_stacked(saved):
             return None
         return (unstacked, stacked) if is_stacked(params) else (stacked, unstacked)
+
+    def about(self, step: int) -> dict[str, Any]:
+        """What `save` got of it; raises ValueError where it is damaged."""
+        with contextlib.closing(_reader(self._folder)) as reader:
+            return _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
+
+    def _read_valid_nll(self, step: int) -> float | None:
+        """None where the checkpoint was not validated, or is damaged there."""
+        with contextlib.suppress(Exception), contextlib.closing(_reader(self._folder)) as reader:
+            about = self.about(step)
+            # Older versions wrote it as a metric of Orbax's.
+            return about[VALID_NLL] if VALID_NLL in about else (reader.metrics(step) or {}).get(VALID_NLL)
+        return None
 
     def wait(self) -> None:
         """Returns when all saves are on disk; raises the errors that they met."""
@@ -135,18 +191,88 @@ def _abstract(change: Callable[[PyTree], PyTree], trees: PyTree) -> PyTree:
     )
 
 
-def _options(keep: int, read_only: bool) -> ocp.CheckpointManagerOptions:
-    policies = ocp.checkpoint_managers
-    best = policies.BestN(get_metric_fn=_valid_nll, reverse=True, n=1, keep_checkpoints_without_metrics=False)
-    return ocp.CheckpointManagerOptions(
-        create=not read_only,
-        read_only=read_only,
-        cleanup_tmp_directories=not read_only,  # what a killed process left
-        save_decision_policy=policies.FixedIntervalPolicy(1),
-        best_fn=_valid_nll,  # without it Orbax writes no metrics
-        best_mode="min",
-        preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+class _KeepBest:
+    """Orbax's policy by which the best checkpoint stays."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self._checkpoints = checkpoints
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        best = self._checkpoints.best
+        return [best is not None and info.step == best[0] for info in checkpoints]
+
+
+def _manager(folder: pathlib.Path, *, read_only: bool, **options: Any) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
+        folder,
+        options=ocp.CheckpointManagerOptions(
+            create=not read_only,
+            read_only=read_only,
+            cleanup_tmp_directories=not read_only,  # what a killed process left
+            save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(1),
+            lightweight_initialize=True,  # a damaged file of one checkpoint is nothing to the others
+            **options,
+        ),
+        item_handlers={
+            PARAMS: ocp.StandardCheckpointHandler(),
+            OPTIMIZER: ocp.StandardCheckpointHandler(),
+            ABOUT: ocp.JsonCheckpointHandler(),
+        },
     )
+
+
+def _reader(folder: pathlib.Path) -> ocp.CheckpointManager:
+    """A manager of this process alone: where it meets damage, no other waits for it."""
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"reader-{me}"
+    )
+    return _manager(folder, read_only=True, multiprocessing_options=alone)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """`content` with the hash of what is read back of it."""
+    return content | {SHA256: _digest(json.loads(json.dumps(content)))}
+
+
+def _opened(content: dict[str, Any]) -> dict[str, Any]:
+    """What `_sealed` got; raises ValueError if that was something else."""
+    content = dict(content)
+    if content.pop(SHA256, None) not in (None, _digest(content)):
+        raise ValueError(f"{ABOUT} is not what was saved")
+    return content
+
+
+def _read(reader: ocp.CheckpointManager, step: int, name: str, how: ocp.args.CheckpointArgs) -> Any:
+    """One item of a checkpoint; errors say which."""
+    with _named(name):
+        return reader.restore(step, args=ocp.args.Composite(**{name: how}))[name]
+
+
+@contextlib.contextmanager
+def _named(item: str) -> Iterator[None]:
+    """Where reading fails, says which item it was, and nothing of what Orbax's threads, which go on, print then."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            yield
+        except (MemoryError, PermissionError):
+            raise
+        except Exception as error:
+            time.sleep(0.5)  # until they have met the end of their event loop
+            reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[0]
+            raise ValueError(f"its {item} can't be read, {reason}") from error
+
+
+def _check(restored: dict[str, PyTree], saved: dict[str, str]) -> None:
+    """Raises ValueError, with its path, for an array that has another checksum than `saved` has for it."""
+    found = checksums(restored) if saved else {}
+    if wrong := [path for path, checksum in found.items() if saved[path] != checksum]:
+        others = f" and {len(wrong) - 1} other arrays are" if len(wrong) > 1 else " is"
+        raise ValueError(f"{wrong[0]}{others} not what was saved")
 
 
 @contextlib.contextmanager
@@ -162,9 +288,5 @@ def _damage_named(place: pathlib.Path) -> Iterator[None]:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"checkpoint {place} is damaged or of another model ({first_line[:300]}); "
-            "delete the directory of the damaged one to use the one before it, if there is one"
+            "use another one, or delete this one and train again from the one before it, if there is one"
         ) from error
-
-
-def _valid_nll(metrics: dict[str, float]) -> float:
-    return metrics["valid_nll"]

@@ -14,11 +14,11 @@ import jax
 import ml_collections
 
 from alibi.data.batches import TrainBatches
-from alibi.errors import disk_errors_named
+from alibi.errors import FAILED, disk_errors_named
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
-from alibi.parallel import hosts
+from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
-from alibi.runs import RunDirectory, completed, make_provenance
+from alibi.runs import RunDirectory, code_hash, completed, flatten, make_provenance, versions
 from alibi.runs.lease import LostError
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
@@ -38,10 +38,7 @@ from alibi.training.step import TrainStep, make_train_step
 
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 
-# Hosts ask each other at least this often whether one was told to stop: a cluster that takes a machine back gives
-# it half a minute or so, in which the checkpoint must be saved too. All must ask at the same update, so it is a
-# number of updates; each time they wait for the update before.
-MOST_UPDATES_ALONE = 10
+SAME_TEXT = ("sha256", "tokenizer_fingerprint", "tokens")
 
 
 class Interrupted(RuntimeError):  # noqa: N818 - no error: the user's wish
@@ -63,6 +60,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
     config = completed(config)  # a config file that an older version wrote beside an imported checkpoint may lack keys
+    hosts.check_alike(_facts(config, workdir))
     run, mesh, steps = RunDirectory(workdir), make_mesh(config.mesh), config.train.steps
     sharding = batch_sharding(mesh)
     shards = batch_parts(sharding)
@@ -84,13 +82,15 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         boundary_id=text.boundary_id,
     )
     corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
+    hosts.check_alike({f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT})
     hosts.on_first(lambda: run.check_corpus(corpus))
-    if _is_finished(run):
+    if hosts.told(lambda: _is_finished(run)):
         return run.status()
 
     with disk_errors_named(run):
         hosts.on_first(lambda: run.claim(config, files["train"].tokenizer()))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(peers.when_lost(functools.partial(_record_lost, run)))
         if hosts.is_primary():
             stack.callback(run.release)
             stack.enter_context(_failure_recorded(run, steps))
@@ -100,17 +100,18 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         if hosts.is_primary():
             run.write("provenance.json", about)
         checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
-        step = checkpoints.latest or 0
-        record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step)))
+        step = hosts.told(lambda: checkpoints.latest) or 0
         feed = stack.enter_context(contextlib.closing(Feed(batches, mesh, micro_batches(config, shards))))
         validator = make_validator(config, model, files["valid"]) if "valid" in files else None
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         update = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
         if step:
-            start = functools.partial(checkpoints.restore, step, abstract)
+            start = functools.partial(checkpoints.restore_newest, abstract)
         else:
             start = functools.partial(initial_state, model, optimizer, mesh, config.seed)
         train_step, state = _compile_beside(start, update, abstract, feed, step)
+        step = int(state.step)  # an earlier one than the latest, where that is damaged
+        record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step)))
 
         saved_at = time.monotonic()
         with Interrupt() as interrupt:
@@ -118,7 +119,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
                 state, metrics = train_step(state, *feed.get(step, last=step + 1 == steps))
                 step += 1
                 record.dispatched(step, metrics, data_wait_seconds=feed.waited)
-                stop, save = _stop_and_save(config, step, interrupt.requested, saved_at)
+                stop, save = interrupt.requested(step), _is_save_due(config, step, saved_at)
                 validate = step == steps or _due(step, config.eval.every_steps)
                 if stop or save or validate:
                     record.arrive()  # nothing that is not finite is ever saved
@@ -127,7 +128,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
                         improved = nll is not None and record.validated(step, nll)
                         if stop or save or improved:
                             hosts.on_first(run.check_claim)
-                            checkpoints.save(state, step, about, nll)
+                            checkpoints.save(state, step, about | record.unlogged, nll)
                             saved_at = time.monotonic()
                 if stop and step < steps:
                     checkpoints.wait()
@@ -136,6 +137,12 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         checkpoints.wait()
         record.write_status("finished", step)
         return run.status()
+
+
+def _facts(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
+    """What must be the same on all hosts, or they train what nobody asked for, or wait for each other for ever."""
+    keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
+    return {**keys, "workdir": workdir, "code": code_hash(), **versions()}
 
 
 def _is_finished(run: RunDirectory) -> bool:
@@ -148,7 +155,7 @@ def _is_finished(run: RunDirectory) -> bool:
         )
     else:
         said = f"but its checkpoint of update {status['step']} was lost since"
-    if hosts.is_primary() and status["state"] == "finished":
+    if status["state"] == "finished":
         print(f"{run} was finished before, {said}", file=sys.stderr)
     return finished
 
@@ -169,6 +176,14 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
             run.write_status(state, step=before["step"], steps=steps, reason=reason, **kept)
             run.store.write("error.txt", traceback.format_exc())
         raise
+
+
+def _record_lost(run: RunDirectory, reason: str, code: int) -> None:
+    """Writes to its status that a run was interrupted, or failed, on whichever host is left."""
+    status = run.status()
+    if status["state"] == "running":
+        kept = {key: value for key, value in status.items() if key not in ("updated", "saved")}
+        run.write_status(**kept | {"state": "failed" if code == FAILED else "interrupted", "reason": reason})
 
 
 def _about(
@@ -199,17 +214,14 @@ def _compile_beside(
         return lowered.compile(), state.result()
 
 
-def _stop_and_save(
-    config: ml_collections.ConfigDict, step: int, interrupted: bool, saved_at: float
-) -> tuple[bool, bool]:
-    """Whether to stop and whether to save after update `step`; all hosts decide alike, every few updates."""
-    minutes = config.checkpoint.every_minutes
-    late = bool(minutes) and time.monotonic() - saved_at > 60 * minutes
-    if jax.process_count() > 1 and not _due(step, min(config.log.every_steps, MOST_UPDATES_ALONE)):
-        interrupted = late = False
-    else:  # one signal stops all; the first host's clock counts
-        interrupted, late = hosts.any_of(interrupted, late and hosts.is_primary())
-    return interrupted, late or step == config.train.steps or _due(step, config.checkpoint.every_steps)
+def _is_save_due(config: ml_collections.ConfigDict, step: int, saved_at: float) -> bool:
+    """Whether to save after update `step`; of several hosts the first one's clock counts, where metrics are logged."""
+    late = _due(step, config.log.every_steps) or jax.process_count() == 1
+    if late and (minutes := config.checkpoint.every_minutes):
+        late = hosts.told(lambda: time.monotonic() - saved_at > 60 * minutes)
+    else:
+        late = False
+    return late or step == config.train.steps or _due(step, config.checkpoint.every_steps)
 
 
 def _due(step: int, every: int) -> bool:

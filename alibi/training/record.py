@@ -1,5 +1,6 @@
 """What a run tells while it trains: rows of metrics, a progress bar, and its status on disk."""
 
+import collections
 import contextlib
 import math
 import resource
@@ -14,11 +15,15 @@ import numpy as np
 import tqdm
 
 from alibi.errors import UserError
+from alibi.parallel import hosts, peers
 from alibi.parallel.hosts import is_primary
 from alibi.runs import RunDirectory
 from alibi.runs.store import Store
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.step import Metrics
+
+UNLOGGED = "unlogged"
+RECENT = 50  # updates, over which the speed is taken
 
 
 class NonFiniteLossError(UserError):
@@ -35,13 +40,14 @@ class Record:
     def __init__(self, config: ml_collections.ConfigDict, run: RunDirectory, checkpoints: Checkpoints, step: int):
         self._config, self._run, self._checkpoints = config, run, checkpoints
         self._before = run.status()  # of the process that trained here last
-        self.best = checkpoints.best
+        self.best = hosts.told(lambda: checkpoints.best)
         self._writer = None
         if is_primary():
             self._writer = MetricsWriter(run.store, step, tensorboard=config.log.tensorboard)
         steps, tokens = config.train.steps, config.train.batch_tokens
         self._progress = Progress(run.name, step, steps, tokens, show=is_primary())
-        self._sums = np.zeros(2)  # NLL and tokens since the last row
+        # NLL and tokens since the last row; of the process that saved the checkpoint, if it came between two rows.
+        self._sums = np.array(checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0])
         self._pending: tuple[int, Metrics] | None = None
         self._waited, self._row = 0.0, (step, 0.0)  # now; at the last row, and its update
         if step:
@@ -62,6 +68,7 @@ class Record:
             return
         (step, metrics), self._pending = self._pending, None
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        peers.expect_update()
         nll = values["nll_nats"] / max(values["tokens"], 1.0)
         if not all(math.isfinite(value) for value in values.values()):
             norms = f"gradient norm {values['gradient_norm']}, norm of the update {values['update_norm']}"
@@ -70,6 +77,11 @@ class Record:
         self._progress.update(step, nll)
         if step % self._config.log.every_steps == 0 or step == self._config.train.steps:
             self._log(step, values)
+
+    @property
+    def unlogged(self) -> dict[str, list[float]]:
+        """What a checkpoint must hold for the next row to be that of a run without a stop."""
+        return {UNLOGGED: self._sums.tolist()}
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         nll, tokens = self._sums
@@ -107,6 +119,7 @@ class Record:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves what is done inside, validation and saving, out of the tokens per second."""
+        peers.expect_update(False)
         start = time.perf_counter()
         yield
         self._progress.pause(time.perf_counter() - start)
@@ -123,6 +136,7 @@ class Record:
         self._run.write_status(state, step=step, steps=self._config.train.steps, reason=reason, **figures)
 
     def close(self) -> None:
+        peers.expect_update(False)
         self._progress.close()
         if self._writer:
             self._writer.close()
@@ -174,7 +188,7 @@ class Progress:
 
     def __init__(self, name: str, step: int, steps: int, tokens_per_step: int, *, show: bool):
         self._tokens_per_step = tokens_per_step
-        self._updates, self._seconds = 0, 0.0  # since the first update, which compiles
+        self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)  # of updates after the first
         self._last: float | None = None
         terminal = sys.stderr.isatty()
         self._bar = tqdm.tqdm(
@@ -189,14 +203,15 @@ class Progress:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the updates since the first; None before there are any."""
-        return self._updates * self._tokens_per_step / self._seconds if self._updates else None
+        """Over the last updates, so that a slowdown shows; None before there are two."""
+        seconds = sum(self._seconds)
+        return len(self._seconds) * self._tokens_per_step / seconds if seconds else None
 
     def update(self, step: int, nll: float) -> None:
         """Notes that the metrics of update `step` have arrived."""
         now = time.perf_counter()
         if self._last is not None:
-            self._updates, self._seconds = self._updates + 1, self._seconds + now - self._last
+            self._seconds.append(max(now - self._last, 0.0))
         self._last = now
         self._bar.n = step
         rate = self.tokens_per_second

@@ -1,7 +1,11 @@
-"""Checkpoints of the two layouts of layers: each is read by models of either, with nothing lost."""
+"""Checkpoints: those of either layout of layers are read by models of both, and none that is not what was saved."""
 
 import dataclasses
+import json
 import pathlib
+import re
+import shutil
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +16,9 @@ from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
 from alibi.parallel.sharding import batch_sharding, make_mesh
 from alibi.training.checkpoint import Checkpoints
+from alibi.training.checksums import checksums
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import abstract_state, initial_state
+from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import make_train_step
 
 VOCABULARY = 48
@@ -66,3 +71,103 @@ def test_stacked_parameters_are_split_as_those_of_one_layer(tiny_config) -> None
     layers = abstract_state(model, optimizer, make_mesh(config.mesh)).params["layers"]
     assert layers["attention"]["query"]["kernel"].sharding.spec == jax.P(None, "fsdp", "tensor", None)
     assert layers["down"]["kernel"].sharding.spec == jax.P(None, "tensor", "fsdp")
+
+
+def states(tiny_config) -> tuple[TrainState, list[TrainState]]:
+    """Shapes, and two states of other seeds, on one device."""
+    config = tiny_config(model__num_layers=1)
+    model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)[0]
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    return abstract_state(model, optimizer, mesh), [initial_state(model, optimizer, mesh, seed) for seed in (1, 2)]
+
+
+def flip_a_bit(file: pathlib.Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+def halve(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def empty(folder: pathlib.Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "part", "message"),
+    [
+        (flip_a_bit, "params/ocdbt.process_0/d/*", r"\(params/.* not what was saved\)"),
+        (flip_a_bit, "about/metadata", r"about (is not what was saved|can't be read)"),
+        (halve, "params/ocdbt.process_0/d/*", "its params can't be read"),
+        (halve, "optimizer/manifest.ocdbt", "its optimizer can't be read"),
+        (empty, "", "its about can't be read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tiny_config, tmp_path: pathlib.Path, capsys, damage: Callable[[pathlib.Path], None], part: str, message: str
+) -> None:
+    abstract, saved = states(tiny_config)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, state in enumerate(saved, start=1):
+            checkpoints.save(state, step, {}, valid_nll=float(step))
+    for found in (tmp_path / "2").glob(part) if part else [tmp_path / "2"]:
+        if found.is_dir() or found.stat().st_size > 500 or "manifest" in part:  # the others hold no elements
+            damage(found)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        restored = checkpoints.restore_newest(abstract)
+        assert (checkpoints.latest, checkpoints.best) == (1, (1, 1.0))
+        checkpoints.save(saved[1], 2, {})  # its place is free
+    assert int(restored.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, restored.params, saved[0].params)
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1, error
+    assert re.search(rf"checkpoint .*/2 is damaged.*{message}.*goes on from that of 1", error), error
+
+
+def test_without_a_whole_checkpoint_nothing_is_touched(tiny_config, tmp_path: pathlib.Path) -> None:
+    abstract, saved = states(tiny_config)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(saved[0], 1, {})
+    flip_a_bit(tmp_path / "1" / "about" / "metadata")
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=r"/1 is damaged.*no whole one is left"):
+        checkpoints.restore_newest(abstract)
+    assert (tmp_path / "1").is_dir()
+
+
+def test_a_checkpoint_of_before_there_were_checksums(tiny_config, tmp_path: pathlib.Path) -> None:
+    """It is read as it is; its validation NLL stood in a file of its own, whose damage is nothing to the rest."""
+    abstract, saved = states(tiny_config)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, state in enumerate(saved, start=1):
+            checkpoints.save(state, step, {})
+    for step in (1, 2):
+        (tmp_path / str(step) / "about" / "metadata").write_text("{}")
+        (tmp_path / str(step) / "metrics").mkdir()
+        (tmp_path / str(step) / "metrics" / "metrics").write_text(json.dumps({"valid_nll": float(step)}))
+    (tmp_path / "1" / "metrics" / "metrics").write_text('{"valid_n')
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.best == (2, 2.0)
+        restored = checkpoints.restore_newest(abstract)
+    jax.tree.map(np.testing.assert_array_equal, restored.params, saved[1].params)
+
+
+def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:
+    array = jax.random.normal(jax.random.key(0), (8, 6))
+    known = checksums(array)
+    sharded = jax.device_put(array, jax.NamedSharding(jax.make_mesh((4, 2), ("a", "b")), jax.P("a", "b")))
+    assert checksums(sharded) == known
+    bits = np.asarray(array).view(np.uint32)
+    changed = [bits[::-1].copy(), bits.copy(), bits.copy()]
+    changed[1][0] ^= 2**31  # all signs of a row
+    changed[2][:, 1] = 0
+    for place in range(bits.size):
+        changed.append(bits.copy())
+        changed[-1].flat[place] ^= 1 << place % 32
+    changed = [other.view(np.float32) for other in changed]
+    sums = {*known.values(), *(one for other in changed for one in checksums(other).values())}
+    assert len(sums) == 1 + len(changed)
+    halves = array.astype(jnp.bfloat16)
+    assert checksums(halves) != checksums(-halves) != checksums(jnp.isfinite(halves))

@@ -1,0 +1,172 @@
+"""The end of a process whose peers are lost: within two minutes, in one line, with a code that says what to do.
+
+JAX's coordination service learns by heartbeats that a process died or its machine stands still, and then aborts the
+others with a C++ stack trace. Here that abort becomes a line. Two things it does not learn: that a process failed, for
+which there is a word in its key-value store, and that one is alive but never comes to the next update, for which there
+is a limit of time.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import jax
+from jax._src import distributed  # of its store nothing is public
+
+from alibi.errors import FAILED, REQUEUE
+
+HEARTBEAT_SECONDS = 60  # without one a process is lost
+UPDATE_SECONDS = 100.0  # that an update may take, or ten times the longest so far
+FAILURE = "alibi/failed"
+# What a collective raises where a connection ends.
+BROKEN = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I)
+# Of absl's log: where a C++ program begins to tell why it aborts.
+FATAL = re.compile(r"^(F\d{4} |\*\*\* |terminate called|E\d{4} .*coordination_service)", re.M)
+
+
+class _Process:
+    """What this process knows of its own end."""
+
+    code: int | None = None  # set: it ends, whatever happens on the way
+    on_lost: Callable[[str, int], None] | None = None
+    came: float | None = None  # the last update, by the monotonic clock; None where the next is not expected
+    longest = 0.0  # seconds that an update took
+
+
+def join(address: str | None, count: int | None, number: int | None) -> None:
+    """Connects to the other processes; the arguments are those of `jax.distributed.initialize`.
+
+    Raises RuntimeError where not all of them come within five minutes.
+    """
+    devices = local_devices(os.environ)
+    jax.distributed.initialize(address, count, number, devices, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+    text = _divert_stderr()
+    aborted = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: lost(_who(text())))
+    ctypes.CDLL(None).signal(signal.SIGABRT, aborted)
+    _Process.aborted = aborted  # type: ignore[attr-defined]  # ctypes keeps no reference
+    threading.Thread(target=_watch, daemon=True).start()
+
+
+def local_devices(environment: Mapping[str, str]) -> list[int] | None:
+    """The GPUs, of those that it sees, that a task of Slurm's computes on; None: as JAX chooses.
+
+    JAX takes one for each task. Here one task a node takes all of the node's, and tasks that Slurm
+    has bound to GPUs of their own take these.
+    """
+    gpus = len([gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()])
+    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if not gpus or not tasks or "JAX_LOCAL_DEVICE_IDS" in environment:
+        return None
+    each = gpus // int(tasks[0])
+    first = int(environment["SLURM_LOCALID"]) * each
+    return list(range(first, first + each)) if each else list(range(gpus))
+
+
+@contextlib.contextmanager
+def when_lost(act: Callable[[str, int], None]) -> Iterator[None]:
+    """While entered, `act` gets reason and exit code before this process ends for a peer, or a broken collective."""
+    _Process.on_lost = act
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if distributed.global_state.client is not None and BROKEN.search(str(error)):
+            lost("another process was lost: its connection ended")
+        raise
+    finally:
+        _Process.on_lost = None
+
+
+def expect_update(expected: bool = True) -> None:
+    """An update has come, and the next is expected; or none is, as during a validation.
+
+    This process ends where the next one takes far longer than those before.
+    """
+    now = time.monotonic()
+    if _Process.came is not None:
+        _Process.longest = max(_Process.longest, now - _Process.came)
+    _Process.came = now if expected else None
+
+
+def lost(reason: str, code: int = REQUEUE) -> NoReturn:
+    """Ends this process, which can do nothing without its peers."""
+    if _Process.code is None:
+        _Process.code = code
+        with contextlib.suppress(Exception):
+            if _Process.on_lost:
+                _Process.on_lost(reason, code)
+            hint = "; what was saved is whole, and the same command goes on from there" if code == REQUEUE else ""
+            print(f"error: {reason}{hint}", file=sys.stderr, flush=True)
+    os._exit(_Process.code)
+
+
+def fail(reason: str, code: int) -> NoReturn:
+    """Ends this process, which has said why, and within seconds its peers; those that fail too, by themselves."""
+    _Process.code, client = code, _client()
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        client.key_value_set(FAILURE, f"process {distributed.global_state.process_id} failed: {reason}", True)
+        client.wait_at_barrier("alibi/end", 10_000)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _client() -> Any:
+    return distributed.global_state.client
+
+
+def _watch() -> None:
+    while _Process.code is None:
+        time.sleep(1)
+        limit = max(UPDATE_SECONDS, 10 * _Process.longest)
+        if (came := _Process.came) is not None and time.monotonic() > came + limit:
+            lost(f"no update for {limit:.0f} s: another process hangs, or the text of this one can't be read")
+        with contextlib.suppress(Exception):  # the store may end before this thread does
+            reason = _client().key_value_try_get(FAILURE)
+            time.sleep(5)  # in which this process may fail by itself, with a message of its own
+            if _Process.code is None:
+                lost(reason, FAILED)
+
+
+def _divert_stderr() -> Callable[[], str]:
+    """C++ writes to a file from now on, which is copied to stderr every second; a function that gives the file's text.
+
+    What tells of an abort is not copied.
+    """
+    file, real = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115  # open to the end
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
+    os.dup2(file.fileno(), 2)
+    shown = 0
+
+    def text() -> str:
+        return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+    def copy() -> None:
+        nonlocal shown
+        content = text()
+        fatal = FATAL.search(content)
+        end = fatal.start() if fatal else len(content)
+        os.write(real, content[shown:end].encode())
+        shown = max(shown, end)
+
+    def copy_often() -> None:
+        while True:
+            time.sleep(1)
+            copy()
+
+    atexit.register(copy)
+    threading.Thread(target=copy_often, daemon=True).start()
+    return text
+
+
+def _who(text: str) -> str:
+    """What the coordination service said of the process that it lost."""
+    tasks = re.search(r"stopped sending heartbeats\):\s*(\d+)", text)
+    return f"process {tasks[1]} was lost: no heartbeat" if tasks else "the first process was lost, or the network"
