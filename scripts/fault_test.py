@@ -65,6 +65,7 @@ FILES = {
     "parameters": "runs/*/checkpoints/*/params/**/d/*",
     "optimizer states": "runs/*/checkpoints/*/optimizer/**/d/*",
     "checkpoints' JSON": "runs/*/checkpoints/*/*/metadata",
+    "rows": "rows/*/*.json",
     "dumps": "nll/*.npz",
 }
 ITS_OWN = ("seconds", "tokens_per_second", "commit")  # of a row: what the same run has otherwise next time
@@ -256,7 +257,7 @@ class FaultTest:
     def flip(self, kind: str) -> None:
         """One bit of one file of a kind: training and evaluating tell of it, or give the same numbers."""
         trial = self.copied("flipped")
-        if kind == "dumps":
+        if kind in ("rows", "dumps"):
             shutil.rmtree(trial.folder)
             shutil.copytree(self.whole.folder, trial.folder)
         files = [path for path in glob.glob(str(trial.folder / FILES[kind]), recursive=True) if os.path.isfile(path)]

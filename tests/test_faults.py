@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-KINDS = ("tokens", "status", "metrics", "tokenizers of runs")
+KINDS = ("tokens", "status", "metrics", "tokenizers of runs", "rows")
 
 
 def test_kills_flips_and_starts_leave_no_difference() -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.bias import Bias, Blocks, KnownPositions, Part, per_head, shared, static
+from alibi.positions.bias import Bias, Blocks, KnownPositions, MissingFunctionError, Part, per_head, shared, static
 
 
 class DistanceBias(Bias):
@@ -21,7 +21,7 @@ class DistanceBias(Bias):
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
         """The bias of a key at each distance, which is in tokens and as `counted` gives it; float32."""
-        raise NotImplementedError(f"{type(self).__name__} needs at(distance)")
+        raise MissingFunctionError(f"{type(self).__name__} needs at(distance)")
 
     def counted(self, distance: Any) -> Any:
         """The distance as `at` takes it, from query position minus key position, a NumPy or JAX array.

@@ -27,7 +27,7 @@ def check_imported(config: ml_collections.ConfigDict, run: RunDirectory) -> None
     if config.imported_from and run.status()["state"] == "missing":
         raise ValueError(
             f"imported_from={config.imported_from!r} is the hash of a checkpoint that scripts/import_fairseq.py made a "
-            f"run of, and {run.path} holds no run; leave it empty, or give the imported run's --workdir"
+            f"run of, and {run} holds no run; leave it empty, or give the imported run's --workdir"
         )
 
 

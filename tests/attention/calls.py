@@ -1,7 +1,9 @@
 """What several tests of attention say of a call, and ALiBi's reach as a formula of its own."""
 
 import dataclasses
+import inspect
 
+import jax
 import numpy as np
 
 from alibi.attention.call import AttentionCall
@@ -23,3 +25,10 @@ def reach(slopes: float | np.ndarray, excess: float | np.ndarray, epsilon: float
     if epsilon == 0:
         return (excess + UNDERFLOW) / slopes
     return (excess + np.log((2 if symmetric else 1) / epsilon) - np.log(-np.expm1(-slopes))) / slopes
+
+
+def abstract_tpu() -> jax.sharding.AbstractDevice:
+    """A TPU to lower for. JAX 0.10.0 and 0.10.1 don't take its platform."""
+    known = inspect.signature(jax.sharding.AbstractDevice).parameters
+    fields = {"device_kind": "TPU v5 lite", "num_cores": 1, "platform": "tpu"}
+    return jax.sharding.AbstractDevice(**{name: value for name, value in fields.items() if name in known})

@@ -20,7 +20,7 @@ from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_plan
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import AlibiBias, make_position
-from tests.attention.calls import on
+from tests.attention.calls import abstract_tpu, on
 
 attend_module = importlib.import_module("alibi.attention.attend")  # the package has a function of that name
 SPLIT = P(("data", "fsdp"), None, "tensor")
@@ -182,7 +182,7 @@ def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
 @pytest.mark.parametrize("gradient", [False, True])
 def test_splash_attention_lowers_for_several_tpus(gradient):
     """Mosaic's lowering, not the TPU compiler's. Each device gets its two sequences and two heads."""
-    tpu = jax.sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+    tpu = abstract_tpu()
     axes = {"axis_types": (AxisType.Auto,) * 3, "abstract_device": tpu}
     sharding = NamedSharding(jax.sharding.AbstractMesh((2, 1, 2), ("data", "fsdp", "tensor"), **axes), SPLIT)
     arrays = [jax.ShapeDtypeStruct((4, 256, 4, 64), jnp.bfloat16, sharding=sharding)] * 3
