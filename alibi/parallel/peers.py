@@ -126,7 +126,8 @@ def _watch() -> None:
     while _Process.code is None:
         time.sleep(1)
         limit = max(UPDATE_SECONDS, 10 * _Process.longest)
-        if (came := _Process.came) is not None and time.monotonic() > came + limit:
+        # Not before two updates have come: how long one takes isn't known.
+        if _Process.longest and (came := _Process.came) is not None and time.monotonic() > came + limit:
             lost(f"no update for {limit:.0f} s: another process hangs, or the text of this one can't be read")
         with contextlib.suppress(Exception):  # the store may end before this thread does
             reason = _client().key_value_try_get(FAILURE)

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from alibi.data.tokenizers import Tokenizer
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import DecoderLM, build_model, evaluated
+from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_sharding, make_mesh, tree_shardings
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
@@ -38,7 +39,7 @@ class TrainedRun:
         self.config = self.directory.config()
         self._checkpoint = checkpoint
         self._batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
-        self.step = _find_step(self.directory, checkpoint)
+        self.step = hosts.told(lambda: _find_step(self.directory, checkpoint))
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -85,7 +86,7 @@ class TrainedRun:
                 with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
                     return checkpoints.restore_params(self.step, abstract)
             except ValueError:
-                step = _find_step(self.directory, self._checkpoint)
+                step = hosts.told(lambda: _find_step(self.directory, self._checkpoint))
                 if step == self.step:
                     raise
                 _log.warning("%s: the checkpoint of step %d was replaced by that of %d", self, self.step, step)

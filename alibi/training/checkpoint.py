@@ -1,6 +1,7 @@
 """Checkpoints: the latest and the best, through Orbax and nowhere else."""
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -27,6 +28,9 @@ PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
 # In `about`; checkpoints of older versions have neither these nor the hash of all of `about`.
 CHECKSUMS, VALID_NLL, SHA256 = "checksums", "valid_nll", "sha256"
 
+# What errors say that are not of the checkpoint that is read.
+_NO_DAMAGE = ("resource_exhausted", "unavailable", "deadline_exceeded", "permission", "too many open", "no space left")
+
 
 class Checkpoints:
     """The checkpoints of one run.
@@ -49,6 +53,7 @@ class Checkpoints:
         self._open = functools.partial(_manager, folder, read_only=read_only, preservation_policy=kept)
         with _damage_named(folder):
             self._manager = self._open()
+        self.unread: set[int] = set()  # steps whose validation NLL can't be read
         self._valid_nll = {step: self._read_valid_nll(step) for step in self._manager.all_steps()}
 
     @property
@@ -132,17 +137,22 @@ class Checkpoints:
             known = ", ".join(map(str, there)) or "none"
             raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
         with _damage_named(self._folder / str(step)), contextlib.closing(_reader(self._folder)) as reader:
-            about = _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
-            with _named("metadata"):
-                change = self._layout_change(step, trees[PARAMS])
-            laid = trees if change is None else _abstract(change[0], trees)
-            restored = {name: _read(reader, step, name, ocp.args.StandardRestore(tree)) for name, tree in laid.items()}
+            # Agreed before the checksums, in which all processes take part: each has read other files.
+            about, change, restored = hosts.together(functools.partial(self._read, reader, step, trees))
             _check(restored, about.get(CHECKSUMS, {}))
         if change is None:
             return restored
         shardings = jax.tree.map(lambda leaf: leaf.sharding, trees)
         # One tree after the other, so that only one is held twice.
         return {name: jax.jit(change[1], out_shardings=shardings[name])(restored.pop(name)) for name in trees}
+
+    def _read(self, reader: ocp.CheckpointManager, step: int, trees: dict[str, PyTree]) -> tuple:
+        about = _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
+        with _named("metadata"):
+            change = self._layout_change(step, trees[PARAMS])
+        laid = trees if change is None else _abstract(change[0], trees)
+        restored = {name: _read(reader, step, name, ocp.args.StandardRestore(tree)) for name, tree in laid.items()}
+        return about, change, restored
 
     def _layout_change(self, step: int, params: PyTree) -> tuple[Callable[[PyTree], PyTree], ...] | None:
         """How `params` get the layout of layers that was saved, and how they get theirs back; None: it is the same."""
@@ -160,11 +170,14 @@ class Checkpoints:
             return _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
 
     def _read_valid_nll(self, step: int) -> float | None:
-        """None where the checkpoint was not validated, or is damaged there."""
-        with contextlib.suppress(Exception), contextlib.closing(_reader(self._folder)) as reader:
-            about = self.about(step)
-            # Older versions wrote it as a metric of Orbax's.
-            return about[VALID_NLL] if VALID_NLL in about else (reader.metrics(step) or {}).get(VALID_NLL)
+        """None where the checkpoint was not validated, or can't be read now: it may be the best one, and stays."""
+        try:
+            with contextlib.closing(_reader(self._folder)) as reader:
+                about = self.about(step)
+                # Older versions wrote it as a metric of Orbax's.
+                return about[VALID_NLL] if VALID_NLL in about else (reader.metrics(step) or {}).get(VALID_NLL)
+        except Exception:
+            self.unread.add(step)
         return None
 
     def wait(self) -> None:
@@ -192,14 +205,14 @@ def _abstract(change: Callable[[PyTree], PyTree], trees: PyTree) -> PyTree:
 
 
 class _KeepBest:
-    """Orbax's policy by which the best checkpoint stays."""
+    """Orbax's policy by which the best checkpoint stays, and each that may be it."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        best = self._checkpoints.best
-        return [best is not None and info.step == best[0] for info in checkpoints]
+        best, unread = self._checkpoints.best, self._checkpoints.unread
+        return [info.step in unread or (best is not None and info.step == best[0]) for info in checkpoints]
 
 
 def _manager(folder: pathlib.Path, *, read_only: bool, **options: Any) -> ocp.CheckpointManager:
@@ -253,15 +266,22 @@ def _read(reader: ocp.CheckpointManager, step: int, name: str, how: ocp.args.Che
         return reader.restore(step, args=ocp.args.Composite(**{name: how}))[name]
 
 
+def _is_no_damage(error: Exception) -> bool:
+    """Whether it was the machine or the network that failed: what lies there may be whole."""
+    if isinstance(error, OSError) and error.errno not in (None, errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return True
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _NO_DAMAGE)
+
+
 @contextlib.contextmanager
 def _named(item: str) -> Iterator[None]:
     """Where reading fails, says which item it was, and nothing of what Orbax's threads, which go on, print then."""
     with contextlib.redirect_stderr(io.StringIO()):
         try:
             yield
-        except (MemoryError, PermissionError):
-            raise
         except Exception as error:
+            if _is_no_damage(error):
+                raise
             time.sleep(0.5)  # until they have met the end of their event loop
             reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[0]
             raise ValueError(f"its {item} can't be read, {reason}") from error
@@ -280,10 +300,8 @@ def _damage_named(place: pathlib.Path) -> Iterator[None]:
     """Orbax raises many kinds of error for what is one thing to its user."""
     try:
         yield
-    except (MemoryError, PermissionError):
-        raise
     except Exception as error:
-        if "no space left" in str(error).lower() or "RESOURCE_EXHAUSTED" in str(error):
+        if _is_no_damage(error):
             raise
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(

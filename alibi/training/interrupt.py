@@ -29,6 +29,7 @@ class Interrupt:
     def __enter__(self) -> "Interrupt":
         # Of several processes JAX has handled SIGTERM since they joined.
         taken = [number for number in SIGNALS if self._alone or number != signal.SIGTERM]
+        taken = [number for number in taken if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has SIGHUP
         self._before = {number: signal.signal(number, self._request) for number in taken}
         return self
 

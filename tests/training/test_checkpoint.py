@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from alibi.model.decoder import build_model
@@ -171,3 +172,36 @@ def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:
     assert len(sums) == 1 + len(changed)
     halves = array.astype(jnp.bfloat16)
     assert checksums(halves) != checksums(-halves) != checksums(jnp.isfinite(halves))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(116, "Stale file handle"),
+        OSError(24, "Too many open files"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4 bytes"),
+        ValueError("UNAVAILABLE: error reading gs://bucket/run: connection reset"),
+    ],
+)
+def test_what_the_machine_failed_at_is_no_damage(tiny_config, tmp_path: pathlib.Path, monkeypatch, error) -> None:
+    """A whole checkpoint stays where it is, and the user is told of the error, not to delete the run."""
+    config = tiny_config(model__num_layers=1)
+    model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)[0]
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(initial_state(model, optimizer, mesh, seed=step), step, {}, valid_nll=3.0 - step)
+        checkpoints.wait()
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "restore", fail)
+        with Checkpoints(tmp_path, keep=1) as checkpoints:
+            assert checkpoints.unread == {1, 2}
+            with pytest.raises(type(error), match=str(error.args[-1])[:20]):
+                checkpoints.restore_newest(abstract_state(model, optimizer, mesh))
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.best == (2, 1.0)
+        assert checkpoints.latest == 2
