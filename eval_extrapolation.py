@@ -25,6 +25,12 @@ _TEXT_FILE = flags.DEFINE_string(
 )
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
 _DUMP_NLL = flags.DEFINE_bool("dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz")
+_CONTEXT_USE = flags.DEFINE_bool(
+    "context_use", False, "also score the same tokens at each length, which tells what the longer context gains"
+)
+_CONTEXT_WINDOWS = flags.DEFINE_integer(
+    "context_windows", 512, "of --context_use: windows whose last tokens are scored"
+)
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where the results go; default: the work directory if it is one")
 _BATCH_TOKENS = flags.DEFINE_integer(
     "batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens"
@@ -76,6 +82,7 @@ def _options():
         split=_SPLIT.value,
         text_file=_TEXT_FILE.value,
         checkpoint=_CHECKPOINT.value,
+        context_windows=_CONTEXT_WINDOWS.value if _CONTEXT_USE.value else 0,
         dump_nll=_DUMP_NLL.value,
         batch_tokens=_BATCH_TOKENS.value,
         report=_REPORT.value,

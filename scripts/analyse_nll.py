@@ -41,14 +41,15 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "by_context.jsonl").write_text("".join(json.dumps(row.to_json()) + "\n" for row in rows))
     draw_by_context(rows, folder / "by_context.png")
-    print("| run | updates | text | blocks of | gain, nats | explained by context lengths | by a sliding window |")
-    print("|:----|--------:|:-----|----------:|-----------:|-----------------------------:|--------------------:|")
+    told = ("run", "updates", "text", "blocks of", "gain, nats", "explained by context lengths", "by a sliding window")
+    print(f"| {' | '.join(told)} |\n|:--|--:|:--|--:|--:|--:|--:|")
     for row in rows:
         if isinstance(row, EarlyTokenCurse):
             shares = (row.composition_share, row.sliding_share)
             told = " | ".join("-" if share is None else f"{share:.0%}" for share in shares)
+            gain = "{:.4f} [{:.4f}, {:.4f}]".format(row.gain_nats, *row.gain_interval)
             of = f"{row.of.run} | {row.of.step:,} | {row.of.tokens_sha256[:8]}"
-            print(f"| {of} | {row.of.length:,} to {row.longer_length:,} | {row.gain_nats:.4f} | {told} |")
+            print(f"| {of} | {row.of.length:,} to {row.longer_length:,} | {gain} | {told} |")
     return 0
 
 

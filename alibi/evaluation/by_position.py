@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool
 
+from alibi.evaluation.context_use import interval
 from alibi.evaluation.dumps import Dump
 from alibi.reporting.contexts import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare
 from alibi.reporting.rows import Scoring
@@ -46,16 +47,19 @@ def _run_and_text(dump: Dump) -> Scoring:
 
 def by_context(dump: Dump) -> list[ByContext]:
     """NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context, in a window of `length`."""
-    parts = _sums_by_context(dump, dump.nll)
-    return [ByContext(dump.of, low, high, tokens, nats) for low, high, tokens, nats in parts if tokens]
+    pieces, nll, rows = np.arange(dump.nll.size) // dump.of.length, dump.nll, []
+    for low, high, inside in _by_context(dump):
+        if inside.any():
+            sums, counts = (np.bincount(pieces[inside], weights) for weights in (nll[inside], None))
+            between = interval(sums, counts.astype(int))
+            rows.append(ByContext(dump.of, low, high, int(inside.sum()), float(sums.sum()), between))
+    return rows
 
 
-def _sums_by_context(dump: Dump, nats: Float[np.ndarray, " tokens"]) -> Iterator[tuple[int, int, int, float]]:
-    """Each range of context, how many tokens of the dump are in it, and the sum of their `nats`."""
+def _by_context(dump: Dump) -> Iterator[tuple[int, int, Bool[np.ndarray, " tokens"]]]:
+    """Each range of context, and which tokens of the dump have it."""
     context = dump.context
-    for low, high in ranges(dump.of.length):
-        inside = (context >= low) & (context <= high)
-        yield low, high, int(inside.sum()), float(nats[inside].sum())
+    return ((low, high, (context >= low) & (context <= high)) for low, high in ranges(dump.of.length))
 
 
 def by_position(dump: Dump) -> list[ByPosition]:
@@ -76,7 +80,7 @@ def ranges(length: int) -> list[tuple[int, int]]:
 def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyTokenCurse:
     """What of the gain from blocks of one length to blocks of a greater one is due to fewer tokens of short context.
 
-    Two answers, as shares of the gain in nats a token; None where it can't be said.
+    Two answers, as shares of the gain in nats a token; None where it can't be said, as of a gain that may be chance.
 
     composition_share: the gain that there would be if at each context a token cost what it
       costs in the short blocks, and beyond them what it costs with their full context.
@@ -87,7 +91,10 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     gain_by_context says on which tokens the gain falls: of each range of context in the
     short blocks, its part of the gain.
     """
-    gain = short.nll.mean() - long.nll.mean()
+    saved = short.nll - long.nll
+    gain, blocks = saved.mean(), np.arange(saved.size) // long.of.length
+    between = interval(*(np.bincount(blocks, weights) for weights in (saved, None)))
+    is_sure = between[0] > 0
     sliding, sliding_long = (
         {one.of.stride: one for one in others if one.of.mode == "sliding" and one.of.length == blocks.of.length}
         for blocks in (short, long)
@@ -96,18 +103,18 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     slid = sliding[strides[0]].nll.mean() - sliding_long[strides[0]].nll.mean() if strides else None
     full = sliding[min(sliding)] if sliding else None
     composition = short.nll.mean() - _with_costs_of(short, long, full)
-    saved = short.nll - long.nll
     return EarlyTokenCurse(
         short.of,
         longer_length=long.of.length,
         tokens=short.nll.size,
         gain_nats=float(gain),
-        composition_share=float(composition / gain) if gain > 0 else None,
-        sliding_share=float(1 - slid / gain) if gain > 0 and slid is not None else None,
+        gain_interval=between,
+        composition_share=float(composition / gain) if is_sure else None,
+        sliding_share=float(1 - slid / gain) if is_sure and slid is not None else None,
         sliding_stride=strides[0] if strides else None,
         gain_by_context=tuple(
-            GainShare(low, high, float(nats / saved.sum()) if gain > 0 else None)
-            for low, high, _, nats in _sums_by_context(short, saved)
+            GainShare(low, high, float(saved[inside].sum() / saved.sum()) if is_sure else None)
+            for low, high, inside in _by_context(short)
         ),
     )
 

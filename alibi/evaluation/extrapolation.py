@@ -5,9 +5,9 @@ import functools
 import itertools
 import math
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -20,18 +20,20 @@ from alibi.data.pieces import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, prepare, prepare_text
 from alibi.errors import UserError
-from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
+from alibi.evaluation.context_use import gain_of
+from alibi.evaluation.dumps import Dump
+from alibi.evaluation.output import Output, OutputError, say
 from alibi.evaluation.perplexity import Score
-from alibi.evaluation.windows import Windows, plan
+from alibi.evaluation.windows import SAME_TOKENS, Part, Windows, plan, plan_contexts
 from alibi.parallel.hosts import any_of, is_primary, on_first, together
-from alibi.reporting.recorded import find_rows, merge_rows, record_row
-from alibi.reporting.report import write_report
-from alibi.reporting.rows import Device, Row, Scoring, latest
+from alibi.reporting.rows import ContextUse, Device, Row
 from alibi.runs import evaluation_hash, git_commit
 from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
 
 __all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs"]
+
+Found = TypeVar("Found")
 
 MULTIPLES = (1, 2, 4, 8, 16)
 
@@ -47,6 +49,7 @@ class Options:
     split: str = "valid"  # train, valid or test, of the run's own corpus
     text_file: str = ""  # files to score in place of the split, tokenized as the run's text was
     checkpoint: str = "latest"  # latest, best or a step
+    context_windows: int = 0  # also score the same tokens, the last of so many windows, at each length; 0: don't
     dump_nll: bool = False  # also write each token's NLL
     batch_tokens: int | None = None  # inputs a device holds at one time; None: the run's eval.batch_tokens
     report: bool = True  # write the table and the figure at the end
@@ -56,80 +59,14 @@ class Options:
             raise ValueError(f"checkpoint={self.checkpoint} must be latest, best or a step, such as 600")
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1")
+        if self.context_windows < 0 or self.context_windows == 1:
+            raise ValueError(f"context_windows={self.context_windows} must be 0, for none, or at least 2")
         for length in self.lengths:  # those of multiples are known only with the run
             plan(1, length, self.stride)
 
     def lengths_of(self, train_length: int) -> list[int]:
         """The lengths for a run, ascending, each once."""
         return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
-
-
-class OutputError(UserError):
-    """The output directory can't be written."""
-
-
-class Output:
-    """An output directory or address: rows, NLL dumps and the report; of several processes only the first writes.
-
-    Raises:
-      OutputError: it can't be made or written; when it is made, and at each writing.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str]):
-        self.store = open_store(directory)
-        self._guard(self.store.check_writable)
-        self.rows = find_rows(self.store)
-
-    def find(self, row: Row) -> list[Row]:
-        """The rows that exist of the measurement that `row` is about: same cell, step, config and text."""
-        return [found for found in self.rows if found.measurement == row.measurement]
-
-    def name_text(self, name: str, split: str, text_hash: str) -> str:
-        """What rows call a text: as rows of it do already, else `name`, or a longer one where another text has that.
-
-        A user's own text, of the split "file", is always known by its `name`.
-        """
-        before = [row.corpus for row in self.rows if row.split == split != "file" and row.text_hash == text_hash]
-        others = (row for row in latest(self.rows) if row.split == split)
-        taken = {row.corpus for row in others if row.text_hash not in (None, text_hash)}
-        free = (one for one in [*before, name] if one not in taken)
-        return next(free, f"{name}#{text_hash[:6]}")
-
-    def add(self, row: Row) -> None:
-        """Adds a row, unless one that exists says the same of its measurement."""
-        if any(old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)):
-            return
-        self._guard(lambda: record_row(self.store, row))
-        self.rows.append(row)
-
-    def dump(self, dump: Dump) -> None:
-        self._guard(lambda: self._dump(dump))
-
-    def _dump(self, dump: Dump) -> None:
-        with self.store.made(find_name(self.store, dump.of)) as path:
-            write_dump(path, dump)
-
-    def has_dump(self, of: Scoring) -> bool:
-        with self.store.fetched(find_name(self.store, of)) as path:
-            return what_is_in(path) == of
-
-    def finish(self, *, report: bool) -> None:
-        """Writes results.jsonl, and where it is asked for the report, which is printed."""
-        shown: list[str] = []
-        self._guard(lambda: shown.append(write_report(self.store)) if report else merge_rows(self.store))
-        for text in shown:  # outside: what can't be printed has been written
-            print(text)
-
-    def _guard(self, write: Callable[[], object]) -> None:
-        if not is_primary():
-            return
-        try:
-            write()
-        except OSError as error:
-            raise OutputError(
-                f"output directory {self.store} can't be written ({error.strerror or error}); "
-                "make space or choose another --output_dir; rows written so far are kept"
-            ) from error
 
 
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -155,10 +92,10 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
             raise
         except Exception as error:
             if not isinstance(error, ValueError | OSError | UserError):
-                _say(traceback.format_exc().rstrip())
+                say(traceback.format_exc().rstrip())
             known = str(error) or type(error).__name__
             failures.append(known if path in known else f"{path}: {known}")
-            _say(f"error: {failures[-1]}")
+            say(f"error: {failures[-1]}")
     output.finish(report=options.report)
     return failures
 
@@ -177,6 +114,8 @@ class RunEvaluation:
         """Evaluates what is missing, shortest first; ValueError where the text is too short for any of it."""
         for windows in self.windows:
             together(functools.partial(self._evaluate, windows))
+        if self.options.context_windows:
+            together(self._evaluate_contexts)
         defined = [windows for windows in self.windows if not self._undefined(windows)]
         if defined and all(map(self._too_short, defined)):
             raise ValueError(f"no length can be measured: {self._too_short(defined[0])}")
@@ -189,20 +128,51 @@ class RunEvaluation:
             return
         (done,) = any_of(bool(on_first(lambda: self._is_done(row))))
         if done:
-            _say(f"{self._title(windows)}: done before")
+            say(f"{self._title(windows)}: done before")
             return
         params = self.trained.params  # outside: its errors are no limit of this length
         if self.trained.step != row.step:  # training has gone on since, and this is its newer checkpoint
             return self._evaluate(windows)
+        score = self._unless_memory_ends(row, lambda: self._score(params, windows))
+        if score is not None:
+            self._record(row, score)
+
+    def _evaluate_contexts(self) -> None:
+        """Scores the same tokens in windows of each length, and records what the longer ones gain."""
+        lengths = [one.length for one in self.windows if not self._undefined(one) and not self._too_short(one)]
+        if len(lengths) < 2:
+            say(f"{self.trained.name}: what more context gains needs two lengths that can be measured, not {lengths}")
+            return
+        parts = plan_contexts(self.text.tokens.size, lengths, self.options.context_windows)
+        rows = [
+            dataclasses.replace(self._unmeasured(part), context_use=ContextUse(len(part), lengths[0])) for part in parts
+        ]
+        (done,) = any_of(bool(on_first(lambda: all(map(self._is_done, rows)))))
+        if done:
+            say(f"{self.trained.name}, the same tokens at each length: done before")
+            return
+        params = self.trained.params
+        if self.trained.step != rows[0].step:
+            return self._evaluate_contexts()
+        shortest = None
+        for part, row in zip(parts, rows, strict=True):
+            score = self._unless_memory_ends(row, functools.partial(self._score, params, part))
+            if score is None:
+                break
+            shortest = shortest or score
+            finite = math.isfinite(score.total_nats)
+            self._record(dataclasses.replace(row, context_use=gain_of(shortest, score)) if finite else row, score)
+
+    def _unless_memory_ends(self, row: Row, score: Callable[[], Found]) -> Found | None:
+        """What `score` returns; None where memory doesn't suffice for it, which becomes a row."""
         try:
-            score = self._score(params, windows)
+            return score()
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            message = f"out of memory at {windows.length} tokens; try fewer batch_tokens or more devices"
+            message = f"out of memory at {row.eval_length} tokens; try fewer batch_tokens or more devices"
             self._record_error(row, message)
-        else:
-            self._record(row, score)
+            return None
 
     def _undefined(self, windows: Windows) -> str:
         """Why the position method has no result at this length, if it has none."""
@@ -238,18 +208,22 @@ class RunEvaluation:
         if unknown := manifest.unknown_words:
             literal = manifest.unk_in_text
             why = f"{unknown - literal:,} words that the run's dictionary lacks, {literal:,} <unk> in the text itself"
-            _say(f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {why}")
+            say(f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {why}")
         return text, corpus.title(manifest.split)
 
     def _is_done(self, row: Row) -> bool:
         measured = any(found.is_measured for found in self.output.find(row))
-        return measured and (not self.options.dump_nll or self.output.has_dump(row.scoring))
+        dumps = self.options.dump_nll and row.context_use is None
+        return measured and (not dumps or self.output.has_dump(row.scoring))
 
-    def _score(self, params: PyTree, windows: Windows) -> Score:
-        tokens, hidden = self.text.tokens, None if is_primary() else True  # None: only where stderr is no terminal
-        total, title = windows.num_tokens, self._title(windows)
+    def _score(self, params: PyTree, windows: Windows | Part) -> Score:
+        tokens, scorer, title = self.text.tokens, self.trained.scorer, self._title(windows)
+        hidden = None if is_primary() else True  # None: only where stderr is no terminal
+        total = windows.num_tokens
         with tqdm.tqdm(desc=title, total=total, unit="token", unit_scale=True, leave=False, disable=hidden) as bar:
-            return self.trained.scorer.score(params, tokens, windows.length, windows.stride, progress=bar.update)
+            if isinstance(windows, Part):
+                return scorer.score_windows(params, tokens, windows, progress=bar.update)
+            return scorer.score(params, tokens, windows.length, windows.stride, progress=bar.update)
 
     def _record(self, row: Row, score: Score) -> None:
         """Writes the dump, then the row: a row without its dump would be taken for done."""
@@ -257,20 +231,21 @@ class RunEvaluation:
         if not math.isfinite(total):
             self._record_error(row, f"the NLL is {total}; the parameters or the method overflow at this length")
             return
-        if self.options.dump_nll:
+        # Where windows score their last tokens, the text's counts are also of the tokens between those.
+        whole = row.context_use is None
+        if self.options.dump_nll and whole:
             self.output.dump(Dump(row.scoring, score.nll_nats, np.asarray(self.text.tokens, np.int32)))
-        measured = row.scored(
-            total, tokens=score.tokens, words=manifest.words, bytes=manifest.bytes, seconds=score.seconds
-        )
+        words, size = (manifest.words, manifest.bytes) if whole else (None, None)
+        measured = row.scored(total, tokens=score.tokens, words=words, bytes=size, seconds=score.seconds)
         shown = "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
-        _say(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
+        say(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
         self.output.add(measured)
 
     def _record_error(self, row: Row, error: str) -> None:
-        _say(f"{row.run} at {row.eval_length:,}: {error}")
+        say(f"{row.run} at {row.eval_length:,}: {error}")
         self.output.add(dataclasses.replace(row, error=error))
 
-    def _unmeasured(self, windows: Windows) -> Row:
+    def _unmeasured(self, windows: Windows | Part) -> Row:
         """The row without its results."""
         config, manifest = self.trained.config, self.text.manifest
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
@@ -294,9 +269,9 @@ class RunEvaluation:
             text_hash=text,
         )
 
-    def _title(self, windows: Windows) -> str:
-        sliding = f", stride {windows.stride:,}" if windows.mode == "sliding" else ""
-        return f"{self.trained.name} at {windows.length:,}{sliding}"
+    def _title(self, windows: Windows | Part) -> str:
+        how = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(windows.mode, "")
+        return f"{self.trained.name} at {windows.length:,}{how}"
 
 
 def _check_names(paths: Sequence[str]) -> None:
@@ -306,8 +281,3 @@ def _check_names(paths: Sequence[str]) -> None:
                 f"{path} and {other} have the same name, and rows are known by it; "
                 "rename one, or evaluate them into two output directories"
             )
-
-
-def _say(message: str) -> None:
-    if is_primary():
-        tqdm.tqdm.write(message, file=sys.stderr)

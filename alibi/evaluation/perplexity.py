@@ -26,8 +26,8 @@ NllFunction = Callable[..., Array]
 class Score:
     """What a pass over a stream found."""
 
-    windows: Windows  # how the stream was cut
-    nll_nats: Float[np.ndarray, " tokens"]  # float32, of each token, in stream order
+    windows: Windows | Part  # how the stream was cut, or the windows that were asked for
+    nll_nats: Float[np.ndarray, "*shape"]  # float32: of each token in stream order, or [windows, scored]
     seconds: float  # from the first batch read to the last result on the host; compilation is done before
 
     @property
@@ -85,18 +85,40 @@ class Scorer:
             is not defined for.
         """
         windows = plan(len(tokens), length, stride)
-        functions = [self._compile(params, part) for part in windows.parts]
+        for part in windows.parts:
+            self._compile(params, part)
         nll = np.empty(windows.num_tokens, np.float32)
-        running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
         start = time.perf_counter()
-        for part, function in zip(windows.parts, functions, strict=True):
-            for rows in batches(part, self._rows(part)):
-                result = function(params, *self._place(tokens, part, rows))
-                running.append((nll[part.first_scored(rows)[0] : part.stop], result))
-                if len(running) > 1:  # fetch a batch only when the devices have the next one to work on
-                    progress(_fetch(*running.popleft()))
-        progress(_fetch(*running.popleft()))
+        for part in windows.parts:
+            self._score_part(params, tokens, part, nll[part.start : part.stop], progress)
         return Score(windows, nll, time.perf_counter() - start)
+
+    def score_windows(
+        self, params: PyTree, tokens: Tokens, part: Part, *, progress: Callable[[int], object] = lambda tokens: None
+    ) -> Score:
+        """The NLL of each token that the windows of `part` score; `progress` as in `score`."""
+        self._compile(params, part)
+        nll = np.empty((len(part), part.scored), np.float32)
+        start = time.perf_counter()
+        self._score_part(params, tokens, part, nll.reshape(-1), progress)
+        return Score(part, nll, time.perf_counter() - start)
+
+    def _score_part(
+        self,
+        params: PyTree,
+        tokens: Tokens,
+        part: Part,
+        nll: Float[np.ndarray, " tokens"],
+        progress: Callable[[int], object],
+    ) -> None:
+        """Fills `nll` with that of the tokens that the rows of `part` score, in their order."""
+        function = self._compile(params, part)
+        running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
+        for rows in batches(part, self._rows(part)):
+            running.append((nll[rows[0] * part.scored :], function(params, *self._place(tokens, part, rows))))
+            if len(running) > 1:  # fetch a batch only when the devices have the next one to work on
+                progress(_fetch(*running.popleft()))
+        progress(_fetch(*running.popleft()))
 
     def _rows(self, part: Part) -> int:
         """Rows of a batch: what the token budget allows on each device, and no more than there are."""

@@ -11,11 +11,14 @@ L inputs, of which the last S are scored.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
+
+# The mode of windows that end with the same tokens, however long they are.
+SAME_TOKENS = "same tokens"
 
 
 @runtime_checkable
@@ -60,13 +63,29 @@ class Part:
     stop: int
     length: int  # inputs of a row
     scored: int  # the last inputs of a row, whose targets it scores; the last row may have fewer
+    spacing: int = 0  # tokens from the first one that a row scores to that of the next row; 0: `scored`
 
     def __len__(self) -> int:
-        return -(-(self.stop - self.start) // self.scored)
+        return -(-(self.stop - self.start) // (self.spacing or self.scored))
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the rows score."""
+        return self.stop - self.start if not self.spacing else len(self) * self.scored
+
+    @property
+    def stride(self) -> int:
+        """As that of `Windows`."""
+        return self.scored
+
+    @property
+    def mode(self) -> str:
+        """As that of `Windows`, of rows at places of their own."""
+        return SAME_TOKENS
 
     def first_scored(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
         """Index in the stream of the first token that each row scores; `stop` beyond the last row."""
-        return np.minimum(self.start + np.asarray(rows, np.int64) * self.scored, self.stop)
+        return np.minimum(self.start + np.asarray(rows, np.int64) * (self.spacing or self.scored), self.stop)
 
 
 class Batch(NamedTuple):
@@ -98,6 +117,26 @@ def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
             "a window scores its last `stride` tokens; leave it out for windows that do not overlap"
         )
     return Windows(num_tokens, length, stride)
+
+
+def plan_contexts(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Part]:
+    """For each of `lengths`, ascending, the windows that score the same tokens, with that many inputs at most.
+
+    The tokens are the last tenth of each window of the least length, so that even there they have nearly all of its
+    context. The windows end at places that are spread evenly over the text, as many as asked for; fewer where they
+    would score a token twice.
+
+    Raises:
+      ValueError: the text is shorter than the longest window.
+    """
+    longest, scored = max(lengths), max(1, min(lengths) // 10)
+    if num_tokens < longest:
+        raise ValueError(f"the text has {num_tokens:,} tokens, fewer than one window of {longest:,}")
+    start, last = longest - scored, num_tokens - scored
+    count = min(windows, (last - start) // scored + 1)
+    spacing = (last - start) // (count - 1) if count > 1 else scored
+    stop = start + (count - 1) * spacing + scored
+    return [Part(start, stop, length, scored, spacing) for length in sorted(lengths)]
 
 
 def gather(tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:

@@ -33,7 +33,10 @@ class Analysis:
 
 @dataclasses.dataclass(frozen=True)
 class ByContext(Analysis):
-    """NLL of the tokens with `context_from` to `context_to` inputs of context."""
+    """NLL of the tokens with `context_from` to `context_to` inputs of context.
+
+    The interval holds their mean with a probability of 95%, by resampling pieces of the text as long as a window.
+    """
 
     analysis = "by_context"
 
@@ -41,6 +44,7 @@ class ByContext(Analysis):
     context_to: int
     tokens: int
     nll_nats: float
+    interval: tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,7 @@ class ByPosition(Analysis):
 
 @dataclasses.dataclass(frozen=True)
 class GainShare:
-    """The part of a gain that falls on tokens of a range of contexts; None where there is no gain."""
+    """The part of a gain that falls on tokens of a range of contexts; None where the gain may be chance."""
 
     context_from: int
     context_to: int
@@ -65,13 +69,18 @@ class GainShare:
 
 @dataclasses.dataclass(frozen=True)
 class EarlyTokenCurse(Analysis):
-    """What of the gain from the blocks `of` one length to those of `longer_length` is due to fewer early tokens."""
+    """What of the gain from the blocks `of` one length to those of `longer_length` is due to fewer early tokens.
+
+    The interval holds the gain with a probability of 95%, by resampling the longer blocks. Shares are None where it
+    doesn't lie above zero: of a gain that may be chance they would be any number.
+    """
 
     analysis = "early_token_curse"
 
     longer_length: int
     tokens: int
     gain_nats: float
+    gain_interval: tuple[float, float]
     composition_share: float | None
     sliding_share: float | None
     sliding_stride: int | None
@@ -81,8 +90,9 @@ class EarlyTokenCurse(Analysis):
 def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> None:
     """Writes a PNG of the NLL by context: a line for each run and length of blocks.
 
-    Of a sliding window, in which all tokens but a text's first have nearly the same
-    context, the level of its last range is drawn across.
+    Each mean stands in its 95% interval; where that is as wide as all the lines are high, the range has too few
+    tokens to say anything and is left out. Of a sliding window, in which all tokens but a text's
+    first have nearly the same context, the level of its last range is drawn across.
 
     Raises:
       ValueError: there is none of them.
@@ -109,14 +119,19 @@ def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> N
 def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> None:
     told = {of: (of.run, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}") for of in lines}
     several = [len(set(words)) > 1 for words in zip(*told.values(), strict=True)]
+    everything = [row.nll_nats / row.tokens for rows in lines.values() for row in rows]
+    height = max(everything) - min(everything)
     for number, of in enumerate(sorted(lines)):
         sliding, rows = of.mode == "sliding", lines[of]
         # What is the same for all lines is left out.
         name = f"L = {of.length:,}" + (f", stride {of.stride:,}" if sliding else "")
         label = ", ".join([*itertools.compress(told[of], several), name])
-        colour, means = COLOURS[number % len(COLOURS)], [row.nll_nats / row.tokens for row in rows]
+        colour = COLOURS[number % len(COLOURS)]
         if sliding:
-            axes.axhline(means[-1], label=label, color=colour, ls="--", linewidth=2)
-        else:
-            marker, ends = MARKERS[number % len(MARKERS)], [row.context_to for row in rows]
-            axes.plot(ends, means, label=label, color=colour, marker=marker, linewidth=2.5, markersize=8)
+            axes.axhline(rows[-1].nll_nats / rows[-1].tokens, label=label, color=colour, ls="--", linewidth=2)
+            continue
+        rows = [row for row in rows if row.interval[1] - row.interval[0] <= height]
+        ends, means = [row.context_to for row in rows], [row.nll_nats / row.tokens for row in rows]
+        axes.plot(ends, means, label=label, color=colour, marker=MARKERS[number % len(MARKERS)], lw=2.5, markersize=8)
+        low, high = zip(*(row.interval for row in rows), strict=True) if rows else ((), ())
+        axes.fill_between(ends, low, high, color=colour, alpha=0.15, linewidth=0)

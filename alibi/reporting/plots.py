@@ -39,6 +39,30 @@ def draw_extrapolation(panel: Panel, path: str | os.PathLike) -> None:
         draw_axes(figure.add_subplot(), panel)
 
 
+def draw_context_use(panel: Panel, path: str | os.PathLike) -> None:
+    """Writes the figure of what context gains to the PNG file `path`.
+
+    The bars are 95% intervals of single runs, and the standard deviation over seeds where there are several.
+    """
+    with png(path) as figure:
+        axes = figure.add_subplot()
+        styles = zip(panel.series, _labels(panel.series), _style_numbers(panel.series), strict=True)
+        for series, label, number in styles:
+            found = {length: cell for length, cell in series.cells.items() if isinstance(cell, Number)}
+            errors = [[abs(cell.span[side] - cell.mean) for cell in found.values()] for side in (0, 1)]
+            axes.errorbar(
+                [*found], [cell.mean for cell in found.values()], errors, label=label, capsize=4,
+                color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)],
+                ls=DASHES[number % len(DASHES)],
+            )  # fmt: skip
+        _draw_lengths(axes, panel)
+        axes.axhline(0, color="#555555", linewidth=1.5)
+        axes.set_yscale("symlog", linthresh=0.01)  # a gain of hundredths is read beside losses of several nats
+        axes.set_ylabel("nats a token gained by context")
+        axes.grid()
+        axes.legend(fontsize=FONT_SIZE - 3)
+
+
 @contextlib.contextmanager
 def png(
     path: str | os.PathLike, size: tuple[float, float] = (10, 6), dots_per_inch: int = DOTS_PER_INCH
@@ -105,7 +129,7 @@ def _draw_lengths(axes: Axes, panel: Panel) -> None:
     if len(ticks) > 8:
         axes.tick_params(axis="x", rotation=60)
     axes.xaxis.set_minor_locator(NullLocator())
-    windows = "" if panel.stride is None else f", stride {panel.stride:,}"
+    windows = "" if panel.stride is None or panel.use is not None else f", stride {panel.stride:,}"
     axes.set_xlabel(f"evaluation length in tokens ({panel.corpus}, {panel.split}{windows})")
     for length in sorted({series.train_length for series in panel.series}):
         axes.axvline(length, color="#555555", linestyle=":", linewidth=1.5, zorder=0)

@@ -86,7 +86,7 @@ def _name(row: Row) -> str:
 
 def _scoring(row: Row) -> list[Any]:
     of = row.scoring
-    return [of.step, of.tokens_sha256, of.config_hash]
+    return [of.step, of.tokens_sha256, of.config_hash, *row.measurement[2:]]
 
 
 def _parse(store: Store, name: str, content: bytes) -> tuple[str, Row] | None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from alibi.reporting import tables
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
-from alibi.reporting.rows import Row, latest
+from alibi.reporting.rows import ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
 from alibi.reporting.writers import to_markdown, to_text
 from alibi.runs.store import Store, open_store
@@ -17,6 +17,7 @@ Key = TypeVar("Key")
 
 REPORT_FILE = "report.md"
 FIGURE_FILE = "extrapolation.png"
+CONTEXT_FIGURE_FILE = "context_use.png"
 
 # What a row holds of the numbers that tables show.
 VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
@@ -24,6 +25,7 @@ VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
     tables.BITS_PER_BYTE: lambda row: row.bits_per_byte,
     tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
     tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
+    tables.CONTEXT_GAIN: lambda row: None if row.context_use is None else row.context_use.gain_nats,
 }
 
 
@@ -47,6 +49,7 @@ class Panel:
     kind: Kind
     series: tuple[Series, ...]
     rows: tuple[Row, ...]  # of all series, each by length
+    use: ContextUse | None = None  # of gains of context: how many windows, and from which length; without values
 
     @property
     def lengths(self) -> list[int]:
@@ -59,10 +62,11 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     Each number has its ratio to the one of its series at the train length, and is marked where it is the lowest.
     """
     found = []
-    for key, group in _grouped(latest(rows), _panel_key).items():
+    rows = [row for row in latest(rows) if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
+    for (corpus, split, stride, use), group in _grouped(rows, _panel_key).items():
         by_series = _grouped(group, lambda row: (row.series, row.position, row.train_length))
         in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
-        found.append(Panel(*key, kind, _make_series(by_series, kind), tuple(in_order)))
+        found.append(Panel(corpus, split, stride, kind, _make_series(by_series, kind), tuple(in_order), use))
     return found
 
 
@@ -77,8 +81,9 @@ def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: 
     return tuple(Series(*name, dict(zip(lengths, cells, strict=True))) for name, cells in named)
 
 
-def _panel_key(row: Row) -> tuple[str, str, int | None]:
-    return row.corpus, row.split, None if row.mode == "nonoverlapping" else row.stride
+def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None]:
+    use = row.context_use and ContextUse(row.context_use.windows, row.context_use.from_length)
+    return row.corpus, row.split, None if row.mode == "nonoverlapping" else row.stride, use
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -93,7 +98,8 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
     measured = [row for row in rows if row.is_measured]
     values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
     if values:
-        return Number(values, kind)
+        use = measured[0].context_use
+        return Number(values, kind, interval=use.interval if use is not None and len(values) == 1 else None)
     if measured:
         why = "too large to write" if kind is PERPLEXITY else "is not known"
         return Missing(Absence.FAILED, f"{kind.title.lower()} {why}")
@@ -108,6 +114,7 @@ def build_table(panel: Panel) -> Table:
         labels=tuple((series.label, series.train_length) for series in panel.series),
         header=tuple(panel.lengths),
         cells=tuple(tuple((series.cells.get(length),) for length in panel.lengths) for series in panel.series),
+        ratios=panel.use is None,
     )
 
 
@@ -115,6 +122,11 @@ def caption(panel: Panel) -> str:
     """What the numbers are: kind, corpus, split, windows, tokens scored, seeds, steps, commit and device."""
     sliding = panel.stride is not None
     windows = f"sliding windows, stride {panel.stride:,}" if sliding else "non-overlapping windows (stride = length)"
+    if panel.use is not None:
+        windows = (
+            f"the last {panel.stride:,} tokens of {panel.use.windows:,} windows, the same at each length, against what "
+            f"they cost at {panel.use.from_length:,}"
+        )
     rows = [row for row in panel.rows if row.is_measured]
     facts = [
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
@@ -135,6 +147,12 @@ def fact(template: str, values: Iterable, separator: str = ", ") -> str:
 
 def explanation(panel: Panel) -> str:
     """How to read the cells."""
+    if panel.use is not None:
+        return (
+            "Nats a token that the same tokens save by the longer windows: above zero where the model uses the longer "
+            "context, zero where it only survives it. In brackets: the 95% interval of a single run, by resampling "
+            "windows. ±: the standard deviation over seeds."
+        )
     text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
     cells = (cell for series in panel.series for cell in series.cells.values())
     several = any(isinstance(cell, Number) and cell.deviation is not None for cell in cells)
@@ -173,6 +191,13 @@ def write_report(
             text.append(to_text(table))
         markdown += [explanation(panel) + "\n", f"![perplexity by evaluation length]({figure})\n"]
         text.append(f"figure: {store}/{figure}\n")
+    for index, panel in enumerate(panels(rows, tables.CONTEXT_GAIN)):
+        figure = CONTEXT_FIGURE_FILE if index == 0 else f"context_use-{index + 1}.png"
+        with store.made(figure) as file:
+            plots.draw_context_use(panel, file)
+        table = build_table(panel)
+        markdown += [to_markdown(table), explanation(panel) + "\n", f"![nats gained by context]({figure})\n"]
+        text += [to_text(table), f"figure: {store}/{figure}\n"]
     if failures:
         markdown.append(failed_runs(failures))
     store.write(REPORT_FILE, "\n".join(markdown))

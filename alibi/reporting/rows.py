@@ -36,6 +36,21 @@ class Device:
         return cls(kind, int(count)) if kind and count.isdecimal() else cls(row["device"], None)
 
 
+@dataclasses.dataclass(frozen=True)
+class ContextUse:
+    """What longer windows make of the same tokens, in nats a token; None as long as it isn't known."""
+
+    windows: int  # whose last tokens are scored, the same at each length
+    from_length: int  # of the windows that the gain is counted from
+    gain_nats: float | None = None
+    interval: tuple[float, float] | None = None  # holds the gain with a probability of 95%, by resampling the windows
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "ContextUse":
+        interval = content["interval"] and tuple(content["interval"])
+        return cls(content["windows"], content["from_length"], content["gain_nats"], interval)
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Scoring:
     """What a text was scored by, in windows of one length and stride: a row is about one, and so is an NLL dump."""
@@ -60,7 +75,7 @@ class Row:
     position: str
     train_length: int
     eval_length: int
-    mode: str  # of the windows: "nonoverlapping" or "sliding"
+    mode: str  # of the windows: "nonoverlapping", "sliding", or "same tokens" where `context_use` is measured
     stride: int  # tokens that each window scores
     corpus: str
     split: str
@@ -82,6 +97,7 @@ class Row:
     config_hash: str | None = None  # see `Scoring`
     tokens_sha256: str | None = None  # see `Scoring`
     text_hash: str | None = None  # of the text; None in old rows
+    context_use: ContextUse | None = None
     limit: bool = False  # the error is final: the method or the text has no such length, however often it is tried
     error: str | None = None  # why there is no result
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys of the line that this code doesn't know
@@ -94,7 +110,8 @@ class Row:
     @property
     def measurement(self) -> tuple:
         """The cell and what scored it: two rows with equal ones are the same measurement."""
-        return self.cell, self.scoring
+        use = self.context_use
+        return (self.cell, self.scoring) if use is None else (self.cell, self.scoring, use.windows, use.from_length)
 
     @property
     def scoring(self) -> Scoring:
@@ -121,7 +138,7 @@ class Row:
         commit, dirty, _ = (self.commit or "").partition("-dirty")
         return commit[:12] + dirty
 
-    def scored(self, nll_nats: float, *, tokens: int, words: int, bytes: int, seconds: float) -> "Row":
+    def scored(self, nll_nats: float, *, tokens: int, words: int | None, bytes: int | None, seconds: float) -> "Row":
         """The row with the result of scoring a text of these counts.
 
         Perplexities that are no float64 are None, as is what the text has none of.
@@ -146,6 +163,8 @@ class Row:
         if missing:
             raise ValueError(f"a result row lacks {', '.join(missing)}; a row holds {', '.join(ALWAYS)}")
         known = {key: content[key] for key in (*ALWAYS, *SOMETIMES) if key in content}
+        if "context_use" in known:
+            known["context_use"] = ContextUse.from_json(known["context_use"])
         more = {key: value for key, value in content.items() if key not in (*known, "device_kind", "device_count")}
         return cls(**known | {"device": Device.from_json(content), "more": more})
 
@@ -160,13 +179,15 @@ class Row:
             found["error"] = self.error or f"nll_nats is {self.nll_nats}"
         found |= dict.fromkeys(infinite)
         line = {key: value for key, value in found.items() if key in ALWAYS or value not in (None, False)}
+        if self.context_use is not None:
+            line["context_use"] = dataclasses.asdict(self.context_use)
         if self.device is not None:
             line |= {"device": self.device.text, "device_kind": self.device.kind, "device_count": self.device.count}
         return line | dict(self.more)
 
 
 # Keys that each line has, and those that it has where there is something to say.
-SOMETIMES = ("dtype", "config_hash", "tokens_sha256", "text_hash", "limit", "error")
+SOMETIMES = ("dtype", "config_hash", "tokens_sha256", "text_hash", "context_use", "limit", "error")
 ALWAYS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in (*SOMETIMES, "more"))
 
 

@@ -45,6 +45,7 @@ def write_ratio(value: float) -> str:
 
 PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True)
 BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
+CONTEXT_GAIN = Kind("Nats gained by context", "{:+.4f}".format)
 # Of the paper's tables besides; speeds are tokens per second and device.
 EVALUATION_SPEED = Kind("Evaluation speed", write_thousands)
 WORDS_PER_SECOND = Kind("Words per second of the evaluation", "{:.0f}".format)
@@ -64,6 +65,7 @@ class Number:
     ratio: float | None = None  # to the number that the table compares this one with; None where there is none
     best: bool = False  # whether it is the best number of its column
     printed: str = ""  # its text as published, of a number of the paper
+    interval: tuple[float, float] | None = None  # that holds a single value with a probability of 95%
 
     @property
     def mean(self) -> float:
@@ -75,9 +77,17 @@ class Number:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
+    def span(self) -> tuple[float, float]:
+        """What a figure's bar covers: the interval, or the mean with its deviation on both sides."""
+        deviation = self.deviation or 0.0
+        return self.interval or (self.mean - deviation, self.mean + deviation)
+
+    @property
     def text(self) -> str:
-        """The number without its ratio, with its deviation."""
-        spread = "" if self.deviation is None else f" ± {self.kind.write(self.deviation)}"
+        """The number without its ratio, with its deviation or interval."""
+        spread = "" if self.deviation is None else f" ± {self.kind.write(self.deviation).removeprefix('+')}"
+        if self.interval is not None:
+            spread = " [{}, {}]".format(*map(self.kind.write, self.interval))
         return (self.printed or self.kind.write(self.mean)) + spread
 
 

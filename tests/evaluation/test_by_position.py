@@ -131,7 +131,7 @@ def test_from_dumps_to_rows_and_figure(tmp_path):
     command = [sys.executable, ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "| run | 1 | t | 16 to 64 | 0.2835 |" in done.stdout
+    assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2827, 0.2851] |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
     assert {row["analysis"] for row in rows} == {"by_context", "by_position", "early_token_curse"}
@@ -172,3 +172,23 @@ def test_the_same_dump_twice_is_refused():
         ValueError, match="2 dumps are of run after 1 updates at length=16 and stride=16, of the text t"
     ):
         analyse([once, later, once])
+
+
+def test_no_share_of_a_gain_that_may_be_chance():
+    """Two lengths that cost the same but for noise: of 0.001 nats any share could be told, 885% for example."""
+    random = np.random.default_rng(0)
+    short, long = (measured(lambda context: random.normal(5, 1, context.size), length, length) for length in (16, 64))
+    row = early_token_curse(short, long, [short, long])
+    low, high = row.gain_interval
+    assert low < 0 < high
+    assert low < row.gain_nats < high
+    assert row.composition_share is None
+    assert {one.share for one in row.gain_by_context} == {None}
+
+
+def test_the_interval_of_a_range_is_that_of_its_blocks():
+    """Blocks of 8 that cost 4 or 6 each by chance: the mean of 125 of them has a standard error of 1/sqrt(125)."""
+    cost = np.repeat(np.random.default_rng(3).choice([4.0, 6.0], 125), 8)
+    last = by_context(measured(lambda context: cost, 8, 8))[-1]
+    mean, error = cost.mean(), cost.std() / np.sqrt(125)
+    assert last.interval == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=error / 4)

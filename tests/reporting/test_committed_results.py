@@ -106,6 +106,9 @@ def test_the_rows_by_context_are_typed_and_written_as_they_were():
     rows = []
     for one in contents:
         of = Scoring(*(one[key] for key in ("run", "step", "tokens_sha256", "config_hash", "eval_length", "stride")))
-        rows.append(ByContext(of, one["context_from"], one["context_to"], one["tokens"], one["nll_nats"]))
-    kept = [line for line in lines if '"by_context"' in line]
-    assert [json.dumps(row.to_json()) for row in rows] == kept
+        found = (one[key] for key in ("context_from", "context_to", "tokens", "nll_nats"))
+        rows.append(ByContext(of, *found, interval=(0.0, 9.0)))
+    # They are older than the intervals.
+    assert [json.dumps(row.to_json()) for row in rows] == [
+        json.dumps(one | {"interval": (0.0, 9.0)}) for one in contents
+    ]

@@ -1,0 +1,42 @@
+"""Whether a model uses a longer context or only survives it: the same tokens, with ever more before them.
+
+In windows that don't overlap, longer ones are better for having fewer tokens with little
+context (the early token curse, paper, appendix B), and a model that ignores all but the
+last hundred tokens gains by that too. Where the same tokens are scored at each length
+(`alibi.evaluation.windows.plan_contexts`), what is gained is due to the context alone.
+"""
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from alibi.evaluation.perplexity import Score
+from alibi.reporting.rows import ContextUse
+
+RESAMPLES = 1000
+
+
+def gain_of(shortest: Score, score: Score) -> ContextUse:
+    """The nats a token that the windows of `score` save beside the `shortest`, which score the same tokens.
+
+    The differences between the two lengths are resampled, not the costs, so that hard and easy windows cancel.
+    The shortest gains nothing by definition, and has no interval.
+    """
+    saved = shortest.nll_nats.astype(np.float64) - score.nll_nats
+    counts = np.full(len(saved), saved.shape[1])
+    between = None if score is shortest else interval(saved.sum(axis=1), counts)
+    return ContextUse(len(saved), shortest.windows.length, float(saved.mean()), between)
+
+
+def interval(sums: Float[np.ndarray, " windows"], counts: Integer[np.ndarray, " windows"]) -> tuple[float, float]:
+    """Between which a mean over tokens lies with a probability of 95%, by the bootstrap's percentiles.
+
+    Tokens of a window depend on each other, so that windows are drawn as wholes.
+
+    Args:
+      sums: what the mean is of, added up in each window.
+      counts: how many tokens that were; a window may have none.
+    """
+    random, used = np.random.default_rng(0), np.flatnonzero(counts)
+    drawn = (random.choice(used, used.size) for _ in range(RESAMPLES))
+    low, high = np.percentile([sums[windows].sum() / counts[windows].sum() for windows in drawn], (2.5, 97.5))
+    return float(low), float(high)

@@ -1,0 +1,89 @@
+"""An output directory of evaluations: what is in it, and how rows, dumps and the report come into it."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import tqdm
+
+from alibi.errors import UserError
+from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
+from alibi.parallel.hosts import is_primary
+from alibi.reporting.recorded import find_rows, merge_rows, record_row
+from alibi.reporting.report import write_report
+from alibi.reporting.rows import Row, Scoring, latest
+from alibi.runs.store import open_store
+
+
+class OutputError(UserError):
+    """The output directory can't be written."""
+
+
+class Output:
+    """An output directory or address: rows, NLL dumps and the report; of several processes only the first writes.
+
+    Raises:
+      OutputError: it can't be made or written; when it is made, and at each writing.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]):
+        self.store = open_store(directory)
+        self._guard(self.store.check_writable)
+        self.rows = find_rows(self.store)
+
+    def find(self, row: Row) -> list[Row]:
+        """The rows that exist of the measurement that `row` is about: same cell, step, config and text."""
+        return [found for found in self.rows if found.measurement == row.measurement]
+
+    def name_text(self, name: str, split: str, text_hash: str) -> str:
+        """What rows call a text: as rows of it do already, else `name`, or a longer one where another text has that.
+
+        A user's own text, of the split "file", is always known by its `name`.
+        """
+        before = [row.corpus for row in self.rows if row.split == split != "file" and row.text_hash == text_hash]
+        others = (row for row in latest(self.rows) if row.split == split)
+        taken = {row.corpus for row in others if row.text_hash not in (None, text_hash)}
+        free = (one for one in [*before, name] if one not in taken)
+        return next(free, f"{name}#{text_hash[:6]}")
+
+    def add(self, row: Row) -> None:
+        """Adds a row, unless one that exists says the same of its measurement."""
+        if any(old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)):
+            return
+        self._guard(lambda: record_row(self.store, row))
+        self.rows.append(row)
+
+    def dump(self, dump: Dump) -> None:
+        self._guard(lambda: self._dump(dump))
+
+    def _dump(self, dump: Dump) -> None:
+        with self.store.made(find_name(self.store, dump.of)) as path:
+            write_dump(path, dump)
+
+    def has_dump(self, of: Scoring) -> bool:
+        with self.store.fetched(find_name(self.store, of)) as path:
+            return what_is_in(path) == of
+
+    def finish(self, *, report: bool) -> None:
+        """Writes results.jsonl, and where it is asked for the report, which is printed."""
+        shown: list[str] = []
+        self._guard(lambda: shown.append(write_report(self.store)) if report else merge_rows(self.store))
+        for text in shown:  # outside: what can't be printed has been written
+            print(text)
+
+    def _guard(self, write: Callable[[], object]) -> None:
+        if not is_primary():
+            return
+        try:
+            write()
+        except OSError as error:
+            raise OutputError(
+                f"output directory {self.store} can't be written ({error.strerror or error}); "
+                "make space or choose another --output_dir; rows written so far are kept"
+            ) from error
+
+
+def say(message: str) -> None:
+    """Writes a line to stderr, above a progress bar; of several processes the first one does."""
+    if is_primary():
+        tqdm.tqdm.write(message, file=sys.stderr)

@@ -1,0 +1,171 @@
+"""The same tokens at each length, and what their longer context gains, where it is known."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alibi.evaluation.context_use import gain_of, interval
+from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.evaluation.perplexity import Score, Scorer
+from alibi.evaluation.windows import Part, gather, plan_contexts
+from alibi.reporting.report import write_report
+from alibi.reporting.rows import ContextUse, Row, read_rows
+from tests.evaluation.test_extrapolation import make_run
+from tests.reporting.rowmaker import append_rows, make_row
+
+BOUNDARY = 999
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    num_tokens=st.integers(60, 500),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4, unique=True),
+    windows=st.integers(1, 30),
+)
+def test_all_lengths_score_the_same_tokens_with_all_their_context(num_tokens, lengths, windows):
+    tokens, targets = np.arange(num_tokens), []
+    parts = plan_contexts(num_tokens, lengths, windows)
+    assert [part.length for part in parts] == sorted(lengths)
+    for part in parts:
+        assert part.num_tokens == len(part) * part.scored <= windows * part.scored
+        batch = gather(tokens, part, np.arange(len(part) + 1), BOUNDARY)  # and one row that there is not
+        assert (batch.targets[-1] == -1).all()
+        for inputs, scored in zip(batch.inputs[:-1], batch.targets[:-1], strict=True):
+            # All inputs are the text's own, up to the one before the last target.
+            first = inputs[0] + 1 if inputs[0] != BOUNDARY else 0
+            assert [BOUNDARY, *tokens][first : first + part.length] == inputs.tolist()
+            assert inputs[-1] == scored[-1] - 1 or (scored[-1] == 0 and inputs[-1] == BOUNDARY)
+            assert scored.tolist() == list(range(scored[0], scored[0] + max(1, min(lengths) // 10)))
+        targets.append(batch.targets[:-1].ravel().tolist())
+    assert all(found == targets[0] for found in targets)
+    assert len(set(targets[0])) == len(targets[0]), "a token is scored twice"
+
+
+def test_windows_reach_from_the_texts_start_to_its_end():
+    """The first target that has the longest context, and the last token of the text."""
+    assert plan_contexts(1000, (20, 80), 5) == [Part(78, 1000, 20, 2, 230), Part(78, 1000, 80, 2, 230)]
+    assert plan_contexts(80, (20, 80), 5) == [Part(78, 80, 20, 2, 2), Part(78, 80, 80, 2, 2)]
+    with pytest.raises(ValueError, match="the text has 79 tokens, fewer than one window of 80"):
+        plan_contexts(79, (20, 80), 5)
+
+
+def nll_up_to(most):
+    """A model that gains from context, but from no more than `most` tokens of it."""
+
+    def nll(params, inputs, targets):
+        context = jnp.arange(inputs.shape[1] - targets.shape[1], inputs.shape[1])[None, :] + 1
+        cost = 5.0 - jnp.log(jnp.minimum(context, most).astype(jnp.float32)) + params[targets]
+        return jnp.where(targets < 0, 0.0, cost)
+
+    return nll
+
+
+@pytest.mark.parametrize("batch_tokens", [64, 1000])
+def test_a_model_that_only_survives_gains_nothing(batch_tokens):
+    """One that uses all context gains the logarithm of what it has more of; non-overlapping windows can't tell."""
+    tokens = np.random.default_rng(0).integers(0, 10, 1000)
+    params = jnp.linspace(0.0, 3.0, 10, dtype=jnp.float32)
+    parts, gains = plan_contexts(tokens.size, (20, 40, 80), 50), {}
+    for most in (18, 80):
+        scorer = Scorer(nll_up_to(most), boundary_id=0, batch_tokens=batch_tokens)
+        scores = [scorer.score_windows(params, tokens, part) for part in parts]
+        assert [score.nll_nats.shape for score in scores] == [(50, 2)] * 3
+        gains[most] = [gain_of(scores[0], score) for score in scores]
+        blocks = [scorer.score(params, tokens, length).nll_nats.mean() for length in (20, 40, 80)]
+        assert blocks[0] - blocks[1] > 0.1
+        assert blocks[1] - blocks[2] > 0.05
+    assert [gain.gain_nats for gain in gains[18]] == pytest.approx([0, 0, 0], abs=1e-6)
+    of_two = [np.mean(np.log([(length - 1) / 19, length / 20])) for length in (20, 40, 80)]
+    assert [gain.gain_nats for gain in gains[80]] == pytest.approx(of_two, rel=1e-5)
+    assert gains[80][2].windows == 50
+    assert gains[80][2].from_length == 20
+
+
+def test_hard_windows_do_not_widen_the_interval():
+    """The differences are resampled, not the costs, of which windows have very different ones."""
+    random, part = np.random.default_rng(1), Part(0, 100, 20, 4)
+    hard = random.normal(5, 3, (400, 1))
+    saved = random.normal(0.02, 0.05, (400, 4))
+    gain = gain_of(Score(part, hard + saved, 1.0), Score(part, np.broadcast_to(hard, (400, 4)), 1.0))
+    error = saved.mean(axis=1).std() / np.sqrt(400)
+    assert gain.interval == pytest.approx((saved.mean() - 1.96 * error, saved.mean() + 1.96 * error), abs=error / 5)
+
+
+def test_the_interval_holds_the_truth_nineteen_times_in_twenty():
+    random, ones = np.random.default_rng(2), np.ones(100, int)
+    held = [low <= 1 <= high for low, high in (interval(random.exponential(1.0, 100), ones) for _ in range(200))]
+    assert 0.89 <= np.mean(held) <= 0.99
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
+    return make_run(folder, "alibi", "a-run")
+
+
+def test_rows_and_report(run, tmp_path, capsys):
+    options = Options(output_dir=tmp_path, multiples=(1, 2, 4), context_windows=20)
+    assert evaluate_runs([run], options) == []
+    rows = {row.eval_length: row for row in read_rows(tmp_path / "results.jsonl") if row.mode == "same tokens"}
+    assert [*rows] == [16, 32, 64]
+    for row in rows.values():
+        assert (row.stride, row.tokens, row.words, row.bits_per_byte) == (1, 20, None, None)
+        assert (row.context_use.windows, row.context_use.from_length) == (20, 16)
+        assert row.context_use.gain_nats == pytest.approx((rows[16].nll_nats - row.nll_nats) / 20)
+        low, high = row.context_use.interval or (0, 0)
+        assert low <= row.context_use.gain_nats <= high
+    assert rows[16].context_use == ContextUse(20, 16, 0.0, None)
+    report = (tmp_path / "report.md").read_text()
+    assert "the last 1 tokens of 20 windows, the same at each length, against what they cost at 16" in report
+    gain = rows[64].context_use
+    assert f"{gain.gain_nats:+.4f} [{gain.interval[0]:+.4f}, {gain.interval[1]:+.4f}]" in report
+    assert (tmp_path / "context_use.png").stat().st_size > 1000
+    assert report.count("Perplexity by evaluation length") == 1, "the same tokens are no table of perplexities"
+
+    capsys.readouterr()
+    assert evaluate_runs([run], options) == []
+    assert "the same tokens at each length: done before" in capsys.readouterr().err
+    assert evaluate_runs([run], dataclasses.replace(options, context_windows=10)) == []
+    assert len(read_rows(tmp_path / "results.jsonl")) == 9, "other windows are another measurement"
+
+
+def test_one_length_tells_nothing(run, tmp_path, capsys):
+    assert evaluate_runs([run], Options(output_dir=tmp_path, lengths=(16, 9999), context_windows=20)) == []
+    assert "needs two lengths that can be measured, not [16]" in capsys.readouterr().err
+
+
+def test_seeds_have_a_deviation_in_place_of_intervals(tmp_path):
+    use = {"windows": 9, "from_length": 128, "interval": [0, 1]}
+    rows = [
+        make_row(seed=seed, eval_length=length, mode="same tokens", stride=12, context_use=use | {"gain_nats": gain})
+        for seed, gains in ((0, (0.0, 0.1)), (1, (0.0, 0.3)))
+        for length, gain in zip((128, 256), gains, strict=True)
+    ]
+    append_rows(tmp_path / "results.jsonl", rows)
+    write_report(tmp_path)
+    assert "+0.2000 ± 0.1414" in (tmp_path / "report.md").read_text()
+
+
+def test_a_row_is_read_as_it_was_written():
+    row = make_row(
+        "alibi", 256, 10.0, context_use={"windows": 9, "from_length": 128, "gain_nats": 0.1, "interval": [0.0, 0.2]}
+    )
+    assert row.context_use == ContextUse(9, 128, 0.1, (0.0, 0.2))
+    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_flags(run, tmp_path):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    command = [sys.executable, "eval_extrapolation.py", f"--workdirs={run}", "--context_use", "--context_windows=1"]
+    done = subprocess.run([*command, f"--output_dir={tmp_path}"], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == "error: context_windows=1 must be 0, for none, or at least 2"
