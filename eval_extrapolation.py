@@ -76,8 +76,8 @@ def _options():
         RunDirectory(_WORKDIRS.value[0]).config()  # a mistyped name must not become a directory of results
     return Options(
         output_dir=_OUTPUT_DIR.value or _WORKDIRS.value[0],
-        lengths=() if _LENGTHS.value is None else _parse_numbers("lengths", _LENGTHS.value),
-        multiples=MULTIPLES if _MULTIPLES.value is None else _parse_numbers("multiples", _MULTIPLES.value),
+        lengths=() if _LENGTHS.value is None else command_line.parse_numbers("lengths", _LENGTHS.value),
+        multiples=MULTIPLES if _MULTIPLES.value is None else command_line.parse_numbers("multiples", _MULTIPLES.value),
         stride=_STRIDE.value,
         split=_SPLIT.value,
         text_file=_TEXT_FILE.value,
@@ -87,15 +87,6 @@ def _options():
         batch_tokens=_BATCH_TOKENS.value,
         report=_REPORT.value,
     )
-
-
-def _parse_numbers(flag: str, words: list[str]) -> tuple[int, ...]:
-    """The positive integers of a comma-separated flag; ValueError for anything else."""
-    if not words or any(not word.strip().isdecimal() or int(word) < 1 for word in words):
-        raise ValueError(
-            f"--{flag}={','.join(words)} must be positive whole numbers, separated by commas, such as 1,2,4"
-        )
-    return tuple(int(word) for word in words)
 
 
 if __name__ == "__main__":

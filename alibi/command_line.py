@@ -9,7 +9,7 @@ import resource
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 import ml_collections
@@ -237,3 +237,12 @@ def _overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, object]]]:
         else:
             overrides.append((given[2], True))
     return kept, overrides
+
+
+def parse_numbers(flag: str, words: Sequence[str]) -> tuple[int, ...]:
+    """The positive integers of a comma-separated flag; ValueError for anything else."""
+    if not words or any(not word.strip().isdecimal() or int(word) < 1 for word in words):
+        raise ValueError(
+            f"--{flag}={','.join(words)} must be positive whole numbers, separated by commas, such as 1,2,4"
+        )
+    return tuple(int(word) for word in words)

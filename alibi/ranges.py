@@ -61,6 +61,7 @@ RANGES = {
     "data.max_train_bytes": LIMIT,
     "data.max_valid_bytes": LIMIT,
     "data.tokenizer_train_bytes": LIMIT,
+    "data.passkey_distance": _count(0, LARGEST),
     "data.bpe_vocab_size": _count(257, LARGEST),  # 256 bytes and the end of a text
     "train.steps": _count(1, LARGEST),
     "train.batch_tokens": _count(1, LARGEST),

@@ -60,14 +60,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.model.logits_chunk = 2048  # tokens per device whose logits exist at one time
 
     config.data = ml_collections.ConfigDict()
-    config.data.corpus = "books"  # books (embedded), text (files), hub (datasets) or tfds
-    # Where each split comes from. books: its own names; text: comma-separated files and globs;
+    config.data.corpus = "books"  # books (embedded), passkeys, text (files), hub (datasets) or tfds
+    # Where each split comes from. books, passkeys: their own names; text: comma-separated files and globs;
     # hub and tfds: a split expression such as "validation" or "train[:10%]". Empty: there is none.
     config.data.train = "train"
     config.data.valid = "valid"
     config.data.test = ""
     # text: what ends a document: file, or blank_line, for files that hold many, such as CC100's.
     config.data.document_end = "file"
+    config.data.passkey_distance = 0  # passkeys: bytes of text at most between a key and its question
     config.data.max_train_bytes = -1  # use at most this many UTF-8 bytes of text (-1: all)
     config.data.max_valid_bytes = -1  # the same, for valid and for test
     config.data.name = ""  # hub, tfds: the dataset's name, such as "Salesforce/wikitext"

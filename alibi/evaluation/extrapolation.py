@@ -22,12 +22,11 @@ from alibi.data.tokens import TokenFile, prepare, prepare_text
 from alibi.errors import UserError
 from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
-from alibi.evaluation.output import Output, OutputError, say
+from alibi.evaluation.output import Output, OutputError, row_of, say
 from alibi.evaluation.perplexity import Score
 from alibi.evaluation.windows import SAME_TOKENS, Part, Windows, plan, plan_contexts
 from alibi.parallel.hosts import any_of, is_primary, on_first, together
-from alibi.reporting.rows import ContextUse, Device, Row
-from alibi.runs import evaluation_hash, git_commit
+from alibi.reporting.rows import ContextUse, Row
 from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
 
@@ -247,27 +246,11 @@ class RunEvaluation:
 
     def _unmeasured(self, windows: Windows | Part) -> Row:
         """The row without its results."""
-        config, manifest = self.trained.config, self.text.manifest
+        manifest = self.text.manifest
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
-        return Row(
-            run=self.trained.name,
-            position=config.position,
-            train_length=config.train_length,
-            eval_length=windows.length,
-            mode=windows.mode,
-            stride=windows.stride,
-            corpus=self.output.name_text(self.title, manifest.split, text),
-            split=manifest.split,
-            seed=config.seed,
-            step=self.trained.step,
-            parameters=self.trained.num_parameters,
-            device=Device(jax.devices()[0].device_kind, jax.device_count()),
-            commit=git_commit(),
-            dtype=config.eval.dtype,
-            config_hash=evaluation_hash(config),
-            tokens_sha256=manifest.sha256,
-            text_hash=text,
-        )
+        corpus = self.output.name_text(self.title, manifest.split, text)
+        row = row_of(self.trained, windows=windows, corpus=corpus, split=manifest.split, tokens_sha256=manifest.sha256)
+        return dataclasses.replace(row, text_hash=text)
 
     def _title(self, windows: Windows | Part) -> str:
         how = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(windows.mode, "")

@@ -4,15 +4,19 @@ import os
 import sys
 from collections.abc import Callable
 
+import jax
 import tqdm
 
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
+from alibi.evaluation.windows import Part, Windows
 from alibi.parallel.hosts import is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import write_report
-from alibi.reporting.rows import Row, Scoring, latest
+from alibi.reporting.rows import Device, Row, Scoring, latest
+from alibi.runs import evaluation_hash, git_commit
 from alibi.runs.store import open_store
+from alibi.runs.trained import TrainedRun
 
 
 class OutputError(UserError):
@@ -87,3 +91,26 @@ def say(message: str) -> None:
     """Writes a line to stderr, above a progress bar; of several processes the first one does."""
     if is_primary():
         tqdm.tqdm.write(message, file=sys.stderr)
+
+
+def row_of(run: TrainedRun, *, windows: Windows | Part, corpus: str, split: str, tokens_sha256: str | None) -> Row:
+    """The row of `run` in these windows of a text, without results."""
+    config = run.config
+    return Row(
+        run=run.name,
+        position=config.position,
+        train_length=config.train_length,
+        eval_length=windows.length,
+        mode=windows.mode,
+        stride=windows.stride,
+        corpus=corpus,
+        split=split,
+        seed=config.seed,
+        step=run.step,
+        parameters=run.num_parameters,
+        device=Device(jax.devices()[0].device_kind, jax.device_count()),
+        commit=git_commit(),
+        dtype=config.eval.dtype,
+        config_hash=evaluation_hash(config),
+        tokens_sha256=tokens_sha256,
+    )

@@ -64,6 +64,7 @@ class Part:
     length: int  # inputs of a row
     scored: int  # the last inputs of a row, whose targets it scores; the last row may have fewer
     spacing: int = 0  # tokens from the first one that a row scores to that of the next row; 0: `scored`
+    mode: str = SAME_TOKENS  # as that of `Windows`, of rows at places of their own
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.scored))
@@ -77,11 +78,6 @@ class Part:
     def stride(self) -> int:
         """As that of `Windows`."""
         return self.scored
-
-    @property
-    def mode(self) -> str:
-        """As that of `Windows`, of rows at places of their own."""
-        return SAME_TOKENS
 
     def first_scored(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
         """Index in the stream of the first token that each row scores; `stop` beyond the last row."""

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullLocator
 
 from alibi.atomic import made_whole
 from alibi.reporting.report import Panel, Series
-from alibi.reporting.tables import Number
+from alibi.reporting.tables import Number, Table
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), distinct under every common colour blindness; its yellow
 # is left out, which is too pale on white. Marker and dash differ as well, for print without colours.
@@ -61,6 +61,27 @@ def draw_context_use(panel: Panel, path: str | os.PathLike) -> None:
         axes.set_ylabel("nats a token gained by context")
         axes.grid()
         axes.legend(fontsize=FONT_SIZE - 3)
+
+
+def draw_passkeys(table: Table, path: str | os.PathLike) -> None:
+    """Writes the figure of keys found again to the PNG file `path`: a part for each length of windows."""
+    lengths = sorted({length for _, length in table.labels})
+    names = list(dict.fromkeys(name for name, _ in table.labels))
+    with png(path, (4 * len(lengths) + 2, 5), DOTS_PER_INCH // 2) as figure:
+        for axes, length in zip(figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0], lengths, strict=True):
+            for labels, cells in zip(table.labels, table.cells, strict=True):
+                parts = {column: part for column, (part,) in zip(table.header, cells, strict=True)}
+                found = {column: part.mean for column, part in parts.items() if isinstance(part, Number)}
+                if labels[1] == length:
+                    number = names.index(labels[0])
+                    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+                    axes.plot([*found], [*found.values()], color=colour, marker=marker, label=labels[0])
+            axes.set_xscale("log", base=2)
+            axes.set_ylim(-0.02, 1.02)
+            axes.set_title(f"windows of {length:,}")
+            axes.set_xlabel("tokens from key to answer")
+            axes.grid()
+        axes.legend(fontsize=FONT_SIZE - 4)
 
 
 @contextlib.contextmanager

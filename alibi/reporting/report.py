@@ -18,6 +18,7 @@ Key = TypeVar("Key")
 REPORT_FILE = "report.md"
 FIGURE_FILE = "extrapolation.png"
 CONTEXT_FIGURE_FILE = "context_use.png"
+PASSKEY_FIGURE_FILE = "passkey.png"
 
 # What a row holds of the numbers that tables show.
 VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
@@ -25,6 +26,7 @@ VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
     tables.BITS_PER_BYTE: lambda row: row.bits_per_byte,
     tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
     tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
+    tables.ACCURACY: lambda row: None if row.passkey is None else row.passkey.accuracy,
     tables.CONTEXT_GAIN: lambda row: None if row.context_use is None else row.context_use.gain_nats,
 }
 
@@ -63,6 +65,7 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     """
     found = []
     rows = [row for row in latest(rows) if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
+    rows = [row for row in rows if row.passkey is None]
     for (corpus, split, stride, use), group in _grouped(rows, _panel_key).items():
         by_series = _grouped(group, lambda row: (row.series, row.position, row.train_length))
         in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
@@ -116,6 +119,39 @@ def build_table(panel: Panel) -> Table:
         cells=tuple(tuple((series.cells.get(length),) for length in panel.lengths) for series in panel.series),
         ratios=panel.use is None,
     )
+
+
+def passkey_tables(rows: Iterable[Row]) -> list[Table]:
+    """One line a series and length of windows, one column a distance of the key; no table where none was measured."""
+    found = [row for row in latest(rows) if row.passkey is not None]
+    if not found:
+        return []
+    lines = _grouped(found, lambda row: (row.series, row.eval_length))
+    by_distance = {line: _grouped(group, _distance) for line, group in lines.items()}
+    columns = sorted(set().union(*by_distance.values()))
+    facts = [
+        fact("{} prompts in each cell", (row.passkey.prompts for row in found if row.passkey), " or "),
+        fact("trained at {}", (row.train_length for row in found)),
+        fact("seed {}", (row.seed for row in found)),
+        fact("step {}", (f"{row.step:,}" for row in found)),
+    ]
+    return [
+        Table(
+            caption="; ".join([f"{tables.ACCURACY.title}, by tokens from the key to its answer", *facts]) + ".",
+            label_header=("run", "window"),
+            labels=tuple(by_distance),
+            header=tuple(columns),
+            cells=tuple(
+                tuple((make_cell(cells[column], tables.ACCURACY) if column in cells else None,) for column in columns)
+                for cells in by_distance.values()
+            ),
+            ratios=False,
+        )
+    ]
+
+
+def _distance(row: Row) -> int:
+    return row.passkey.distance if row.passkey is not None else 0
 
 
 def caption(panel: Panel) -> str:
@@ -198,6 +234,11 @@ def write_report(
         table = build_table(panel)
         markdown += [to_markdown(table), explanation(panel) + "\n", f"![nats gained by context]({figure})\n"]
         text += [to_text(table), f"figure: {store}/{figure}\n"]
+    for table in passkey_tables(rows):
+        with store.made(PASSKEY_FIGURE_FILE) as file:
+            plots.draw_passkeys(table, file)
+        markdown += [to_markdown(table), f"![keys found again, by distance]({PASSKEY_FIGURE_FILE})\n"]
+        text += [to_text(table), f"figure: {store}/{PASSKEY_FIGURE_FILE}\n"]
     if failures:
         markdown.append(failed_runs(failures))
     store.write(REPORT_FILE, "\n".join(markdown))

@@ -51,6 +51,15 @@ class ContextUse:
         return cls(content["windows"], content["from_length"], content["gain_nats"], interval)
 
 
+@dataclasses.dataclass(frozen=True)
+class Passkey:
+    """How often a key was found again in windows of a row's length."""
+
+    distance: int  # tokens from a digit of the key, where it is told, to the same digit of the answer
+    prompts: int
+    accuracy: float | None = None  # the share of prompts whose key was answered; None as long as it isn't known
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Scoring:
     """What a text was scored by, in windows of one length and stride: a row is about one, and so is an NLL dump."""
@@ -75,7 +84,7 @@ class Row:
     position: str
     train_length: int
     eval_length: int
-    mode: str  # of the windows: "nonoverlapping", "sliding", or "same tokens" where `context_use` is measured
+    mode: str  # of the windows: "nonoverlapping", "sliding"; "same tokens" where `context_use` is measured, "passkey"
     stride: int  # tokens that each window scores
     corpus: str
     split: str
@@ -98,6 +107,7 @@ class Row:
     tokens_sha256: str | None = None  # see `Scoring`
     text_hash: str | None = None  # of the text; None in old rows
     context_use: ContextUse | None = None
+    passkey: Passkey | None = None
     limit: bool = False  # the error is final: the method or the text has no such length, however often it is tried
     error: str | None = None  # why there is no result
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys of the line that this code doesn't know
@@ -105,13 +115,14 @@ class Row:
     @property
     def cell(self) -> tuple:
         """What is measured: a run has one value for each cell, that of the last row."""
-        return self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split
+        windows = self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split
+        return windows if self.passkey is None else (*windows, self.passkey.distance)
 
     @property
     def measurement(self) -> tuple:
         """The cell and what scored it: two rows with equal ones are the same measurement."""
-        use = self.context_use
-        return (self.cell, self.scoring) if use is None else (self.cell, self.scoring, use.windows, use.from_length)
+        windows = self.context_use and (self.context_use.windows, self.context_use.from_length)
+        return self.cell, self.scoring, *(windows or ()), *((self.passkey.prompts,) if self.passkey else ())
 
     @property
     def scoring(self) -> Scoring:
@@ -120,7 +131,8 @@ class Row:
     @property
     def is_measured(self) -> bool:
         """Whether the row holds a result, not an error."""
-        return not self.error and self.nll_nats is not None
+        found = self.nll_nats if self.passkey is None else self.passkey.accuracy
+        return not self.error and found is not None
 
     @property
     def series(self) -> str:
@@ -165,6 +177,8 @@ class Row:
         known = {key: content[key] for key in (*ALWAYS, *SOMETIMES) if key in content}
         if "context_use" in known:
             known["context_use"] = ContextUse.from_json(known["context_use"])
+        if "passkey" in known:
+            known["passkey"] = Passkey(**known["passkey"])
         more = {key: value for key, value in content.items() if key not in (*known, "device_kind", "device_count")}
         return cls(**known | {"device": Device.from_json(content), "more": more})
 
@@ -179,15 +193,16 @@ class Row:
             found["error"] = self.error or f"nll_nats is {self.nll_nats}"
         found |= dict.fromkeys(infinite)
         line = {key: value for key, value in found.items() if key in ALWAYS or value not in (None, False)}
-        if self.context_use is not None:
-            line["context_use"] = dataclasses.asdict(self.context_use)
+        for key in ("context_use", "passkey"):
+            if key in line:
+                line[key] = dataclasses.asdict(line[key])
         if self.device is not None:
             line |= {"device": self.device.text, "device_kind": self.device.kind, "device_count": self.device.count}
         return line | dict(self.more)
 
 
 # Keys that each line has, and those that it has where there is something to say.
-SOMETIMES = ("dtype", "config_hash", "tokens_sha256", "text_hash", "context_use", "limit", "error")
+SOMETIMES = ("dtype", "config_hash", "tokens_sha256", "text_hash", "context_use", "passkey", "limit", "error")
 ALWAYS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in (*SOMETIMES, "more"))
 
 

@@ -46,6 +46,7 @@ def write_ratio(value: float) -> str:
 PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True)
 BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
 CONTEXT_GAIN = Kind("Nats gained by context", "{:+.4f}".format)
+ACCURACY = Kind("Keys found again", "{:.0%}".format)
 # Of the paper's tables besides; speeds are tokens per second and device.
 EVALUATION_SPEED = Kind("Evaluation speed", write_thousands)
 WORDS_PER_SECOND = Kind("Words per second of the evaluation", "{:.0f}".format)

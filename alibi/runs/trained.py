@@ -38,7 +38,7 @@ class TrainedRun:
         self.directory = RunDirectory(workdir)
         self.config = self.directory.config()
         self._checkpoint = checkpoint
-        self._batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
+        self.batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
         self.step = hosts.told(lambda: _find_step(self.directory, checkpoint))
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class TrainedRun:
     def scorer(self) -> Scorer:
         """Scores streams of this run's tokens; call `scorer.score(run.params, ...)`."""
         nll, boundary_id = model_nll(self.model), self.tokenizer.boundary_id
-        return Scorer(nll, boundary_id=boundary_id, batch_tokens=self._batch_tokens, sharding=self.model.sharding)
+        return Scorer(nll, boundary_id=boundary_id, batch_tokens=self.batch_tokens, sharding=self.model.sharding)
 
 
 def fitting_mesh(mesh: ml_collections.ConfigDict) -> Mesh:

@@ -10,18 +10,18 @@ import sys
 import pytest
 import zstandard
 
-from alibi.data import corpora, pieces, textfiles
+from alibi.data import embedded, pieces, textfiles
 from alibi.data.corpora import make_corpus
 from alibi.data.pieces import Piece
 from tests.data.corpusmaker import data_config, documents, text_corpus
 
 
 def test_books_are_whole_different_and_small():
-    index = json.loads((corpora.BOOKS / "index.json").read_text())
+    index = json.loads((embedded.BOOKS / "index.json").read_text())
     assert set(index) == {"train", "valid", "test"}
     held_out = {book["author"] for book in index["valid"] + index["test"]}
     assert not held_out & {book["author"] for book in index["train"]}
-    assert sum(path.stat().st_size for path in corpora.BOOKS.iterdir()) < 3_000_000
+    assert sum(path.stat().st_size for path in embedded.BOOKS.iterdir()) < 3_000_000
     corpus = make_corpus(data_config(test="test"))
     for split, books in index.items():
         whole = documents(corpus, split)
@@ -32,11 +32,11 @@ def test_books_are_whole_different_and_small():
 
 
 def test_a_damaged_book_is_named(tmp_path, monkeypatch):
-    for path in corpora.BOOKS.iterdir():
+    for path in embedded.BOOKS.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     packed = tmp_path / "valid.txt.xz"
     packed.write_bytes(packed.read_bytes()[:50_000])
-    monkeypatch.setattr(corpora, "BOOKS", tmp_path)
+    monkeypatch.setattr(embedded, "BOOKS", tmp_path)
     with pytest.raises(ValueError, match=r"valid\.txt\.xz is damaged at the book 'The Descent of Man"):
         list(make_corpus(data_config()).pieces("valid"))
 
@@ -46,7 +46,7 @@ def test_unknown_names_list_those_that_exist():
         ValueError, match=r"data\.valid='nope' is no split of the embedded books; use one of train, valid, test"
     ):
         list(make_corpus(data_config(valid="nope")).pieces("valid"))
-    with pytest.raises(ValueError, match=r"data\.corpus='book' is unknown; use one of books, text, hub, tfds"):
+    with pytest.raises(ValueError, match=r"data\.corpus='book' is unknown; use one of books, passkeys, text, hub"):
         make_corpus(data_config(corpus="book"))
     with pytest.raises(ValueError, match=r"data\.document_end=blank_line is of corpus=text only.*; set it to file"):
         make_corpus(data_config(document_end="blank_line"))

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alibi.data import bpe, pieces, tokenizers
-from alibi.data.corpora import BOOKS, make_corpus
+from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import count_words, make_dictionary, read_dictionary
+from alibi.data.embedded import BOOKS
 from alibi.data.pieces import Piece
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, load_tokenizer, make_tokenizer
 from configs import base

@@ -1,0 +1,137 @@
+"""Whether a model finds a key again in its context: accuracy by the key's distance and by the window's length.
+
+Perplexity can't tell a model that uses a longer context from one that only survives it. Here a
+window holds one key, told at a known distance from the question that ends the window, and book
+text for the rest (after Mohtashami & Jaggi 2023, whose passkey is between repeated sentences).
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PyTree
+
+from alibi.data.embedded import ASKED, DIGITS, TOLD, Books, draw_key
+from alibi.evaluation.extrapolation import MULTIPLES
+from alibi.evaluation.output import Output, row_of, say
+from alibi.evaluation.perplexity import Scorer
+from alibi.evaluation.windows import Part
+from alibi.model.decoder import DecoderLM
+from alibi.parallel.hosts import any_of, together
+from alibi.reporting.rows import Passkey
+from alibi.runs.trained import TrainedRun
+
+BEFORE_KEY = TOLD.index("{")  # bytes of the sentence that tells a key, before the key
+NEAREST = DIGITS + 1 + ASKED.index("{")  # the distance where no text stands between key and question
+
+
+def distances(length: int) -> list[int]:
+    """The distances that are measured in windows of `length` tokens: the powers of two from 32 on that fit."""
+    return [1 << power for power in range(5, length.bit_length()) if 1 << power <= _farthest(length)]
+
+
+def _farthest(length: int) -> int:
+    return length + 1 - DIGITS - BEFORE_KEY
+
+
+def make_prompts(text: bytes, length: int, distance: int, prompts: int) -> Int[np.ndarray, "prompts length+1"]:
+    """Windows of `length` inputs and the token after them: book text, in it a key, and at the end its question.
+
+    The last five tokens are the key, as it is to be answered.
+
+    Args:
+      text: of a book, from which each prompt takes a part of its own.
+      distance: tokens from each digit of the key to the same digit of the answer.
+
+    Raises:
+      ValueError: a distance that is too short for the question, or doesn't fit into the window.
+    """
+    if not NEAREST <= distance <= _farthest(length):
+        raise ValueError(f"distance={distance} must be from {NEAREST} to {_farthest(length)} in a window of {length}")
+    random, before, made = np.random.default_rng([length, distance]), _farthest(length) - distance, []
+    for start in np.linspace(0, len(text) - length, prompts).astype(int):
+        book, key = text[start : start + length], draw_key(random)
+        told, asked = TOLD.format(key).encode(), ASKED.format(key).encode().removesuffix(b".")
+        made.append(book[:before] + told + book[before : before + distance - NEAREST] + asked)
+    return np.stack([np.frombuffer(prompt, np.uint8) for prompt in made])
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure of each run."""
+
+    output_dir: str | os.PathLike[str]  # or an address, as of `alibi.evaluation.extrapolation.Options`
+    lengths: tuple[int, ...] = ()  # of windows, in tokens; empty: `multiples` of each run's train_length
+    multiples: tuple[int, ...] = MULTIPLES
+    prompts: int = 200  # at each length and distance
+    checkpoint: str = "latest"  # latest, best or a step
+
+    def __post_init__(self) -> None:
+        if self.prompts < 1:
+            raise ValueError(f"prompts={self.prompts} must be at least 1")
+
+
+def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> None:
+    """Measures each run at all lengths and distances, where that isn't done, and writes the report.
+
+    Raises:
+      ValueError: a work directory or checkpoint that isn't there, or a run whose tokens aren't bytes.
+      OutputError: the output directory can't be written.
+    """
+    output = Output(options.output_dir)
+    text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
+    for workdir in workdirs:
+        run = TrainedRun(workdir, options.checkpoint)
+        if run.config.data.tokenizer != "bytes":
+            raise ValueError(f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys are told to byte models")
+        scorer = _scorer(run)
+        for length in options.lengths or [run.config.train_length * multiple for multiple in options.multiples]:
+            for distance in distances(length):
+                prompts = make_prompts(text, length, distance, options.prompts)
+                together(functools.partial(_evaluate, run, scorer, prompts, distance, output))
+    output.finish(report=True)
+
+
+def _evaluate(
+    run: TrainedRun, scorer: Scorer, prompts: Int[np.ndarray, "prompts length+1"], distance: int, output: Output
+) -> None:
+    count, tokens = prompts.shape
+    windows = Part(tokens - DIGITS, count * tokens, tokens - 1, DIGITS, spacing=tokens, mode="passkey")
+    sha256 = hashlib.sha256(prompts.tobytes()).hexdigest()
+    row = row_of(run, windows=windows, corpus=Books.name, split="valid", tokens_sha256=sha256)
+    row = dataclasses.replace(row, passkey=Passkey(distance, count))
+    title = f"{run.name}, a key {distance:,} tokens back in {windows.length:,}"
+    try:
+        run.model.position.check_length(windows.length)
+    except ValueError as error:
+        say(f"{title}: {error}")
+        output.add(dataclasses.replace(row, limit=True, error=str(error)))
+        return
+    if any(any_of(any(found.is_measured for found in output.find(row)))):
+        say(f"{title}: done before")
+        return
+    wrong = scorer.score_windows(run.params, prompts.reshape(-1), windows).nll_nats
+    accuracy = float((wrong == 0).all(axis=1).mean())
+    say(f"{title}: {accuracy:.0%} of {count} found")
+    output.add(dataclasses.replace(row, passkey=Passkey(distance, count, accuracy)))
+
+
+def _scorer(run: TrainedRun) -> Scorer:
+    """Of whether a digit is another than the likeliest token after the true ones before it: 1.0, else 0.0.
+
+    Where none is, greedy decoding answers the key.
+    """
+    model = run.model
+
+    def wrong(params: PyTree, inputs: Int[Array, "rows length"], targets: Int[Array, "rows scored"]) -> Array:
+        def last_logits(model: DecoderLM) -> Array:
+            return model.vocabulary.logits(model.features(inputs, last=targets.shape[1]), True)
+
+        logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
+        return jnp.asarray(jnp.argmax(logits, axis=-1) != targets, jnp.float32)
+
+    return Scorer(wrong, boundary_id=0, batch_tokens=run.batch_tokens, sharding=model.sharding)

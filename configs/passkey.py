@@ -1,0 +1,17 @@
+"""The quickstart's model on books in which keys are told and asked for again: see scripts/passkey.py.
+
+python train.py --config=configs/passkey.py:position=alibi,length=128 --workdir=workdirs/passkey-alibi
+"""
+
+import ml_collections
+
+from configs import base, quickstart
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    config = quickstart.get_config()
+    config.data.corpus = "passkeys"
+    config.data.passkey_distance = config.get_ref("train_length") - 44  # key and question fit into a training sequence
+    config.train.steps = 3000
+    config.eval.every_steps = config.checkpoint.every_steps = 500
+    return base.apply(config, arg)

@@ -1,0 +1,119 @@
+"""Keys where they should be, and found by who can find them."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.data.embedded import ASKED, TOLD, Books, PassKeys
+from alibi.evaluation.passkey import Options, distances, evaluate_passkeys, make_prompts
+from alibi.reporting.rows import read_rows
+from alibi.runs.trained import TrainedRun
+from configs import passkey as config_file
+from tests.evaluation.test_extrapolation import make_run
+
+BOOK = b"It was the best of times, it was the worst of times. " * 40
+
+
+def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
+    data = config_file.get_config("length=128").data
+    found = [piece.utf8 for _, piece in zip(range(2), PassKeys(data).pieces("valid"), strict=False)]
+    told, asked = (re.escape(one).replace(r"\{\}", r"(\d{5})") for one in (TOLD, ASKED))
+    for text, book in zip(found, Books(data).pieces("valid"), strict=False):
+        pairs = list(re.finditer(f"{told}(.*?){asked}", text.decode(), re.DOTALL))
+        assert len(pairs) > 1000
+        assert all(one[1] == one[3] for one in pairs)
+        between = [len(one[2].encode()) for one in pairs]
+        assert 40 < np.mean(between) < 56, "half of up to 84, and to the next space"
+        assert max(between) < 84 + 40
+        assert re.sub(f"{told}|{asked}", "", text.decode()).encode() == book.utf8, "the book itself is all there"
+    assert len({one[1] for one in pairs}) > 0.9 * len(pairs)
+    again = next(iter(PassKeys(data).pieces("valid"))).utf8
+    assert again == found[0]
+
+
+def test_the_distance_is_part_of_the_texts_identity():
+    descriptions = [PassKeys(config_file.get_config(f"length={n}").data).description("valid") for n in (128, 256)]
+    assert descriptions[0] != descriptions[1]
+    with pytest.raises(ValueError, match=r"data\.passkey_distance=0 must be at least 1"):
+        PassKeys(config_file.get_config("length=44").data)
+
+
+@pytest.mark.parametrize(("length", "distance"), [(128, 32), (128, 64), (128, 112), (1024, 512), (64, 16)])
+def test_a_digit_stands_as_far_from_its_answer_as_asked_for(length, distance):
+    prompts = make_prompts(BOOK, length, distance, 7)
+    assert prompts.shape == (7, length + 1)
+    for prompt in prompts:
+        assert (prompt[-5:] == prompt[-5 - distance : -distance]).all()
+        text = prompt.tobytes().decode()
+        assert len(re.findall(r"The key is \d{5}\.", text)) == len(re.findall(r"The key\? \d{5}$", text)) == 1
+    assert len({prompt[-5:].tobytes() for prompt in prompts}) == 7
+
+
+@pytest.mark.parametrize("distance", [15, 109, 128])
+def test_an_impossible_distance_is_refused(distance):
+    with pytest.raises(ValueError, match=rf"distance={distance} must be from 16 to 108 in a window of 124"):
+        make_prompts(BOOK, 124, distance, 7)
+
+
+def test_distances_are_the_powers_of_two_that_fit():
+    assert distances(128) == [32, 64]
+    assert distances(144) == [32, 64, 128]
+    assert distances(143) == [32, 64]
+    assert distances(47) == []
+
+
+class Copier:
+    """A model that answers with the token `reach` before the one to come: it finds keys at that distance alone."""
+
+    def __init__(self, reach):
+        self.reach, self.vocabulary, self.sharding = reach, self, None
+        self.position = self
+
+    def check_length(self, length):
+        if length > 200:
+            raise ValueError("no more than 200")
+
+    def apply(self, variables, *, method):
+        return method(self)
+
+    def features(self, tokens, last):
+        return jax.nn.one_hot(jnp.roll(tokens, self.reach - 1, axis=1)[:, -last:], 256)
+
+    def logits(self, features, deterministic):
+        return features
+
+
+def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(tmp_path, monkeypatch):
+    """And where the true answer's first digits suffice: each digit is asked for after the true ones before it."""
+    (tmp_path / "text.txt").write_text("some text\n")
+    run = make_run(tmp_path, "alibi", "copier")
+    monkeypatch.setattr(TrainedRun, "model", Copier(64))
+    monkeypatch.setattr(TrainedRun, "num_parameters", 0)
+    monkeypatch.setattr(TrainedRun, "params", {})
+    options = Options(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9)
+    evaluate_passkeys([run], options)
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    found = {(row.eval_length, row.passkey.distance): row.passkey.accuracy for row in rows}
+    assert found == {
+        (128, 32): 0.0, (128, 64): 1.0, (150, 32): 0.0, (150, 64): 1.0, (150, 128): 0.0,
+        (256, 32): None, (256, 64): None, (256, 128): None,
+    }  # fmt: skip
+    assert {row.error for row in rows if row.eval_length == 256} == {"no more than 200"}
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| copier | 128 | 0% | 100% |  |" in report
+    assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000
+
+
+def test_a_trained_run_is_measured_once(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("some text\n")
+    run = make_run(tmp_path, "alibi", "a-run")
+    options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
+    for words in ("a key 32 tokens back in 64: 0% of 3 found", "a key 32 tokens back in 64: done before"):
+        evaluate_passkeys([run], options)
+        assert words in capsys.readouterr().err
+    evaluate_passkeys([run], dataclasses.replace(options, prompts=4))
+    assert [row.passkey.prompts for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3, 4]
