@@ -11,6 +11,23 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # rest of its room is named by itself.
 LIBRARY = {"alibi.slopes", "alibi.positions", "alibi.attention"}
 MODEL = LIBRARY | {"alibi.model", "alibi.parallel", "alibi.ranges"}
+OF_RUNS = (
+    MODEL
+    | {
+        f"alibi.{room}"
+        for room in (
+            "data",
+            "runs",
+            "runs.store",
+            "runs.trained",
+            "evaluation",
+            "evaluation.output",
+            "reporting",
+            "errors",
+        )
+    }
+    | {"alibi.evaluation.extrapolation"}
+)
 ALLOWED = {
     "alibi.slopes": set(),
     "alibi.positions": {"alibi.slopes"},
@@ -36,9 +53,9 @@ ALLOWED = {
     "alibi.training": MODEL
     | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.evaluation", "alibi.errors", "alibi.atomic"},
     "alibi.runs.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
-    "alibi.evaluation.extrapolation": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.runs.trained", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
-    | {"alibi.runs.store"},
+    "alibi.evaluation.output": OF_RUNS,
+    "alibi.evaluation.extrapolation": OF_RUNS,
+    "alibi.evaluation.passkey": OF_RUNS,
     "alibi.importers": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.atomic"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
@@ -49,6 +66,7 @@ ALLOWED = {
         "configs.wikitext103",
         "configs.wikitext2",
         "configs.books",
+        "configs.quickstart",
     },  # a config may vary another one
 }
 
