@@ -8,7 +8,8 @@ as exp(logits - lse). With `dout`, the gradient of `out`, and `delta`, the sum o
 
     dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
 
-The gradient of the bias, `dbias`, is that of the logits, tile by tile.
+The gradient of the bias, `dbias`, is that of the logits, tile by tile. Where the bias adds to the
+values, v stands above for what each query sees, and `Bias.of_values` and its derivative take the products with it.
 """
 
 import dataclasses
@@ -36,6 +37,7 @@ from alibi.attention.tiles import (
     take_group,
     tile_bias,
     tile_dropout,
+    tile_values,
     tile_visible,
 )
 
@@ -143,6 +145,16 @@ class _Group:
         """The bias cut to one tile."""
         return None if self.bias is None else self.bias.cut(part_of(self.plan, place))
 
+    @property
+    def adds_values(self) -> bool:
+        return self.bias is not None and self.bias.adds_values
+
+    def added(
+        self, place: Place, bias: Any, weights: Float[Array, "batch heads q k"]
+    ) -> Float[Array, "batch heads q value_dim"]:
+        """What the bias of one tile adds to the results of its queries, if it `adds_values`."""
+        return tile_values(bias, weights, self.plan, self.sides, place)
+
     def dropout(self, weights: Float[Array, "batch heads q k"], place: Place) -> Float[Array, "batch heads q k"]:
         keep = tile_dropout(self.plan, self.sides, place)
         return weights if keep is None else weights * keep
@@ -162,12 +174,15 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
     def add(k_block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         largest, total, out = state
         place = group.place(q_block, k_block)
-        logits = group.logits(q, group.keys(group.k, k_block), place, group.bias_of(place))
+        bias = group.bias_of(place)
+        logits = group.logits(q, group.keys(group.k, k_block), place, bias)
         larger = jnp.maximum(largest, logits.max(axis=-1))
         exponentials = jnp.exp(logits - larger[..., None])
         rescale = jnp.exp(largest - larger)
-        dropped = group.dropout(exponentials, place).astype(group.v.dtype)
-        of_tile = _product(dropped, group.keys(group.v, k_block), 3, 2, group.plan)
+        dropped = group.dropout(exponentials, place)
+        of_tile = _product(dropped.astype(group.v.dtype), group.keys(group.v, k_block), 3, 2, group.plan)
+        if group.adds_values:
+            of_tile = of_tile + group.added(place, bias, dropped)
         return larger, total * rescale + exponentials.sum(axis=-1), out * rescale[..., None] + of_tile
 
     rows = q.shape[:3]
@@ -254,14 +269,21 @@ def _backward_rows(
         dq, dbias, dk, dv = state
         place = group.place(q_block, k_block)
         k, v = group.keys(group.k, k_block), group.keys(group.v, k_block)
-        logits, bias_vjp = jax.vjp(functools.partial(group.logits, q, k, place), group.bias_of(place))
+        bias = group.bias_of(place)
+        logits, bias_vjp = jax.vjp(functools.partial(group.logits, q, k, place), bias)
         weights = jnp.exp(logits - lse)
-        dweights = group.dropout(_product(block_dout, v, 3, 3, plan), place)
-        dlogits = weights * (dweights - delta)
+        dropped, dweights = group.dropout(weights, place), _product(block_dout, v, 3, 3, plan)
+        if group.adds_values:
+            added, added_vjp = jax.vjp(functools.partial(group.added, place), bias, dropped)
+            dbias_of_values, more = added_vjp(block_dout.astype(added.dtype))
+            dweights = dweights + more
+            if dbias is not None:
+                dbias = dbias.with_added(dbias_of_values, part_of(plan, place))
+        dlogits = weights * (group.dropout(dweights, place) - delta)
         if dbias is not None:
             dbias = dbias.with_added(bias_vjp(dlogits)[0], part_of(plan, place))
         dlogits = dlogits.astype(q.dtype)
-        dropped = group.dropout(weights, place).astype(v.dtype)
+        dropped = dropped.astype(v.dtype)
         dq = dq + _product(dlogits, k, 3, 2, plan)
         dk = _added(dk, _product(transposed_q, dlogits, 3, 2, plan), k_block * plan.k_block)
         dv = _added(dv, _product(transposed_dout, dropped, 3, 2, plan), k_block * plan.k_block)

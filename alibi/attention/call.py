@@ -129,6 +129,11 @@ class AttentionCall:
         return "it gives no weights and takes no einsum" if wants else ""
 
     @property
+    def adds_values(self) -> str:
+        """Why a backend that knows no values but the layer's can't do the call; empty if it can."""
+        return "its bias adds to the values" if self.bias is not None and self.bias.adds_values else ""
+
+    @property
     def hides_or_drops(self) -> str:
         """Why a backend without masks, segments and dropout can't do the call; empty if it can."""
         segments = self.query_segments is not None or self.key_segments is not None

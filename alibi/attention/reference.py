@@ -30,7 +30,7 @@ def reference_attention(
 ) -> Float[Array, "*batch q heads value_dim"]:
     """softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper, section 3).
 
-    Logits, bias and softmax are float32 whatever the dtype of the inputs; the result has
+    To that is added what the bias adds to values, if it does. Logits, bias and softmax are float32 whatever the dtype of the inputs; the result has
     the dtype of `value`. A row of queries that sees no key gives zeros.
 
     Args:
@@ -49,7 +49,10 @@ def reference_attention(
         sow(weights)
     if keep is not None:
         weights = weights * keep
-    return values_einsum("...hqk,...khd->...qhd", weights.astype(value.dtype), value).astype(value.dtype)
+    attended = values_einsum("...hqk,...khd->...qhd", weights.astype(value.dtype), value)
+    if bias is not None and bias.adds_values:
+        attended = attended + bias.of_values(weights, query_positions, key_positions).swapaxes(-3, -2)
+    return attended.astype(value.dtype)
 
 
 def _softmax(

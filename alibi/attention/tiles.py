@@ -220,6 +220,13 @@ def tile_bias(of_tile: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Ar
     return block if block.ndim == 4 else block[None]
 
 
+def tile_values(
+    of_tile: Bias, weights: Float[Array, "batch heads q k"], plan: Plan, sides: Sides, place: Place
+) -> Float[Array, "batch heads q value_dim"]:
+    """What a bias that adds values, cut to one tile, adds to the results of its queries by these weights."""
+    return of_tile.of_values(weights, *_of_tile(sides.query_positions, sides.key_positions, plan, place))
+
+
 def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch #heads q k"] | None:
     """Where the queries of one tile see its keys; None: everywhere."""
     positions = _of_tile(sides.query_positions, sides.key_positions, plan, place)

@@ -162,6 +162,8 @@ def check_bias(name: str, method: PositionMethod) -> None:
             blocks = Blocks(behind=one, ahead=one, q_blocks=1, k_blocks=1, key_count=one[None])
             bias.upper_bound(blocks)
             bias.log_sum_bound(blocks)
+        if bias.adds_values:
+            bias.of_values(jnp.zeros((1, heads, q, k)), jnp.arange(q), jnp.arange(k))
         return bias(jnp.arange(q), jnp.arange(k))
 
     try:

@@ -100,10 +100,12 @@ class Bias(flax.struct.PyTreeNode):
       bounded: whether `upper_bound` is given, by which attention skips keys out of reach.
       slopes: where the bias is -m (i - j), or -m |i - j| if `symmetric`, m of each head, `[heads]`; else None.
       symmetric: whether the bias depends on |i - j| in place of i - j.
+      adds_values: whether `of_values` is given, by which each query sees other values than the layer's.
     """
 
     # Without annotations, which would make them fields of dataclasses.
     bounded = False
+    adds_values = False
     slopes = cast(Any, None)
     symmetric = False
 
@@ -126,6 +128,18 @@ class Bias(flax.struct.PyTreeNode):
         No two keys have the same position. By default each of them counts with the `upper_bound`.
         """
         return self.upper_bound(blocks) + jnp.log(jnp.asarray(blocks.key_count, jnp.float32))
+
+    def of_values(
+        self,
+        weights: Float[Array, "*batch heads q k"],
+        query_positions: Integer[Array, "*#batch q"],
+        key_positions: Integer[Array, "*#batch k"],
+    ) -> Float[Array, "*batch heads q value_dim"]:
+        """What is added to each query's result: the sum over keys of its weight times a vector of query and key.
+
+        It is linear in the weights, float32, and asked for if `adds_values`; the positions are as in `__call__`.
+        """
+        raise MissingFunctionError(f"{type(self).__name__} adds values and needs of_values(weights, ...)")
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "Bias":
         """The same bias for a call with these positions, after computing once what all tiles would compute again."""

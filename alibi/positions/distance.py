@@ -32,7 +32,10 @@ class DistanceBias(Bias):
         return abs(distance) if self.symmetric else distance * (distance > 0)
 
     def envelope(self, distance: Integer[Array, "*shape"]) -> Float[Array, "heads ..."]:
-        """The largest bias of all keys at each distance and beyond; it is asked for if `bounded`."""
+        """The largest bias of all keys at each distance and beyond; it is asked for if `bounded`.
+
+        Distances are as `counted` gives them; where it tells sides apart, beyond is on the same side.
+        """
         return self.at(distance)
 
     def __call__(
@@ -49,17 +52,16 @@ class DistanceBias(Bias):
         return jnp.moveaxis(self.at(self.counted(rows - columns)).astype(jnp.float32), 0, -3)
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
-        nearest = jnp.maximum(blocks.behind, blocks.ahead) if self.symmetric else blocks.behind
-        return jnp.moveaxis(self.envelope(jnp.maximum(nearest, 0)), 0, 1)
+        # The distance of the nearest pair: behind if all keys stand before all queries, ahead if after, else 0.
+        nearest = jnp.maximum(blocks.behind, 0) - jnp.maximum(blocks.ahead, 0)
+        return jnp.moveaxis(self.envelope(self.counted(nearest)), 0, 1)
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
         longest = max(q_length, k_length)
-        known = [isinstance(side, np.ndarray) and side.ndim == 1 for side in (query_positions, key_positions)]
         # One query needs no table: it has each distance once. Decoding would also cut the keys alone out of it, and a
         # table, which begins at the first distance of its queries and keys, would then be read at the wrong distances.
-        consecutive = all(known) and all((np.diff(side) == 1).all() for side in (query_positions, key_positions))
-        if consecutive and q_length > 1:
+        if are_consecutive(query_positions, key_positions) and q_length > 1:
             lowest = int(query_positions[0]) - int(key_positions[-1])
             highest = int(query_positions[-1]) - int(key_positions[0])
             distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)
@@ -96,6 +98,18 @@ class DistanceTable(Bias):
 
     def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         return self.function.log_sum_bound(blocks)
+
+    @property
+    def adds_values(self) -> bool:
+        return self.function.adds_values
+
+    def of_values(
+        self,
+        weights: Float[Array, "*batch heads q k"],
+        query_positions: Integer[Array, "*#batch q"],
+        key_positions: Integer[Array, "*#batch k"],
+    ) -> Float[Array, "*batch heads q value_dim"]:
+        return self.function.of_values(weights, query_positions, key_positions)
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
         spans = super().spans(field, part)
@@ -149,6 +163,13 @@ def rows_and_columns(
     )
     rows, columns = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (rows, columns))
     return jnp.expand_dims(rows, -1), jnp.expand_dims(columns, -2)
+
+
+def are_consecutive(query_positions: KnownPositions, key_positions: KnownPositions) -> bool:
+    """Whether queries and keys are known, when the call is traced, to stand at consecutive positions each."""
+    sides = (query_positions, key_positions)
+    known = all(isinstance(side, np.ndarray) and side.ndim == 1 for side in sides)
+    return known and all(bool((np.diff(side) == 1).all()) for side in sides)
 
 
 def check_integers(name: str, positions: Array | np.ndarray) -> None:

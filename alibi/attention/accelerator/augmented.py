@@ -56,7 +56,7 @@ def cannot_augment(call: AttentionCall) -> str:
     platform = call.options.platform
     if call.bias is None or call.bias.slopes is None or call.bias.symmetric or not call.causal:
         return "its bias is not ALiBi's under a causal mask"
-    if reason := call.hides_or_drops or call.wants_weights:
+    if reason := call.hides_or_drops or call.wants_weights or call.adds_values:
         return reason
     if call.precision is not None:
         return "its kernels take no precision"

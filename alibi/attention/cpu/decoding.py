@@ -47,7 +47,7 @@ def cannot_decode(call: AttentionCall) -> str:
         return f"it is for one query of each sequence, and got {call.query.shape[-3]}"
     if call.bias is None or not call.bias.bounded:
         return "its bias has no upper bound"
-    return "it has no dropout" if call.drops else call.wants_weights
+    return "it has no dropout" if call.drops else call.wants_weights or call.adds_values
 
 
 @dataclasses.dataclass(frozen=True)

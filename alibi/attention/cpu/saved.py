@@ -37,7 +37,7 @@ def cannot_save(call: AttentionCall) -> str:
     """Why `saved_attention` can't do the call; empty if it can."""
     if call.query.ndim != 4:
         return "query is not [batch, length, heads, head_dim]"
-    if reason := call.hides_or_drops or call.wants_weights:
+    if reason := call.hides_or_drops or call.wants_weights or call.adds_values:
         return reason
     if call.known_positions is None:
         return "positions are not known when it is traced"
