@@ -14,7 +14,11 @@ MOST_HEADS = 2**16  # no model has a hundredth of them: a larger number is anoth
 
 
 def alibi_slopes(
-    num_heads: int, convention: str | Sequence[float | int] = "paper", draw: int = 0
+    num_heads: int,
+    convention: str | Sequence[float | int] = "paper",
+    draw: int = 0,
+    *,
+    alibi_bias_max: float = 8.0,
 ) -> Float[Array, " heads"]:
     """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
 
@@ -27,26 +31,36 @@ def alibi_slopes(
 
     Args:
       draw: which draw of `"random"`; each is the same for ever.
+      alibi_bias_max: what stands in place of 8 in all of these but a tuple, as MPT names it; 16 makes each slope the
+        square of what it was.
 
     Raises:
       ValueError: `num_heads` that is no whole number from 1 to 65,536, an unknown convention, a
-        tuple of another length or with what is no finite number, or a draw below 0.
+        tuple of another length or with what is no finite number of at least 0, a draw below 0, or an
+        `alibi_bias_max` that is not above 0, or that a tuple can't heed.
     """
     if not _is_whole(num_heads) or not 1 <= num_heads <= MOST_HEADS:
         raise ValueError(f"num_heads={num_heads!r} must be a whole number from 1 to {MOST_HEADS:,}, such as 8")
     if not _is_whole(draw) or not 0 <= draw < 2**32:
         raise ValueError(f"draw={draw!r} of random slopes must be at least 0, a whole number below 2^32")
+    if not (isinstance(alibi_bias_max, numbers.Real) and 0 < alibi_bias_max < math.inf):
+        raise ValueError(f"alibi_bias_max={alibi_bias_max!r} must be a number above 0, such as the paper's 8")
     num_heads = int(num_heads)
     if isinstance(convention, tuple | list):
+        if alibi_bias_max != 8:
+            raise ValueError(
+                f"alibi_bias_max={alibi_bias_max} is for slopes that have a name, and these are given one by one; "
+                "leave out one of the two"
+            )
         slopes = _given(tuple(convention), num_heads)
     elif not isinstance(convention, str) or convention not in CONVENTIONS:
         named = ", ".join(CONVENTIONS)
         raise ValueError(f"slope convention {convention!r} is unknown; use one of {named}, or a tuple of numbers")
     elif convention == "random":
         # NumPy keeps this old generator's numbers as they are, so that a saved run always gets its own slopes.
-        slopes = np.random.RandomState(draw).exponential(_paper(num_heads).mean(), num_heads)
+        slopes = np.random.RandomState(draw).exponential(_paper(num_heads, alibi_bias_max).mean(), num_heads)
     else:
-        slopes = _geometric(num_heads) if convention == "closed_form" else _paper(num_heads)
+        slopes = (_geometric if convention == "closed_form" else _paper)(num_heads, alibi_bias_max)
     # Also under jit these are numbers, by which attention can choose what computes it.
     with jax.ensure_compile_time_eval():
         return jnp.asarray(slopes, jnp.float32)
@@ -57,22 +71,22 @@ def _is_whole(value: object) -> bool:
 
 
 def _given(slopes: tuple[float | int, ...], num_heads: int) -> np.ndarray:
-    finite = all(isinstance(slope, numbers.Real) and math.isfinite(slope) for slope in slopes)
+    finite = all(isinstance(slope, numbers.Real) and math.isfinite(slope) and slope >= 0 for slope in slopes)
     if not finite or len(slopes) != num_heads:
         raise ValueError(
-            f"slopes={list(slopes)} must be {num_heads} finite numbers, one for each head, such as "
+            f"slopes={list(slopes)} must be {num_heads} finite numbers of at least 0, one for each head, such as "
             f"{_paper(num_heads).tolist()}; or name one of {', '.join(CONVENTIONS)}"
         )
     return np.asarray(slopes, np.float64)
 
 
-def _geometric(num_heads: int) -> np.ndarray:
-    return 2.0 ** (-8.0 * np.arange(1, num_heads + 1) / num_heads)
+def _geometric(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
+    return 2.0 ** (-bias_max * np.arange(1, num_heads + 1) / num_heads)
 
 
-def _paper(num_heads: int) -> np.ndarray:
+def _paper(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
     below = 2 ** (num_heads.bit_length() - 1)
-    steep = _geometric(below)
+    steep = _geometric(below, bias_max)
     # The first, third, fifth... slope of twice as many heads lies between those of `below`.
-    between = _geometric(2 * below)[::2][: num_heads - below]
+    between = _geometric(2 * below, bias_max)[::2][: num_heads - below]
     return np.concatenate([steep, between])

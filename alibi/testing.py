@@ -342,8 +342,10 @@ def check_cache(model: _Model) -> None:
     """A prompt in two pieces, then single tokens, through a cache, give the features of the whole sequence.
 
     The cache has more slots than there are tokens, and before the second sequence there is padding. With a bias that
-    is `bounded`, single tokens are read again by the loop that skips keys.
+    is `bounded`, single tokens are read again by the loop that skips keys. Only causal methods have a cache.
     """
+    if not model.method.causal:
+        return
     lm, padding = model.model, np.asarray([0, 3])
     positions = np.arange(TOKENS)[None] - padding[:, None]
     tokens = np.stack([np.roll(row, shift) for row, shift in zip(np.asarray(model.tokens), padding, strict=True)])

@@ -30,8 +30,8 @@ def reference_attention(
 ) -> Float[Array, "*batch q heads value_dim"]:
     """softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper, section 3).
 
-    To that is added what the bias adds to values, if it does. Logits, bias and softmax are float32 whatever the dtype of the inputs; the result has
-    the dtype of `value`. A row of queries that sees no key gives zeros.
+    To that is added what the bias adds to values, if it does. Logits, bias and softmax are float32 whatever the dtype
+    of the inputs; the result has the dtype of `value`. A row of queries that sees no key gives zeros.
 
     Args:
       visible: True where a query sees a key; None: each query sees all keys.

@@ -11,18 +11,23 @@ import jax
 import jax.numpy as jnp
 
 from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
+from alibi.positions.alibi_interpolated import AlibiInterpolated
 from alibi.positions.alibi_learned import AlibiLearned
+from alibi.positions.alibi_ntk import AlibiNtk
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, MissingFunctionError, Part, per_head, per_key, per_query, shared, static
+from alibi.positions.deberta import Deberta
 from alibi.positions.distance import DistanceBias
 from alibi.positions.fire import Fire
 from alibi.positions.fox import Fox
 from alibi.positions.kerple_log import KerpleLog
+from alibi.positions.kerple_power import KerplePower
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
 from alibi.positions.randomised import Randomised
 from alibi.positions.rotary import Rotary
 from alibi.positions.rotary_ntk import RotaryNtk
+from alibi.positions.sandwich import Sandwich
 from alibi.positions.shaw import Shaw
 from alibi.positions.sinusoidal import Sinusoidal
 from alibi.positions.t5 import T5, T5Bias
@@ -39,6 +44,11 @@ METHODS: dict[str, type[PositionMethod]] = {
     "rotary_ntk": RotaryNtk,
     "fox": Fox,
     "shaw": Shaw,
+    "deberta": Deberta,
+    "alibi_interpolated": AlibiInterpolated,
+    "alibi_ntk": AlibiNtk,
+    "kerple_power": KerplePower,
+    "sandwich": Sandwich,
     "fire": Fire,
     "kerple_log": KerpleLog,
 }

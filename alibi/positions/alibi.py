@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
@@ -83,6 +84,26 @@ class AlibiBias(DistanceBias):
         return self.upper_bound(blocks) + jnp.where(known, geometric, jnp.log(count))
 
 
+class TwoSidedAlibiBias(DistanceBias):
+    """-m_h d for keys at a distance d before the query, and -n_h d for those after it.
+
+    Attributes:
+      before, after: m and n of each head, float32, at least 0.
+    """
+
+    bounded = True
+    before: Float[Array, " heads"] = per_head()
+    after: Float[Array, " heads"] = per_head()
+
+    def counted(self, distance: Any) -> Any:
+        return distance
+
+    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+        distance = jnp.asarray(distance).astype(jnp.float32)[None]
+        before, after = (m.reshape(-1, *(1,) * (distance.ndim - 1)) for m in (self.before, self.after))
+        return jnp.where(distance < 0, after, -before) * distance
+
+
 @dataclasses.dataclass(frozen=True)
 class Alibi(PositionMethod):
     """No position embedding; each head's logits fall linearly with distance, at a fixed slope.
@@ -90,16 +111,51 @@ class Alibi(PositionMethod):
     Attributes:
       slopes: convention, `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`), or a number for each head.
       draw: which random ones; no other slopes depend on it.
+      alibi_bias_max: of slopes that have a name, 8 in the paper.
+      slopes_after: slopes of their own for keys after the query, where attention is not causal; None: the same.
+
+    Raises:
+      ValueError: slopes that `alibi_slopes` refuses, or `slopes_after` under a causal mask.
     """
 
     shift_invariant = True
 
     slopes: str | tuple[float | int, ...] = "paper"
     draw: int = 0
+    alibi_bias_max: float = 8.0
+    slopes_after: str | tuple[float | int, ...] | None = None
 
     def __post_init__(self) -> None:
-        alibi_slopes(self.num_heads, self.slopes, self.draw)  # raises for what are no slopes
+        if self.slopes_after is not None and self.causal:
+            raise ValueError(
+                f"slopes_after={self.slopes_after!r} are for keys after the query, which causal=True hides; leave it "
+                "out, or set causal=False"
+            )
+        self.sides()  # raises for what are no slopes
 
-    def bias(self, params: Params) -> AlibiBias:
+    def sides(self) -> list[Float[Array, " heads"]]:
+        """The slopes of the options: those of keys before the query, and those of keys after it if they differ."""
+        given = [slopes for slopes in (self.slopes, self.slopes_after) if slopes is not None]
+        return [alibi_slopes(self.num_heads, one, self.draw, alibi_bias_max=self.alibi_bias_max) for one in given]
+
+    def check_above_zero(self, name: str) -> None:
+        """Raises ValueError for a given slope of 0, which the method called `name` can't take."""
+        for given in (self.slopes, self.slopes_after):
+            if isinstance(given, tuple) and min(given) <= 0:
+                raise ValueError(
+                    f"{name} starts from slopes={list(given)}, which must be above 0, as it takes their logarithms; "
+                    "fixed ones (position=alibi) may be 0"
+                )
+
+    def flattened(self, slopes: Float[Array, " heads"]) -> Float[Array, " heads"]:
+        """The slopes for sequences of the length at hand, where a method makes them depend on it."""
+        return slopes
+
+    def bias(self, params: Params) -> AlibiBias | TwoSidedAlibiBias:
         del params
-        return AlibiBias(alibi_slopes(self.num_heads, self.slopes, self.draw), symmetric=not self.causal)
+        with jax.ensure_compile_time_eval():  # known also under jit, as those of `alibi_slopes`
+            return self.of_sides([self.flattened(slopes) for slopes in self.sides()])
+
+    def of_sides(self, sides: list[Float[Array, " heads"]]) -> AlibiBias | TwoSidedAlibiBias:
+        """The bias of these slopes, which are as `sides` gives them."""
+        return TwoSidedAlibiBias(*sides) if len(sides) == 2 else AlibiBias(sides[0], symmetric=not self.causal)

@@ -5,9 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from alibi.positions.alibi import Alibi, AlibiBias
+from alibi.positions.alibi import Alibi, AlibiBias, TwoSidedAlibiBias
 from alibi.positions.base import Params
-from alibi.slopes import alibi_slopes
+
+NAMES = ("log_slopes", "log_slopes_after")  # of the parameters, for keys before and after the query
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,21 +18,29 @@ class AlibiLearned(Alibi):
     Its logarithm is the parameter, so that it stays above zero. The paper doesn't say how
     its own trainable slopes were made.
 
+    Attributes:
+      per_layer: each layer has slopes of its own.
+
     Raises:
-      ValueError: a given slope that is not above 0.
+      ValueError: a given slope that is not above 0; see also `Alibi`.
     """
+
+    per_layer: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.slopes, tuple) and min(self.slopes) <= 0:
-            raise ValueError(
-                f"alibi_learned starts from slopes={list(self.slopes)}, which must be above 0, as their logarithms are "
-                "trained; fixed ones (position=alibi) may be 0"
-            )
+        self.check_above_zero("alibi_learned")
 
     def init(self, key: PRNGKeyArray) -> Params:
         del key
-        return {"log_slopes": jnp.log(alibi_slopes(self.num_heads, self.slopes, self.draw))}
+        return {} if self.per_layer else self._logarithms()
 
-    def bias(self, params: Params) -> AlibiBias:
-        return AlibiBias(jnp.exp(params["log_slopes"].astype(jnp.float32)), symmetric=not self.causal)
+    def init_layer(self, key: PRNGKeyArray) -> Params:
+        del key
+        return self._logarithms() if self.per_layer else {}
+
+    def _logarithms(self) -> Params:
+        return {name: jnp.log(slopes) for name, slopes in zip(NAMES, self.sides(), strict=False)}
+
+    def bias(self, params: Params) -> AlibiBias | TwoSidedAlibiBias:
+        return self.of_sides([jnp.exp(params[name].astype(jnp.float32)) for name in NAMES if name in params])

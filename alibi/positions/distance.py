@@ -20,7 +20,10 @@ class DistanceBias(Bias):
     """
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
-        """The bias of a key at each distance, which is in tokens and as `counted` gives it; float32."""
+        """The bias of a key at each distance, which is in tokens and as `counted` gives it; float32.
+
+        A table is made of distances in NumPy, which are known when the call is traced.
+        """
         raise MissingFunctionError(f"{type(self).__name__} needs at(distance)")
 
     def counted(self, distance: Any) -> Any:
@@ -65,13 +68,15 @@ class DistanceBias(Bias):
             lowest = int(query_positions[0]) - int(key_positions[-1])
             highest = int(query_positions[-1]) - int(key_positions[0])
             distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)
-            values = self.at(jnp.asarray(distinct, jnp.int32)).astype(jnp.float32)[:, places]
-            return DistanceTable(values, self, lowest, int(query_positions[0] - key_positions[0]), self.bounded)
+            values = self.at(distinct.astype(np.int32)).astype(jnp.float32)[:, places]
+            return DistanceTable(
+                values, self, lowest, int(query_positions[0] - key_positions[0]), self.bounded, self.adds_values
+            )
         if q_length * k_length <= 4 * longest:
             return self
         distinct = np.unique(self.counted(np.arange(1 - longest, longest)))
-        values = self.at(jnp.asarray(distinct, jnp.int32)).astype(jnp.float32)
-        return DistanceTable(values, self, int(distinct[0]), None, self.bounded)
+        values = self.at(distinct.astype(np.int32)).astype(jnp.float32)
+        return DistanceTable(values, self, int(distinct[0]), None, self.bounded, self.adds_values)
 
 
 class DistanceTable(Bias):
@@ -84,7 +89,7 @@ class DistanceTable(Bias):
       first_distance: position of the first query minus that of the first key, if queries and keys both
         stand at consecutive positions; a tile's rows are then ranges of the table. Else None, and
         each value is looked up by the positions of its query and key.
-      bounded: whether `function` is.
+      bounded, adds_values: those of `function`.
     """
 
     values: Float[Array, "heads distances"] = per_head()
@@ -92,16 +97,13 @@ class DistanceTable(Bias):
     lowest: int = static()
     first_distance: int | None = static()
     bounded: bool = static()
+    adds_values: bool = static()
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         return self.function.upper_bound(blocks)
 
     def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         return self.function.log_sum_bound(blocks)
-
-    @property
-    def adds_values(self) -> bool:
-        return self.function.adds_values
 
     def of_values(
         self,

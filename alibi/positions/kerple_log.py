@@ -47,10 +47,10 @@ class KerpleLog(PositionMethod):
         }
 
     def bias(self, params: Params) -> KerpleLogBias:
-        r1, r2 = (_at_least(params[name], LEAST) for name in ("r1", "r2"))
+        r1, r2 = (clamped(params[name], LEAST) for name in ("r1", "r2"))
         return KerpleLogBias(r1, r2, symmetric=not self.causal)
 
 
-def _at_least(x: Float[Array, " heads"], least: float) -> Float[Array, " heads"]:
-    """No less than this, with the gradient of `x` itself, so that a number at the limit goes on learning."""
-    return x + jax.lax.stop_gradient(jnp.maximum(x, least) - x)
+def clamped(x: Float[Array, " heads"], least: float, greatest: float = np.inf) -> Float[Array, " heads"]:
+    """`x` within these limits, with the gradient of `x` itself, so that a number at a limit goes on learning."""
+    return x + jax.lax.stop_gradient(jnp.clip(x, least, greatest) - x)

@@ -1,4 +1,4 @@
-"""Relative position representations of keys (Shaw, Uszkoreit and Vaswani 2018, arXiv 1803.02155)."""
+"""Relative position representations (Shaw, Uszkoreit and Vaswani 2018, arXiv 1803.02155)."""
 
 import dataclasses
 
@@ -7,31 +7,54 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.base import Params, PositionMethod
-from alibi.positions.bias import Bias, per_query, static
-from alibi.positions.distance import rows_and_columns
+from alibi.positions.bias import Bias, KnownPositions, per_query, shared, static
+from alibi.positions.distance import are_consecutive
+from alibi.positions.lookup import looked_up
 
 
 class ShawBias(Bias):
     """q_i . a_{clip(j - i, -k, k)} / sqrt(head_dim), the products being at hand for each query.
 
     Attributes:
-      products: of each query with each vector a, scaled.
-      max_distance: k, in tokens.
+      products: of each query with each vector a, scaled; those of `lowest` = -k to k, or to 0 under a causal mask.
+      consecutive: whether queries and keys are known to stand at consecutive positions.
     """
 
     products: Float[Array, "*batch q heads distances"] = per_query()
-    max_distance: int = static()
+    lowest: int = static()
+    consecutive: bool = static()
+
+    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "ShawBias":
+        return self.replace(consecutive=are_consecutive(query_positions, key_positions))
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*batch heads q k"]:
-        rows, columns = rows_and_columns(query_positions, key_positions)
-        which = jnp.clip(columns - rows, -self.max_distance, self.max_distance) + self.max_distance
-        which = jnp.expand_dims(which, -3)
-        by_query = jnp.swapaxes(self.products, -3, -2)
-        which = which.reshape((1,) * (by_query.ndim - which.ndim) + which.shape)
-        which = jnp.broadcast_to(which, (*by_query.shape[:-1], which.shape[-1]))
-        return jnp.take_along_axis(by_query, which, axis=-1)
+        return looked_up(self.products, self.lowest, query_positions, key_positions, consecutive=self.consecutive)
+
+
+class ShawValuesBias(ShawBias):
+    """The same, and a vector for each distance is added to the values.
+
+    Attributes:
+      value_vectors: of the same distances as the products.
+    """
+
+    adds_values = True
+    value_vectors: Float[Array, "distances head_dim"] = shared()
+
+    def of_values(
+        self,
+        weights: Float[Array, "*batch heads q k"],
+        query_positions: Integer[Array, "*#batch q"],
+        key_positions: Integer[Array, "*#batch k"],
+    ) -> Float[Array, "*batch heads q head_dim"]:
+        # The sum of the weights at each distance is what the lookup, turned around, makes of them.
+        def look_up(products: Array) -> Array:
+            return self.replace(products=products)(query_positions, key_positions)
+
+        sums = jax.linear_transpose(look_up, self.products)(weights.astype(self.products.dtype))[0]
+        return jnp.einsum("...qhn,nd->...hqd", sums, self.value_vectors, precision="highest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +62,14 @@ class Shaw(PositionMethod):
     """A learned vector for each distance up to a largest one, added to the keys (equation 4); in each layer its own.
 
     Attributes:
-      max_distance: tokens; farther keys share one vector.
+      max_distance: k, in tokens; farther keys share one vector.
+      values: vectors of their own are added to the values too (equation 3), which the paper found to change little.
     """
 
     shift_invariant = True
 
     max_distance: int = 16
+    values: bool = False
 
     def __post_init__(self) -> None:
         if self.max_distance < 1:
@@ -52,7 +77,9 @@ class Shaw(PositionMethod):
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         shape = (2 * self.max_distance + 1, self.head_dim)
-        return {"vectors": jax.nn.initializers.xavier_uniform()(key, shape)}
+        names = ["vectors", *["value_vectors"] * self.values]
+        make = jax.nn.initializers.xavier_uniform()
+        return {name: make(jax.random.fold_in(key, number), shape) for number, name in enumerate(names)}
 
     def content_bias(
         self,
@@ -63,5 +90,10 @@ class Shaw(PositionMethod):
     ) -> ShawBias:
         del of_queries, of_keys
         scaled = query.astype(jnp.float32) * self.head_dim**-0.5
-        vectors = params["vectors"].astype(jnp.float32)
-        return ShawBias(jnp.einsum("bqhd,nd->bqhn", scaled, vectors, precision="highest"), self.max_distance)
+        seen = slice(self.max_distance + 1 if self.causal else None)
+        vectors = params["vectors"].astype(jnp.float32)[seen]
+        products = jnp.einsum("bqhd,nd->bqhn", scaled, vectors, precision="highest")
+        if not self.values:
+            return ShawBias(products, -self.max_distance, consecutive=False)
+        of_values = params["value_vectors"].astype(jnp.float32)[seen]
+        return ShawValuesBias(products, -self.max_distance, consecutive=False, value_vectors=of_values)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,19 +30,27 @@ def causal_buckets(num_buckets: int, max_distance: int) -> np.ndarray:
 
 
 class T5Bias(DistanceBias):
-    """table[bucket(i - j), h]; keys after the query share bucket 0.
+    """table[bucket(i - j), h].
 
     Attributes:
       table: float32.
       max_distance: tokens; from here on there is one bucket.
+      two_sided: the first half of the buckets is for keys up to the query, the second for those after it; else keys
+        after the query share bucket 0.
     """
 
     table: Float[Array, "buckets heads"] = per_head(axis=1)
     max_distance: int = static()
+    two_sided: bool = static(default=False)
+
+    def counted(self, distance: Any) -> Any:
+        return distance if self.two_sided else super().counted(distance)
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
-        buckets = jnp.asarray(causal_buckets(self.table.shape[0], self.max_distance))
-        return self.table.T.astype(jnp.float32)[:, buckets[jnp.minimum(distance, self.max_distance)]]
+        of_side = self.table.shape[0] // (2 if self.two_sided else 1)
+        buckets = jnp.asarray(causal_buckets(of_side, self.max_distance))
+        bucket = buckets[jnp.minimum(jnp.abs(distance), self.max_distance)] + jnp.where(distance < 0, of_side, 0)
+        return self.table.T.astype(jnp.float32)[:, bucket]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +58,7 @@ class T5(PositionMethod):
     """A learned bias by bucket of distance, shared by the layers.
 
     Attributes:
-      num_buckets: rows of the table.
+      num_buckets: rows of the table; half of them for each side if attention is not causal.
       max_distance: tokens; greater distances fall into the last bucket.
     """
 
@@ -59,16 +68,15 @@ class T5(PositionMethod):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
+        sides, least = 1, "num_buckets >= 2 and max_distance > num_buckets / 2"
         if not self.causal:
-            raise ValueError("t5 needs causal=True: its buckets are those of distances to earlier keys")
-        if self.num_buckets < 2 or self.max_distance <= self.num_buckets // 2:
-            raise ValueError(
-                f"t5 needs num_buckets >= 2 and max_distance > num_buckets / 2; got num_buckets={self.num_buckets}, "
-                f"max_distance={self.max_distance}"
-            )
+            sides, least = 2, "with causal=False an even num_buckets >= 4 and max_distance > num_buckets / 4"
+        of_side, rest = divmod(self.num_buckets, sides)
+        if of_side < 2 or rest or self.max_distance <= of_side // 2:
+            raise ValueError(f"t5 needs {least}; got num_buckets={self.num_buckets}, max_distance={self.max_distance}")
 
     def init(self, key: PRNGKeyArray) -> Params:
         return {"table": self.width**-0.5 * jax.random.normal(key, (self.num_buckets, self.num_heads))}
 
     def bias(self, params: Params) -> T5Bias:
-        return T5Bias(params["table"], self.max_distance)
+        return T5Bias(params["table"], self.max_distance, two_sided=not self.causal)

@@ -1,0 +1,72 @@
+"""KERPLE with the power kernel (Chi et al. 2022, arXiv 2205.09921, equation 5)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer, PRNGKeyArray
+
+from alibi.positions.base import Params, PositionMethod
+from alibi.positions.bias import per_head, static
+from alibi.positions.distance import DistanceBias
+from alibi.positions.kerple_log import LEAST, clamped
+
+GREATEST = 2.0  # exponent of a kernel that is conditionally positive definite
+
+
+class KerplePowerBias(DistanceBias):
+    """-r1 d^r2 of a key at distance d.
+
+    Attributes:
+      r1, r2: of each head, above 0.
+      symmetric: the distance is counted on both sides.
+    """
+
+    bounded = True
+    r1: Float[Array, " heads"] = per_head()
+    r2: Float[Array, " heads"] = per_head()
+    symmetric: bool = static(default=False)
+
+    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+        distance = jnp.asarray(distance).astype(jnp.float32)[None]
+        r1, r2 = (r.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) for r in (self.r1, self.r2))
+        # By the logarithm, which at distance 0 is that of 1, so that no gradient has 0 times infinity in it.
+        power = jnp.exp(r2 * jnp.log(jnp.maximum(distance, 1.0)))
+        return -r1 * jnp.where(distance > 0, power, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class KerplePower(PositionMethod):
+    """A bias that falls with a power of distance, by two learned numbers of each head, which layers share.
+
+    Attributes:
+      exponent: one r2 for all heads, which is not trained; None: each head learns its own. With 1 it is ALiBi, whose
+        slopes are trained by themselves and not by their logarithms.
+
+    Raises:
+      ValueError: an exponent that is not above 0, or above 2.
+    """
+
+    shift_invariant = True
+
+    exponent: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.exponent is not None and not 0 < self.exponent <= GREATEST:
+            raise ValueError(
+                f"kerple_power needs an exponent above 0 and of at most {GREATEST:g}, such as 1, or None for one that "
+                f"each head learns, and got {self.exponent}"
+            )
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        of_r1, of_r2 = jax.random.split(key)
+        r1 = {"r1": jax.random.uniform(of_r1, (self.num_heads,), minval=LEAST, maxval=1.0)}
+        if self.exponent is not None:
+            return r1
+        return r1 | {"r2": jax.random.uniform(of_r2, (self.num_heads,), minval=LEAST, maxval=GREATEST)}
+
+    def bias(self, params: Params) -> KerplePowerBias:
+        r1 = clamped(params["r1"], LEAST)
+        r2 = jnp.full_like(r1, self.exponent) if self.exponent else clamped(params["r2"], LEAST, GREATEST)
+        return KerplePowerBias(r1, r2, symmetric=not self.causal)
