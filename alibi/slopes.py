@@ -18,7 +18,7 @@ def alibi_slopes(
     convention: str | Sequence[float | int] = "paper",
     draw: int = 0,
     *,
-    alibi_bias_max: float = 8.0,
+    alibi_bias_max: float | int = 8.0,
 ) -> Float[Array, " heads"]:
     """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
 
@@ -80,11 +80,11 @@ def _given(slopes: tuple[float | int, ...], num_heads: int) -> np.ndarray:
     return np.asarray(slopes, np.float64)
 
 
-def _geometric(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
+def _geometric(num_heads: int, bias_max: float | int = 8.0) -> np.ndarray:
     return 2.0 ** (-bias_max * np.arange(1, num_heads + 1) / num_heads)
 
 
-def _paper(num_heads: int, bias_max: float = 8.0) -> np.ndarray:
+def _paper(num_heads: int, bias_max: float | int = 8.0) -> np.ndarray:
     below = 2 ** (num_heads.bit_length() - 1)
     steep = _geometric(below, bias_max)
     # The first, third, fifth... slope of twice as many heads lies between those of `below`.

@@ -48,7 +48,9 @@ class Deberta(PositionMethod):
 
     A table of vectors of relative positions is shared by the layers, each of which projects it to keys Kr and
     queries Qr of its own (equation 4). A relative position d is row d + k of the table, from d = -k to k - 1, where
-    greater distances end too (equation 3). The sum is divided by sqrt(3 head_dim).
+    greater distances end too (equation 3). The sum is divided by sqrt(3 head_dim). This is the paper's formula; its
+    authors' code, and `transformers`, read Qr at the row of the query minus the key, as Kr, and not of the key minus
+    the query.
 
     Attributes:
       max_distance: k, in tokens; 0: the training length, as in the paper, whose sequences have k = 512.

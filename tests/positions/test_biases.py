@@ -1,0 +1,385 @@
+"""Biases against their papers' formulas in NumPy's float64, in values and derivatives, and against other libraries."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi import alibi_slopes
+from alibi.attention import AttentionOptions, method_attention_fn
+from alibi.positions import PositionMethod, T5Bias, make_position
+from alibi.positions.alibi import AlibiBias
+from alibi.positions.deberta import Deberta
+from alibi.positions.fox import Fox
+from alibi.positions.t5 import causal_buckets
+
+HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH, LENGTH = 4, 8, 32, 16, 12
+PAPER = np.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])
+QUERY, KEY = np.arange(LENGTH)[:, None], np.arange(LENGTH)[None, :]
+D = QUERY - KEY
+
+
+def make(name: str, *, causal: bool = True, length: int = 0, **options: object) -> PositionMethod:
+    sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "width": WIDTH, "train_length": TRAIN_LENGTH}
+    method = make_position(name, **sizes, causal=causal, options=options)
+    return method.at_length(length) if length else method
+
+
+def params_of(method: PositionMethod) -> dict[str, jax.Array]:
+    """As a model makes them, moved a little, so that none is at a start of zero or one."""
+    key = jax.random.key(0)
+    params = jax.jit(lambda: {**method.init(key), **method.init_layer(key)})()
+    return {name: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for name, x in params.items()}
+
+
+def tokens() -> dict[str, np.ndarray]:
+    """A layer's input, and its queries, keys and values, of two sequences."""
+    rng, heads = np.random.default_rng(0), (2, LENGTH, HEADS, HEAD_DIM)
+    shapes = {"x": (2, LENGTH, WIDTH), "query": heads, "key": heads, "value": heads}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def per_head(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x)[:, None, None]
+
+
+def falling(before: np.ndarray, after: np.ndarray):
+    return lambda given: -per_head(before) * np.maximum(D, 0) - per_head(after) * np.maximum(-D, 0)
+
+
+def learned(before: str, after: str):
+    return lambda given: falling(np.exp(given[before]), np.exp(given[after]))(given)
+
+
+def t5(given):
+    """Of 8 buckets for each side 4 hold one distance, the others grow up to 20."""
+    bucket = np.empty(D.shape, int)
+    for i, j in np.ndindex(D.shape):
+        n = abs(i - j)
+        far = 4 + int(np.log(max(n, 4) / 4) / np.log(20 / 4) * 4 + 1e-12)
+        bucket[i, j] = (8 if j > i else 0) + (n if n < 4 else min(7, far))
+    return np.moveaxis(given["table"][bucket], -1, 0)
+
+
+def kerple_log(given):
+    return -per_head(given["r1"]) * np.log(1 + per_head(given["r2"]) * abs(D))
+
+
+def kerple_power(given):
+    return -per_head(given["r1"]) * abs(D).astype(float) ** per_head(given["r2"])
+
+
+def kerple_square(given):
+    return -per_head(given["r1"]) * D.astype(float) ** 2
+
+
+def sandwich(given):
+    cosines = sum(np.cos(D / 10_000 ** (2 * k / 128)) - 1 for k in range(64))
+    return cosines / per_head(8 * np.arange(1, HEADS + 1) / HEADS)
+
+
+def fire(given):
+    def psi(x):
+        return np.log(abs(given["c"]) * x + 1)
+
+    threshold = 7 * abs(given["threshold_multiple"])
+    normalized = psi(abs(D)) / psi(np.maximum(threshold, QUERY))
+    hidden = np.maximum(normalized[..., None] * given["hidden_kernel"] + given["hidden_bias"], 0)
+    return np.moveaxis(hidden @ given["kernel"], -1, 0)  # and a number for each head, which no softmax shows
+
+
+def shaw(given):
+    vectors = given["vectors"][np.clip(-D, -3, 3) + 3]
+    return np.einsum("bihd,ijd->bhij", given["query"], vectors) / np.sqrt(HEAD_DIM)
+
+
+def deberta(given):
+    """With k = 4; only what the bias adds to q_i . k_j / sqrt(3 head_dim)."""
+    keys, queries = (np.einsum("nw,whd->nhd", given["table"], given[f"{side}_kernel"]) for side in ("key", "query"))
+    to_position = np.einsum("bihd,ijhd->bhij", given["query"], keys[np.clip(D + 4, 0, 7)])
+    from_position = np.einsum("bjhd,ijhd->bhij", given["key"], queries[np.clip(4 - D, 0, 7)])
+    return (to_position + from_position) / np.sqrt(3 * HEAD_DIM)
+
+
+def fox(given):
+    logarithms = -np.log1p(np.exp(-(given["x"] @ given["kernel"] + given["bias"])))
+    so_far = np.cumsum(logarithms, axis=1).swapaxes(1, 2)
+    return so_far[..., :, None] - so_far[..., None, :]
+
+
+GIVEN = (0.5, 0.0, 0.3, 2.0)
+BOTH = {"causal": False}
+SIDES = {"slopes_after": "closed_form", "slopes": GIVEN}
+CASES = [
+    ("alibi", {}, falling(PAPER, PAPER)),
+    ("alibi", BOTH, falling(PAPER, PAPER)),
+    ("alibi", BOTH | SIDES, falling(GIVEN, PAPER)),
+    ("alibi", {"alibi_bias_max": 16.0}, falling(PAPER**2, PAPER)),
+    ("alibi_learned", {"per_layer": True}, learned("log_slopes", "log_slopes")),
+    ("alibi_learned", BOTH | {"slopes_after": "random"}, learned("log_slopes", "log_slopes_after")),
+    ("alibi_interpolated", {"length": 40}, falling(PAPER / 2.5, PAPER)),
+    ("alibi_interpolated", BOTH | {"length": 12}, falling(PAPER, PAPER)),
+    ("alibi_ntk", {"length": 40}, falling(PAPER * 2.5 ** -(np.arange(4) / 3), PAPER)),
+    ("alibi_ntk", {"length": 12}, falling(PAPER, PAPER)),
+    ("t5", BOTH | {"num_buckets": 16, "max_distance": 20}, t5),
+    ("kerple_log", {}, kerple_log),
+    ("kerple_power", {}, kerple_power),
+    ("kerple_power", BOTH | {"exponent": 2.0}, kerple_square),
+    ("sandwich", {}, sandwich),
+    ("sandwich", BOTH, sandwich),
+    ("fire", {"threshold": 7}, fire),
+    ("fox", {}, fox),
+    ("shaw", {"max_distance": 3}, shaw),
+    ("shaw", BOTH | {"max_distance": 3}, shaw),
+    ("deberta", {"max_distance": 4}, deberta),
+    ("deberta", BOTH | {"max_distance": 4}, deberta),
+]
+
+
+def double(given: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(x, np.float64) for name, x in given.items()}
+
+
+def check_derivatives(loss, given: dict[str, np.ndarray], gradients: dict[str, jax.Array]) -> None:
+    """Of a formula along a random direction of each of its inputs, by differences in float64."""
+    rng = np.random.default_rng(2)
+    for name, gradient in gradients.items():
+        direction, step = rng.normal(size=np.shape(gradient)), 1e-6
+        ahead, behind = (loss(given | {name: given[name] + sign * step * direction}) for sign in (1, -1))
+        expected = (ahead - behind) / (2 * step)
+        scale = 1.0 + np.abs(np.asarray(gradient) * direction).sum()
+        assert np.sum(np.asarray(gradient) * direction) == pytest.approx(expected, abs=1e-5 * scale), name
+        assert np.abs(gradient).max() > 0 or expected == 0.0, name
+
+
+@pytest.mark.parametrize(("name", "options", "formula"), CASES)
+def test_the_bias_and_its_gradients_are_those_of_the_paper(name, options, formula) -> None:
+    method, sides = make(name, **options), tokens()
+    params = params_of(method)
+    seen = D >= 0 if method.causal else np.ones(D.shape, bool)
+    wanted = np.random.default_rng(1).normal(size=(2, HEADS, LENGTH, LENGTH)) * seen
+
+    @jax.jit
+    def run(given):
+        def loss(given):
+            query = method.queries(given, given["query"], jnp.arange(LENGTH))
+            kept = method.keep(given, given["x"], given["key"], before=None)
+            bias = method.content_bias(given, query, kept, kept).tabulated(*[np.arange(LENGTH)] * 2)
+            whole = jnp.broadcast_to(bias(jnp.arange(LENGTH), jnp.arange(LENGTH)), wanted.shape)
+            return (whole * wanted.astype(np.float32)).sum(), whole
+
+        return jax.grad(loss, has_aux=True)(given)
+
+    gradients, bias = run(params | sides)
+    exact = double(params | sides)
+    expected = np.broadcast_to(formula(exact), wanted.shape) * seen
+    np.testing.assert_allclose(np.asarray(bias) * seen, expected, atol=3e-6, rtol=3e-6)
+    check_derivatives(lambda given: (formula(given) * wanted).sum(), exact, gradients)
+    assert all(np.abs(gradients[leaf]).max() > 0 for leaf in params), "each parameter is moved"
+
+
+def attention(given, bias, causal: bool, *, parts: int = 1, clip: int = 0) -> np.ndarray:
+    """The formula of attention in float64, with Shaw's values if it has a clip."""
+    logits = np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(parts * HEAD_DIM) + bias(given)
+    weights = np.exp(np.where((D >= 0) | (not causal), logits, -np.inf))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    out = np.einsum("bhij,bjhd->bihd", weights, given["value"])
+    if clip:
+        out += np.einsum("bhij,ijd->bihd", weights, given["value_vectors"][np.clip(-D, -clip, clip) + clip])
+    return out
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("name", "options", "bias", "how"),
+    [
+        ("shaw", {"max_distance": 3, "values": True}, shaw, {"clip": 3}),
+        ("deberta", {"max_distance": 4}, deberta, {"parts": 3}),
+    ],
+)
+def test_values_and_scale_of_content_methods(name, options, bias, how, causal) -> None:
+    """Shaw's vectors also stand with the values; DeBERTa divides all of a logit's parts by sqrt(3 head_dim)."""
+    method, sides = make(name, causal=causal, **options), tokens()
+    params = params_of(method)
+    wanted = np.random.default_rng(1).normal(size=(2, LENGTH, HEADS, HEAD_DIM))
+
+    @jax.jit
+    def run(given):
+        def loss(given):
+            positions = {side: np.arange(LENGTH) for side in ("query_positions", "key_positions")}
+            attend = method_attention_fn(method, given, given["x"], **positions, options=AttentionOptions())
+            out = attend(given["query"], given["key"], given["value"])
+            return (out * wanted.astype(np.float32)).sum(), out
+
+        return jax.grad(loss, has_aux=True)(given)
+
+    gradients, out = run(params | sides)
+    exact = double(params | sides)
+    np.testing.assert_allclose(out, attention(exact, bias, causal, **how), atol=3e-6)
+    check_derivatives(lambda given: (attention(given, bias, causal, **how) * wanted).sum(), exact, gradients)
+
+
+@pytest.fixture(scope="module")
+def peers() -> dict[str, np.ndarray]:
+    """What make_bias_peers.py, which says how it is run, wrote."""
+    with np.load(pathlib.Path(__file__).with_name("bias_peers.npz")) as file:
+        return dict(file)
+
+
+def compare(name: str, peers: dict[str, np.ndarray], bias, seen: np.ndarray, **inputs: str) -> None:
+    """`bias` of arrays by name against the peer's, where `seen`; `inputs` says what the peer calls each array."""
+    given = {ours: jnp.asarray(peers[f"{name} {theirs}"]) for ours, theirs in inputs.items()}
+    weights = (peers[f"{name} weights"] * seen).astype(np.float32)
+
+    def loss(given):
+        block = bias(**given)
+        return (block * weights).sum(), block
+
+    gradients, block = jax.jit(jax.grad(loss, has_aux=True))(given)
+    np.testing.assert_allclose(np.asarray(block) * seen, peers[name] * seen, atol=2e-6)
+    if (weights == peers[f"{name} weights"]).all():
+        for ours, theirs in inputs.items():
+            np.testing.assert_allclose(gradients[ours], peers[f"{name} gradient {theirs}"], atol=2e-5)
+
+
+def test_slopes_are_those_of_mpt_and_x_transformers(peers) -> None:
+    for heads in (1, 2, 3, 6, 8, 12, 16, 40):
+        for most in (8, 16):
+            slopes = alibi_slopes(heads, alibi_bias_max=most)
+            np.testing.assert_allclose(slopes, peers[f"mpt {heads} {most}"], rtol=1e-6)
+    bias = AlibiBias(alibi_slopes(12), symmetric=True)(jnp.arange(LENGTH), jnp.arange(LENGTH))
+    np.testing.assert_allclose(bias, peers["alibi"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_t5_is_that_of_transformers_and_x_transformers(peers, causal: bool) -> None:
+    """But for the distances whose logarithm, which is a whole number, float32 puts below it or above."""
+    name = "t5 causal" if causal else "t5 both"
+    distances = (peers[f"{name} buckets"].size - 1) // 2
+    away = np.arange(-distances, distances + 1)
+    of_side = 32 if causal else 16
+    of_both = np.arange(32, dtype=np.float32)[:, None]
+    ours = np.asarray(T5Bias(jnp.asarray(of_both), 128, two_sided=not causal)(jnp.asarray(away), jnp.zeros(1, int)))
+    differ = away[ours[0, :, 0] != peers[f"{name} buckets"]]
+    exact = np.arange(of_side // 2, 129)
+    places = np.log(exact / (of_side // 2)) / np.log(128 / (of_side // 2)) * (of_side // 2)
+    edges = exact[np.abs(places - np.round(places)) < 1e-6]
+    assert set(np.abs(differ)) <= set(edges), f"off at {differ}"
+    method = make_position("t5", num_heads=2, head_dim=4, width=8, train_length=8, causal=causal)
+    compare(name, peers, lambda table: method.bias({"table": table})(*[jnp.arange(LENGTH)] * 2), 1, table="table")
+
+
+def test_t5_buckets_of_both_sides() -> None:
+    """Pinned from the definition: 8 + floor(ln(n / 8) / ln(16) * 8) from 8 on, and 16 more for keys after the query."""
+    pinned = {0: 0, 7: 7, 8: 8, 11: 8, 12: 9, 16: 10, 31: 11, 32: 12, 64: 14, 90: 14, 91: 15, 127: 15, 128: 15}
+    buckets = causal_buckets(16, 128)
+    assert {distance: int(buckets[distance]) for distance in pinned} == pinned
+    table = jnp.arange(32, dtype=jnp.float32)[:, None]
+    both = T5Bias(table, 128, two_sided=True)(jnp.asarray([1000, 20, 0]), jnp.asarray([0, 20, 28]))
+    np.testing.assert_array_equal(both[0], [[15, 15, 15], [10, 0, 16 + 8], [0, 16 + 10, 16 + 11]])
+
+
+@pytest.mark.parametrize(("part", "side"), [("c2p", "query"), ("p2c", "key")])
+def test_deberta_is_that_of_transformers(peers, part: str, side: str) -> None:
+    """Whose code, as its authors', reads Qr at the row of i - j where the paper has j - i: here its table is mirrored.
+
+    Mirrored, a table lacks a row for keys that stand farther than k - 1 after the query.
+    """
+    clip = peers[f"{part} table"].shape[0] // 2
+    mirror = np.r_[2 * clip - 1, np.arange(2 * clip - 1, 0, -1)] if part == "p2c" else np.arange(2 * clip)
+    method = Deberta(2, 4, 8, 8, max_distance=clip, causal=False)
+    none = jnp.zeros((1, LENGTH, 2, 4))
+
+    def bias(table, kernel, features):
+        kernels = dict.fromkeys(("key_kernel", "query_kernel"), jnp.zeros((8, 2, 4)))
+        kernels["key_kernel" if part == "c2p" else "query_kernel"] = kernel.T.reshape(8, 2, 4)
+        params = {"table": table[mirror], **kernels}
+        sides = {"query": none, "key": none} | {side: features.swapaxes(1, 2)}
+        kept = method.keep(params, jnp.zeros((1, LENGTH, 8)), sides["key"], before=None)
+        query = method.queries(params, sides["query"], jnp.arange(LENGTH))
+        return method.content_bias(params, query, kept, kept)(jnp.arange(LENGTH), jnp.arange(LENGTH))
+
+    seen = np.where(part == "p2c", -clip < D, True)
+    compare(part, peers, bias, seen, table="table", kernel="kernel", features=side)
+
+
+def test_fox_is_that_of_x_transformers(peers) -> None:
+    method, none = Fox(2, 4, 8, 8), jnp.zeros((1, LENGTH, 2, 4))
+
+    def bias(x, kernel, start):
+        kept = method.keep({"kernel": kernel.T, "bias": start}, x, none, before=None)
+        return method.content_bias({}, none, kept, kept)(jnp.arange(LENGTH), jnp.arange(LENGTH))
+
+    compare("fox", peers, bias, np.tril(np.ones_like(D)), x="x", kernel="kernel", start="bias")
+
+
+@pytest.mark.parametrize("heads", [1, 3, 12])
+@pytest.mark.parametrize("stretch", [0.5, 4.0])
+def test_ntk_flattens_head_h_by_a_power(heads: int, stretch: float) -> None:
+    """m_h = 2^(-8h/H) a^(-(h-1)/(H-1)); head 1 is as it was, head H is divided by a, also where H is 1."""
+    sizes = {"num_heads": heads, "head_dim": 2, "width": 2 * heads, "train_length": 16}
+    method = make_position("alibi_ntk", **sizes, options={"slopes": "closed_form"}).at_length(int(16 * stretch))
+    h, a = np.arange(1, heads + 1), max(1.0, stretch)
+    expected = 2.0 ** (-8 * h / heads) * a ** -((h - 1) / max(heads - 1, 1))
+    np.testing.assert_allclose(method.bias({}).slopes, expected, rtol=1e-6)
+    of_paper = make_position("alibi_ntk", **sizes).at_length(16).bias({}).slopes
+    np.testing.assert_allclose(of_paper, alibi_slopes(heads), rtol=1e-6)
+
+
+def test_slopes_that_depend_on_the_length_are_known_under_jit() -> None:
+    """By which attention chooses a kernel that knows no bias but ALiBi's."""
+    for name in ("alibi", "alibi_interpolated", "alibi_ntk"):
+        method = make(name, length=64)
+        jax.jit(lambda x, m=method: x + np.asarray(m.bias({}).slopes).sum())(1.0)
+
+
+def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
+    """Where positions are known, cosines are computed in float64, and the bound is the largest of all farther keys."""
+    positions = np.arange(65_536 - 64, 65_536)
+    bias = make("sandwich").bias({}).tabulated(positions[-2:], np.arange(65_536))
+    far = np.asarray(bias.values, np.float64)
+    distances = np.maximum(np.arange(far.shape[1]) + bias.lowest, 0)
+    exact = sum(np.cos(distances / 10_000 ** (2 * k / 128)) - 1 for k in range(64))
+    np.testing.assert_allclose(far[0], exact / 2, atol=4e-6)
+    envelope = np.asarray(bias.function.envelope(jnp.arange(65_536)))[0]
+    beyond = exact[-65_536:]
+    np.testing.assert_allclose(envelope, np.maximum.accumulate(beyond[::-1])[::-1] / 2, atol=4e-6)
+    assert envelope[2000] < -10, "far keys are known to be far"
+    assert (np.asarray(bias.function.envelope(jnp.asarray([65_600]))) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("alibi", {"slopes": (0.5, -0.1, 0.2, 0.1)}, r"slopes=\[0.5, -0.1, 0.2, 0.1\] must be 4 finite numbers of at"),
+        ("alibi", {"slopes": (0.5, 0.1)}, "must be 4 finite numbers of at least 0, one for each head"),
+        ("alibi", {"alibi_bias_max": 0.0}, "alibi_bias_max=0.0 must be a number above 0, such as the paper's 8"),
+        ("alibi", {"alibi_bias_max": 16, "slopes": (1, 1, 1, 1)}, "for slopes that have a name"),
+        ("alibi", {"slopes_after": "paper"}, "slopes_after='paper' are for keys after the query, which causal=True"),
+        ("alibi", {"causal": False, "slopes_after": "pape"}, "slope convention 'pape' is unknown"),
+        ("alibi_ntk", {"slopes": (0.5, 0.0, 1, 1)}, "alibi_ntk starts from slopes=.* must be above 0"),
+        ("kerple_power", {"exponent": 2.5}, "exponent above 0 and of at most 2, such as 1, or None .* and got 2.5"),
+        ("kerple_power", {"exponent": 0.0}, "exponent above 0 and of at most 2"),
+        ("sandwich", {"features": 7}, "sandwich needs an even number of features, such as 128, and got 7"),
+        ("t5", {"causal": False, "num_buckets": 5}, "with causal=False an even num_buckets >= 4"),
+        ("deberta", {"max_distance": -1}, "deberta needs a max_distance of at least 1 token, or 0"),
+        ("fox", {"causal": False}, "fox needs causal=True"),
+    ],
+)
+def test_options_that_are_refused(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(name, **options)
+
+
+def test_parameters_start_as_in_the_papers() -> None:
+    key, many = jax.random.key(0), {"num_heads": 2000, "head_dim": 8, "width": 16_000, "train_length": 16}
+    start = make_position("kerple_power", **many).init(key)
+    for name, most in (("r1", 1.0), ("r2", 2.0)):
+        of_heads = np.asarray(start[name])
+        assert (of_heads.min(), of_heads.max()) == pytest.approx((0.01, most), abs=0.01), f"uniform, {name}"
+    table = np.asarray(make("deberta").init(key)["table"])
+    assert table.shape == (2 * TRAIN_LENGTH, WIDTH)
+    assert table.std() == pytest.approx(0.02, rel=0.1)
+    assert set(make("shaw", values=True).init_layer(key)) == {"vectors", "value_vectors"}
