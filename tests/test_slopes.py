@@ -66,7 +66,5 @@ def test_given_slopes_are_taken_as_they_are() -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("slopes", [(0.5,), (0.5, 0.25, 0.1), (0.5, float("inf")), (0.5, "x"), (0.5, -0.1), ()])
 def test_given_slopes_that_are_none(slopes: tuple) -> None:
-    with pytest.raises(
-        ValueError, match=r"must be 2 finite numbers of at least 0, one for each head, such as \[0.0625, 0.0039"
-    ):
+    with pytest.raises(ValueError, match=r"must be 2 finite numbers of at least 0, one for each head, such as \[0.06"):
         alibi_slopes(2, slopes)

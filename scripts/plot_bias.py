@@ -1,0 +1,90 @@
+"""What each position method adds to the logits of attention, head by head: a picture, and a curve by distance.
+
+    python scripts/plot_bias.py --methods=all --heads=8 --length=64 --output_dir=OUT
+
+Writes OUT/METHOD.png. Parameters are those that training starts with, and every token has the same content, drawn
+from a normal distribution, so that all differences are those of positions. What is shown is the logit with the
+method less that without it: of biases the bias, of rotary embeddings what the rotation does. Methods that add to
+the token embeddings alone have no such figure, and a line says so.
+"""
+
+import pathlib
+import sys
+
+from absl import flags
+
+# A clone works without being installed: python scripts/plot_bias.py has only scripts/ on its path.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from alibi import command_line
+
+_METHODS = flags.DEFINE_list("methods", "all", "names of position methods, or package.module:Class, or all")
+_HEADS = flags.DEFINE_integer("heads", 8, "attention heads", lower_bound=1)
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "features of a head", lower_bound=2)
+_LENGTH = flags.DEFINE_integer("length", 64, "tokens of a sequence", lower_bound=2)
+_TRAIN_LENGTH = flags.DEFINE_integer("train_length", 0, "tokens in training; 0: as many as --length", lower_bound=0)
+_CAUSAL = flags.DEFINE_boolean("causal", True, "a token sees only those before it; --nocausal: both sides")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where the figures go")
+
+
+def added_to_logits(method):
+    """`[heads, q, k]`: the scaled logits with the method, less those without it; None if it adds nothing there."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    def logits(query, key):
+        return jnp.einsum("bqhd,bkhd->hqk", query, key, precision="highest") * method.head_dim**-0.5
+
+    @jax.jit
+    def compute():
+        of_all, of_layer, of_content = jax.random.split(jax.random.key(0), 3)
+        params, length = {**method.init(of_all), **method.init_layer(of_layer)}, _LENGTH.value
+        one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
+        content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
+        positions = jnp.asarray(method.place(np.arange(length), 1, None))
+        kept = method.keep(params, content.reshape(1, length, -1), content, before=None)
+        query, key = method.queries(params, content, positions), method.keys(params, content, positions)
+        bias = method.content_bias(params, query, kept, kept)
+        added = logits(query, key) - logits(content, content)
+        if bias is not None:
+            block = bias(positions.reshape(-1), positions.reshape(-1))
+            added = added + block.reshape(added.shape)
+        return added
+
+    added = np.asarray(compute())
+    return added if np.abs(added).max() > 0 else None
+
+
+def main() -> int:
+    # Only now, so that a wrong flag is reported at once.
+    from alibi.positions import METHODS, make_position
+    from alibi.reporting.biases import draw_bias
+
+    heads, head_dim = _HEADS.value, _HEAD_DIM.value
+    sizes = {"num_heads": heads, "head_dim": head_dim, "width": heads * head_dim}
+    sizes["train_length"] = _TRAIN_LENGTH.value or _LENGTH.value
+    folder = pathlib.Path(_OUTPUT_DIR.value)
+    names = list(METHODS) if _METHODS.value == ["all"] else _METHODS.value
+    made = {}
+    for name in names:
+        try:
+            made[name] = make_position(name, **sizes, causal=_CAUSAL.value).at_length(_LENGTH.value)
+        except ValueError as error:
+            if _METHODS.value != ["all"]:
+                raise
+            print(f"{name}: not drawn, {error}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, method in made.items():
+        added = added_to_logits(method)
+        path = folder / f"{name.replace(':', '.')}.png"
+        if added is None:
+            print(f"{name}: adds nothing to the logits itself")
+        else:
+            draw_bias(name, added, path, causal=_CAUSAL.value)
+            print(f"{name}: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    command_line.run(main, required=("output_dir",))
