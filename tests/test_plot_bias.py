@@ -1,0 +1,54 @@
+"""The script that draws what position methods add to the logits."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from absl import flags
+
+from alibi import alibi_slopes
+from alibi.positions import make_position
+
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "plot_bias.py"
+
+
+def test_figures_and_what_has_none(tmp_path) -> None:
+    arguments = ["--methods=t5,none,fox", "--heads=2", "--head_dim=4", "--length=6", f"--output_dir={tmp_path}"]
+    result = subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd="/", capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    drawn, nothing, also = result.stdout.splitlines()
+    assert (drawn, also) == (f"t5: {tmp_path}/t5.png", f"fox: {tmp_path}/fox.png")
+    assert nothing == "none: adds nothing to the logits itself"
+    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("t5", "fox"))
+    refused = [argument.replace("none", "nune") for argument in arguments]
+    result = subprocess.run([sys.executable, str(SCRIPT), *refused], cwd="/", capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: unknown position method 'nune'; did you mean 'none'?")
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("plot_bias", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    before = set(flags.FLAGS)
+    spec.loader.exec_module(module)
+    flags.FLAGS(["plot_bias", "--length=6"])
+    yield module
+    for name in set(flags.FLAGS) - before:
+        delattr(flags.FLAGS, name)
+
+
+def test_what_is_drawn_is_what_is_added(script) -> None:
+    """Of ALiBi the bias, of rotary embeddings what turning does to a product of equal features."""
+    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 6}
+    distance = np.subtract.outer(np.arange(6), np.arange(6))
+    added = script.added_to_logits(make_position("alibi", **sizes))
+    np.testing.assert_allclose(added, -np.asarray(alibi_slopes(2))[:, None, None] * distance, rtol=1e-5, atol=1e-6)
+    turned = script.added_to_logits(make_position("rotary", **sizes))
+    np.testing.assert_allclose(np.diagonal(turned, axis1=1, axis2=2), 0.0, atol=1e-5)
+    np.testing.assert_allclose(turned, np.swapaxes(turned, 1, 2), atol=1e-5)
+    assert (turned[:, 3, 0] < -1e-3).all(), "a turned key has a smaller product with the same content"
+    assert script.added_to_logits(make_position("sinusoidal", **sizes)) is None
