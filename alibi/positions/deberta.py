@@ -1,15 +1,13 @@
 """Disentangled attention of content and position (DeBERTa; He et al. 2020, arXiv 2006.03654)."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.base import Params, PositionMethod, Positions
-from alibi.positions.bias import Bias, KnownPositions, per_key, per_query, static
-from alibi.positions.distance import are_consecutive
+from alibi.positions.bias import Bias, per_key, per_query, static
 from alibi.positions.lookup import looked_up
 
 PARTS = 3  # of a logit: content to content, content to position, position to content
@@ -21,24 +19,18 @@ class DebertaBias(Bias):
     Attributes:
       of_queries: the products of each query, by key position minus query position from `lowest` on.
       of_keys: the products of each key, by query position minus key position from `lowest_of_keys` on.
-      consecutive: whether queries and keys are known to stand at consecutive positions.
     """
 
     of_queries: Float[Array, "*batch q heads behind"] = per_query()
     of_keys: Float[Array, "*batch k heads ahead"] = per_key()
     lowest: int = static()
     lowest_of_keys: int = static()
-    consecutive: bool = static()
-
-    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "DebertaBias":
-        return self.replace(consecutive=are_consecutive(query_positions, key_positions))
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*batch heads q k"]:
-        look_up = functools.partial(looked_up, consecutive=self.consecutive)
-        to_positions = look_up(self.of_queries, self.lowest, query_positions, key_positions)
-        from_positions = look_up(self.of_keys, self.lowest_of_keys, key_positions, query_positions)
+        to_positions = looked_up(self.of_queries, self.lowest, query_positions, key_positions)
+        from_positions = looked_up(self.of_keys, self.lowest_of_keys, key_positions, query_positions)
         return to_positions + from_positions.swapaxes(-1, -2)
 
 
@@ -111,7 +103,7 @@ class Deberta(PositionMethod):
         rows = slice(self.clip, None) if self.causal else slice(None)
         products = self._products(params, query, "key_kernel", rows)
         lowest = 1 - self.clip
-        return DebertaBias(products, of_keys, lowest, 0 if self.causal else lowest, consecutive=False)
+        return DebertaBias(products, of_keys, lowest, 0 if self.causal else lowest)
 
     def _products(
         self, params: Params, x: Float[Array, "batch length heads head_dim"], kernel: str, rows: slice

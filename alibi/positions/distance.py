@@ -62,9 +62,11 @@ class DistanceBias(Bias):
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
         longest = max(q_length, k_length)
+        known = [isinstance(side, np.ndarray) and side.ndim == 1 for side in (query_positions, key_positions)]
         # One query needs no table: it has each distance once. Decoding would also cut the keys alone out of it, and a
         # table, which begins at the first distance of its queries and keys, would then be read at the wrong distances.
-        if are_consecutive(query_positions, key_positions) and q_length > 1:
+        consecutive = all(known) and all((np.diff(side) == 1).all() for side in (query_positions, key_positions))
+        if consecutive and q_length > 1:
             lowest = int(query_positions[0]) - int(key_positions[-1])
             highest = int(query_positions[-1]) - int(key_positions[0])
             distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)
@@ -165,13 +167,6 @@ def rows_and_columns(
     )
     rows, columns = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (rows, columns))
     return jnp.expand_dims(rows, -1), jnp.expand_dims(columns, -2)
-
-
-def are_consecutive(query_positions: KnownPositions, key_positions: KnownPositions) -> bool:
-    """Whether queries and keys are known, when the call is traced, to stand at consecutive positions each."""
-    sides = (query_positions, key_positions)
-    known = all(isinstance(side, np.ndarray) and side.ndim == 1 for side in sides)
-    return known and all(bool((np.diff(side) == 1).all()) for side in sides)
 
 
 def check_integers(name: str, positions: Array | np.ndarray) -> None:

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.base import Params, PositionMethod
-from alibi.positions.bias import Bias, KnownPositions, per_query, shared, static
-from alibi.positions.distance import are_consecutive
+from alibi.positions.bias import Bias, per_query, shared, static
 from alibi.positions.lookup import looked_up
 
 
@@ -17,20 +16,15 @@ class ShawBias(Bias):
 
     Attributes:
       products: of each query with each vector a, scaled; those of `lowest` = -k to k, or to 0 under a causal mask.
-      consecutive: whether queries and keys are known to stand at consecutive positions.
     """
 
     products: Float[Array, "*batch q heads distances"] = per_query()
     lowest: int = static()
-    consecutive: bool = static()
-
-    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "ShawBias":
-        return self.replace(consecutive=are_consecutive(query_positions, key_positions))
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*batch heads q k"]:
-        return looked_up(self.products, self.lowest, query_positions, key_positions, consecutive=self.consecutive)
+        return looked_up(self.products, self.lowest, query_positions, key_positions)
 
 
 class ShawValuesBias(ShawBias):
@@ -94,6 +88,6 @@ class Shaw(PositionMethod):
         vectors = params["vectors"].astype(jnp.float32)[seen]
         products = jnp.einsum("bqhd,nd->bqhn", scaled, vectors, precision="highest")
         if not self.values:
-            return ShawBias(products, -self.max_distance, consecutive=False)
+            return ShawBias(products, -self.max_distance)
         of_values = params["value_vectors"].astype(jnp.float32)[seen]
-        return ShawValuesBias(products, -self.max_distance, consecutive=False, value_vectors=of_values)
+        return ShawValuesBias(products, -self.max_distance, of_values)
