@@ -78,7 +78,8 @@ def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
 def test_each_method_computes_something_of_its_own(tiny_config) -> None:
     """A position option that is ignored (llm-foundry #1289) gives two methods the same logits.
 
-    All but learned slopes, which start as the fixed ones, and NTK's scaling, which begins beyond the training length.
+    All but learned slopes, which start as the fixed ones, and what begins beyond the training length: NTK's scaling of
+    rotary's base, and of ALiBi's slopes, and their interpolation.
     """
     inputs = tokens(12)
     logits = {}
@@ -87,6 +88,8 @@ def test_each_method_computes_something_of_its_own(tiny_config) -> None:
         logits[position] = jax.jit(model.apply)(variables, inputs)
     np.testing.assert_array_equal(logits.pop("alibi_learned"), logits["alibi"])
     np.testing.assert_array_equal(logits.pop("rotary_ntk"), logits["rotary"])
+    for flattened in ("alibi_interpolated", "alibi_ntk"):
+        np.testing.assert_array_equal(logits.pop(flattened), logits["alibi"])
     for one, other in itertools.combinations(logits, 2):
         assert float(jnp.abs(logits[one] - logits[other]).max()) > 1e-3, (one, other)
 
