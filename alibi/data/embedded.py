@@ -16,7 +16,7 @@ from alibi.data.pieces import Corpus, Piece, split_long
 BOOKS = pathlib.Path(__file__).parent / "books"
 
 # A key as it is told, and its question with the answer, which a model knows only from its context.
-TOLD, ASKED = " The key is {}.", " The key? {}."
+TOLD, ASKED = " The key is {}.", " Again, the key is {}."
 DIGITS = 5
 MAX_GAP = 24  # bytes from a question to the next key
 
