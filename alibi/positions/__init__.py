@@ -53,6 +53,7 @@ METHODS: dict[str, type[PositionMethod]] = {
 LOGIT_SCALE = "logit_scale"  # an option of every method
 
 __all__ = [
+    "LOGIT_SCALE",
     "METHODS",
     "AlibiBias",
     "Bias",
@@ -64,6 +65,7 @@ __all__ = [
     "T5Bias",
     "alibi_bias",
     "make_position",
+    "method_class",
     "per_head",
     "per_key",
     "per_query",
