@@ -15,7 +15,7 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
 # Keys that are younger than some runs, and the value that says what these computed without them; of eval.dtype,
 # what evaluations of any run now take.
 YOUNGER = {"imported_from": "", "init_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32",
-           "data.document_end": "file", "data.tokenizer_train_bytes": -1,
+           "data.document_end": "file", "data.tokenizer_train_bytes": -1, "data.passkey_distance": 0,
            "model.scan_layers": False, "model.products": "auto"}  # fmt: skip
 
 

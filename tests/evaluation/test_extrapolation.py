@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from alibi.data.tokenizers import make_tokenizer
-from alibi.evaluation import extrapolation
+from alibi.evaluation import extrapolation, output
 from alibi.evaluation.dumps import read_dump, what_is_in
 from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
 from alibi.evaluation.perplexity import Scorer
@@ -346,7 +346,7 @@ def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeyp
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(extrapolation, "record_row", full)
+    monkeypatch.setattr(output, "record_row", full)
     with pytest.raises(OutputError, match="No space left on device"):
         evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,)))
 
