@@ -73,10 +73,10 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     model.position.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, steps)
-    hosts.on_first(lambda: run.check(config))
-    hosts.on_first(lambda: check_imported(config, run))
     begun = hosts.told(lambda: bool(run.saved_steps()))
     parent = Parent(config, model) if config.init_from and not begun else None
+    hosts.on_first(lambda: run.check(config))
+    hosts.on_first(lambda: check_imported(config, run))
 
     files = prepare_files(config.data)
     text = files["train"].manifest
