@@ -20,6 +20,9 @@ _CONFIG = command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "place of the run's checkpoints, metrics and config; may be gs://BUCKET/PATH"
 )
+_INIT_FROM = flags.DEFINE_string(
+    "init_from", None, "work directory of a run whose latest parameters this one starts with; the same when it goes on"
+)
 command_line.define_host_flags()
 
 
@@ -28,6 +31,8 @@ def main() -> int:
     from alibi.errors import REQUEUE
     from alibi.training.loop import Interrupted, train
 
+    if _INIT_FROM.value is not None:
+        _CONFIG.value.init_from = _INIT_FROM.value
     command_line.join_hosts()
     try:
         train(_CONFIG.value, _WORKDIR.value)
@@ -38,4 +43,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("config", "workdir"), addresses=("workdir",))
+    command_line.run(main, required=("config", "workdir"), addresses=("workdir", "init_from"))

@@ -140,7 +140,7 @@ def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collect
     try:
         if argv[1:]:
             raise ValueError(f"unknown arguments: {' '.join(argv[1:])}; flags start with --")
-        for name in ("workdir", "output_dir"):
+        for name in ("workdir", "output_dir", "init_from"):
             if name in flags.FLAGS and flags.FLAGS[name].value == "":  # it would be the current directory
                 raise ValueError(f"--{name} is empty; give a directory (is a shell variable unset?)")
         _check_paths(addresses)

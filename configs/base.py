@@ -22,6 +22,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.train_length = 128  # tokens a training sequence has (the paper's L)
     config.position = "alibi"  # a name from alibi.positions.METHODS, or package.module:Class
     config.imported_from = ""  # SHA-256 of the checkpoint that scripts/import_fairseq.py made the run of
+    config.init_from = ""  # work directory of a run whose latest parameters this one starts with; train.py --init_from
     # Options of the position method, by the names of its class's fields (alibi/positions).
     config.position_options = ml_collections.ConfigDict()
 

@@ -48,7 +48,8 @@ def main() -> int:
             shares = (row.composition_share, row.sliding_share)
             told = " | ".join("-" if share is None else f"{share:.0%}" for share in shares)
             gain = "{:.4f} [{:.4f}, {:.4f}]".format(row.gain_nats, *row.gain_interval)
-            of = f"{row.of.run} | {row.of.step:,} | {row.of.tokens_sha256[:8]}"
+            run = " ".join(filter(None, [row.of.run, row.of.override]))
+            of = f"{run} | {row.of.step:,} | {row.of.tokens_sha256[:8]}"
             print(f"| {of} | {row.of.length:,} to {row.longer_length:,} | {gain} | {told} |")
     return 0
 

@@ -245,6 +245,10 @@ NO_FILE = "there is no config file '{}'; did you mean configs/quickstart.py?"
         (["--config={config}"], "--workdir"),
         (["--config={config}", "--workdir="], "--workdir is empty; give a directory (is a shell variable unset?)"),
         (
+            ["--config={config}", "--workdir={out}", "--init_from={out}-0"],
+            "nothing-0 is no work directory of a run: config",
+        ),
+        (
             ["--config={config}", "--workdir={out}", "--wrokdir=x"],
             "there is no flag --wrokdir; did you mean --workdir?",
         ),

@@ -52,7 +52,7 @@ ALLOWED = {
     "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.atomic", "alibi.runs.store"},
     "alibi.training": MODEL
     | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.evaluation", "alibi.errors", "alibi.atomic"},
-    "alibi.runs.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training"},
+    "alibi.runs.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training", "alibi.reporting"},
     "alibi.evaluation.output": OF_RUNS,
     "alibi.evaluation.extrapolation": OF_RUNS,
     "alibi.evaluation.passkey": OF_RUNS,

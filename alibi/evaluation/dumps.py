@@ -45,14 +45,14 @@ class Dump:
 def find_name(output: Store, of: Scoring) -> str:
     """Where the dump `of` a run at one length and stride lies, or is to be written, in an output directory.
 
-    That is nll/RUN-length=l-stride=s.npz, unless a dump of another step, text or
-    config has that name: then this one's name says its step and the hash of the rest.
+    That is nll/RUN-length=l-stride=s.npz, unless a dump of another step, text,
+    config or override has that name: then this one's name says its step and the hash of the rest.
     """
     name = f"nll/{of.run}-length={of.length}-stride={of.stride}"
     with output.fetched(f"{name}.npz") as path:
         if what_is_in(path) in (None, of):
             return f"{name}.npz"
-    key = hashlib.sha256(f"{of.tokens_sha256} {of.config_hash}".encode()).hexdigest()[:8]
+    key = hashlib.sha256(f"{of.tokens_sha256} {of.config_hash}{of.override}".encode()).hexdigest()[:8]
     return f"{name}-step={of.step}-{key}.npz"
 
 
@@ -91,7 +91,8 @@ def what_is_in(path: pathlib.Path) -> Scoring | None:
 def _named(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> Scoring:
     length, stride, step = (int(arrays[key]) for key in ("length", "stride", "step"))
     run = str(arrays["run"]) if "run" in arrays else _run_by_name(path, length, stride)
-    return Scoring(run, step, str(arrays["tokens_sha256"]), str(arrays["config_hash"]), length, stride)
+    override = str(arrays["override"]) if "override" in arrays else ""
+    return Scoring(run, step, str(arrays["tokens_sha256"]), str(arrays["config_hash"]), length, stride, override)
 
 
 def _run_by_name(path: pathlib.Path, length: int, stride: int) -> str:

@@ -26,7 +26,7 @@ from alibi.evaluation.output import Output, OutputError, row_of, say
 from alibi.evaluation.perplexity import Score
 from alibi.evaluation.windows import SAME_TOKENS, Part, Windows, plan, plan_contexts
 from alibi.parallel.hosts import any_of, is_primary, on_first, together
-from alibi.reporting.rows import ContextUse, Row
+from alibi.reporting.rows import ContextUse, Override, Row
 from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
 
@@ -49,6 +49,7 @@ class Options:
     text_file: str = ""  # files to score in place of the split, tokenized as the run's text was
     checkpoint: str = "latest"  # latest, best or a step
     context_windows: int = 0  # also score the same tokens, the last of so many windows, at each length; 0: don't
+    override: Override | None = None  # what is put in the place of what each run was trained with
     dump_nll: bool = False  # also write each token's NLL
     batch_tokens: int | None = None  # inputs a device holds at one time; None: the run's eval.batch_tokens
     report: bool = True  # write the table and the figure at the end
@@ -104,7 +105,8 @@ class RunEvaluation:
 
     def __init__(self, workdir: str, options: Options, output: Output):
         self.options, self.output = options, output
-        self.trained = TrainedRun(workdir, options.checkpoint, batch_tokens=options.batch_tokens)
+        batch_tokens, override = options.batch_tokens, options.override
+        self.trained = TrainedRun(workdir, options.checkpoint, batch_tokens=batch_tokens, override=override)
         self.text, self.title = self._prepare_text()
         lengths = options.lengths_of(self.trained.config.train_length)
         self.windows = [plan(self.text.tokens.size, length, options.stride) for length in lengths]
@@ -148,7 +150,7 @@ class RunEvaluation:
         ]
         (done,) = any_of(bool(on_first(lambda: all(map(self._is_done, rows)))))
         if done:
-            say(f"{self.trained.name}, the same tokens at each length: done before")
+            say(f"{self.trained.title}, the same tokens at each length: done before")
             return
         params = self.trained.params
         if self.trained.step != rows[0].step:
@@ -241,7 +243,7 @@ class RunEvaluation:
         self.output.add(measured)
 
     def _record_error(self, row: Row, error: str) -> None:
-        say(f"{row.run} at {row.eval_length:,}: {error}")
+        say(f"{self.trained.title} at {row.eval_length:,}: {error}")
         self.output.add(dataclasses.replace(row, error=error))
 
     def _unmeasured(self, windows: Windows | Part) -> Row:
@@ -254,7 +256,7 @@ class RunEvaluation:
 
     def _title(self, windows: Windows | Part) -> str:
         how = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(windows.mode, "")
-        return f"{self.trained.name} at {windows.length:,}{how}"
+        return f"{self.trained.title} at {windows.length:,}{how}"
 
 
 def _check_names(paths: Sequence[str]) -> None:

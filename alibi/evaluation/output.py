@@ -113,4 +113,5 @@ def row_of(run: TrainedRun, *, windows: Windows | Part, corpus: str, split: str,
         dtype=config.eval.dtype,
         config_hash=evaluation_hash(config),
         tokens_sha256=tokens_sha256,
+        override=run.override,
     )

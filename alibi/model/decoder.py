@@ -301,7 +301,7 @@ def build_model(
     Raises:
       ValueError: num_heads that doesn't divide width, cutoffs that don't fit the
         vocabulary, a number out of its range, an unknown name of a choice, position
-        method or option.
+        method or option, or a window that the position method can't take.
     """
     model = ModelConfig.of(config.model)
     position = make_position(
@@ -312,6 +312,11 @@ def build_model(
         train_length=config.train_length,
         options=config.position_options.to_dict(),
     )
+    if model.window and position.no_window:
+        raise ValueError(
+            f"model.window={model.window} can't be put on position={config.position} with these options: "
+            f"{position.no_window}; leave it out (model.window=0)"
+        )
     return DecoderLM(model, position, UNKNOWN_VOCABULARY, sharding).with_vocabulary(vocab_size)
 
 

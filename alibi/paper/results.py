@@ -30,7 +30,9 @@ class Results:
         # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
         trained = {run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in reproduction.sweep.runs}
         rows = find_rows(reproduction.directory)
-        self._rows = latest(row for row in rows if (row.step, row.config_hash) == trained.get(row.run))
+        self._rows = latest(
+            row for row in rows if (row.step, row.config_hash) == trained.get(row.run) and row.override is None
+        )
 
     def compare(self) -> Comparison:
         """The paper's table with our numbers beside its own."""

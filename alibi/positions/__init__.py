@@ -26,11 +26,15 @@ from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
 from alibi.positions.randomised import Randomised
 from alibi.positions.rotary import Rotary
+from alibi.positions.rotary_interpolated import RotaryInterpolated
 from alibi.positions.rotary_ntk import RotaryNtk
 from alibi.positions.sandwich import Sandwich
+from alibi.positions.scaled_logits import ScaledLogits
 from alibi.positions.shaw import Shaw
 from alibi.positions.sinusoidal import Sinusoidal
 from alibi.positions.t5 import T5, T5Bias
+from alibi.positions.xpos import XPos
+from alibi.positions.yarn import Yarn
 
 METHODS: dict[str, type[PositionMethod]] = {
     "alibi": Alibi,
@@ -41,7 +45,10 @@ METHODS: dict[str, type[PositionMethod]] = {
     "none": NoPosition,
     "alibi_learned": AlibiLearned,
     "randomised": Randomised,
+    "rotary_interpolated": RotaryInterpolated,
     "rotary_ntk": RotaryNtk,
+    "yarn": Yarn,
+    "xpos": XPos,
     "fox": Fox,
     "shaw": Shaw,
     "deberta": Deberta,
@@ -53,7 +60,10 @@ METHODS: dict[str, type[PositionMethod]] = {
     "kerple_log": KerpleLog,
 }
 
+LOGIT_SCALE = "logit_scale"  # an option of every method
+
 __all__ = [
+    "LOGIT_SCALE",
     "METHODS",
     "AlibiBias",
     "Bias",
@@ -65,6 +75,7 @@ __all__ = [
     "T5Bias",
     "alibi_bias",
     "make_position",
+    "method_class",
     "per_head",
     "per_key",
     "per_query",
@@ -88,6 +99,7 @@ def make_position(
     Args:
       name: of the registry `METHODS`, or `package.module:Class` for a method that is defined elsewhere; or the class.
       causal: whether a token sees only those before it.
+      options: by name. Every method also takes `logit_scale`, "log_n" or "ssmax": see `ScaledLogits`.
 
     Raises:
       ValueError: an unknown name or option (the nearest is suggested), an option or size that the
@@ -98,8 +110,10 @@ def make_position(
     name = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
     _check_class(name, method)
     known, options = method.options(), dict(options or {})
+    rule = options.pop(LOGIT_SCALE, "")
     for option, value in options.items():
         if option not in known:
+            known |= {LOGIT_SCALE: ""} if known else {}
             raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, known)}")
         options[option] = _converted(name, option, value, known[option])
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "width": width, "train_length": train_length}
@@ -107,6 +121,8 @@ def make_position(
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(f"{size}={value!r} of position method {name!r} must be a whole number of at least 1")
     made = method(**sizes, causal=causal, **options)
+    if rule:
+        made = ScaledLogits(**sizes, causal=causal, other=made, rule=rule)
     check_bias(name, made)
     return made
 

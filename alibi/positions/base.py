@@ -43,6 +43,8 @@ class PositionMethod:
 
     # Whether adding one number to the positions of all tokens leaves the result as it is.
     shift_invariant = False
+    # Why no sliding window may be put on attention with this method; empty: one may.
+    no_window = ""
 
     num_heads: int
     head_dim: int

@@ -6,14 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray
 
-from alibi.positions.base import Params, PositionMethod, Positions
-from alibi.positions.bias import Bias, KnownPositions
+from alibi.positions.around import Around
+from alibi.positions.bias import KnownPositions
 
 
 @dataclasses.dataclass(frozen=True)
-class Randomised(PositionMethod):
+class Randomised(Around):
     """Another method, whose tokens stand in training at random positions, in their order, below a far greater length.
 
     Each training sequence gets a sample without replacement of 0, ..., max_position - 1. Otherwise
@@ -24,16 +24,17 @@ class Randomised(PositionMethod):
       method: the other method's name.
       method_options: its options, as ("name", value, "name", value, ...).
       max_position: how many positions there are; 0: 16 times the training length.
-      other: that method, made of the three above.
+      other: that method, made of the three above; its training length is the number of positions.
 
     Raises:
       ValueError: fewer positions than tokens; see also `alibi.positions.make_position`.
     """
 
+    no_window = "it counts tokens, and randomised positions are farther apart"
+
     method: str = "rotary"
     method_options: tuple[Any, ...] = ()
     max_position: int = 0
-    other: PositionMethod = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         if not (self.max_position == 0 or self.max_position >= self.train_length):
@@ -49,6 +50,7 @@ class Randomised(PositionMethod):
         options = dict(zip(self.method_options[::2], self.method_options[1::2], strict=True))
         sizes |= {"train_length": self.max_length, "causal": self.causal}
         object.__setattr__(self, "other", make_position(self.method, **sizes, options=options))  # as it is frozen
+        self.other.check_length(self.max_length)
 
     @property
     def max_length(self) -> int:
@@ -63,42 +65,3 @@ class Randomised(PositionMethod):
         drawn = jnp.sort(jax.lax.top_k(lots, length)[1], axis=-1)
         positions = jnp.broadcast_to(jnp.asarray(positions), (batch, np.shape(positions)[-1]))
         return jnp.take_along_axis(drawn, positions, axis=-1)
-
-    def init(self, key: PRNGKeyArray) -> Params:
-        return self.other.init(key)
-
-    def init_layer(self, key: PRNGKeyArray) -> Params:
-        return self.other.init_layer(key)
-
-    def embed(
-        self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
-    ) -> Float[Array, "*batch length width"]:
-        return self.other.embed(params, x, positions)
-
-    def queries(
-        self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch q heads head_dim"]:
-        return self.other.queries(params, query, positions)
-
-    def keys(
-        self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch k heads head_dim"]:
-        return self.other.keys(params, key, positions)
-
-    def keep(
-        self,
-        params: Params,
-        x: Float[Array, "batch length width"],
-        key: Float[Array, "batch length heads head_dim"],
-        before: PyTree[Float[Array, "batch heads ..."]] | None,
-    ) -> PyTree[Float[Array, "batch length heads ..."]]:
-        return self.other.keep(params, x, key, before)
-
-    def content_bias(
-        self,
-        params: Params,
-        query: Float[Array, "batch q heads head_dim"],
-        of_queries: PyTree[Float[Array, "batch q heads ..."]],
-        of_keys: PyTree[Float[Array, "batch k heads ..."]],
-    ) -> Bias | None:
-        return self.other.content_bias(params, query, of_queries, of_keys)

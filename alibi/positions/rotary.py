@@ -1,6 +1,7 @@
-"""Rotary position embeddings (RoFormer, arXiv 2104.09864)."""
+"""Rotary position embeddings (RoFormer, arXiv 2104.09864), of whole heads or of a share of them."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,47 +20,77 @@ class Rotary(PositionMethod):
 
     Attributes:
       base: of the geometric series of frequencies.
+      share: of the head that is turned; the rest knows no position.
+      share_of: "features": the first features of a head are turned, as if they were the head (GPT-NeoX);
+        "frequencies": of the head's pairs those with the highest frequencies are (p-RoPE, arXiv 2410.06205).
 
     Raises:
-      ValueError: an odd head_dim, or a base that is not above 0.
+      ValueError: an odd head_dim, a base that is not above 0, or a share that makes no whole number of pairs.
     """
 
     shift_invariant = True
+    amplitude = 1.0  # by which cosines and sines are multiplied
 
     base: float = 10_000.0
+    share: float = 1.0
+    share_of: str = "features"
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
             raise ValueError(f"rotary needs an even head_dim and got {self.head_dim}; change num_heads or width")
         if not self.base > 0:
             raise ValueError(f"rotary needs a base above 0, such as 10000, and got base={self.base}")
+        if self.share_of not in ("features", "frequencies"):
+            raise ValueError(f"rotary needs a share_of features or frequencies and got share_of={self.share_of!r}")
+        pairs = self.share * self.head_dim / 2
+        if not (0 < self.share <= 1 and abs(pairs - round(pairs)) < 1e-6 and round(pairs)):
+            raise ValueError(
+                f"rotary needs a share above 0 and at most 1 that makes whole pairs of features, such as "
+                f"{max(self.head_dim // 4, 1) * 2 / self.head_dim:.6g} of head_dim={self.head_dim}, and got "
+                f"share={self.share}"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many features of a head the frequencies are made for."""
+        return round(self.share * self.head_dim) if self.share_of == "features" else self.head_dim
 
     def queries(
         self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch q heads head_dim"]:
         del params
-        return self.turn(query, positions)
+        return self.turn(query, positions, self.amplitude)
 
     def keys(
         self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch k heads head_dim"]:
         del params
-        return self.turn(key, positions)
+        return self.turn(key, positions, self.amplitude)
 
     def frequencies(self) -> np.ndarray:
-        """The angle of each pair of features, in radians a token, float64 `[head_dim / 2]`."""
-        half = self.head_dim // 2
+        """The angle of each pair of features, in radians a token, float64 `[rotary_dim / 2]`, as if all were turned."""
+        half = self.rotary_dim // 2
         return self.base ** (-np.arange(half) / half)
 
     def turn(
-        self, x: Float[Array, "*batch length heads head_dim"], positions: Positions
+        self, x: Float[Array, "*batch length heads head_dim"], positions: Positions, amplitude: Any
     ) -> Float[Array, "*batch length heads head_dim"]:
-        """Features turned by the angles of their positions, of the dtype that they had."""
-        half, frequencies = self.head_dim // 2, self.frequencies().astype(np.float32)
-        angles = jnp.expand_dims(positions.astype(jnp.float32), (-1, -2))
-        angles = angles * frequencies.reshape((1,) * (angles.ndim - 1) + (-1,))
-        angles = angles.reshape((1,) * (x.ndim - angles.ndim) + angles.shape)
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
-        first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-        return turned.astype(x.dtype)
+        """Features turned by the angles of their positions and multiplied, of the dtype that they had.
+
+        Args:
+          amplitude: a number, or one for each position and pair, `[*batch, length, 1, rotary_dim / 2]`.
+        """
+        half = self.rotary_dim // 2
+        turned = np.arange(half) < round(self.share * self.head_dim / 2)
+        angles = by_position(positions, np.where(turned, self.frequencies(), 0.0), x.ndim)
+        cos, sin = (wave(angles) * amplitude for wave in (jnp.cos, jnp.sin))
+        first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
+        pairs = [first * cos - second * sin, second * cos + first * sin]
+        return jnp.concatenate([*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1)
+
+
+def by_position(positions: Positions, rates: np.ndarray, ndim: int) -> Float[Array, "*batch length 1 pairs"]:
+    """Position times rate for each pair, float32, with as many dimensions as the features that it belongs to."""
+    of_positions = jnp.expand_dims(positions.astype(jnp.float32), (-1, -2))
+    product = of_positions * rates.astype(np.float32).reshape((1,) * (of_positions.ndim - 1) + (-1,))
+    return product.reshape((1,) * (ndim - product.ndim) + product.shape)

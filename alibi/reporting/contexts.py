@@ -25,6 +25,8 @@ class Analysis:
         """The content of its line."""
         found = dataclasses.asdict(self)
         of = found.pop("of")
+        if not of["override"]:
+            del of["override"]
         windows = {"eval_length": of.pop("length"), "mode": self.of.mode, "stride": of.pop("stride")}
         if isinstance(self, EarlyTokenCurse):
             del windows["mode"], windows["stride"]
@@ -117,7 +119,7 @@ def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> N
 
 
 def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> None:
-    told = {of: (of.run, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}") for of in lines}
+    told = {of: (of.run, of.override, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}") for of in lines}
     several = [len(set(words)) > 1 for words in zip(*told.values(), strict=True)]
     everything = [row.nll_nats / row.tokens for rows in lines.values() for row in rows]
     height = max(everything) - min(everything)
@@ -125,7 +127,7 @@ def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> Non
         sliding, rows = of.mode == "sliding", lines[of]
         # What is the same for all lines is left out.
         name = f"L = {of.length:,}" + (f", stride {of.stride:,}" if sliding else "")
-        label = ", ".join([*itertools.compress(told[of], several), name])
+        label = ", ".join(filter(None, [*itertools.compress(told[of], several), name]))
         colour = COLOURS[number % len(COLOURS)]
         if sliding:
             axes.axhline(rows[-1].nll_nats / rows[-1].tokens, label=label, color=colour, ls="--", linewidth=2)

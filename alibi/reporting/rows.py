@@ -60,6 +60,37 @@ class Passkey:
     accuracy: float | None = None  # the share of prompts whose key was answered; None as long as it isn't known
 
 
+@dataclasses.dataclass(frozen=True)
+class Override:
+    """What an evaluation put in the place of what a run was trained with; None where nothing is put.
+
+    Attributes:
+      position: a position method by its name.
+      options: of `position` by name; without a `position` some of the run's own method, as only requests have them.
+      window: tokens that each layer's attention reaches back; 0: all.
+    """
+
+    position: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    window: int | None = None
+
+    def __str__(self) -> str:
+        """Such as "as rotary_ntk(factor=4) with window 256"; the same for 4 and 4.0."""
+        options = ", ".join(f"{name}={_short(value)}" for name, value in sorted(self.options))
+        method = f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
+        return " ".join(filter(None, [method, "" if self.window is None else f"with window {self.window}"]))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Override":
+        options = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in content["options"].items()
+        }
+        return cls(content["position"], tuple(options.items()), content["window"])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"position": self.position, "options": dict(self.options), "window": self.window}
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Scoring:
     """What a text was scored by, in windows of one length and stride: a row is about one, and so is an NLL dump."""
@@ -70,6 +101,7 @@ class Scoring:
     config_hash: str | None  # of the config that defines the run and its evaluation: a name may be used again
     length: int  # inputs of a window
     stride: int  # tokens that it scores
+    override: str = ""  # the text of the row's `Override`; empty: the run was scored as it was trained
 
     @property
     def mode(self) -> str:
@@ -108,6 +140,7 @@ class Row:
     text_hash: str | None = None  # of the text; None in old rows
     context_use: ContextUse | None = None
     passkey: Passkey | None = None
+    override: Override | None = None  # None: evaluated as it was trained, with `position`
     limit: bool = False  # the error is final: the method or the text has no such length, however often it is tried
     error: str | None = None  # why there is no result
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys of the line that this code doesn't know
@@ -115,8 +148,9 @@ class Row:
     @property
     def cell(self) -> tuple:
         """What is measured: a run has one value for each cell, that of the last row."""
-        windows = self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split
-        return windows if self.passkey is None else (*windows, self.passkey.distance)
+        known: list = [self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split]
+        known += [] if self.passkey is None else [self.passkey.distance]
+        return tuple(known if self.override is None else [*known, str(self.override)])
 
     @property
     def measurement(self) -> tuple:
@@ -126,7 +160,8 @@ class Row:
 
     @property
     def scoring(self) -> Scoring:
-        return Scoring(self.run, self.step, self.tokens_sha256, self.config_hash, self.eval_length, self.stride)
+        text, override = self.tokens_sha256, str(self.override or "")
+        return Scoring(self.run, self.step, text, self.config_hash, self.eval_length, self.stride, override)
 
     @property
     def is_measured(self) -> bool:
@@ -136,8 +171,9 @@ class Row:
 
     @property
     def series(self) -> str:
-        """The run's name without its seed: alibi-L128-seed0 becomes alibi-L128."""
-        return re.sub(rf"(^|[-_.])seed=?{self.seed}(?!\d)", "", self.run).strip("-_.") or self.run
+        """The run's name without its seed, alibi-L128-seed0 becomes alibi-L128, and what it was evaluated as."""
+        name = re.sub(rf"(^|[-_.])seed=?{self.seed}(?!\d)", "", self.run).strip("-_.") or self.run
+        return name if self.override is None else f"{name} {self.override}"
 
     @property
     def speed_of_device(self) -> float | None:
@@ -179,6 +215,8 @@ class Row:
             known["context_use"] = ContextUse.from_json(known["context_use"])
         if "passkey" in known:
             known["passkey"] = Passkey(**known["passkey"])
+        if "override" in known:
+            known["override"] = Override.from_json(known["override"])
         more = {key: value for key, value in content.items() if key not in (*known, "device_kind", "device_count")}
         return cls(**known | {"device": Device.from_json(content), "more": more})
 
@@ -196,13 +234,25 @@ class Row:
         for key in ("context_use", "passkey"):
             if key in line:
                 line[key] = dataclasses.asdict(line[key])
+        if self.override is not None:
+            line["override"] = self.override.to_json()
         if self.device is not None:
             line |= {"device": self.device.text, "device_kind": self.device.kind, "device_count": self.device.count}
         return line | dict(self.more)
 
 
 # Keys that each line has, and those that it has where there is something to say.
-SOMETIMES = ("dtype", "config_hash", "tokens_sha256", "text_hash", "context_use", "passkey", "limit", "error")
+SOMETIMES = (
+    "dtype",
+    "config_hash",
+    "tokens_sha256",
+    "text_hash",
+    "override",
+    "context_use",
+    "passkey",
+    "limit",
+    "error",
+)
 ALWAYS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in (*SOMETIMES, "more"))
 
 
@@ -244,6 +294,13 @@ def latest(rows: Iterable[Row]) -> list[Row]:
         if row.config_hash == configs[row.run] and (known is None or row.is_measured or not known.is_measured):
             cells[row.cell] = row
     return list(cells.values())
+
+
+def _short(value: Any) -> str:
+    """A number as short as it can be, so that 4 and 4.0 are the same; several as command lines have them, 0.5:0.25."""
+    if isinstance(value, tuple):
+        return ":".join(map(_short, value))
+    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _exp(nats: float) -> float | None:

@@ -2,17 +2,20 @@
 
 import hashlib
 import json
+import os
 from typing import Any
 
 import ml_collections
+
+from alibi.atomic import is_address
 
 # Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
 # Keys that are younger than some runs, and the value that says what these computed without them; of eval.dtype,
 # what evaluations of any run now take.
-YOUNGER = {"imported_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32",
-           "data.document_end": "file", "data.tokenizer_train_bytes": -1,
+YOUNGER = {"imported_from": "", "init_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32",
+           "data.document_end": "file", "data.tokenizer_train_bytes": -1, "data.passkey_distance": 0,
            "model.scan_layers": False, "model.products": "auto"}  # fmt: skip
 
 
@@ -46,6 +49,8 @@ def defining(config: ml_collections.ConfigDict) -> dict[str, Any]:
     leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
     if "data.tokenizer_file" in leaves:
         leaves["data.tokenizer_file"] = ""  # where it lies; `RunDirectory.claim` compares what it holds
+    if leaves.get("init_from") and not is_address(leaves["init_from"]):
+        leaves["init_from"] = os.path.abspath(os.path.expanduser(leaves["init_from"]))  # from wherever it was named
     return {key: value for key, value in leaves.items() if key not in YOUNGER or value != YOUNGER[key]}
 
 

@@ -11,10 +11,12 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from alibi.data.tokenizers import Tokenizer
+from alibi.evaluation.overrides import effective, overridden
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import DecoderLM, build_model, evaluated
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_sharding, make_mesh, tree_shardings
+from alibi.reporting.rows import Override
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
 
@@ -28,15 +30,25 @@ class TrainedRun:
       workdir: the run's work directory.
       checkpoint: "latest", "best" (by validation NLL) or a step.
       batch_tokens: inputs a device holds at one time; None: the run's eval.batch_tokens.
+      override: what `model` has in the place of what the run was trained with; `config` is that of training.
 
     Raises:
-      ValueError: no work directory, or no such checkpoint in it; later, when the
-        parameters are used, a damaged one.
+      ValueError: no work directory, or no such checkpoint in it, or an override that the run can't have; later, when
+        the parameters are used, a damaged one.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], checkpoint: str = "latest", *, batch_tokens: int | None = None):
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        checkpoint: str = "latest",
+        *,
+        batch_tokens: int | None = None,
+        override: Override | None = None,
+    ):
         self.directory = RunDirectory(workdir)
         self.config = self.directory.config()
+        self.override = None if override is None else effective(override, self.config)
+        self._tested = overridden(self.config, self.override)
         self._checkpoint = checkpoint
         self.batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
         self.step = hosts.told(lambda: _find_step(self.directory, checkpoint))
@@ -48,6 +60,11 @@ class TrainedRun:
     def name(self) -> str:
         return self.directory.name
 
+    @property
+    def title(self) -> str:
+        """The name, and what the run is tested as."""
+        return self.name if self.override is None else f"{self.name} {self.override}"
+
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         return self.directory.tokenizer()
@@ -58,7 +75,7 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
-        model = build_model(self.config, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh))
+        model = build_model(self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh))
         return evaluated(model, self.config)
 
     @functools.cached_property

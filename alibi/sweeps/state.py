@@ -100,7 +100,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
     except ValueError as error:
         status |= {"state": "failed", "reason": str(error)}
     key = (run.name, status["step"], evaluation_hash(run.config))
-    found = [row for row in rows if (row.run, row.step, row.config_hash) == key]
+    found = [row for row in rows if (row.run, row.step, row.config_hash) == key and row.override is None]
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
     if differing:
         told = ", ".join(f"{key} ({there!r} there, {here!r} in the sweep)" for key, (there, here) in differing.items())

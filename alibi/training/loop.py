@@ -24,6 +24,7 @@ from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.optimizer import make_optimizer
+from alibi.training.parent import Parent
 from alibi.training.record import NonFiniteLossError, Record
 from alibi.training.setup import (
     check_config,
@@ -48,6 +49,8 @@ class Interrupted(RuntimeError):  # noqa: N818 - no error: the user's wish
 def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     """Trains the run that `config` describes in `workdir`, from its latest checkpoint if it has one.
 
+    Where it has no checkpoint, it starts with the parameters of the run `config.init_from`, if that names one.
+
     Returns:
       The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless
       its last checkpoint was lost: then it goes on from the one before.
@@ -60,6 +63,8 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
       Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
     """
     config = completed(config)  # a config file that an older version wrote beside an imported checkpoint may lack keys
+    if config.init_from:
+        config.init_from = str(RunDirectory(config.init_from))  # wherever the same command is given again
     hosts.check_alike(_facts(config, workdir))
     run, mesh, steps = RunDirectory(workdir), make_mesh(config.mesh), config.train.steps
     sharding = batch_sharding(mesh)
@@ -68,11 +73,15 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     model.position.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, steps)
+    begun = hosts.told(lambda: bool(run.saved_steps()))
+    parent = Parent(config, model) if config.init_from and not begun else None
     hosts.on_first(lambda: run.check(config))
     hosts.on_first(lambda: check_imported(config, run))
 
     files = prepare_files(config.data)
     text = files["train"].manifest
+    if parent:
+        parent.check_vocabulary(text.tokenizer_fingerprint)
     model = model.with_vocabulary(text.vocab_size)
     batches = TrainBatches(
         files["train"].tokens,
@@ -97,6 +106,8 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         stack.enter_context(disk_errors_named(run))
         abstract = abstract_state(model, optimizer, mesh)
         about = _about(config, abstract, text.vocab_size, corpus)
+        if config.init_from:
+            about["parent"] = parent.about() if parent else hosts.told(lambda: run.provenance().get("parent"))
         if hosts.is_primary():
             run.write("provenance.json", about)
         checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
@@ -108,7 +119,9 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         if step:
             start = functools.partial(checkpoints.restore_newest, abstract)
         else:
-            start = functools.partial(initial_state, model, optimizer, mesh, config.seed)
+            start = functools.partial(parent.state if parent else initial_state, model, optimizer, mesh, config.seed)
+            if parent:
+                hosts.on_first(parent.tell)
         train_step, state = _compile_beside(start, update, abstract, feed, step)
         step = int(state.step)  # an earlier one than the latest, where that is damaged
         record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step)))

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -14,14 +15,14 @@ import optax
 import pytest
 
 from alibi.data.tokenizers import make_tokenizer
-from alibi.evaluation import extrapolation
+from alibi.evaluation import extrapolation, output
 from alibi.evaluation.dumps import read_dump, what_is_in
 from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
 from alibi.evaluation.perplexity import Scorer
 from alibi.model.decoder import build_model, count_parameters
 from alibi.parallel.sharding import make_mesh
 from alibi.reporting.recorded import find_rows
-from alibi.reporting.rows import Device, latest, read_rows
+from alibi.reporting.rows import Device, Override, latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun, fitting_mesh
@@ -345,7 +346,7 @@ def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeyp
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(extrapolation, "record_row", full)
+    monkeypatch.setattr(output, "record_row", full)
     with pytest.raises(OutputError, match="No space left on device"):
         evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,)))
 
@@ -380,14 +381,15 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     text.write_text("one, two, three, four\n")
     done = command(
         f"--workdirs={folder / 'nowhere'},{alibi_run}", "--multiples=1", "--stride=1", f"--text_file={text}",
-        "--dump_nll", f"--output_dir={tmp_path}",
+        "--dump_nll", f"--output_dir={tmp_path}", "--position_options=slopes=0.5:0.25", "--window=4",
     )  # fmt: skip
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "error: 1 of 2 work directories failed" in done.stderr
-    assert "alibi-run" in done.stdout
+    assert "alibi-run as alibi(slopes=0.5:0.25) with window 4" in done.stdout
     row = json.loads((tmp_path / "results.jsonl").read_text())
     assert (row["device"], row["eval_length"]) == ("cpu x1", 16), "once the run's own length"
+    assert row["override"] == {"position": "alibi", "options": {"slopes": [0.5, 0.25]}, "window": 4}
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
 
 
@@ -396,9 +398,82 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     [
         (["--lengths=16", "--multiples=2"], "--lengths and --multiples are two ways to say the same; give one of them"),
         (["--lengths=16,x"], "--lengths=16,x must be positive whole numbers, separated by commas, such as 1,2,4"),
+        (["--position_options=factor"], "--position_options=factor is not KEY=VALUE; write for example factor=4"),
     ],
 )
 def test_flags_that_cannot_be(alibi_run, flags, message):
     done = command(f"--workdirs={alibi_run}", *flags)
     assert done.returncode == 1
     assert done.stderr.strip() == f"error: {message}"
+
+
+@pytest.fixture(scope="module")
+def plain_run(folder):
+    return make_run(folder, "none", "none-run")
+
+
+def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, tmp_path, monkeypatch):
+    """Without parameters none is ALiBi whose slopes are 0, and a window as long as the sequence is none."""
+    options = {
+        "as alibi": Override("alibi"),
+        "as alibi(slopes=0:0)": Override("alibi", (("slopes", (0, 0)),)),
+        "with window 3": Override(window=3),
+        "as alibi with window 16": Override("alibi", window=16),
+    }
+
+    def evaluate(override):
+        options = Options(output_dir=tmp_path, lengths=(16,), dump_nll=True, override=override)
+        assert evaluate_runs([plain_run], options) == []
+
+    same = (None, Override(), Override("none", window=0), Override(options=(("logit_scale", ""),)))
+    for override in (None, *options.values()):
+        evaluate(override)
+    monkeypatch.setattr(Scorer, "score", None)  # from here on nothing is computed
+    for override in (*same, *options.values(), Override("alibi", (("slopes", (0.0, 0.0)), ("draw", 0)))):
+        evaluate(override)
+    rows = {str(row.override or ""): row for row in latest(find_rows(tmp_path))}
+    assert len(find_rows(tmp_path)) == 5
+    assert {name: row.override for name, row in rows.items()} == {"": None, **options}
+    assert {(row.run, row.position, row.config_hash) for row in rows.values()} == {
+        ("none-run", "none", rows[""].config_hash)
+    }
+    assert rows["as alibi(slopes=0:0)"].nll_nats == pytest.approx(rows[""].nll_nats, rel=1e-6)
+    assert rows["as alibi with window 16"].nll_nats == pytest.approx(rows["as alibi"].nll_nats, rel=1e-6)
+    for name in ("as alibi", "with window 3"):
+        assert abs(rows[name].nll_nats - rows[""].nll_nats) > 1e-3
+    dumps = [read_dump(path) for path in (tmp_path / "nll").iterdir()]
+    assert {dump.of for dump in dumps} == {row.scoring for row in rows.values()}
+    told = (tmp_path / "report.md").read_text()
+    assert "none-run as alibi with window 16" in told, "in the table"
+    for dump in dumps:
+        assert dump.nll.sum() == pytest.approx(rows[dump.of.override].nll_nats, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (Override("learned"), r"it needs the position parameters table \[16, 16\], and the checkpoint has no position"),
+        (Override("alibi", (("logit_scale", "ssmax"),)), r"needs the position parameters layer ssmax \[2\], and the"),
+        (Override("yarn", (("factor", 0.5),)), "finite factor of at least 1"),
+        (Override("alibi", (("slope", 1.0),)), "no option 'slope'; did you mean 'slopes'"),
+        (Override("randomised", window=4), "model.window=4 can't be put on position=randomised"),
+        (Override(window=-1), "model.window=-1 must be from 1 to"),
+        (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),
+    ],
+)
+def test_what_a_model_cannot_be_tested_under_is_said_before_any_work(
+    tmp_path, plain_run, override, message, monkeypatch
+):
+    monkeypatch.setattr(RunEvaluation, "_prepare_text", None)
+    (failure,) = evaluate_runs([plain_run], Options(output_dir=tmp_path, override=override, report=False))
+    assert re.search(message, failure), failure
+    assert len(failure.splitlines()) == 1
+
+
+def test_parameters_are_shared_by_methods_that_have_the_same(folder, learned_run):
+    """Of another length a learned table is another one; of itself, with its rows named, it is the same."""
+    with pytest.raises(ValueError, match=r"needs the position parameters table \[64, 16\], and .* has .* \[16, 16\]"):
+        TrainedRun(learned_run, override=Override(options=(("num_positions", 64),)))
+    run = TrainedRun(learned_run, override=Override("learned", (("num_positions", 16),), window=4))
+    assert (run.model.config.window, run.config.model.window) == (4, 0)
+    assert run.params["position"]["table"].shape == (16, 16)

@@ -123,26 +123,6 @@ def test_every_parameter_is_moved(name: str) -> None:
             assert moved.all(), leaf
 
 
-@pytest.mark.parametrize(
-    ("factor", "length", "stretch"),
-    [(4.0, 16, 4.0), (4.0, 160, 4.0), (None, 16, 1.0), (None, 8, 1.0), (None, 40, 2.5)],
-)
-def test_ntk_stretches_the_base(factor: float | None, length: int, stretch: float) -> None:
-    """base' = base s^(hd / (hd - 2)): s is given, or how many times as long as in training, at least 1."""
-    method = make("rotary_ntk", factor=factor).at_length(length)
-    base = 10_000.0 * stretch ** (HEAD_DIM / (HEAD_DIM - 2))
-    query = inputs()[1]
-    turned = jax.jit(lambda query, positions: (method.queries({}, query, positions), method.keys({}, query, positions)))
-    of_queries, of_keys = (np.asarray(x, np.float64) for x in turned(query, np.arange(LENGTH)))
-    np.testing.assert_array_equal(of_queries, of_keys)
-    for position in range(LENGTH):
-        for k in range(HEAD_DIM // 2):
-            pair = query[:, position, :, k].astype(np.float64) + 1j * query[:, position, :, k + HEAD_DIM // 2]
-            expected = pair * np.exp(1j * position * base ** (-2 * k / HEAD_DIM))
-            np.testing.assert_allclose(of_queries[:, position, :, k], expected.real, atol=1e-5)
-            np.testing.assert_allclose(of_queries[:, position, :, k + HEAD_DIM // 2], expected.imag, atol=1e-5)
-
-
 def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
     """New ones for each sequence and key; each of the 64 positions as often as any other."""
     method = make("randomised", max_position=64)
@@ -182,7 +162,6 @@ def test_randomised_gives_the_other_method_its_positions() -> None:
     [
         ("fire", {"threshold": 0}, "fire needs a threshold of at least 1 token, such as 512, and got 0"),
         ("shaw", {"max_distance": 0}, "shaw needs a max_distance of at least 1 token, such as 16, and got 0"),
-        ("rotary_ntk", {"factor": 0.5}, "factor of at least 1, or None for a dynamic one, and got 0.5"),
         ("rotary_ntk", {"base": 0.0}, "rotary needs a base above 0"),
         ("randomised", {"max_position": 15}, "max_position of at least the training length 16, or 0 for 16 times"),
         ("randomised", {"method": "rotari"}, "unknown position method 'rotari'; did you mean 'rotary'"),

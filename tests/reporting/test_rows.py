@@ -10,7 +10,7 @@ import pathlib
 import pytest
 
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
-from alibi.reporting.rows import Device, Row, latest, read_rows
+from alibi.reporting.rows import Device, Override, Row, latest, read_rows
 from alibi.runs.store import open_store
 from tests.reporting.rowmaker import append_rows, make_row
 
@@ -174,6 +174,20 @@ def test_rows_of_a_run_that_was_trained_anew_replace_those_of_its_name_in_every_
     new, other = make_row(eval_length=128, config_hash="new"), make_row("t5")
     assert latest([*old, other, new]) == [other, new]
     assert old[0].measurement != new.measurement
+
+
+def test_rows_of_a_run_under_another_method_are_cells_and_series_of_their_own():
+    trained = make_row("rotary")
+    tested = [
+        dataclasses.replace(trained, override=override)
+        for override in (Override("yarn", (("factor", 4), ("base", 1e4))), Override(window=64))
+    ]
+    assert latest([trained, *tested]) == [trained, *tested]
+    assert [row.series for row in tested] == ["rotary-L128 as yarn(base=10000, factor=4)", "rotary-L128 with window 64"]
+    assert [Row.from_json(json.loads(json.dumps(row.to_json()))) for row in tested] == tested
+    again = dataclasses.replace(tested[0], override=Override("yarn", (("base", 10_000), ("factor", 4.0))))
+    assert again.measurement == tested[0].measurement, "the same numbers in another order"
+    assert "override" not in trained.to_json()
 
 
 def test_the_result_of_a_scoring():

@@ -55,6 +55,7 @@ def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
         result(sweep, eval_length=256, stride=64, step=300),
         result(sweep, eval_length=128, stride=64),
         result(sweep, eval_length=256, stride=64, config_hash="another run of this name"),
+        result(sweep, eval_length=256, stride=64, override={"position": "none", "options": {}, "window": None}),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
     (state,) = survey(sweep, tmp_path)

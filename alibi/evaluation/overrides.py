@@ -1,0 +1,78 @@
+"""A trained model under another position method, or another window, when it is tested."""
+
+from typing import Any
+
+import jax
+import ml_collections
+
+from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
+from alibi.positions import LOGIT_SCALE, PositionMethod, method_class
+from alibi.reporting.rows import Override
+
+
+def effective(override: Override, config: ml_collections.ConfigDict) -> Override | None:
+    """What of `override` differs from the `config` that a run was trained with; None: nothing.
+
+    Options are then all those of the method that are not its defaults.
+
+    Raises:
+      ValueError: an unknown position method.
+    """
+    position, own = override.position or config.position, config.position_options.to_dict()
+    options = _named(position, dict(override.options) if override.position else own | dict(override.options))
+    same = position == config.position and options == _named(position, own)
+    window = None if override.window == config.model.window else override.window
+    if same and window is None:
+        return None
+    return Override(window=window) if same else Override(position, tuple(options.items()), window)
+
+
+def _named(position: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are not the method's defaults."""
+    defaults = {LOGIT_SCALE: "", **method_class(position).options()}
+    return {name: value for name, value in sorted(options.items()) if name not in defaults or value != defaults[name]}
+
+
+def overridden(config: ml_collections.ConfigDict, override: Override | None) -> ml_collections.ConfigDict:
+    """The config of a run as it is tested; nothing is computed.
+
+    Args:
+      override: as `effective` gives it.
+
+    Raises:
+      ValueError: a position method that needs other parameters than the run has, or an option, a
+        window or a combination that the model refuses.
+    """
+    if override is None:
+        return config
+    tested = config.copy_and_resolve_references()
+    with tested.unlocked():
+        if override.position is not None:
+            tested.position = override.position
+            tested.position_options = ml_collections.ConfigDict(dict(override.options))
+        if override.window is not None:
+            tested.model.window = override.window
+    has, needs = (_parameters(build_model(one, UNKNOWN_VOCABULARY).position) for one in (config, tested))
+    if has != needs:
+        raise ValueError(
+            f"position={tested.position} can't be tested on a run of position={config.position}: it needs "
+            f"{_told(needs)}, and the checkpoint has {_told(has)}; give a method of the same parameters, or go on "
+            "training with that one by train.py --init_from"
+        )
+    return tested
+
+
+def _parameters(position: PositionMethod) -> dict[str, tuple[int, ...]]:
+    """The shapes of a method's parameters, of those that layers share and of each layer's."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    made = {"": jax.eval_shape(position.init, key), "layer ": jax.eval_shape(position.init_layer, key)}
+    return {
+        of + jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+        for of, params in made.items()
+        for path, leaf in jax.tree.leaves_with_path(params)
+    }
+
+
+def _told(parameters: dict[str, tuple[int, ...]]) -> str:
+    named = (f"{name} {list(shape)}" for name, shape in parameters.items())
+    return f"the position parameters {', '.join(named)}" if parameters else "no position parameters"

@@ -1,0 +1,54 @@
+"""Rotary embeddings with interpolated positions (Chen et al. 2023, arXiv 2306.15595)."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from alibi.positions.rotary import Rotary
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryInterpolated(Rotary):
+    """Rotary at position / s, so that sequences s times as long have the angles of training.
+
+    Attributes:
+      factor: s; None: how many times as long the sequences at hand are as those of training, at
+        least 1 (dynamic; in generation, by all tokens that there will be).
+      original_length: tokens of the sequences that the frequencies are known from, where the run started from another
+        one's checkpoint; 0: those of this run's training.
+
+    Raises:
+      ValueError: a factor below 1, or a negative length; see also `Rotary`.
+    """
+
+    factor: float | int | None = None
+    original_length: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factor is not None and not (isinstance(self.factor, int | float) and 1 <= self.factor < math.inf):
+            raise ValueError(
+                "stretched rotary embeddings need a finite factor of at least 1, or None for a dynamic one, and got "
+                f"{self.factor!r}"
+            )
+        if self.original_length < 0:
+            raise ValueError(
+                "stretched rotary embeddings need an original_length of at least 1 token, or 0 for the training "
+                f"length, and got {self.original_length}"
+            )
+
+    @property
+    def known_length(self) -> int:
+        """Tokens of the sequences that the frequencies are known from."""
+        return self.original_length or self.train_length
+
+    @property
+    def stretch(self) -> float:
+        """s, the given or the dynamic one."""
+        if self.factor is not None:
+            return float(self.factor)
+        return max(1.0, (self.length or self.train_length) / self.known_length)
+
+    def frequencies(self) -> np.ndarray:
+        return super().frequencies() / self.stretch

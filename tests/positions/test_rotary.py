@@ -1,0 +1,224 @@
+"""Rotary's family: against its formulas in float64, against its peers, and logits that grow with ln n."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.model.decoder import build_model
+from alibi.positions import PositionMethod, make_position
+from alibi.testing import check_position_method
+from configs import base
+
+HEADS, HEAD_DIM, TRAIN_LENGTH, LENGTH = 2, 16, 16, 24
+HALF = HEAD_DIM // 2
+
+
+def make(name: str, *, heads: int = HEADS, length: int = LENGTH, **options: object) -> PositionMethod:
+    sizes = {"num_heads": heads, "head_dim": HEAD_DIM, "width": heads * HEAD_DIM, "train_length": TRAIN_LENGTH}
+    return make_position(name, **sizes, options=options).at_length(length)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_and_gradients(method: PositionMethod, params, query, key, weights):
+    """The logits before their scaling, `[batch, heads, q, k]`, and the gradients of their product with `weights`."""
+
+    def product(params, query, key):
+        positions = jnp.arange(query.shape[1])
+        turned = method.queries(params, query, positions), method.keys(params, key, positions)
+        logits = jnp.einsum("bqhd,bkhd->bhqk", *turned, precision="highest")
+        return (logits * weights).sum(), logits
+
+    gradients, logits = jax.grad(product, (0, 1, 2), has_aux=True)(params, query, key)
+    return logits, gradients
+
+
+def inputs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = (2, LENGTH, HEADS, HEAD_DIM), (2, LENGTH, HEADS, HEAD_DIM), (2, HEADS, LENGTH, LENGTH)
+    query, key, weights = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    return query, key, weights
+
+
+def series(base: float = 10_000.0, dim: int = HEAD_DIM) -> np.ndarray:
+    return np.asarray([base ** (-2 * k / dim) for k in range(dim // 2)])
+
+
+def yarn_series(s: float, fast: float, slow: float, base: float, length: int) -> np.ndarray:
+    def pair(turns):
+        return HEAD_DIM * np.log(length / (2 * np.pi * turns)) / (2 * np.log(base))
+
+    low, high = max(np.floor(pair(fast)), 0), np.ceil(pair(slow))
+    found = []
+    for k, theta in enumerate(series(base)):
+        ramp = min(max((k - low) / (high - low), 0), 1)
+        found.append(theta / s * ramp + theta * (1 - ramp))
+    return np.asarray(found)
+
+
+S = LENGTH / TRAIN_LENGTH
+FAST = {"base": 10.0, "fast": 8.0, "slow": 0.25}
+# Name, options, angle of each pair, and what multiplies its product at distance 1 and everywhere.
+CASES = [
+    ("rotary", {}, series(), 1.0, 1.0),
+    ("rotary", {"base": 100.0}, series(100.0), 1.0, 1.0),
+    ("rotary", {"share": 0.625, "share_of": "frequencies"}, [*series()[:5], 0, 0, 0], 1.0, 1.0),
+    ("rotary_interpolated", {"factor": 4.0}, series() / 4, 1.0, 1.0),
+    ("rotary_interpolated", {}, series() / S, 1.0, 1.0),
+    ("rotary_interpolated", {"original_length": 4}, series() / 6, 1.0, 1.0),
+    ("rotary_interpolated", {"original_length": 48}, series(), 1.0, 1.0),
+    ("rotary_ntk", {"factor": 4.0}, series(10_000 * 4 ** (HEAD_DIM / (HEAD_DIM - 2))), 1.0, 1.0),
+    ("rotary_ntk", {}, series(10_000 * S ** (HEAD_DIM / (HEAD_DIM - 2))), 1.0, 1.0),
+    ("rotary_ntk", {"original_length": 48}, series(), 1.0, 1.0),
+    ("yarn", {"factor": 4.0, **FAST}, yarn_series(4, 8, 0.25, 10, 16), 1.0, (0.1 * np.log(4) + 1) ** 2),
+    ("yarn", FAST, yarn_series(S, 8, 0.25, 10, 16), 1.0, (0.1 * np.log(S) + 1) ** 2),
+    ("yarn", {"original_length": 64, "factor": 2, "temperature": 0.0}, yarn_series(2, 32, 1, 10_000, 64), 1.0, 1.0),
+    ("xpos", {}, series(), [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) for k in range(HALF)], 1.0),
+    ("xpos", {"scale_base": 8}, series(), [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 8) for k in range(HALF)], 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "angles", "decay", "factor"), CASES)
+def test_logits_and_gradients_are_those_of_the_formula(name, options, angles, decay, factor) -> None:
+    """The logit of i and j: the sum over pairs of Re(q conj(k) e^(i (i-j) theta)) zeta^(i-j), times the square of a."""
+    query, key, weights = inputs()
+    complexes = [x[..., :HALF].astype(np.float64) + 1j * x[..., HALF:].astype(np.float64) for x in (query, key)]
+    distance = np.arange(LENGTH)[:, None, None] - np.arange(LENGTH)[None, :, None]
+    turn = factor * np.asarray(decay) ** distance * np.exp(1j * distance * np.asarray(angles))
+    expected = np.einsum("bqhp,bkhp,qkp->bhqk", complexes[0], complexes[1].conj(), turn).real
+    of_query = np.einsum("bhqk,bkhp,qkp->bqhp", weights, complexes[1], turn.conj())
+    of_key = np.einsum("bhqk,bqhp,qkp->bkhp", weights, complexes[0], turn)
+    logits, (_, *gradients) = logits_and_gradients(make(name, **options), {}, query, key, weights)
+    np.testing.assert_allclose(logits, expected, atol=2e-5 * np.abs(expected).max())
+    for gradient, right in zip(gradients, (of_query, of_key), strict=True):
+        right = np.concatenate([right.real, right.imag], axis=-1)
+        np.testing.assert_allclose(gradient, right, atol=2e-5 * np.abs(right).max())
+
+
+def peer_arrays() -> dict[str, np.ndarray]:
+    with np.load(pathlib.Path(__file__).parent / "rotary_peers.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("case", json.loads(str(peer_arrays()["cases"])))
+def test_the_peers_compute_the_same(case: str) -> None:
+    """`transformers` (default, partial, proportional, linear, dynamic, yarn) and `x-transformers` (xPos)."""
+    arrays, (name, *words) = peer_arrays(), case.split()
+    config = base.get_config()
+    for word in words:
+        base.set_key(config, f"position_options.{word.partition('=')[0]}", word.partition("=")[2])
+    method = make(name, heads=1, **config.position_options)
+    query, key = (np.swapaxes(arrays[side], 1, 2) for side in ("query", "key"))
+    logits, (_, *gradients) = logits_and_gradients(method, {}, query, key, arrays["weights"])
+    np.testing.assert_allclose(logits, arrays[f"{case}/logits"], atol=2e-5)
+    for side, gradient in zip(("query", "key"), gradients, strict=True):
+        np.testing.assert_allclose(np.swapaxes(gradient, 1, 2), arrays[f"{case}/{side}_gradient"], atol=5e-5)
+
+
+def test_a_share_of_the_features_is_an_embedding_of_its_own() -> None:
+    """The first 4 of 16 turn as a head of 4 features does; the other 12 stay as they are, bit for bit."""
+    query = jnp.asarray(inputs()[0])
+    part = make_position("rotary", num_heads=HEADS, head_dim=4, width=8, train_length=TRAIN_LENGTH)
+    turned = make("rotary", share=0.25).queries({}, query, jnp.arange(LENGTH))
+    alone = part.queries({}, query[..., :4], jnp.arange(LENGTH))
+    np.testing.assert_array_equal(turned[..., :4], alone)
+    np.testing.assert_array_equal(turned[..., 4:], query[..., 4:])
+
+
+def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
+    """At both ends of 65,391 tokens, where uncentred halves would be e^-160 and e^160."""
+    method = make("xpos", length=65_391)
+    assert method.max_length == 65_391
+    method.check_length(65_391)
+    with pytest.raises(ValueError, match=r"65391 positions and got a sequence of 65392 tokens"):
+        method.check_length(65_392)
+    x = jnp.full((1, 2, HEADS, HEAD_DIM), 0.5)
+    for first in (0, 65_389):
+        query, key = (
+            method.queries({}, x, jnp.arange(first, first + 2)),
+            method.keys({}, x, jnp.arange(first, first + 2)),
+        )
+        logits = jnp.einsum("bqhd,bkhd->bhqk", query, key)
+        np.testing.assert_allclose(logits[..., 0, 0], 0.25 * HEAD_DIM, rtol=1e-4)
+        assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("rule", ["log_n", "ssmax"])
+@pytest.mark.parametrize("name", ["rotary", "alibi"])
+def test_logits_grow_with_the_logarithm_of_the_keys_seen(name: str, rule: str) -> None:
+    """Query i sees i + 1 = n keys; its logits are multiplied by max(1, ln n / ln L), or by s ln n."""
+    plain, scaled = make(name), make(name, logit_scale=rule)
+    query, key, weights = inputs()
+    s = np.asarray([0.3, 0.7])
+    params = {"ssmax": jnp.asarray(s, jnp.float32)} if rule == "ssmax" else {}
+    assert {key: leaf.shape for key, leaf in scaled.init_layer(jax.random.key(0)).items()} == {
+        key: leaf.shape for key, leaf in params.items()
+    }
+    log_n = np.log(np.arange(1, LENGTH + 1))
+    factor = np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[None] if rule == "log_n" else s[:, None] * log_n
+    before, (_, _, of_key) = logits_and_gradients(plain, {}, query, key, weights * factor[None, :, :, None])
+    logits, (of_params, _, gradient) = logits_and_gradients(scaled, params, query, key, weights)
+    np.testing.assert_allclose(logits, before * factor[None, :, :, None], atol=2e-4)
+    np.testing.assert_allclose(gradient, of_key, atol=2e-3)
+    if rule == "ssmax":
+        right = (np.asarray(before, np.float64) * weights * log_n[None, None, :, None]).sum(axis=(0, 2, 3))
+        np.testing.assert_allclose(of_params["ssmax"], right, rtol=1e-4)
+    assert type(scaled.bias({})) is type(plain.bias({})), "what the method adds to the logits stays"
+
+
+def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
+    """As the paper has it for its 1,024 tokens: s = 0.168."""
+    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1024, "options": {"logit_scale": "ssmax"}}
+    start = make_position("none", **sizes).init_layer(jax.random.key(0))["ssmax"]
+    np.testing.assert_allclose(start, 1 / np.log(np.arange(1, 1025)).mean(), rtol=1e-6)
+    np.testing.assert_allclose(start, 0.168, atol=5e-4)
+
+
+def test_scaled_logits_hold_what_any_method_must() -> None:
+    """Of a bias that is bounded, with a parameter in each layer."""
+    check_position_method("alibi", logit_scale="ssmax")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("rotary", {"share": 0.0}, "share above 0 and at most 1 that makes whole pairs of features, such as 0.5"),
+        ("rotary", {"share": 1.25}, "and got share=1.25"),
+        ("yarn", {"share": 0.3}, "and got share=0.3"),
+        ("rotary", {"share_of": "heads"}, "share_of features or frequencies and got share_of='heads'"),
+        ("rotary_ntk", {"factor": 0.5}, "factor of at least 1, or None for a dynamic one, and got 0.5"),
+        ("rotary_ntk", {"share": 0.125}, "rotary_ntk needs a head_dim of at least 4 and got 2"),
+        ("rotary_interpolated", {"factor": "four"}, "finite factor of at least 1, or None .* and got 'four'"),
+        ("rotary_interpolated", {"original_length": -1}, "original_length of at least 1 token, or 0 .* and got -1"),
+        ("yarn", {"slow": 32.0}, "0 < slow < fast turns, such as 1 and 32, and got slow=32.0, fast=32.0"),
+        ("yarn", {"base": 1.0}, "yarn needs a base above 1, such as 10000, and got base=1.0"),
+        ("yarn", {"temperature": -0.1}, "temperature of at least 0, such as 0.1, and got -0.1"),
+        ("xpos", {"scale_base": -512.0}, "or its decay would grow with distance; got -512.0"),
+        ("alibi", {"logit_scale": "log"}, "logit_scale='log' is unknown; use one of log_n, ssmax"),
+        ("alibi", {"logit_scal": "log_n"}, "has no option 'logit_scal'; did you mean 'logit_scale'"),
+        ("randomised", {"logit_scale": "log_n"}, "which the positions of Randomised don't tell; leave it out"),
+        ("randomised", {"method": "xpos", "max_position": 2**17}, "XPos has 65391 positions"),
+    ],
+)
+def test_options_that_are_refused(unchecked: None, name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(name, **options)
+
+
+def test_sizes_that_are_refused() -> None:
+    for name in ("yarn", "rotary_ntk", "xpos"):
+        with pytest.raises(ValueError, match="even head_dim and got 5; change num_heads or width"):
+            make_position(name, num_heads=2, head_dim=5, width=10, train_length=8)
+    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1, "options": {"logit_scale": "log_n"}}
+    with pytest.raises(ValueError, match="logit_scale=log_n needs a train_length of at least 2 and got 1"):
+        make_position("alibi", **sizes)
+
+
+@pytest.mark.parametrize("options", ["position=randomised", "position=alibi,position_options.logit_scale=log_n"])
+def test_a_window_is_refused_where_tokens_are_not_counted(options: str) -> None:
+    with pytest.raises(ValueError, match=r"model.window=8 can't be put on position=\w+ with these options: it \w+"):
+        build_model(base.apply(base.get_config(), f"{options},model.window=8"), 100)
