@@ -45,7 +45,7 @@ ALLOWED = {
     "alibi.command_line": {"alibi.atomic", "alibi.config_files", "alibi.data", "alibi.errors", "alibi.host_memory"}
     | {"alibi.parallel", "alibi.ranges", "configs.base"},
     "alibi.data": {"alibi.atomic", "alibi.errors"},
-    "alibi.runs.store": {"alibi.atomic", "alibi.runs.bucket"},
+    "alibi.runs.store": {"alibi.atomic", "alibi.errors", "alibi.runs.bucket"},
     "alibi.runs.bucket": {"alibi.atomic", "alibi.runs.store"},
     "alibi.reporting": {"alibi.atomic", "alibi.runs.store"},
     "alibi.runs": {"alibi.data", "alibi.atomic", "alibi.errors", "alibi.runs.store"},
