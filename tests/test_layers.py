@@ -59,8 +59,9 @@ ALLOWED = {
     "alibi.importers": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.atomic"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
-    | {"alibi.atomic", "alibi.config_files", "configs.base"},
-    "alibi.paper": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps", "alibi.atomic"},
+    | {"alibi.atomic", "alibi.config_files", "alibi.runs.store", "configs.base"},
+    "alibi.paper": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.reporting", "alibi.sweeps", "alibi.atomic"},
     "configs": {
         "configs.base",
         "configs.wikitext103",

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-import pathlib
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,12 @@ from alibi.paper.definitions import TABLES, Model, Quantity
 from alibi.paper.published import PaperTable, load_table
 from alibi.paper.settings import find_setting
 from alibi.runs import may_differ
+from alibi.runs.store import open_store
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
 
 class Reproduction:
-    """Table `number` of the paper at `scale`, in `workdir`.
+    """Table `number` of the paper at `scale`, in `workdir`, a directory or gs://BUCKET/PATH.
 
     Tables of one setting, files and overrides keep their runs in one directory and name
     them alike, so that what they share is trained and evaluated once.
@@ -32,7 +33,7 @@ class Reproduction:
         self,
         number: int,
         scale: str,
-        workdir: pathlib.Path,
+        workdir: str | os.PathLike[str],
         *,
         files: Mapping[str, str] | None = None,
         overrides: str = "",
@@ -43,7 +44,8 @@ class Reproduction:
         self.setting = find_setting(self.definition.setting, scale)
         self.files = files or {}
         self._config = self.setting.config_for(self.files, overrides)
-        self.directory = workdir.absolute() / scale / (self.setting.name + _suffix(self.files, overrides))
+        self.scale_directory = open_store(workdir) / scale
+        self.directory = self.scale_directory / (self.setting.name + _suffix(self.files, overrides))
         self.outputs = self.directory / "tables"
 
     @functools.cached_property

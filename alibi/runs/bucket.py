@@ -83,6 +83,11 @@ class Bucket(Store):
         cut = len(self._prefix) + 1 if self._prefix else 0
         return sorted(path[cut:] for path in found)
 
+    def folders(self) -> list[str]:
+        with self._named(""):
+            found = self._store.list_with_delimiter(self._prefix or None)["common_prefixes"]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
     def _is_file(self, key: str) -> bool:
         try:
             self._store.head(key)

@@ -27,7 +27,11 @@ POLL_SECONDS = 2.0
 
 
 class HeldError(ValueError):
-    """Another process holds the place."""
+    """Another process holds the place; `fact` says which."""
+
+    def __init__(self, fact: str):
+        super().__init__(f"{fact}; wait for it, or stop it")
+        self.fact = fact
 
 
 class Claim:
@@ -62,7 +66,7 @@ class Claim:
         try:
             self.file = store.lock(LOCK_FILE)
         except BlockingIOError:
-            raise HeldError(f"another process is {doing} in {store}; wait for it, or stop it") from None
+            raise HeldError(f"another process is {doing} in {store}") from None
         if self.file is None:
             self._lease = _Lease(store, doing, beat, stale, quiet)
             self.store = store.guarded(self._lease.check_by_clock)
@@ -88,7 +92,7 @@ def awaited(store: Store, doing: str, say: Callable[[str], None]) -> Claim:
             return Claim(store, doing, quiet=told)
         except HeldError as held:
             if not told:
-                say(f"{held}; waiting until it ends (Ctrl-C to leave)")
+                say(f"{held.fact}; waiting until it ends (Ctrl-C to leave)")
             told = True
             time.sleep(POLL_SECONDS)
 
@@ -213,8 +217,7 @@ class _Lease:
         return _read(content).get("token") == self._token
 
     def _held(self, content: bytes) -> HeldError:
-        who = _who(_read(content))
-        return HeldError(f"another process is {self._doing} in {self._store}: {who}; wait for it, or stop it")
+        return HeldError(f"another process is {self._doing} in {self._store}: {_who(_read(content))}")
 
 
 def _read(content: bytes) -> dict[str, Any]:

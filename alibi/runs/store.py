@@ -84,6 +84,10 @@ class Store(abc.ABC):
         """The names of all files below `folder`, sorted; none where it doesn't exist."""
 
     @abc.abstractmethod
+    def folders(self) -> list[str]:
+        """The names of the folders that lie directly in it, sorted."""
+
+    @abc.abstractmethod
     def check_writable(self) -> None:
         """Makes the place if need be; raises OSError where it can't be written."""
 
@@ -189,6 +193,9 @@ class Folder(Store):
         # Names with a dot before them are those of files that are being written.
         files = (pathlib.Path(place, file) for place, _, files in os.walk(start) for file in files if file[0] != ".")
         return sorted(file.relative_to(self.path).as_posix() for file in files)
+
+    def folders(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("*/"))
 
     def check_writable(self) -> None:
         probe = self._file(f".writable-{os.getpid()}")

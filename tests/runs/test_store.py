@@ -275,7 +275,7 @@ def test_who_waits_for_a_claim_gets_it_when_it_is_given_back(
     assert is_held(store)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         second = pool.submit(awaited, store, "sweeping", said.append)
-        time.sleep(1.0)
+        time.sleep(0.4)
         assert not second.done()
         first.release()
         second.result(timeout=10).release()
