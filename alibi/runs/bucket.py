@@ -14,6 +14,7 @@ from alibi.atomic import local_path
 from alibi.runs.store import LostError, Store, Version, encoded
 
 _MANY = 16  # files that are read at a time
+_NO_BUCKET = "the bucket does not exist"
 
 
 class Bucket(Store):
@@ -167,10 +168,10 @@ class Bucket(Store):
         try:
             yield
         except FileNotFoundError as error:
-            missing = "the bucket does not exist" if "NoSuchBucket" in str(error) else "it is missing"
+            missing = _NO_BUCKET if "NoSuchBucket" in str(error) else "it is missing"
             raise FileNotFoundError(f"{self._root}/{self._key(name)}: {missing}") from None
         except BaseError as error:
-            first_line = str(error).strip().splitlines()[0]
+            first_line = _NO_BUCKET if "NoSuchBucket" in str(error) else str(error).strip().splitlines()[0]
             raise OSError(f"{self._root}/{self._key(name)}: {first_line[:300]}") from None
 
 
