@@ -6,7 +6,8 @@
 Both object stores are emulators on this machine. Trains and evaluates a small model by train.py and
 eval_extrapolation.py, and two by sweep.py, kills them (kill -9) at random moments and gives the
 commands again, starts a second one beside the first, and compares parameters, metrics, rows and
-reports with those of local runs. Takes about five minutes; exits with 1 where anything differs.
+reports with those of local runs, also those of an imported checkpoint. Takes about five minutes;
+exits with 1 where anything differs.
 """
 
 import collections
@@ -48,7 +49,7 @@ def get_sweep():
     return {{"config": "{CONFIG}", "product": {{"position": ["alibi", "none"]}}, "lengths": {list(LENGTHS)}}}
 """
 EVALUATE = ["eval_extrapolation.py", f"--lengths={','.join(map(str, LENGTHS))}", "--noreport"]
-TIMES = ("seconds", "tokens_per_second", "gradient_norm_seconds")  # what two runs need not have in common
+TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")  # what two runs need not have in common
 
 
 @contextlib.contextmanager
@@ -143,6 +144,24 @@ def disturb_sweep(command: list[str], place: str) -> int:
     return kills
 
 
+def differ_imported(places: tuple[str, str]) -> collections.Counter[str]:
+    """Imports a checkpoint into two work directories and evaluates it there, with dumps, which are analysed."""
+    from alibi.runs.store import open_store
+
+    tiny, read = ROOT / "tests" / "data" / "fairseq-tiny", []
+    for place in places:
+        made = [f"--checkpoint={tiny}.pt", f"--dictionary={tiny}-dict.txt", f"--workdir={place}"]
+        finish(["scripts/import_fairseq.py", *made])
+        text = [f"--text_file={tiny}.txt", "--lengths=16,64", "--dump_nll", "--noreport"]
+        finish(["eval_extrapolation.py", f"--workdirs={place}", *text])
+        finish(["scripts/analyse_nll.py", f"--dumps={place}/nll/*.npz", f"--output_dir={place}/analysis"])
+        store = open_store(place)
+        read.append([store.read(f"analysis/by_context.{end}") for end in ("jsonl", "png")])
+    counted = differences(*((place, place) for place in places))
+    counted["analyses"] = sum(one != other for one, other in zip(*read, strict=True))
+    return counted
+
+
 def differences(local: tuple[str, str], remote: tuple[str, str]) -> collections.Counter[str]:
     """How many parameters, metrics and rows differ between two runs, each a work directory and an output directory."""
     import jax
@@ -190,10 +209,11 @@ def main() -> int:
         finish([*command, places[0]])
         kills["sweep"] = disturb_sweep([*command, places[1]], places[1])
         for name in SWEPT:
-            differ += differences(*((f"{place}/runs/{name}", place) for place in places))
+            differ.update(differences(*((f"{place}/runs/{name}", place) for place in places)))
         for name in ("report.md", "extrapolation.png"):
             one, other = (open_store(place).read(name) for place in places)
             differ[name] += one != other
+        differ.update(differ_imported((f"{folder}/imported", f"{runs}/deep/imported")))
     print(f"kills survived: {kills}; differences: {dict(differ)}; {time.monotonic() - begun:.0f} s")
     return int(differ.total() > 0)
 

@@ -10,7 +10,7 @@ from typing import Any
 from alibi.paper.definitions import TABLES, Model, Quantity
 from alibi.paper.published import PaperTable, load_table
 from alibi.paper.settings import find_setting
-from alibi.runs import may_differ
+from alibi.runs import RunDirectory, may_differ
 from alibi.runs.store import open_store
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
@@ -26,7 +26,7 @@ class Reproduction:
       overrides: config keys for all runs, KEY=VALUE,...
 
     Raises:
-      ValueError: an unknown table or scale, a comma in a file's name; later, config keys that don't exist.
+      ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold runs; later, config keys that don't exist.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Reproduction:
         self.scale_directory = open_store(workdir) / scale
         self.directory = self.scale_directory / (self.setting.name + _suffix(self.files, overrides))
         self.outputs = self.directory / "tables"
+        RunDirectory(str(self.directory))  # an address that can't hold runs is told of before any work
 
     @functools.cached_property
     def paper(self) -> PaperTable:
