@@ -26,7 +26,8 @@ class Reproduction:
       overrides: config keys for all runs, KEY=VALUE,...
 
     Raises:
-      ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold runs; later, config keys that don't exist.
+      ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold runs; later, config
+        keys that don't exist.
     """
 
     def __init__(

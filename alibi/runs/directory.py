@@ -228,7 +228,7 @@ def _check_for_orbax(address: str) -> None:
     if not address.startswith("gs:"):
         raise ValueError(
             f"work directory {address} can't hold checkpoints: Orbax writes them to directories and gs:// only; give "
-            "one of these (results may go to s3://, by --output_dir)"
+            "one of these (the rows of eval_extrapolation.py may go to s3://, by its --output_dir)"
         )
     if importlib.util.find_spec("gcsfs") is None:
         raise ValueError(

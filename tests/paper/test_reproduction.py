@@ -104,6 +104,11 @@ def test_lengths_strides_and_splits(tables):
     assert evaluations(2, "paper", "t5-L512-seed0")[0][0][-1] == 15512
 
 
+def test_an_address_that_cannot_hold_runs_is_refused_before_any_plan():
+    with pytest.raises(ValueError, match="s3://bucket/small/wikitext103 can't hold checkpoints: Orbax writes them to"):
+        Reproduction(2, "small", "s3://bucket")
+
+
 def test_the_list_names_directories_that_it_does_not_look_into(tmp_path):
     """Else runs with --overrides look as if they had never been, unless the same overrides are given again."""
     plain, short = (Reproduction(2, "small", tmp_path, overrides=keys) for keys in ("", "train.steps=600"))
