@@ -9,7 +9,6 @@ OUT/by_context.png, and prints what of each gain of longer blocks is explained b
 tokens with short context. Texts are told apart by the first digits of their tokens' SHA-256.
 """
 
-import glob
 import json
 import pathlib
 import sys
@@ -21,26 +20,30 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi import command_line
 
-_DUMPS = flags.DEFINE_list("dumps", None, "files or globs, separated by commas")
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where rows and figure go")
+_DUMPS = flags.DEFINE_list("dumps", None, "files or globs, of addresses too, separated by commas")
+_OUTPUT_DIR = flags.DEFINE_string(
+    "output_dir", None, "where rows and figure go; may be gs://BUCKET/PATH or s3://BUCKET/PATH"
+)
 
 
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.evaluation.by_position import analyse
-    from alibi.evaluation.dumps import read_dump
+    from alibi.evaluation.dumps import find_dumps
     from alibi.reporting.contexts import EarlyTokenCurse, draw_by_context
+    from alibi.runs.store import open_store
 
-    paths = sorted({path for pattern in _DUMPS.value for path in glob.glob(pattern)})
-    if not paths:
+    output = open_store(_OUTPUT_DIR.value)
+    output.check_writable()
+    dumps = find_dumps(_DUMPS.value)
+    if not dumps:
         raise ValueError(
             f"--dumps={','.join(_DUMPS.value)} names no file; give those of eval_extrapolation.py --dump_nll"
         )
-    rows = analyse([read_dump(path) for path in paths])
-    folder = pathlib.Path(_OUTPUT_DIR.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "by_context.jsonl").write_text("".join(json.dumps(row.to_json()) + "\n" for row in rows))
-    draw_by_context(rows, folder / "by_context.png")
+    rows = analyse(dumps)
+    output.write("by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows))
+    with output.made("by_context.png") as file:
+        draw_by_context(rows, file)
     told = ("run", "updates", "text", "blocks of", "gain, nats", "explained by context lengths", "by a sliding window")
     print(f"| {' | '.join(told)} |\n|:--|--:|:--|--:|--:|--:|--:|")
     for row in rows:
@@ -55,4 +58,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("dumps", "output_dir"))
+    command_line.run(main, required=("dumps", "output_dir"), addresses=("dumps", "output_dir"))

@@ -33,6 +33,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+from faults.starts import STARTS, second_start
+
 NAME, STEPS = "alibi-L16-seed0", 60
 CONFIG = """
 from configs import base
@@ -280,16 +282,6 @@ class FaultTest:
         if code != 1 or "\nerror: " not in f"\n{own}" or "Traceback" in own:
             self.complaints.append(f"{what}: ended with {code} and without a line that helps: {said[-800:]}")
 
-    def second_start(self) -> None:
-        """While one trains: told so, or, where it came too late, that the run was finished."""
-        trial = self.copied("twice")
-        both = [trial.start("train") for _ in range(2)]
-        for process in both:
-            said = process.communicate(timeout=120)[1]
-            if process.returncode:
-                self.told(process.returncode, said, "second starts")
-        self.finish(trial, "after a second start")
-
     def moved_away(self) -> None:
         trial = self.copied("moved")
         process, away = trial.start("train"), trial.folder / "away"
@@ -369,10 +361,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=5, help="of preparing, of training, evaluating and sweeping")
     parser.add_argument("--flips", type=int, default=20, help="of each kind of file")
     parser.add_argument("--kinds", default=",".join(FILES), help="of the files whose bits are flipped")
+    parser.add_argument("--starts", default=",".join(STARTS), help="of which a second one is made beside the first")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
     arguments = parser.parse_args()
     if unknown := set(filter(None, arguments.kinds.split(","))) - FILES.keys():
         parser.error(f"--kinds={','.join(unknown)}: there are {', '.join(FILES)}")
+    if unknown := set(filter(None, arguments.starts.split(","))) - set(STARTS):
+        parser.error(f"--starts={','.join(unknown)}: there are {', '.join(STARTS)}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="alibi-faults-") as name:
         test = FaultTest(pathlib.Path(name), arguments.seed)
@@ -380,7 +375,8 @@ def main() -> int:
             test.kills(arguments.kills, kind)
         for kind in filter(None, arguments.kinds.split(",") * arguments.flips):
             test.flip(kind)
-        test.second_start()
+        for started in filter(None, arguments.starts.split(",")):
+            second_start(test, started)
         test.moved_away()
         if can_mount(test.folder / "probe"):
             test.full_disk()

@@ -21,7 +21,7 @@ from alibi import command_line
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "the .pt file")
 _DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt that it was trained with")
-_WORKDIR = flags.DEFINE_string("workdir", None, "directory to make")
+_WORKDIR = flags.DEFINE_string("workdir", None, "work directory to make; may be gs://BUCKET/PATH")
 _POSITION = flags.DEFINE_string("position", "", "alibi, sinusoidal or none, in place of what the checkpoint says")
 _CONFIG = command_line.define_config_flag(
     str(ROOT / "configs" / "wikitext103.py"), says="what the checkpoint doesn't say"
@@ -36,7 +36,7 @@ def main() -> int:
     model, settings = made.config.model, made.settings
     bands = f" in bands from {', '.join(map(str, model.cutoffs))} on" if model.embedding == "adaptive" else ""
     print(
-        f"{made.run.path}: {made.parameters:,} parameters after {settings.updates:,} updates at "
+        f"{made.run}: {made.parameters:,} parameters after {settings.updates:,} updates at "
         f"L={settings.train_length}; {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
         f"feed-forward {model.feed_forward}, {made.vocab_size:,} words{bands}"
     )
@@ -46,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("checkpoint", "dictionary", "workdir"))
+    command_line.run(main, required=("checkpoint", "dictionary", "workdir"), addresses=("workdir",))

@@ -30,7 +30,9 @@ _TABLE = flags.DEFINE_integer("table", None, "number of the paper's table, 1 to 
 _SCALE = flags.DEFINE_string("scale", "small", "paper, or small: the same protocol on two cores")
 _RUN = flags.DEFINE_bool("run", False, "run what is missing and write the table")
 _LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with what has been run")
-_WORKDIR = flags.DEFINE_string("workdir", "workdirs/reproduce", "directory of the runs and tables, of all scales")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", "workdirs/reproduce", "place of the runs and tables, of all scales; may be gs://BUCKET/PATH"
+)
 _OVERRIDES = flags.DEFINE_string(
     "overrides", "", "KEY=VALUE,...: config keys for all runs, such as train.steps=100 (the schedule ends with them)"
 )
@@ -89,8 +91,7 @@ def _reproduction(number: int):
     from alibi.paper.reproduction import Reproduction
 
     files = {split: str(pathlib.Path(flag.value).absolute()) for split, flag in _FILES.items() if flag.value}
-    workdir = pathlib.Path(_WORKDIR.value).expanduser()
-    return Reproduction(number, _SCALE.value, workdir, files=files, overrides=_OVERRIDES.value)
+    return Reproduction(number, _SCALE.value, _WORKDIR.value, files=files, overrides=_OVERRIDES.value)
 
 
 def _processor():
@@ -108,4 +109,4 @@ def _processor():
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, addresses=("workdir",))

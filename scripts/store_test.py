@@ -1,19 +1,23 @@
-"""A run whose work directory is gs:// and whose rows are s3://, killed again and again, against a local one.
+"""A run whose work directory is gs:// and whose rows are s3://, and a sweep at gs://, killed, against local ones.
 
     pip install -c requirements-test.txt -r requirements-test.txt gcsfs gcp-storage-emulator
     python scripts/store_test.py [--kills=3]
 
 Both object stores are emulators on this machine. Trains and evaluates a small model by train.py and
-eval_extrapolation.py, kills them (kill -9) at random moments and gives the commands again, starts
-a second training beside the first, and compares parameters, metrics and rows with those of the
-local run. Takes about three minutes; exits with 1 where anything differs.
+eval_extrapolation.py, and two by sweep.py, kills them (kill -9) at random moments and gives the
+commands again, starts a second one beside the first, and compares parameters, metrics, rows and
+reports with those of local runs, also those of an imported checkpoint. Takes about five minutes;
+exits with 1 where anything differs.
 """
 
+import collections
 import contextlib
 import json
+import logging
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +29,7 @@ from absl import flags
 
 # A clone works without being installed: python scripts/store_test.py has only scripts/ on its path.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from alibi import command_line
 
@@ -33,13 +37,18 @@ _KILLS = flags.DEFINE_integer("kills", 3, "times that training is killed, and th
 _SEED = flags.DEFINE_integer("seed", 0, "of the moments of the kills")
 
 STEPS, EVERY, LENGTHS = 60, 5, (32, 64, 128, 256)
-TRAIN = ["train.py", "--config=configs/quickstart.py:position=alibi,length=32", f"--config.train.steps={STEPS}",
-         "--config.train.batch_tokens=1024", "--config.model.num_layers=2", "--config.model.width=32",
-         "--config.model.num_heads=2", "--config.model.feed_forward=64", "--config.optimizer.warmup_steps=5",
-         f"--config.log.every_steps={EVERY}", f"--config.checkpoint.every_steps={EVERY}",
-         "--config.eval.every_steps=30"]  # fmt: skip
+KEYS = (f"train.steps={STEPS}", "train.batch_tokens=1024", "model.num_layers=2", "model.width=32", "model.num_heads=2",
+        "model.feed_forward=64", "optimizer.warmup_steps=5", f"log.every_steps={EVERY}",
+        f"checkpoint.every_steps={EVERY}", "eval.every_steps=30")  # fmt: skip
+CONFIG = f"configs/quickstart.py:length=32,{','.join(KEYS)}"
+TRAIN = ["train.py", f"--config={CONFIG},position=alibi"]
+SWEPT = ("alibi-L32-seed0", "none-L32-seed0")
+SWEEP = f"""
+def get_sweep():
+    return {{"config": "{CONFIG}", "product": {{"position": ["alibi", "none"]}}, "lengths": {list(LENGTHS)}}}
+"""
 EVALUATE = ["eval_extrapolation.py", f"--lengths={','.join(map(str, LENGTHS))}", "--noreport"]
-TIMES = ("seconds", "tokens_per_second", "gradient_norm_seconds")  # what two runs need not have in common
+TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")  # what two runs need not have in common
 
 
 @contextlib.contextmanager
@@ -47,6 +56,7 @@ def s3(bucket: str) -> Iterator[str]:
     """The address of an empty bucket of an S3 emulator, which the environment names to the processes started here."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
@@ -72,6 +82,16 @@ def finish(words: list[str]) -> None:
         raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}:\n{said}")
 
 
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL for a process and, at the same moment, for the runs that it started."""
+    with contextlib.suppress(OSError):
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for child in map(int, children):
+            os.kill(child, signal.SIGKILL)
+    process.kill()
+    process.communicate()
+
+
 def kill_when(words: list[str], far: Callable[[], bool]) -> bool:
     """Starts a command and kills it when it is `far` enough, and a moment more; False where it ended before."""
     process = start(words)
@@ -79,8 +99,7 @@ def kill_when(words: list[str], far: Callable[[], bool]) -> bool:
         time.sleep(0.05)
     time.sleep(random.random() / 2)
     ended = process.poll() is not None
-    process.kill()
-    process.communicate()
+    kill(process)
     return not ended
 
 
@@ -112,7 +131,47 @@ def disturb(workdir: str, output: str) -> dict[str, int]:
     return kills
 
 
-def differences(local: tuple[str, str], remote: tuple[str, str]) -> dict[str, int]:
+def disturb_sweep(command: list[str], place: str) -> int:
+    """Runs a sweep whose processes are killed, and at last two at once; returns how often it was killed."""
+    from alibi.reporting.recorded import find_rows
+    from alibi.runs import RunDirectory
+
+    runs, kills = [RunDirectory(f"{place}/runs/{name}") for name in SWEPT], 0
+
+    def done() -> float:
+        return sum(run.status()["step"] / STEPS for run in runs) + len(find_rows(place)) / len(LENGTHS)
+
+    for _ in range(_KILLS.value):
+        goal = done() + random.uniform(0.1, 4 / (_KILLS.value + 1))
+        kills += kill_when(command, lambda goal=goal: done() >= goal)
+        print(f"sweep killed after updates {[run.status()['step'] for run in runs]}, {len(find_rows(place))} rows")
+    both = [start(command) for _ in range(2)]
+    said = [process.communicate()[0] for process in both]
+    waited = sum("another process is at work" in text for text in said)
+    print(f"two sweeps at once: {waited} waited, exit codes {[process.returncode for process in both]}", flush=True)
+    finish(command)
+    return kills
+
+
+def differ_imported(places: tuple[str, str]) -> collections.Counter[str]:
+    """Imports a checkpoint into two work directories and evaluates it there, with dumps, which are analysed."""
+    from alibi.runs.store import open_store
+
+    tiny, read = ROOT / "tests" / "data" / "fairseq-tiny", []
+    for place in places:
+        made = [f"--checkpoint={tiny}.pt", f"--dictionary={tiny}-dict.txt", f"--workdir={place}"]
+        finish(["scripts/import_fairseq.py", *made])
+        text = [f"--text_file={tiny}.txt", "--lengths=16,64", "--dump_nll", "--noreport"]
+        finish(["eval_extrapolation.py", f"--workdirs={place}", *text])
+        finish(["scripts/analyse_nll.py", f"--dumps={place}/nll/*.npz", f"--output_dir={place}/analysis"])
+        store = open_store(place)
+        read.append([store.read(f"analysis/by_context.{end}") for end in ("jsonl", "png")])
+    counted = differences(*((place, place) for place in places))
+    counted["analyses"] = sum(one != other for one, other in zip(*read, strict=True))
+    return counted
+
+
+def differences(local: tuple[str, str], remote: tuple[str, str]) -> collections.Counter[str]:
     """How many parameters, metrics and rows differ between two runs, each a work directory and an output directory."""
     import jax
     import numpy as np
@@ -130,7 +189,7 @@ def differences(local: tuple[str, str], remote: tuple[str, str]) -> dict[str, in
     print(f"compared: {sum(leaf.size for leaf in params[0]):,} parameters, {len(metrics[0])} rows of metrics, ", end="")
     print(f"{len(rows[0])} results")
     unequal = [int(np.sum(np.asarray(one) != np.asarray(other))) for one, other in zip(*params, strict=True)]
-    counted = {"parameters": sum(unequal)}
+    counted = collections.Counter(parameters=sum(unequal))
     for what, (here, there) in (("metrics", metrics), ("results", rows)):
         counted[what] = sum(one != other for one, other in zip(here, there, strict=False)) + abs(len(here) - len(there))
     return counted
@@ -141,8 +200,9 @@ def _timeless(line: bytes) -> dict[str, object]:
 
 
 def main() -> int:
-    sys.path.insert(0, str(ROOT / "scripts"))
     from gcs_emulator import gcs
+
+    from alibi.runs.store import open_store
 
     random.seed(_SEED.value)
     begun = time.monotonic()
@@ -152,8 +212,19 @@ def main() -> int:
         finish([*EVALUATE, f"--workdirs={here[0]}", f"--output_dir={here[1]}"])
         kills = disturb(*there)
         differ = differences(here, there)
-    print(f"kills survived: {kills}; differences: {differ}; {time.monotonic() - begun:.0f} s")
-    return int(any(differ.values()))
+        file, places = pathlib.Path(folder, "sweep.py"), (f"{folder}/sweep", f"{runs}/deep/sweep")
+        file.write_text(SWEEP)
+        command = ["scripts/sweep.py", f"--sweep={file}", "--workdir"]
+        finish([*command, places[0]])
+        kills["sweep"] = disturb_sweep([*command, places[1]], places[1])
+        for name in SWEPT:
+            differ.update(differences(*((f"{place}/runs/{name}", place) for place in places)))
+        for name in ("report.md", "extrapolation.png"):
+            one, other = (open_store(place).read(name) for place in places)
+            differ[name] += one != other
+        differ.update(differ_imported((f"{folder}/imported", f"{runs}/deep/imported")))
+    print(f"kills survived: {kills}; differences: {dict(differ)}; {time.monotonic() - begun:.0f} s")
+    return int(differ.total() > 0)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from alibi import command_line
 
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
-_WORKDIR = flags.DEFINE_string("workdir", None, "directory of the runs, results and report")
+_WORKDIR = flags.DEFINE_string("workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
 _JOBS = command_line.define_jobs_flag()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
@@ -30,20 +30,22 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
+    from alibi.runs.lease import is_held
+    from alibi.runs.store import open_store
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.estimates import plan_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
-    from alibi.sweeps.state import is_in_progress, survey
+    from alibi.sweeps.state import survey
 
-    workdir = pathlib.Path(_WORKDIR.value).expanduser()
+    workdir = open_store(_WORKDIR.value)
     sweep = load_sweep(_SWEEP.value)
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
     sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value)
     if _DRY_RUN.value:
-        print(plan_table(survey(sweep, workdir, in_progress=is_in_progress(workdir)), sweeper.jobs), end="")
+        print(plan_table(survey(sweep, workdir, in_progress=is_held(workdir)), sweeper.jobs), end="")
         return 0
     return run_sweeper(sweeper)
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("sweep", "workdir"))
+    command_line.run(main, required=("sweep", "workdir"), addresses=("workdir",))

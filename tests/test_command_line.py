@@ -85,7 +85,7 @@ def test_an_unknown_key_is_named_with_the_nearest(monkeypatch: pytest.MonkeyPatc
         (["--place=gs://bucket/x"], "--place is the address gs://bucket/x, where a path of this machine is needed"),
         (["--places=/tmp,s3://bucket/x"], "--places is the address s3://bucket/x"),
         (["--place=gs:/bucket/x"], "--place is the address gs:/bucket/x"),  # as path libraries write it
-        (["--config.data.cache_dir=gs://bucket/x"], "data.cache_dir is the address gs://bucket/x"),
+        (["--config.data.tokenizer_file=gs://bucket/x"], "data.tokenizer_file is the address gs://bucket/x"),
         (["--config.data.train=s3://bucket/x"], "data.train is the address"),
     ],
 )

@@ -5,15 +5,18 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+STARTS = "train,sweep without locks"
 KINDS = ("tokens", "status", "metrics", "tokenizers of runs", "rows")
 
 
 def test_kills_flips_and_starts_leave_no_difference() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "fault_test.py"), "--kills=1", "--flips=1"]
+    command = [sys.executable, str(ROOT / "scripts" / "fault_test.py"), "--kills=1", "--flips=1", f"--starts={STARTS}"]
     done = subprocess.run([*command, f"--kinds={','.join(KINDS)}"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     for kind in ("prepare", "train", "evaluate", "sweep"):
         assert f"kills of {kind}: 1\n" in done.stdout
     for kind in KINDS:
         assert f"flips in {kind}: 1\n" in done.stdout
+    for start in STARTS.split(","):
+        assert f"second starts of {start}: 1\n" in done.stdout
     assert "differences: 0, other mistakes: 0\n" in done.stdout

@@ -44,8 +44,9 @@ ALLOWED = {
     "alibi.config_files": {"alibi.ranges", "alibi.runs", "configs.base"},
     "alibi.command_line": {"alibi.atomic", "alibi.config_files", "alibi.data", "alibi.errors", "alibi.host_memory"}
     | {"alibi.parallel", "alibi.ranges", "configs.base"},
-    "alibi.data": {"alibi.atomic", "alibi.errors"},
-    "alibi.runs.store": {"alibi.atomic", "alibi.runs.bucket"},
+    "alibi.data": {"alibi.atomic", "alibi.errors", "alibi.data.shared"},
+    "alibi.data.shared": {"alibi.atomic", "alibi.data", "alibi.runs.store"},
+    "alibi.runs.store": {"alibi.atomic", "alibi.errors", "alibi.runs.bucket"},
     "alibi.runs.bucket": {"alibi.atomic", "alibi.runs.store"},
     "alibi.reporting": {"alibi.atomic", "alibi.runs.store"},
     "alibi.runs": {"alibi.data", "alibi.atomic", "alibi.errors", "alibi.runs.store"},
@@ -59,8 +60,9 @@ ALLOWED = {
     "alibi.importers": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.atomic"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
-    | {"alibi.atomic", "alibi.config_files", "configs.base"},
-    "alibi.paper": MODEL | {"alibi.data", "alibi.runs", "alibi.reporting", "alibi.sweeps", "alibi.atomic"},
+    | {"alibi.atomic", "alibi.config_files", "alibi.runs.store", "configs.base"},
+    "alibi.paper": MODEL
+    | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.reporting", "alibi.sweeps", "alibi.atomic"},
     "configs": {
         "configs.base",
         "configs.wikitext103",

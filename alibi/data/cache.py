@@ -11,23 +11,26 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from alibi.atomic import local_path, made_whole
+from alibi.atomic import is_address, local_path, made_whole
 from alibi.errors import NO_SPACE
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
 def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
-    """`cache_dir`, else $ALIBI_CACHE, else ~/.cache/alibi; ValueError where that is an address: files are mapped."""
-    if cache_dir:
+    """`cache_dir` if it is a directory, else $ALIBI_CACHE, else ~/.cache/alibi; ValueError where that is an address.
+
+    Token files are mapped: what lies at an address (`alibi.data.shared`) is fetched to here.
+    """
+    if cache_dir and not is_address(cache_dir):
         return local_path(cache_dir, "data.cache_dir")
     return local_path(os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", "$ALIBI_CACHE")
 
 
 def check_paths(data: Mapping[str, Any]) -> None:
-    """Raises ValueError where one of the keys of the config's section `data` names an address."""
+    """Raises ValueError where a key of the config's section `data` names an address, which only `cache_dir` may."""
     for key, value in data.items():
-        if isinstance(value, str):
+        if isinstance(value, str) and key != "cache_dir":
             local_path(value, f"data.{key}")
 
 

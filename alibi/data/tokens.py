@@ -17,6 +17,7 @@ from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import make_dictionary
 from alibi.data.making import Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
 from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
+from alibi.data.shared import SharedCache
 from alibi.data.stream import hash_ids
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import Manifest, TokenFile, load
@@ -38,6 +39,7 @@ def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> Non
     tokens are in the cache nothing is fetched.
     """
     check_paths(data)
+    SharedCache(data.cache_dir)
     check_options(data)
     corpus = make_corpus(data)
     corpus.check([split for split in splits if data[split] and not _is_made(data, corpus, split)])
@@ -53,10 +55,12 @@ def prepare(
 ) -> TokenFile:
     """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section `data`.
 
+    Where data.cache_dir is an address the file is fetched from there to the local cache, or made here and put there.
+
     Args:
       tokenizer: one that exists, such as that of a trained run, in place of the config's.
       progress: show a bar on stderr while it is made.
-      makers: of several hosts each calls this, with a cache that all of them see.
+      makers: of several hosts each calls this, with a cache directory that all of them see.
 
     Raises:
       ValueError: a corpus that can't be read or is empty, or a cache that can't be written.
@@ -69,8 +73,13 @@ def prepare(
         # What a run was trained with stays as it is, the text that it would be tested on too.
         remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
         raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
+    if makers.hosts > 1 and SharedCache(data.cache_dir):
+        raise ValueError(
+            f"{makers.hosts} hosts make shards in one directory, and data.cache_dir={data.cache_dir} is an address; "
+            "prepare on one host, from which the others fetch the files, or give a directory that all see"
+        )
     tokenizer = tokenizer or _find_tokenizer(data, corpus, progress, makers.workers)
-    place = _Place(corpus, split, _limit(data, split), tokenizer, cache_root(data.cache_dir))
+    place = _Place(corpus, split, _limit(data, split), tokenizer, data.cache_dir)
     return _find_or_make(place, progress, makers)
 
 
@@ -85,7 +94,7 @@ def prepare_text(
     named = os.fspath(paths) if isinstance(paths, str | os.PathLike) else list(paths)
     if not named:
         raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
-    place = _Place(TextFiles({"file": named}), "file", -1, tokenizer, cache_root(cache_dir))
+    place = _Place(TextFiles({"file": named}), "file", -1, tokenizer, cache_dir)
     return _find_or_make(place, progress, Makers())
 
 
@@ -111,7 +120,7 @@ def _find_tokenizer(
 ) -> Tokenizer:
     """`make_tokenizer`, but one that is made from text is kept in the cache."""
     check_options(data)
-    directory = _made_tokenizer(data, corpus)
+    directory, shared = _made_tokenizer(data, corpus), SharedCache(data.cache_dir)
     if directory is None:
         return make_tokenizer(data, corpus)
 
@@ -124,28 +133,31 @@ def _find_tokenizer(
         tokenizer.revision = corpus.revision
         tokenizer.save(folder)
 
+    shared.fetch(directory)
     find_or_make(directory, write)
+    shared.publish(directory)
     return load_tokenizer(directory, f"delete {directory} and run again")
 
 
 def _is_made(data: ml_collections.ConfigDict, corpus: Corpus, split: str) -> bool:
     """Whether the tokens of `split` are in the cache; its text need not be there then."""
     directory = _made_tokenizer(data, corpus)
-    if directory is not None and not directory.is_dir():
+    shared = SharedCache(data.cache_dir)
+    if directory is not None and not directory.is_dir() and not shared.has(directory):
         return False
-    tokenizer = _find_tokenizer(data, corpus)
-    return _Place(corpus, split, _limit(data, split), tokenizer, cache_root(data.cache_dir)).directory.is_dir()
+    place = _Place(corpus, split, _limit(data, split), _find_tokenizer(data, corpus), data.cache_dir)
+    return place.directory.is_dir() or shared.has(place.directory)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """A token file that is or will be in the cache `root`."""
+    """A token file that is or will be in the cache, on this machine and, where `cache_dir` is an address, there."""
 
     corpus: Corpus
     split: str
     max_bytes: int
     tokenizer: Tokenizer
-    root: pathlib.Path
+    cache_dir: str | os.PathLike
 
     @functools.cached_property
     def description(self) -> dict[str, Any]:
@@ -154,7 +166,8 @@ class _Place:
     @functools.cached_property
     def directory(self) -> pathlib.Path:
         content = {"format": IDS_VERSION, "text": self.description, "split": self.split, "max_bytes": self.max_bytes}
-        return self.root / "tokens" / content_key(content | {"tokenizer": self.tokenizer.fingerprint()})
+        key = content_key(content | {"tokenizer": self.tokenizer.fingerprint()})
+        return cache_root(self.cache_dir) / "tokens" / key
 
     @property
     def parts(self) -> pathlib.Path:
@@ -163,9 +176,10 @@ class _Place:
 
 
 def _find_or_make(place: _Place, progress: bool, makers: Makers) -> TokenFile:
-    directory = place.directory
+    directory, shared = place.directory, SharedCache(place.cache_dir)
     made_before = directory.is_dir()
-    if not made_before:
+    shared.fetch(directory)
+    if not directory.is_dir():
         own = f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else ""
         with claimed(directory, own) as alone:
             if not directory.is_dir():
@@ -176,6 +190,7 @@ def _find_or_make(place: _Place, progress: bool, makers: Makers) -> TokenFile:
             with claimed(directory):
                 if not directory.is_dir():
                     _assemble(place, *shards)
+    shared.publish(directory)
     return load(directory, verify=made_before)
 
 

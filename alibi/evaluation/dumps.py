@@ -1,20 +1,22 @@
 """NLL dumps: what each token of a text cost, on disk, for analyses by position and by context."""
 
 import dataclasses
+import fnmatch
+import glob
 import hashlib
 import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from alibi.atomic import made_whole
+from alibi.atomic import is_address, made_whole
 from alibi.reporting.rows import Scoring
-from alibi.runs.store import Store
+from alibi.runs.store import Store, open_store
 
 _NO_DUMP = (OSError, KeyError, EOFError, zipfile.BadZipFile)
 # How dumps are named; those of old versions hold their run's name nowhere else.
@@ -77,6 +79,25 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
             return Dump(_named(path, arrays), arrays["nll_nats"], arrays["targets"])
     except _NO_DUMP as error:
         raise ValueError(f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll") from error
+
+
+def find_dumps(patterns: Iterable[str]) -> list[Dump]:
+    """The dumps that paths and addresses name, in which wildcards may stand; ValueError as `read_dump` raises it."""
+    places = {place for pattern in patterns for place in _matching(pattern)}
+    dumps = []
+    for folder, _, name in (place.rpartition("/") for place in sorted(places)):
+        with open_store(folder).fetched(name) as path:
+            dumps.append(read_dump(path))
+    return dumps
+
+
+def _matching(pattern: str) -> list[str]:
+    if not is_address(pattern):
+        return [os.path.abspath(path) for path in glob.glob(pattern)]
+    # The folder before the first wildcard is listed: an object store knows no other way.
+    folder = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
+    store = open_store(folder)
+    return [place for place in (f"{store}/{name}" for name in store.names()) if fnmatch.fnmatchcase(place, pattern)]
 
 
 def what_is_in(path: pathlib.Path) -> Scoring | None:

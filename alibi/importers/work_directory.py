@@ -1,6 +1,8 @@
 """A checkpoint of the paper's own code becomes a work directory."""
 
+import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ import ml_collections
 import optax
 from jaxtyping import PyTree
 
-from alibi.atomic import made_whole
+from alibi.atomic import is_address, made_whole
 from alibi.data.cache import file_sha256
 from alibi.data.dictionary import read_dictionary
 from alibi.data.tokenizers import WordTokenizer
@@ -66,7 +68,7 @@ def import_run(
     *,
     position: str = "",
 ) -> Imported:
-    """Makes `workdir` of a fairseq checkpoint and its dict.txt, as training would have left it.
+    """Makes `workdir`, a directory or gs://BUCKET/PATH, of a fairseq checkpoint and its dict.txt, as training would.
 
     Further training begins with an empty momentum, at the learning rate of the checkpoint's
     update.
@@ -80,8 +82,8 @@ def import_run(
         together; a work directory that isn't empty. Nothing is left behind.
     """
     run = RunDirectory(workdir)
-    if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
-        raise ValueError(f"work directory {run.path} holds something already; choose another --workdir, or remove it")
+    if run.store.names() or not (is_address(str(run)) or _is_free(run.path)):
+        raise ValueError(f"work directory {run} holds something already; choose another --workdir, or remove it")
     if position not in ("", *POSITIONS):
         raise ValueError(f"position={position!r} is unknown; use one of {', '.join(POSITIONS)}")
     with Archive(checkpoint) as archive:
@@ -92,13 +94,18 @@ def import_run(
     settings = dataclasses.replace(settings, position=position or settings.position)
     tokenizer = _read_tokenizer(dictionary, sizes.vocab_size)
     sha256 = file_sha256(checkpoint)
-    config = _complete(config, sizes, settings, run.path, sha256)
+    config = _complete(config, sizes, settings, str(run), sha256)
     state = _state(config, params, sizes.vocab_size, settings.updates)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     origin = {"checkpoint": os.fspath(checkpoint), "sha256": sha256}
     about = make_provenance(imported_from=origin, parameters=parameters, vocab_size=sizes.vocab_size, corpus={})
     _write(run, config, tokenizer, state, about)
     return Imported(run, config, settings, parameters, sizes.vocab_size)
+
+
+def _is_free(path: pathlib.Path) -> bool:
+    """Whether a directory can be made there: nothing is there, or an empty one."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 def _read(content: Any) -> tuple[Architecture, Settings, PyTree]:
@@ -124,7 +131,7 @@ def _read_tokenizer(dictionary: str | os.PathLike[str], vocab_size: int) -> Word
 
 
 def _complete(
-    config: ml_collections.ConfigDict, sizes: Architecture, settings: Settings, workdir: pathlib.Path, sha256: str
+    config: ml_collections.ConfigDict, sizes: Architecture, settings: Settings, workdir: str, sha256: str
 ) -> ml_collections.ConfigDict:
     """`config` with all that the checkpoint says."""
     config = config.copy_and_resolve_references()
@@ -132,7 +139,7 @@ def _complete(
     config.position, config.position_options = settings.position, ml_collections.ConfigDict()
     config.model.update(sizes.config | settings.rates)
     config.model.update(num_heads=settings.num_heads, activation=settings.activation)
-    config.data.update(tokenizer="words", tokenizer_file=str(workdir / "tokenizer" / "dict.txt"))
+    config.data.update(tokenizer="words", tokenizer_file=f"{workdir}/tokenizer/dict.txt")
     config.train.batch_tokens = _whole_batch(config)
     return config
 
@@ -172,17 +179,39 @@ def _write(
     state: TrainState,
     provenance: dict[str, Any],
 ) -> None:
-    """All files into a directory beside, which is then renamed, so that nobody ever sees half of them."""
+    """All files into a directory beside, which is then renamed, so that nobody ever sees half of them.
+
+    At an address, where nothing is renamed, the status is the last of them: without it nothing goes on from the rest.
+    """
+    fill = functools.partial(_fill, config=config, tokenizer=tokenizer, state=state, provenance=provenance)
+    if not is_address(str(run)):
+        with made_whole(run.path) as partial:
+            fill(RunDirectory(partial))
+        return
+    try:
+        fill(run)
+    except BaseException:
+        for name in run.store.names():
+            run.store.delete(name)
+        raise
+
+
+def _fill(
+    run: RunDirectory,
+    *,
+    config: ml_collections.ConfigDict,
+    tokenizer: WordTokenizer,
+    state: TrainState,
+    provenance: dict[str, Any],
+) -> None:
     about = {"config": config.to_dict(), **provenance}
     updates, steps = int(state.step), config.train.steps
-    with made_whole(run.path) as partial:
-        made = RunDirectory(partial)
-        made.check(config)
-        made.claim(config, tokenizer)
-        made.release()
-        made.write("provenance.json", about)
-        (made.path / "config.py").write_text(CONFIG_FILE)
-        with Checkpoints(made.checkpoints) as checkpoints:
+    run.claim(config, tokenizer)
+    with contextlib.ExitStack() as stack:
+        stack.callback(run.release)
+        run.write("provenance.json", about)
+        run.store.write("config.py", CONFIG_FILE)
+        with Checkpoints(run.checkpoints) as checkpoints:
             checkpoints.save(state, updates, about)
         reached = "finished" if updates >= steps else "interrupted"
-        made.write_status(reached, step=updates, steps=steps, reason="imported", tokens_per_second=None, best=None)
+        run.write_status(reached, step=updates, steps=steps, reason="imported", tokens_per_second=None, best=None)

@@ -3,7 +3,7 @@
 import functools
 import pathlib
 import shlex
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from alibi.data.tokens import prepare
 from alibi.paper.published import parse_printed
@@ -12,10 +12,11 @@ from alibi.reporting.recorded import ROWS_FILE, find_rows
 from alibi.reporting.rows import latest
 from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
+from alibi.runs.lease import is_held
 from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.estimates import CPU, Cost, Processor, Text, evaluation_cost, parameters, training_cost
 from alibi.sweeps.launchers import Command
-from alibi.sweeps.state import RunState, evaluation_command, is_in_progress, survey, train_command
+from alibi.sweeps.state import RunState, evaluation_command, survey, train_command
 
 # The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
 PROCESSORS = {"paper": Processor(125e12, 0.3), "small": CPU}
@@ -34,7 +35,7 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     # Once a method: none of the tables' methods has parameters that depend on the length.
     methods = {run.config.position: run for run in reproduction.sweep.runs}
     counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
-    states = survey(reproduction.sweep, directory, in_progress=is_in_progress(directory))
+    states = survey(reproduction.sweep, directory, in_progress=is_held(directory))
     lines = [_heading(reproduction), ""]
     costs: list[Cost | None] = []
     left: list[Cost | None] = []
@@ -61,17 +62,19 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
         states = survey(one.sweep, one.directory)
         runs = f"{sum(state.is_trained for state in states)}/{len(states)}"
         results = f"{sum(state.results for state in states)}/{sum(state.run.results for state in states)}"
-        written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
+        written = "yes" if one.outputs.exists(f"table{one.number:02d}.md") else "no"
         lines.append((str(one.number), one.setting.name, runs, results, written, one.definition.title))
-    return aligned(lines, left=range(6)) + _elsewhere({one.directory for one in reproductions})
+    return aligned(lines, left=range(6)) + _elsewhere(reproductions)
 
 
-def _elsewhere(counted: Set[pathlib.Path]) -> str:
+def _elsewhere(counted: Sequence[Reproduction]) -> str:
     """The directories beside those `counted` that have results, of other overrides and files."""
-    beside = {file.parent for directory in counted for file in directory.parent.glob(f"*/{ROWS_FILE}")}
+    root = counted[0].scale_directory
+    beside = [root / name for name in root.folders() if name not in {one.directory.name for one in counted}]
     lines = [
         f"  {directory}: {sum(row.is_measured for row in latest(find_rows(directory)))} results\n"
-        for directory in sorted(beside - counted)
+        for directory in beside
+        if directory.exists(ROWS_FILE)
     ]
     return "".join(["\nOf other --overrides or files, and not counted here:\n", *lines]) if lines else ""
 

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-import pathlib
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 from alibi.paper.definitions import TABLES, Model, Quantity
 from alibi.paper.published import PaperTable, load_table
 from alibi.paper.settings import find_setting
-from alibi.runs import may_differ
+from alibi.runs import RunDirectory, may_differ
+from alibi.runs.store import open_store
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
 
 class Reproduction:
-    """Table `number` of the paper at `scale`, in `workdir`.
+    """Table `number` of the paper at `scale`, in `workdir`, a directory or gs://BUCKET/PATH.
 
     Tables of one setting, files and overrides keep their runs in one directory and name
     them alike, so that what they share is trained and evaluated once.
@@ -25,14 +26,15 @@ class Reproduction:
       overrides: config keys for all runs, KEY=VALUE,...
 
     Raises:
-      ValueError: an unknown table or scale, a comma in a file's name; later, config keys that don't exist.
+      ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold runs; later, config
+        keys that don't exist.
     """
 
     def __init__(
         self,
         number: int,
         scale: str,
-        workdir: pathlib.Path,
+        workdir: str | os.PathLike[str],
         *,
         files: Mapping[str, str] | None = None,
         overrides: str = "",
@@ -43,8 +45,10 @@ class Reproduction:
         self.setting = find_setting(self.definition.setting, scale)
         self.files = files or {}
         self._config = self.setting.config_for(self.files, overrides)
-        self.directory = workdir.absolute() / scale / (self.setting.name + _suffix(self.files, overrides))
+        self.scale_directory = open_store(workdir) / scale
+        self.directory = self.scale_directory / (self.setting.name + _suffix(self.files, overrides))
         self.outputs = self.directory / "tables"
+        RunDirectory(str(self.directory))  # an address that can't hold runs is told of before any work
 
     @functools.cached_property
     def paper(self) -> PaperTable:

@@ -4,7 +4,6 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 
-from alibi.atomic import write_whole
 from alibi.paper.definitions import REFERENCES, Quantity
 from alibi.paper.published import published
 from alibi.paper.reproduction import Reproduction
@@ -201,15 +200,16 @@ def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
     """Writes what is known until now, and `failures` by run below it; returns it as text for a terminal."""
     merge_rows(reproduction.directory)
     compared = Results(reproduction).compare()
-    place = reproduction.outputs / f"table{reproduction.number:02d}"
-    place.parent.mkdir(parents=True, exist_ok=True)
+    outputs, name = reproduction.outputs, f"table{reproduction.number:02d}"
     contents = {".md": to_markdown(compared), ".csv": to_csv(compared), ".tex": to_latex(compared)}
     suffixes, drawn = [*contents], reproduction.definition.lines
-    if drawn and draw_comparison(compared, drawn, place.with_suffix(".png")):
-        contents[".md"] += f"\n![table {reproduction.number}: paper and ours]({place.name}.png)\n"
+    if drawn and compared.has_ours:
+        with outputs.made(f"{name}.png") as file:
+            draw_comparison(compared, drawn, file)
+        contents[".md"] += f"\n![table {reproduction.number}: paper and ours]({name}.png)\n"
         suffixes.append(".png")
     if failures:
         contents[".md"] += "\n" + failed_runs(failures)
     for suffix, content in contents.items():
-        write_whole(place.with_suffix(suffix), content)
-    return "\n".join([to_text(compared), *(str(place.with_suffix(suffix)) for suffix in suffixes)])
+        outputs.write(name + suffix, content)
+    return "\n".join([to_text(compared), *(f"{outputs}/{name}{suffix}" for suffix in suffixes)])

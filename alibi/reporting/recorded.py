@@ -39,10 +39,10 @@ def record_row(directory: str | os.PathLike[str] | Store, row: Row) -> bool:
     content = json.dumps(about | {"sha256": _sha256(about)}, indent=1, allow_nan=False) + "\n"
     if store.create(name, content):
         return True
-    if _parse(store, name, store.read(name)):
+    there, version = store.read_version(name)
+    if _parse(store, name, there):
         return False
-    store.write(name, content)  # in place of a damaged one
-    return True
+    return store.replace(name, content, version) is not None  # a damaged one; another process may have done so
 
 
 def merge_rows(directory: str | os.PathLike[str] | Store) -> list[Row]:

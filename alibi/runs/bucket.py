@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from alibi.atomic import local_path
-from alibi.runs.store import Store, Version, encoded
+from alibi.runs.store import LostError, Store, Version, encoded
 
 _MANY = 16  # files that are read at a time
+_NO_BUCKET = "the bucket does not exist"
 
 
 class Bucket(Store):
@@ -21,6 +22,7 @@ class Bucket(Store):
 
     def __init__(self, store: Any, root: str, prefix: str = ""):
         self._store, self._root, self._prefix = store, root, prefix.strip("/")
+        self._logged = ("", b"")  # the last segment of a log that this process wrote, and its content
 
     def __str__(self) -> str:
         return f"{self._root}/{self._prefix}".rstrip("/")
@@ -42,12 +44,14 @@ class Bucket(Store):
             return list(pool.map(self.read, names))
 
     def write(self, name: str, content: str | bytes | memoryview) -> None:
+        self._check()
         with self._named(name):
             self._store.put(self._key(name), encoded(content))
 
     def create(self, name: str, content: str | bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError
 
+        self._check()
         with self._named(name):
             try:
                 self._store.put(self._key(name), encoded(content), mode="create")
@@ -58,6 +62,7 @@ class Bucket(Store):
     def replace(self, name: str, content: str | bytes, version: Version) -> Version | None:
         from obstore.exceptions import PreconditionError
 
+        self._check()
         with self._named(name):
             try:
                 return _version(self._store.put(self._key(name), encoded(content), mode=version))
@@ -65,6 +70,7 @@ class Bucket(Store):
                 return None
 
     def delete(self, name: str) -> None:
+        self._check()
         with contextlib.suppress(FileNotFoundError), self._named(name):
             self._store.delete(self._key(name))
 
@@ -77,6 +83,11 @@ class Bucket(Store):
                 found = [start]
         cut = len(self._prefix) + 1 if self._prefix else 0
         return sorted(path[cut:] for path in found)
+
+    def folders(self) -> list[str]:
+        with self._named(""):
+            found = self._store.list_with_delimiter(self._prefix or None)["common_prefixes"]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
 
     def _is_file(self, key: str) -> bool:
         try:
@@ -124,11 +135,24 @@ class Bucket(Store):
                 self.write((pathlib.PurePosixPath(name) / path.relative_to(made)).as_posix(), path.read_bytes())
 
     def log(self, name: str, row: dict[str, Any]) -> None:
-        segment = f"{name}/{row['step']:010d}.jsonl"
-        before = self.read(segment) if self.exists(segment) else b""
-        self.write(segment, before + json.dumps(row).encode() + b"\n")
+        segment, line = f"{name}/{row['step']:010d}.jsonl", json.dumps(row).encode() + b"\n"
+        before = self._logged[1] if self._logged[0] == segment else b""
+        if not self._extended(segment, before, before + line):
+            raise LostError(f"{self}/{segment} was written by another process; this one stops: start only one")
+        self._logged = segment, before + line
+
+    def _extended(self, name: str, before: bytes, after: bytes) -> bool:
+        """Writes a file that is `before`, or empty and not there; False where it is, or becomes, something else."""
+        if not before:
+            return self.create(name, after) or self.read(name) == after  # of which the answer was lost
+        try:
+            there, version = self.read_version(name)
+        except FileNotFoundError:
+            return False
+        return there == before and (self.replace(name, after, version) is not None or self.read(name) == after)
 
     def drop_log(self, name: str, step: int) -> None:
+        self._logged = ("", b"")
         for segment in self.names(name):
             if int(pathlib.PurePosixPath(segment).stem) > step:
                 self.delete(segment)
@@ -144,10 +168,10 @@ class Bucket(Store):
         try:
             yield
         except FileNotFoundError as error:
-            missing = "the bucket does not exist" if "NoSuchBucket" in str(error) else "it is missing"
+            missing = _NO_BUCKET if "NoSuchBucket" in str(error) else "it is missing"
             raise FileNotFoundError(f"{self._root}/{self._key(name)}: {missing}") from None
         except BaseError as error:
-            first_line = str(error).strip().splitlines()[0]
+            first_line = _NO_BUCKET if "NoSuchBucket" in str(error) else str(error).strip().splitlines()[0]
             raise OSError(f"{self._root}/{self._key(name)}: {first_line[:300]}") from None
 
 

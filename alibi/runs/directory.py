@@ -148,11 +148,14 @@ class RunDirectory:
     def claim(self, config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> None:
         """Claims the directory for this process, see `Claim`, and writes the config and, once, the tokenizer.
 
+        From then on whatever is written here through `store` raises LostError where the directory is another's.
+
         Raises:
           ValueError: another process is training here, or has begun a run of another config since
             `check`; or the tokenizer that is here is another.
         """
         self._claim = Claim(self.store, "training")
+        self.store = self._claim.store
         try:
             self.check(config)
             self._keep(tokenizer)
@@ -225,7 +228,7 @@ def _check_for_orbax(address: str) -> None:
     if not address.startswith("gs:"):
         raise ValueError(
             f"work directory {address} can't hold checkpoints: Orbax writes them to directories and gs:// only; give "
-            "one of these (results may go to s3://, by --output_dir)"
+            "one of these (the rows of eval_extrapolation.py may go to s3://, by its --output_dir)"
         )
     if importlib.util.find_spec("gcsfs") is None:
         raise ValueError(

@@ -2,6 +2,8 @@
 
 A lease is a file that says which process holds it. Its holder writes it anew every few seconds, each time on
 condition that it is still the one that it wrote; one that stays the same for a minute is of a process that is gone.
+So the holder knows by its clock for how long nobody can have taken it over: while that is so it writes without asking,
+and later only after a sign of life that arrived.
 """
 
 import contextlib
@@ -14,21 +16,22 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import IO, Any
 
-from alibi.errors import UserError
-from alibi.runs.store import Store, Version
+from alibi.runs.store import LostError, Store, Version
 
 LOCK_FILE, LEASE_FILE = ".lock", "lease.json"
 BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
+POLL_SECONDS = 2.0
 
 
 class HeldError(ValueError):
-    """Another process holds the place."""
+    """Another process holds the place; `fact` says which."""
 
-
-class LostError(UserError):
-    """Another process has taken the place over, or has removed the lease."""
+    def __init__(self, fact: str):
+        super().__init__(f"{fact}; wait for it, or stop it")
+        self.fact = fact
 
 
 class Claim:
@@ -38,27 +41,40 @@ class Claim:
       store: the place.
       doing: what a process does that holds it, for messages.
       beat, stale: seconds between two signs of life, and after which a holder without one is taken for gone.
+      quiet: say nothing while the sign of life of another process is waited for.
+
+    Attributes:
+      store: the place, whose writes raise LostError where another process may have taken it over.
 
     Raises:
       HeldError: another process holds it. Where there are only leases, this is known after a sign of life, and a
         holder that was killed on another machine is waited for until its lease is stale, which is said.
     """
 
-    def __init__(self, store: Store, doing: str, *, beat: float = BEAT_SECONDS, stale: float = STALE_SECONDS):
-        self._store, self._doing = store, doing
+    def __init__(
+        self,
+        store: Store,
+        doing: str,
+        *,
+        beat: float = BEAT_SECONDS,
+        stale: float = STALE_SECONDS,
+        quiet: bool = False,
+    ):
+        self.store = store
         self._lease: _Lease | None = None
         self.file: IO[Any] | None = None
         try:
             self.file = store.lock(LOCK_FILE)
         except BlockingIOError:
-            raise HeldError(f"another process is {doing} in {store}; wait for it, or stop it") from None
+            raise HeldError(f"another process is {doing} in {store}") from None
         if self.file is None:
-            self._lease = _Lease(store, doing, beat, stale)
+            self._lease = _Lease(store, doing, beat, stale, quiet)
+            self.store = store.guarded(self._lease.check_by_clock)
 
     def check(self) -> None:
-        """Raises LostError where another process has taken the place over, thinking this one gone."""
+        """Raises LostError where another process has taken the place over, thinking this one gone; asks the store."""
         if self._lease is not None:
-            self._lease.check()
+            self._lease.renew()
 
     def release(self) -> None:
         """Gives the place back."""
@@ -68,15 +84,50 @@ class Claim:
             self._lease.release()
 
 
+def awaited(store: Store, doing: str, say: Callable[[str], None]) -> Claim:
+    """The claim of `store` when whoever holds it has given it back, of which `say` is told once."""
+    told = False
+    while True:
+        try:
+            return Claim(store, doing, quiet=told)
+        except HeldError as held:
+            if not told:
+                say(f"{held.fact}; waiting until it ends (Ctrl-C to leave)")
+            told = True
+            time.sleep(POLL_SECONDS)
+
+
+def is_held(store: Store) -> bool:
+    """Whether a process holds `store`, as far as it can be seen at once; nothing is written."""
+    with contextlib.suppress(PermissionError):
+        if store.exists(LOCK_FILE):
+            try:
+                file = store.lock(LOCK_FILE)
+            except BlockingIOError:
+                return True
+            if file is not None:
+                file.close()
+                return False
+    try:
+        lease = _read(store.read(LEASE_FILE))
+        age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(lease["time"])
+    except (FileNotFoundError, LookupError, TypeError, ValueError):
+        return False
+    return age.total_seconds() < STALE_SECONDS and not _is_gone(lease)
+
+
 class _Lease:
     """The lease file of a place, taken and renewed by a thread of its own until `release`."""
 
-    def __init__(self, store: Store, doing: str, beat: float, stale: float):
-        self._store, self._doing, self._beat, self._stale = store, doing, beat, stale
+    def __init__(self, store: Store, doing: str, beat: float, stale: float, quiet: bool):
+        self._store, self._doing, self._beat, self._stale, self._quiet = store, doing, beat, stale, quiet
         self._token = uuid.uuid4().hex
+        self._renewed = _clock()  # when the request of the last sign of life that arrived was sent, at the latest
         self._version = self._take()
+        self._lost = False
+        self._one_at_a_time = threading.Lock()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name=f"lease of {store}", daemon=True)
+        self._thread = threading.Thread(target=self._renew_often, name=f"lease of {store}", daemon=True)
         self._thread.start()
 
     def _content(self) -> str:
@@ -91,6 +142,7 @@ class _Lease:
                 if self._is_ours(content):  # our own first try, whose answer was lost on the way
                     break
                 self._wait_until_stale(content, version)
+                self._renewed = _clock()
                 self._store.replace(LEASE_FILE, self._content(), version)
                 time.sleep(min(1.0, self._beat))  # in a directory two may have replaced it: the last one has it
                 break
@@ -104,37 +156,55 @@ class _Lease:
         holder, start = _read(content), time.monotonic()
         if _is_gone(holder):
             return
-        print(
-            f"{self._store}: {_who(holder)} was {self._doing} here; waiting up to {self._stale:.0f} s for a sign of it",
-            file=sys.stderr,
-        )
+        wait = f"{_who(holder)} was {self._doing} here; waiting up to {self._stale:.0f} s for a sign of it"
+        if not self._quiet:
+            print(f"{self._store}: {wait}", file=sys.stderr)
         while time.monotonic() - start < self._stale:
             time.sleep(self._beat / 4)
             now, new_version = self._store.read_version(LEASE_FILE)
             if new_version != version:
                 raise self._held(now)
 
-    def _renew(self) -> None:
+    def _renew_often(self) -> None:
         while not self._ended.wait(self._beat):
-            with contextlib.suppress(OSError):  # no connection now; `check` says so where it matters
-                version = self._store.replace(LEASE_FILE, self._content(), self._version)
-                if version is None:  # or it was replaced, but the answer was lost
-                    content, version = self._store.read_version(LEASE_FILE)
-                    if not self._is_ours(content):
-                        return
-                self._version = version
+            with contextlib.suppress(OSError):  # no connection now; who writes asks again
+                try:
+                    self.renew()
+                except LostError:
+                    return
 
-    def check(self) -> None:
+    def renew(self) -> None:
+        """Gives a sign of life; raises LostError where the lease is another's by now, or gone."""
+        with self._one_at_a_time:
+            if self._ended.is_set():
+                return
+            now = _clock()
+            version = self._store.replace(LEASE_FILE, self._content(), self._version)
+            if version is None:  # or it was replaced, but the answer was lost
+                version = self._version_of_ours()
+            self._version, self._renewed = version, now
+
+    def _version_of_ours(self) -> Version:
         try:
-            content = self._store.read(LEASE_FILE)
+            content, version = self._store.read_version(LEASE_FILE)
         except FileNotFoundError:
-            content = b""
-        if not self._is_ours(content):
-            by = f"{_who(_read(content))} has taken it over" if content else "it was removed"
-            raise LostError(
-                f"the lease of {self._store} was lost: {by}; this process stops, so that only one is {self._doing} "
-                "there; what it saved before is whole"
-            )
+            content, version = b"", {}
+        if self._is_ours(content):
+            return version
+        self._lost = True
+        by = f"{_who(_read(content))} has taken it over" if content else "it was removed"
+        raise LostError(
+            f"the lease of {self._store} was lost: {by}; this process stops, so that only one is {self._doing} "
+            "there; what it saved before is whole"
+        )
+
+    def check_by_clock(self) -> None:
+        """`renew`, where it is lost or so old that another process may take it over while something is written.
+
+        The other half of the time is for the write, which obstore gives up after 30 s.
+        """
+        if self._lost or _clock() - self._renewed > self._stale / 2:
+            self.renew()
 
     def release(self) -> None:
         self._ended.set()
@@ -147,8 +217,7 @@ class _Lease:
         return _read(content).get("token") == self._token
 
     def _held(self, content: bytes) -> HeldError:
-        who = _who(_read(content))
-        return HeldError(f"another process is {self._doing} in {self._store}: {who}; wait for it, or stop it")
+        return HeldError(f"another process is {self._doing} in {self._store}: {_who(_read(content))}")
 
 
 def _read(content: bytes) -> dict[str, Any]:
@@ -162,6 +231,11 @@ def _read(content: bytes) -> dict[str, Any]:
 
 def _who(lease: dict[str, Any]) -> str:
     return f"process {lease.get('process', '?')} on {lease.get('host', '?')} (at {lease.get('time', '?')})"
+
+
+def _clock() -> float:
+    """Seconds that also go by while the machine sleeps, where the system counts those."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _machine() -> str:

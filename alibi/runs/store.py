@@ -6,6 +6,7 @@ half one; nothing is appended to. Errors of object stores are OSErrors of one li
 
 import abc
 import contextlib
+import copy
 import errno
 import fcntl
 import hashlib
@@ -15,18 +16,31 @@ import os
 import pathlib
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from alibi.atomic import is_address, made_whole, write_whole
+from alibi.errors import UserError
 
 SCHEMES = ("gs", "s3")
 Version = dict[str, str]  # what a store knows the content of a file by
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
+class LostError(UserError):
+    """Another process writes here by now, thinking this one gone."""
+
+
 class Store(abc.ABC):
     """A place with files. `str(store)` is what a user calls it: an absolute path or an address."""
+
+    _check: Callable[[], object] = staticmethod(lambda: None)  # called before each write
+
+    def guarded(self, check: Callable[[], object]) -> "Store":
+        """The same place, written to only after `check`, which raises where this process may write no more."""
+        other = copy.copy(self)
+        other._check = check
+        return other
 
     @property
     def name(self) -> str:
@@ -70,6 +84,10 @@ class Store(abc.ABC):
         """The names of all files below `folder`, sorted; none where it doesn't exist."""
 
     @abc.abstractmethod
+    def folders(self) -> list[str]:
+        """The names of the folders that lie directly in it, sorted."""
+
+    @abc.abstractmethod
     def check_writable(self) -> None:
         """Makes the place if need be; raises OSError where it can't be written."""
 
@@ -94,7 +112,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def log(self, name: str, row: dict[str, Any]) -> None:
-        """Adds a row to NAME.jsonl; where nothing can be appended to, to NAME/STEP.jsonl of the row's own "step"."""
+        """Adds a row to NAME.jsonl; where nothing can be appended to, to NAME/STEP.jsonl of the row's own "step".
+
+        Raises LostError where that is another process's file.
+        """
 
     @abc.abstractmethod
     def drop_log(self, name: str, step: int) -> None:
@@ -162,6 +183,7 @@ class Folder(Store):
         return {"sha256": hashlib.sha256(encoded(content)).hexdigest()}
 
     def delete(self, name: str) -> None:
+        self._check()
         (self.path / name).unlink(missing_ok=True)
 
     def names(self, folder: str = "") -> list[str]:
@@ -171,6 +193,9 @@ class Folder(Store):
         # Names with a dot before them are those of files that are being written.
         files = (pathlib.Path(place, file) for place, _, files in os.walk(start) for file in files if file[0] != ".")
         return sorted(file.relative_to(self.path).as_posix() for file in files)
+
+    def folders(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("*/"))
 
     def check_writable(self) -> None:
         probe = self._file(f".writable-{os.getpid()}")
@@ -203,12 +228,14 @@ class Folder(Store):
             file.write(json.dumps(row) + "\n")
 
     def drop_log(self, name: str, step: int) -> None:
-        file = self.path / f"{name}.jsonl"
+        file = self._file(f"{name}.jsonl")
         if file.exists():
             lines = file.read_bytes().splitlines(keepends=True)
             write_whole(file, b"".join(line for line in lines if _step_of(line) <= step))
 
     def _file(self, name: str) -> pathlib.Path:
+        """Where a file is about to be written."""
+        self._check()
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

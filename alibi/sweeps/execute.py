@@ -3,10 +3,8 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import os
-import pathlib
 import sys
 import threading
 import time
@@ -14,17 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 from alibi.errors import UserError, disk_errors_named
 from alibi.reporting.report import write_report
+from alibi.runs.lease import Claim, awaited
+from alibi.runs.store import open_store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed, format_duration
 from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, Stopped, places, suitable_jobs
 from alibi.sweeps.state import (
+    Directory,
     RunState,
     evaluation_command,
     read_failures,
     run_directory,
     survey,
     train_command,
-    try_lock,
     write_failure,
 )
 
@@ -33,7 +33,7 @@ RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM
 
 
 class Sweeper:
-    """Executes `sweep` in `workdir`.
+    """Executes `sweep` in `workdir`, a directory or gs://BUCKET/PATH.
 
     Args:
       flags: given to every process (those of several hosts).
@@ -48,7 +48,7 @@ class Sweeper:
     def __init__(
         self,
         sweep: Sweep,
-        workdir: pathlib.Path,
+        workdir: Directory,
         *,
         flags: Sequence[str] = (),
         primary: bool = True,
@@ -56,10 +56,11 @@ class Sweeper:
         report: Callable[[dict[str, str]], str] | None = None,
         launcher: Launcher | None = None,
     ):
-        self.sweep, self.workdir = sweep, workdir.absolute()
-        if "," in str(self.workdir):
+        self.sweep, self.store = sweep, open_store(workdir)
+        run_directory(self.store, sweep.runs[0])  # an address that can't hold runs is told of before any work
+        if "," in str(self.store):
             raise ValueError(
-                f"--workdir {self.workdir} holds a comma, which separates work directories; use a path without one"
+                f"--workdir {self.store} holds a comma, which separates work directories; use a path without one"
             )
         if jobs > 1 and flags:
             raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
@@ -70,8 +71,9 @@ class Sweeper:
         self._shown = ""  # the latest report
         self._trained: set[str] = set()  # names of the runs that this start brought so far
         self._evaluated: set[str] = set()
-        self.report = report or functools.partial(write_report, self.workdir, sweep.title)
+        self.report = report or functools.partial(write_report, self.store, sweep.title)
         self.launcher = launcher or LocalProcesses()
+        self._claim: Claim | None = None
 
     def execute(self) -> dict[str, str]:
         """Does all that is left to do.
@@ -81,11 +83,12 @@ class Sweeper:
 
         Raises:
           ValueError: a work directory that can't be written.
+          LostError: another sweep has taken the work directory over, thinking this one gone.
           Stopped: SIGINT or SIGTERM arrived.
         """
         failures: dict[str, str] = {}
         started = time.monotonic()
-        with self._lock(), self.launcher, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+        with self._claimed(), self.launcher, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             for done in [pool.submit(self._execute_run, number, failures) for number in range(len(self.sweep.runs))]:
                 done.result()
         hours, minutes = divmod(int(time.monotonic() - started) // 60, 60)
@@ -96,6 +99,7 @@ class Sweeper:
     def _execute_run(self, number: int, failures: dict[str, str]) -> None:
         if self.launcher.stopped:
             raise Stopped
+        self._check_claim()
         run, place = self.sweep.runs[number], self._places.pop()  # a list's own operations need no lock
         try:
             reason = self._bring_to_end(run, f"[{number + 1}/{len(self.sweep.runs)}] {run.name}", place)
@@ -108,6 +112,7 @@ class Sweeper:
                 failures[run.name] = reason
                 say(f"{run.name} failed: {reason}")
             if self.primary:
+                self._check_claim()
                 try:
                     self._record(run, reason)
                 except UserError as error:  # no space left; when the command is repeated there may be
@@ -116,11 +121,11 @@ class Sweeper:
 
     def _record(self, run: Run, reason: str) -> None:
         """Writes the report, after each run, so that there is something to look at from the first one on."""
-        with disk_errors_named(self.workdir):
-            write_failure(self.workdir, run.name, reason)
+        with disk_errors_named(self.store):
+            write_failure(self.store, run.name, reason)
             # Those of an earlier start that were not tried again yet included, those of another sweep not.
             names = {run.name for run in self.sweep.runs}
-            self._shown = self.report({name: why for name, why in read_failures(self.workdir).items() if name in names})
+            self._shown = self.report({name: why for name, why in read_failures(self.store).items() if name in names})
 
     def _bring_to_end(self, run: Run, heading: str, place: Place) -> str:
         """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
@@ -146,20 +151,20 @@ class Sweeper:
         return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
 
     def _state(self, run: Run) -> RunState:
-        (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.workdir)
+        (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.store)
         return state
 
     def _time_left(self) -> str:
-        states = survey(self.sweep, self.workdir)
+        states = survey(self.sweep, self.store)
         left = Speed.of(states).seconds_left(states, self.jobs)
         if left is None:
             return "the time left in all shows when one run is trained"
         return f"about {format_duration(left)} left in all"
 
     def _train(self, run: Run, place: Place) -> str:
-        directory = run_directory(self.workdir, run)
+        directory = run_directory(self.store, run)
         before = directory.status().get("updated")
-        ended = self._run(train_command(run, self.workdir), place)
+        ended = self._run(train_command(run, self.store), place)
         if ended.code == 0:
             return ""
         status = directory.status()
@@ -167,27 +172,32 @@ class Sweeper:
         return status["reason"] if recorded else ended.reason("training")
 
     def _evaluate(self, run: Run, evaluation: Evaluation, place: Place) -> str:
-        return self._run(evaluation_command(run, evaluation, self.workdir), place).reason("evaluation")
+        return self._run(evaluation_command(run, evaluation, self.store), place).reason("evaluation")
 
     def _run(self, command: Command, place: Place) -> Ended:
         return self.launcher.run(dataclasses.replace(command, flags=(*command.flags, *self.flags)), place)
 
     @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _claimed(self) -> Iterator[None]:
         """Holds the work directory; waits while another sweep, or a run that a killed one left, is at work in it."""
-        try:
-            self.workdir.mkdir(parents=True, exist_ok=True)
-            file = (self.workdir / ".lock").open("a")
-        except OSError as error:
-            raise ValueError(f"work directory {self.workdir} can't be written ({error}); choose another") from None
-        with file:
-            if self.primary:
-                if not try_lock(file.fileno()):
-                    say(f"another process is at work in {self.workdir}; waiting until it ends (Ctrl-C to leave)")
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                # Children inherit it: it lasts until the last of them has ended, whatever becomes of this process.
-                self.launcher.lock = file.fileno()
+        if not self.primary:
             yield
+            return
+        try:
+            self._claim = awaited(self.store, "at work", say)
+        except OSError as error:
+            raise ValueError(f"work directory {self.store} can't be written ({error}); choose another") from None
+        if self._claim.file is not None:
+            # Children inherit it: it lasts until the last of them has ended, whatever becomes of this process.
+            self.launcher.lock = self._claim.file.fileno()
+        try:
+            yield
+        finally:
+            self._claim.release()
+
+    def _check_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.check()
 
 
 def run_sweeper(sweeper: Sweeper) -> int:

@@ -1,19 +1,19 @@
 """Where a sweep stands: each run's state, which results exist, what failed, and the commands for the rest."""
 
 import dataclasses
-import fcntl
 import json
-import pathlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alibi.atomic import write_whole
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Row
 from alibi.runs import RunDirectory, evaluation_hash
+from alibi.runs.store import Store, open_store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.launchers import Command
 
+Directory = str | os.PathLike[str] | Store  # of a sweep: a directory or an address
 FAILURES_FILE = "failures.json"  # why each run was last given up, until it succeeds
 
 
@@ -63,25 +63,26 @@ class RunState:
         return f"at step {self.step:,} of {self.run.config.train.steps:,}"
 
 
-def run_directory(workdir: pathlib.Path, run: Run) -> RunDirectory:
-    return RunDirectory(workdir / "runs" / run.name)
+def run_directory(workdir: Directory, run: Run) -> RunDirectory:
+    """Where a run lies; ValueError where that is an address that can't hold checkpoints."""
+    return RunDirectory(str(open_store(workdir) / "runs" / run.name))
 
 
-def train_command(run: Run, workdir: pathlib.Path) -> Command:
+def train_command(run: Run, workdir: Directory) -> Command:
     """What trains `run`, from where it stands."""
-    return Command("train.py", (*run.config_flags(), f"--workdir={run_directory(workdir, run).path}"))
+    return Command("train.py", (*run.config_flags(), f"--workdir={run_directory(workdir, run)}"))
 
 
-def evaluation_command(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> Command:
+def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> Command:
     """What makes the rows of `evaluation`, of a trained run."""
-    flags = [f"--workdirs={run_directory(workdir, run).path}", f"--lengths={','.join(map(str, evaluation.lengths))}"]
+    flags = [f"--workdirs={run_directory(workdir, run)}", f"--lengths={','.join(map(str, evaluation.lengths))}"]
     if evaluation.stride is not None:
         flags.append(f"--stride={evaluation.stride}")
-    flags += [f"--split={evaluation.split}", f"--output_dir={workdir.absolute()}", "--noreport"]
+    flags += [f"--split={evaluation.split}", f"--output_dir={open_store(workdir)}", "--noreport"]
     return Command("eval_extrapolation.py", tuple(flags))
 
 
-def survey(sweep: Sweep, workdir: pathlib.Path, *, in_progress: bool = False) -> list[RunState]:
+def survey(sweep: Sweep, workdir: Directory, *, in_progress: bool = False) -> list[RunState]:
     """The state of every run; `in_progress`: another process is at work, so "running" is to be believed."""
     rows, failures = find_rows(workdir), read_failures(workdir)
     return [
@@ -104,7 +105,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
     if differing:
         told = ", ".join(f"{key} ({there!r} there, {here!r} in the sweep)" for key, (there, here) in differing.items())
-        status |= {"state": "conflict", "reason": f"{directory.path} holds a run of another config; differing: {told}"}
+        status |= {"state": "conflict", "reason": f"{directory} holds a run of another config; differing: {told}"}
     elif status["state"] == "running" and not in_progress:
         status["state"] = "interrupted"
     if missing and not differing:  # a run that has all its results needs no checkpoint
@@ -145,38 +146,18 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
     return dataclasses.replace(evaluation, lengths=lengths) if lengths else None
 
 
-def read_failures(workdir: pathlib.Path) -> dict[str, str]:
+def read_failures(workdir: Directory) -> dict[str, str]:
     """Reasons by run; none where the file is missing or damaged."""
     try:
-        found = json.loads((workdir / FAILURES_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(open_store(workdir).read(FAILURES_FILE))
+    except (FileNotFoundError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def write_failure(workdir: pathlib.Path, run: str, reason: str) -> None:
+def write_failure(workdir: Directory, run: str, reason: str) -> None:
     """Records why `run` failed, atomically; an empty `reason` takes its record away."""
     before = read_failures(workdir)
     after = {name: known for name, known in before.items() if name != run} | ({run: reason} if reason else {})
     if after != before:
-        write_whole(workdir / FAILURES_FILE, json.dumps(after, indent=2) + "\n")
-
-
-def is_in_progress(workdir: pathlib.Path) -> bool:
-    """Whether a sweep, or a run that one started, is at work in `workdir`."""
-    file = workdir / ".lock"
-    if not file.exists():
-        return False
-    with file.open() as opened:
-        return not try_lock(opened.fileno())
-
-
-def try_lock(descriptor: int) -> bool:
-    """Locks the file of a sweep's directory; False where another process holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks; each run has a lease of its own
-    return True
+        open_store(workdir).write(FAILURES_FILE, json.dumps(after, indent=2) + "\n")

@@ -19,7 +19,7 @@ from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, code_hash, completed, flatten, make_provenance, versions
-from alibi.runs.lease import LostError
+from alibi.runs.store import LostError
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
@@ -183,7 +183,7 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = "stopped by a signal" if state == "interrupted" else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, LostError):
             before = run.status()
             kept = {key: before[key] for key in ("tokens_per_second", "peak_memory_bytes", "best") if key in before}
             run.write_status(state, step=before["step"], steps=steps, reason=reason, **kept)

@@ -70,7 +70,7 @@ def leave_finished_runs(table, cores):
         for (row, column), quantity in table.quantities.items()
         if quantity.kind in (TRAINING_SPEED, MEMORY)
     }
-    parameters = {row.run: row.parameters for row in read_rows(table.directory / "results.jsonl")}
+    parameters = {row.run: row.parameters for row in read_rows(table.directory.path / "results.jsonl")}
     for model, run in table.runs.items():
         directory, steps = run_directory(table.directory, run), run.config.train.steps
         directory.check(run.config)
@@ -88,13 +88,13 @@ def leave_finished_runs(table, cores):
 def test_tables_are_made_of_their_rows_byte_for_byte(number, tmp_path, monkeypatch):
     rows, steps, cores = TABLES[number]
     table = Reproduction(number, "small", tmp_path, overrides=f"train.steps={steps}" if steps else "")
-    table.directory.mkdir(parents=True)
-    shutil.copy(SMALL / rows, table.directory / "results.jsonl")
+    table.directory.path.mkdir(parents=True)
+    shutil.copy(SMALL / rows, table.directory.path / "results.jsonl")
     leave_finished_runs(table, cores)
-    monkeypatch.setattr(results, "draw_comparison", lambda compared, *_: compared.has_ours)
+    monkeypatch.setattr(results, "draw_comparison", lambda compared, lines, file: file.touch())
     results.write_table(table, {})
     for suffix in (".md", ".tex", ".csv"):
-        made, kept = ((folder / f"table{number:02d}{suffix}").read_text() for folder in (table.outputs, SMALL))
+        made, kept = ((folder / f"table{number:02d}{suffix}").read_text() for folder in (table.outputs.path, SMALL))
         if (number, suffix) == (1, ".csv"):  # its speeds are kept with six digits, and differences made of more
             made, kept = (re.sub(r"[+-]0[.]\d+", "", text) for text in (made, kept))
         assert made == kept, suffix

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import pathlib
 import subprocess
@@ -17,8 +18,8 @@ from obstore.store import MemoryStore
 from alibi.atomic import is_address
 from alibi.errors import UserError
 from alibi.runs.bucket import Bucket
-from alibi.runs.lease import LEASE_FILE, Claim, HeldError
-from alibi.runs.store import Folder, Store, open_store
+from alibi.runs.lease import LEASE_FILE, Claim, HeldError, awaited, is_held
+from alibi.runs.store import Folder, LostError, Store, open_store
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
@@ -90,6 +91,22 @@ def test_a_log_forgets_what_came_after_a_step(store: Store) -> None:
     lines = [json.loads(line) for name in store.names() for line in store.read(name).splitlines()]
     assert [(row["step"], row["value"]) for row in lines] == [(5, 0.5), (5, 0.25), (10, 1.0), (15, 3.0)]
     store.drop_log("absent", 1)
+
+
+def test_segments_are_written_by_one_process() -> None:
+    """Of two that think they train here, though none of the checks stopped the first one, no row is there twice."""
+    one, other = (Bucket(memory, "memory://bucket") for memory in [MemoryStore()] * 2)
+    one.log("metrics", {"step": 5, "value": 0.5})
+    with pytest.raises(LostError, match=r"metrics/0000000005\.jsonl was written by another process"):
+        other.log("metrics", {"step": 5, "value": 0.5, "of": "the other"})
+    one.log("metrics", {"step": 5, "value": 0.25})
+    other.drop_log("metrics", 0)
+    with pytest.raises(LostError):
+        one.log("metrics", {"step": 5, "value": 0.125})
+    other.log("metrics", {"step": 5, "value": 1.0})
+    with pytest.raises(LostError):
+        one.log("metrics", {"step": 5, "value": 0.125})
+    assert other.read("metrics/0000000005.jsonl") == b'{"step": 5, "value": 1.0}\n'
 
 
 def test_what_fills_a_directory_is_kept_though_it_fails(store: Store) -> None:
@@ -188,6 +205,40 @@ def test_the_lease_of_a_killed_process_of_this_machine_is_taken_at_once(tmp_path
 
 
 @pytest.mark.usefixtures("no_locks")
+def test_whose_lease_was_taken_over_writes_nothing_more(store: Store) -> None:
+    """It was frozen for longer than its lease lasts: the clock tells it to ask before it writes."""
+    frozen = Claim(store, "training", beat=60, stale=0.6)
+    frozen.store.write("status.json", "1")
+    other = claim(store)
+    other.store.log("metrics", {"step": 5, "value": 0.5})
+    writes = (
+        lambda: frozen.store.write("status.json", "2"),
+        lambda: frozen.store.create("rows/new.json", "2"),
+        lambda: frozen.store.log("metrics", {"step": 5, "value": 0.25}),
+        lambda: frozen.store.drop_log("metrics", 0),
+        lambda: frozen.store.delete("status.json"),
+    )
+    for write in writes:
+        with pytest.raises(UserError, match="has taken it over; this process stops"):
+            write()
+    with pytest.raises(UserError), frozen.store.made("folder") as made:
+        made.write_text("2")
+    other.release()
+    assert store.read("status.json") == b"1"
+    (log,) = [name for name in store.names() if name != "status.json"]
+    assert json.loads(store.read(log)) == {"step": 5, "value": 0.5}
+
+
+def test_a_claim_that_the_clock_says_is_fresh_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(MemoryStore(), "memory://bucket")
+    held = Claim(bucket, "training")
+    monkeypatch.setattr(Bucket, "read_version", lambda *_: pytest.fail("it was asked"))
+    held.store.write("status.json", "1")
+    monkeypatch.undo()
+    held.release()
+
+
+@pytest.mark.usefixtures("no_locks")
 def test_a_lease_that_was_removed_or_damaged_is_no_reason_to_go_on(store: Store) -> None:
     held = claim(store)
     store.delete(LEASE_FILE)
@@ -208,3 +259,33 @@ def test_a_directory_with_file_locks_has_no_lease(tmp_path: pathlib.Path) -> Non
     assert not (tmp_path / LEASE_FILE).exists()
     held.release()
     Claim(Folder(tmp_path), "training").release()
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_who_waits_for_a_claim_gets_it_when_it_is_given_back(
+    store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    if not locks:
+        request.getfixturevalue("no_locks")
+    monkeypatch.setattr("alibi.runs.lease.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("alibi.runs.lease.Claim", functools.partial(Claim, beat=0.1, stale=0.6))
+    said: list[str] = []
+    assert not is_held(store)
+    first = claim(store)
+    assert is_held(store)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        second = pool.submit(awaited, store, "sweeping", said.append)
+        time.sleep(0.4)
+        assert not second.done()
+        first.release()
+        second.result(timeout=10).release()
+    assert len(said) == 1
+    assert said[0].startswith(f"another process is sweeping in {store}")
+    assert not is_held(store)
+
+
+def test_of_a_lease_that_is_old_or_damaged_nobody_is_there() -> None:
+    bucket = Bucket(MemoryStore(), "memory://bucket")
+    for lease in ("{", '{"time": "2026-11-01T00:00:00+00:00"}', '{"time": 1}'):
+        bucket.write(LEASE_FILE, lease)
+        assert not is_held(bucket)

@@ -1,15 +1,20 @@
 """What a sweep does with a failure, a full disk or a second process, and what it says of it."""
 
+import concurrent.futures
 import errno
+import fcntl
+import functools
+import json
 import time
 import types
 
 import pytest
 
+from alibi.runs.lease import LEASE_FILE, Claim, is_held
+from alibi.runs.store import Folder, LostError
 from alibi.sweeps import execute
 from alibi.sweeps.execute import is_primary
 from alibi.sweeps.launchers import Ended, Launcher
-from alibi.sweeps.state import is_in_progress
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
@@ -81,14 +86,68 @@ def test_a_sweep_says_how_long_it_took_for_what(tmp_path, monkeypatch, capsys):
 
 
 def test_the_lock_shows_a_sweep_at_work(tmp_path):
-    import fcntl
-
-    assert not is_in_progress(tmp_path)
+    place = Folder(tmp_path)
+    assert not is_held(place)
     with (tmp_path / ".lock").open("a") as file:
-        assert not is_in_progress(tmp_path)
+        assert not is_held(place)
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert is_in_progress(tmp_path)
-    assert not is_in_progress(tmp_path)
+        assert is_held(place)
+    assert not is_held(place)
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_second_start_waits_and_finds_all_done(tmp_path, monkeypatch, capsys, locks):
+    """With file locks and without: each command is run once, whoever of the two begins."""
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr("alibi.runs.lease.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("alibi.runs.lease.Claim", functools.partial(Claim, beat=0.1, stale=60.0))
+    sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
+    commands = []
+
+    class Slow(Launcher):
+        def run(self, command, place):
+            commands.append(command.script)
+            time.sleep(0.6)
+            if command.script == "train.py":
+                finish(sweep, tmp_path, "alibi-L128-seed0")
+            else:
+                append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
+            return Ended(0)
+
+    sweepers = [execute.Sweeper(sweep, tmp_path, report=lambda _: "report", launcher=Slow()) for _ in range(2)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(execute.Sweeper.execute, sweepers)) == [{}, {}]
+    assert commands == ["train.py", "eval_extrapolation.py"]
+    said = capsys.readouterr().out
+    assert said.count("another process is at work in") == said.count("alibi-L128-seed0: done") == 1
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_a_sweep_that_was_taken_over_starts_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    sweep = sweep_of(product={"position": ["alibi", "t5"]}, multiples=[1])
+    commands = []
+
+    class Other(Launcher):
+        def run(self, command, place):
+            commands.append(command.script)
+            lease = json.loads((tmp_path / LEASE_FILE).read_text()) | {"token": "another's", "host": "elsewhere"}
+            (tmp_path / LEASE_FILE).write_text(json.dumps(lease))
+            return Ended(1, "no memory")
+
+    with pytest.raises(LostError, match=r"on elsewhere .* has taken it over"):
+        execute.Sweeper(sweep, tmp_path, launcher=Other()).execute()
+    assert commands == ["train.py"]
+    assert not (tmp_path / "failures.json").exists()
+
+
+def test_an_address_that_cannot_hold_runs_is_refused_before_any_work():
+    with pytest.raises(ValueError, match="can't hold checkpoints: Orbax writes them to directories and gs:// only"):
+        execute.Sweeper(sweep_of(), "s3://bucket/sweep")
 
 
 @pytest.mark.parametrize(
