@@ -108,4 +108,4 @@ def _processor():
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, resumes=command_line.RESUMES)

@@ -46,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("sweep", "workdir"))
+    command_line.run(main, required=("sweep", "workdir"), resumes=command_line.RESUMES)

@@ -99,17 +99,17 @@ def test_an_address_is_refused_where_a_path_is_needed(monkeypatch, capsys, words
     for flag in ("place", "places"):
         values.register_key_flag_for_module("train.py", values[flag])
     _parse(["train.py", "--config=configs/quickstart.py", *words])
-    assert command_line._guarded(lambda: 0, ["train.py"], ()) == 1
+    assert command_line._guarded(lambda: 0, ["train.py"], (), "") == 1
     assert said in capsys.readouterr().err
     if "--place" in words[0]:
-        assert command_line._guarded(lambda: 0, ["train.py"], ("place", "places")) == 0
+        assert command_line._guarded(lambda: 0, ["train.py"], ("place", "places"), "") == 0
 
 
 def test_a_cache_at_an_address_is_refused(monkeypatch, capsys) -> None:
     monkeypatch.setenv("ALIBI_CACHE", "gs://bucket/cache")
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
-    assert command_line._guarded(lambda: 0, ["train.py"], ()) == 1
+    assert command_line._guarded(lambda: 0, ["train.py"], (), "") == 1
     assert "$ALIBI_CACHE is the address gs://bucket/cache" in capsys.readouterr().err
 
 
