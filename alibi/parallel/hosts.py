@@ -93,7 +93,8 @@ def together(act: Callable[[], Result]) -> Result:
     """
     result, failure = None, None
     try:
-        result = act()
+        with peers.when_lost():  # here: whom it lost is not to be waited for below
+            result = act()
     except Exception as error:
         failure = error
     failures = gather(None if failure is None else f"{type(failure).__name__}: {failure}")
