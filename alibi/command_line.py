@@ -40,16 +40,15 @@ def run(
     addresses: tuple[str, ...] = (),
     resumes: str = "",
 ) -> None:
-    """Parses the flags, calls `main` and exits: 0 or what it returns, 1 after an error of use, 130 after Ctrl-C.
+    """Parses the flags, calls `main` and exits.
+
+    The code is 0 or what `main` returns; 1 (FAILED) after an error of use; 75 (REQUEUE) where a signal stopped a
+    command that goes on when it is given again, or it lost another process; 130 after Ctrl-C otherwise. Errors of use
+    are those that `explained` knows; any other exception is a bug and keeps its traceback.
 
     Args:
-      resumes: of a command that goes on when it is given again, what is said after "stopped; ". Any signal of
-        `SIGNALS` stops it then, by Interrupted in `main`, with exit code 75; so does what it returns as that.
-
-    The flags `addresses` may name places of object stores, such as gs://BUCKET/PATH; any other flag that does is
-    refused.
-
-    Errors of use are those that `explained` knows; any other exception is a bug and keeps its traceback.
+      addresses: flags that may name places of object stores, such as gs://BUCKET/PATH; any other that does is refused.
+      resumes: of a command that goes on, what is said after "stopped; ". SIGNALS raise Interrupted in its `main`.
     """
     _open_standard_streams()
     _allow_open_files()
