@@ -102,7 +102,7 @@ for name in ${CASES:-task array nodes devices requeue preempt limit}; do
     nodes) job=$(JAX_NUM_CPU_DEVICES=2 FLAGS=--multihost submit nodes "${long[@]}") ;;
     devices) job=$(JAX_NUM_CPU_DEVICES=1 FLAGS=--multihost submit devices --nodes=2 --ntasks=4 --ntasks-per-node=2) ;;
     requeue | preempt) job=$(STEPS=2000 FLAGS=--multihost submit "$name" "${long[@]}") ;;
-    limit) job=$(STEPS=6000 FLAGS=--multihost submit limit "${long[@]}" --time=1 --signal=TERM@20) ;;
+    limit) job=$(STEPS=3000 FLAGS=--multihost submit limit "${long[@]}" --time=1 --signal=TERM@20) ;;
   esac
   if [ "$name" = requeue ] || [ "$name" = preempt ]; then await 300 past "$name" 5; fi
   [ "$name" != requeue ] || scontrol requeue "$job"
