@@ -5,15 +5,13 @@
 Makes a row for each run and length in OUT/rows, and of them OUT/results.jsonl, OUT/report.md
 and OUT/extrapolation.png; OUT may be gs://BUCKET/PATH or s3://BUCKET/PATH. Rows that exist are
 not computed again, so a stopped command, given again, goes on. On several hosts give the same
-command on each, as for train.py.
+command on each, as for train.py; the exit codes are train.py's too.
 """
-
-import signal
-import sys
 
 from absl import flags
 
 from alibi import command_line
+from alibi.errors import tell
 from configs import base
 
 _WORKDIRS = flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
@@ -50,16 +48,6 @@ command_line.define_host_flags()
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):  # a background shell starts its jobs with SIGINT ignored
-        signal.signal(number, signal.default_int_handler)
-    try:
-        return _evaluate()
-    except KeyboardInterrupt:
-        print("\nstopped; finished rows are kept, and the same command goes on from there", file=sys.stderr)
-        return 130
-
-
-def _evaluate() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.evaluation.extrapolation import evaluate_runs
 
@@ -67,7 +55,7 @@ def _evaluate() -> int:
     command_line.join_hosts()
     failures = evaluate_runs(_WORKDIRS.value, options)
     if failures:
-        print(f"error: {len(failures)} of {len(_WORKDIRS.value)} work directories failed, see above", file=sys.stderr)
+        tell(f"{len(failures)} of {len(_WORKDIRS.value)} work directories failed, see above")
     return 1 if failures else 0
 
 
@@ -113,4 +101,9 @@ def _position_options() -> tuple[tuple[str, object], ...]:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("workdirs",), addresses=("workdirs", "output_dir"))
+    command_line.run(
+        main,
+        required=("workdirs",),
+        addresses=("workdirs", "output_dir"),
+        resumes="finished rows are kept, and the same command goes on from there",
+    )

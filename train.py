@@ -5,12 +5,10 @@ given again, goes on from the latest checkpoint in DIR. On several hosts give th
 command on each, with --multihost where the cluster describes itself (TPU pods, SLURM),
 or with --coordinator_address, --num_processes and --process_id.
 
-SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any of them: all save after the same update and exit with code 75, which says
-that the same command goes on from there (for launchers: requeue). So do those that lose another process. Code 1: an
-error that the message names, which starting again won't mend.
+SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any of them: all save after the same update, or leave at once what comes before
+the first one, and exit with code 75, which says that the same command goes on from there (for launchers: requeue). So
+do those that lose another process. Code 1: an error that the message names, which starting again won't mend.
 """
-
-import sys
 
 from absl import flags
 
@@ -26,21 +24,20 @@ _INIT_FROM = flags.DEFINE_string(
 command_line.define_host_flags()
 
 
-def main() -> int:
+def main() -> None:
     # Only now, so that a wrong flag is reported at once.
-    from alibi.errors import REQUEUE
-    from alibi.training.loop import Interrupted, train
+    from alibi.training.loop import train
 
     if _INIT_FROM.value is not None:
         _CONFIG.value.init_from = _INIT_FROM.value
     command_line.join_hosts()
-    try:
-        train(_CONFIG.value, _WORKDIR.value)
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        return REQUEUE
-    return 0
+    train(_CONFIG.value, _WORKDIR.value)
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("config", "workdir"), addresses=("workdir", "init_from"))
+    command_line.run(
+        main,
+        required=("config", "workdir"),
+        addresses=("workdir", "init_from"),
+        resumes=command_line.RESUMES,
+    )

@@ -18,9 +18,9 @@ from absl import app, flags, logging
 from alibi.atomic import local_path
 from alibi.config_files import load_config
 from alibi.data.cache import cache_root, check_paths
-from alibi.errors import FAILED, explained
+from alibi.errors import FAILED, REQUEUE, explained, tell
 from alibi.host_memory import keep_freed_memory
-from alibi.parallel import peers
+from alibi.parallel import peers, signals
 from alibi.ranges import check_numbers
 from configs import base
 
@@ -28,17 +28,27 @@ from configs import base
 OPEN_FILES = 64
 
 EXIT_SECONDS = 10.0  # after a failure
+RESUMES = "what was done is saved, and the same command goes on from there"
 
 flags.disclaim_key_flags()  # what is defined here belongs to the entry point that asks for it: --help shows it
 
 
-def run(main: Callable[[], int | None], *, required: tuple[str, ...] = (), addresses: tuple[str, ...] = ()) -> None:
-    """Parses the flags, calls `main` and exits: 0 or what it returns, 1 after an error of use, 130 after Ctrl-C.
+def run(
+    main: Callable[[], int | None],
+    *,
+    required: tuple[str, ...] = (),
+    addresses: tuple[str, ...] = (),
+    resumes: str = "",
+) -> None:
+    """Parses the flags, calls `main` and exits.
 
-    The flags `addresses` may name places of object stores, such as gs://BUCKET/PATH; any other flag that does is
-    refused.
+    The code is 0 or what `main` returns; 1 (FAILED) after an error of use; 75 (REQUEUE) where a signal stopped a
+    command that goes on when it is given again, or it lost another process; 130 after Ctrl-C otherwise. Errors of use
+    are those that `explained` knows; any other exception is a bug and keeps its traceback.
 
-    Errors of use are those that `explained` knows; any other exception is a bug and keeps its traceback.
+    Args:
+      addresses: flags that may name places of object stores, such as gs://BUCKET/PATH; any other that does is refused.
+      resumes: of a command that goes on, what is said after "stopped; ". SIGNALS raise Interrupted in its `main`.
     """
     _open_standard_streams()
     _allow_open_files()
@@ -47,7 +57,7 @@ def run(main: Callable[[], int | None], *, required: tuple[str, ...] = (), addre
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
     parse = functools.partial(_parse, required=required)
-    app.run(lambda argv: _ending(_guarded(main, argv, addresses)), flags_parser=parse)
+    app.run(lambda argv: _ending(_guarded(main, argv, addresses, resumes)), flags_parser=parse)
 
 
 def define_config_flag(default: str | None = None, says: str = "") -> flags.FlagHolder:
@@ -105,7 +115,7 @@ def _allow_open_files() -> None:
     with contextlib.suppress(OSError, ValueError):  # macOS refuses what it calls unlimited
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if 0 <= most < OPEN_FILES:
-        print(f"error: only {most} open files are allowed, {OPEN_FILES} are needed: ulimit -n 1024", file=sys.stderr)
+        tell(f"only {most} open files are allowed, {OPEN_FILES} are needed: ulimit -n 1024")
         sys.exit(1)
 
 
@@ -136,7 +146,7 @@ def _ending(code: int) -> int:
     return code
 
 
-def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collection[str]) -> int:
+def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collection[str], resumes: str) -> int:
     try:
         if argv[1:]:
             raise ValueError(f"unknown arguments: {' '.join(argv[1:])}; flags start with --")
@@ -145,27 +155,32 @@ def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collect
                 raise ValueError(f"--{name} is empty; give a directory (is a shell variable unset?)")
         _check_paths(addresses)
         _keep_compilations()
-        code = main() or 0
+        with signals.raised() if resumes else contextlib.nullcontext():
+            code = main() or 0
         sys.stdout.flush()  # here, where an error of it is told
-        return code
+        return _ended("was stopped", code) if code == REQUEUE else code
+    except signals.Interrupted as stop:
+        signals.ignore()
+        print(str(stop) or f"stopped; {resumes}", file=sys.stderr)
+        return _ended("was stopped by a signal", REQUEUE)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return _ended("interrupted", 130)
+        return _ended("failed: interrupted", 130)
     except Exception as error:
         told = explained(error)
         if told is not None:
-            print(f"error: {told}", file=sys.stderr)
-            return _ended(told, FAILED)
+            tell(told)
+            return _ended(f"failed: {told}", FAILED)
         if jax.distributed.is_initialized():
             traceback.print_exc()
-        _ended(f"{type(error).__name__}: {error}", FAILED)
+        _ended(f"failed: {type(error).__name__}: {error}", FAILED)
         raise
 
 
 def _ended(reason: str, code: int) -> int:
     """`code`; one of several processes tells the others, which would wait for it, and ends here."""
     if jax.distributed.is_initialized():
-        peers.fail(reason.splitlines()[0] if reason else "", code)
+        peers.end(reason.splitlines()[0] if reason else "", code)
     return code
 
 
@@ -185,7 +200,7 @@ def _parse(argv: list[str], required: tuple[str, ...] = ()) -> list[str]:
         told = str(error).removeprefix("flag ") + _help_of(str(error))
     except (flags.Error, ValueError, OSError) as error:
         told = str(error)
-    print(f"error: {told}", file=sys.stderr)
+    tell(told)
     sys.exit(1)
 
 

@@ -3,11 +3,13 @@
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator
 
 # Exit codes of the entry points.
 FAILED = 1  # the user must mend something, or we: to start again is no use
 REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped with what was done saved; the same command goes on
+ERROR_FILE = "ALIBI_ERROR_FILE"  # in the environment: the file of `tell`
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -27,6 +29,14 @@ def disk_errors_named(place: object) -> Iterator[None]:
         raise UserError(
             f"no space left to write {place}; what was saved before is whole: make space and repeat the command"
         ) from error
+
+
+def tell(reason: str) -> None:
+    """Says on stderr why something failed; the first time also in the file that who started this process waits for."""
+    print(f"error: {reason}", file=sys.stderr, flush=True)
+    if file := os.environ.pop(ERROR_FILE, None):
+        with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as kept:
+            kept.write(reason)
 
 
 def explained(error: Exception) -> str | None:

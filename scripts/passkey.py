@@ -43,4 +43,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("workdirs", "output_dir"), addresses=("workdirs", "output_dir"))
+    named = ("workdirs", "output_dir")
+    command_line.run(main, required=named, addresses=named, resumes=command_line.RESUMES)

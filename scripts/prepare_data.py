@@ -34,7 +34,7 @@ _HOSTS = flags.DEFINE_string("hosts", "0/1", "I/N: this is host I, from 0, of N 
 _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 
 
-def main() -> int:
+def main() -> None:
     # Only now, so that a wrong flag is reported at once.
     from alibi.data.making import Makers
     from alibi.data.pieces import SPLITS
@@ -45,23 +45,18 @@ def main() -> int:
         raise ValueError(f"--hosts={_HOSTS.value} must be I/N, such as 0/4 on the first of four hosts")
     makers = Makers(_WORKERS.value, int(hosts[1]), int(hosts[2]))
     data = _CONFIG.value.data
-    try:
-        check_sources(data, [split for split in _SPLITS.value if split in SPLITS])
-        for split in _SPLITS.value:
-            if split in SPLITS and not data[split]:
-                continue
-            start = time.perf_counter()
-            try:
-                made = prepare(data, split, progress=_PROGRESS.value, makers=makers)
-            except UnfinishedError as unfinished:
-                print(unfinished, flush=True)
-                continue
-            print(_summary(made), f"in {time.perf_counter() - start:.1f} s", flush=True)
-            print(f"  {made.directory}", flush=True)
-    except KeyboardInterrupt:
-        print("interrupted: shards that are whole are kept, and the same command goes on after them", file=sys.stderr)
-        return 130
-    return 0
+    check_sources(data, [split for split in _SPLITS.value if split in SPLITS])
+    for split in _SPLITS.value:
+        if split in SPLITS and not data[split]:
+            continue
+        start = time.perf_counter()
+        try:
+            made = prepare(data, split, progress=_PROGRESS.value, makers=makers)
+        except UnfinishedError as unfinished:
+            print(unfinished, flush=True)
+            continue
+        print(_summary(made), f"in {time.perf_counter() - start:.1f} s", flush=True)
+        print(f"  {made.directory}", flush=True)
 
 
 def _summary(made) -> str:
@@ -74,4 +69,8 @@ def _summary(made) -> str:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("config",))
+    command_line.run(
+        main,
+        required=("config",),
+        resumes="shards that are whole are kept, and the same command goes on after them",
+    )

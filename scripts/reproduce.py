@@ -109,4 +109,4 @@ def _processor():
 
 
 if __name__ == "__main__":
-    command_line.run(main, addresses=("workdir",))
+    command_line.run(main, addresses=("workdir",), resumes=command_line.RESUMES)

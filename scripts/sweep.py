@@ -48,4 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("sweep", "workdir"), addresses=("workdir",))
+    command_line.run(main, required=("sweep", "workdir"), addresses=("workdir",), resumes=command_line.RESUMES)

@@ -1,6 +1,8 @@
 """What every entry point does with its flags."""
 
+import os
 import pathlib
+import signal
 import sys
 
 import jax
@@ -10,6 +12,8 @@ from absl import flags
 
 from alibi import command_line
 from alibi.command_line import _keep_compilations, _parse
+from alibi.errors import REQUEUE
+from alibi.parallel.signals import SIGNALS
 from alibi.runs import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -99,17 +103,17 @@ def test_an_address_is_refused_where_a_path_is_needed(monkeypatch, capsys, words
     for flag in ("place", "places"):
         values.register_key_flag_for_module("train.py", values[flag])
     _parse(["train.py", "--config=configs/quickstart.py", *words])
-    assert command_line._guarded(lambda: 0, ["train.py"], ()) == 1
+    assert command_line._guarded(lambda: 0, ["train.py"], (), "") == 1
     assert said in capsys.readouterr().err
     if "--place" in words[0]:
-        assert command_line._guarded(lambda: 0, ["train.py"], ("place", "places")) == 0
+        assert command_line._guarded(lambda: 0, ["train.py"], ("place", "places"), "") == 0
 
 
 def test_a_cache_at_an_address_is_refused(monkeypatch, capsys) -> None:
     monkeypatch.setenv("ALIBI_CACHE", "gs://bucket/cache")
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
-    assert command_line._guarded(lambda: 0, ["train.py"], ()) == 1
+    assert command_line._guarded(lambda: 0, ["train.py"], (), "") == 1
     assert "$ALIBI_CACHE is the address gs://bucket/cache" in capsys.readouterr().err
 
 
@@ -120,3 +124,20 @@ def test_flags_that_entry_points_share_belong_to_whoever_asks_for_them() -> None
     names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(__name__)}
     assert names == {"multihost", "coordinator_address", "num_processes", "process_id", "jobs"}
     flags.FLAGS.remove_flag_values(names)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_any_signal_stops_a_command_that_goes_on_with_one_line(capsys, number: int) -> None:
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    try:
+        code = command_line._guarded(lambda: os.kill(os.getpid(), number), ["x.py"], (), "rows are kept")
+        assert (code, capsys.readouterr().err) == (REQUEUE, "stopped; rows are kept\n")
+        os.kill(os.getpid(), number)  # as launchers send it again: the process is about to end
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def test_ctrl_c_to_a_command_that_has_nothing_to_go_on_from(capsys) -> None:
+    code = command_line._guarded(lambda: os.kill(os.getpid(), signal.SIGINT), ["x.py"], (), "")
+    assert (code, capsys.readouterr().err) == (130, "interrupted\n")

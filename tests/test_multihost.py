@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
+def overrides(text: pathlib.Path | str, cache: pathlib.Path) -> dict[str, object]:
     return {
         "data.corpus": "text", "data.train": text, "data.valid": text, "data.cache_dir": cache, "train.steps": 6,
         "train.batch_tokens": 128, "train_length": 16, "optimizer.warmup_steps": 1, "model.num_layers": 1,
@@ -44,7 +45,7 @@ def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
     }  # fmt: skip
 
 
-def command(workdir: pathlib.Path, text: pathlib.Path, cache: pathlib.Path, *more: str) -> list[str]:
+def command(workdir: pathlib.Path, text: pathlib.Path | str, cache: pathlib.Path, *more: str) -> list[str]:
     flags = [f"--config.{key}={value}" for key, value in overrides(text, cache).items()]
     return [sys.executable, "train.py", "--config=configs/base.py", f"--workdir={workdir}", *flags, *more]
 
@@ -61,10 +62,15 @@ def finish(processes: list[subprocess.Popen]) -> None:
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(outputs)
 
 
+def changed(words: list[str], program: str) -> list[str]:
+    """The command `words` after `program`, which changes something in its process."""
+    return [words[0], "-c", f"{program}\nimport runpy; runpy.run_path({words[1]!r}, run_name='__main__')", *words[2:]]
+
+
 def stopping_at_its_second_update(words: list[str]) -> list[str]:
     """The command train.py `words`, which gets the signal of a cluster that takes its machine back."""
     program = """
-import os, runpy, signal, time
+import os, signal, time
 from alibi.training import loop
 get = loop.Feed.get
 def stopping(feed, step, **how):
@@ -73,9 +79,8 @@ def stopping(feed, step, **how):
         time.sleep(3)  # the notice goes round in a second; the other host waits for this one
     return get(feed, step, **how)
 loop.Feed.get = stopping
-runpy.run_path("train.py", run_name="__main__")
 """
-    return [words[0], "-c", program, *words[2:]]
+    return changed(words, program)
 
 
 def state_of(workdir: pathlib.Path, step: int) -> TrainState:
@@ -129,7 +134,7 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_pat
     assert_resumed_bitwise(two, text, cache, tmp_path / "parts")
 
 
-def pair(workdir: pathlib.Path, text: pathlib.Path, *more: list[str]) -> list[subprocess.Popen]:
+def pair(workdir: pathlib.Path, text: pathlib.Path | str, *more: list[str]) -> list[subprocess.Popen]:
     """Two hosts that train the run of `workdir`, each with its own `more`."""
     shared = command(workdir, text, workdir.parent / "cache", f"--coordinator_address=localhost:{free_port()}")
     return [start([*shared, "--num_processes=2", f"--process_id={i}", *more[i]], devices=1) for i in range(2)]
@@ -145,6 +150,52 @@ def test_hosts_with_other_configs_are_told_what_differs(tiny_text, tmp_path: pat
         assert "model.dropout: 0.0 on process 0, 0.5 on process 1" in output
         assert "train.steps: 6 on process 0, 7 on process 1" in output
     assert not (tmp_path / "run").exists()
+
+
+def endless(folder: pathlib.Path) -> str:
+    """A glob of gigabytes of text, which takes no more of the disk than one file of it."""
+    folder.mkdir()
+    (folder / "0.txt").write_text("the cat sat on the mat\n" * 400_000)
+    for number in range(1, 1000):
+        os.link(folder / "0.txt", folder / f"{number}.txt")
+    return f"{folder}/*.txt"
+
+
+def begun(place: pathlib.Path, process: subprocess.Popen) -> None:
+    """Returns when the first process has made `place`, after which text is prepared."""
+    while not place.exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    time.sleep(0.5)
+
+
+ON = "what was saved is whole, and the same command goes on from there"
+
+
+def said_at_the_end(process: subprocess.Popen) -> str:
+    """The one line of a process that is to be started again."""
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 75, output
+    told = [line for line in output.splitlines() if "preemption_notifier" not in line and "[Gloo]" not in line]
+    assert len(told) == 1, output
+    return told[0]
+
+
+@pytest.mark.parametrize("fault", [signal.SIGTERM, signal.SIGKILL])
+def test_a_host_that_is_stopped_or_lost_while_text_is_prepared(tmp_path: pathlib.Path, fault: int) -> None:
+    """The first one prepares it, and the second, which has waited for it, is told to stop; or the first is killed."""
+    no_validation = ["--config.data.valid="]
+    first, second = pair(tmp_path / "run", endless(tmp_path / "text"), no_validation, no_validation)
+    begun(tmp_path / "run", first)
+    if fault == signal.SIGKILL:
+        first.kill()
+        first.communicate()
+        assert re.fullmatch(f"error: (the first|another) process was lost.*; {ON}", said_at_the_end(second))
+    else:
+        second.send_signal(fault)
+        assert said_at_the_end(second) == "stopped before the first update; the same command goes on"
+        assert said_at_the_end(first) == f"error: process 1 was stopped by a signal; {ON}"
+    assert not list((tmp_path / "run").iterdir())
 
 
 def test_a_host_that_loses_the_first_one_ends_in_one_line(tiny_text, tmp_path: pathlib.Path) -> None:
@@ -229,3 +280,29 @@ def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path, monkeypa
         with np.load(path) as expected, np.load(two / "nll" / path.name) as dump:
             np.testing.assert_array_equal(dump["targets"], expected["targets"])
             np.testing.assert_allclose(dump["nll_nats"], expected["nll_nats"], atol=1e-5)
+    assert_a_stopped_host_ends_the_evaluation(words[:3], tmp_path)
+
+
+def assert_a_stopped_host_ends_the_evaluation(words: list[str], folder: pathlib.Path) -> None:
+    """By a signal while the text is prepared."""
+    words = [*words, "--lengths=16", f"--text_file={endless(folder / 'text')}", f"--output_dir={folder / 'stopped'}"]
+    words += [f"--coordinator_address=localhost:{free_port()}", "--num_processes=2"]
+    first, second = (start([*words, f"--process_id={host}"], devices=1) for host in range(2))
+    begun(folder / "stopped", first)
+    second.send_signal(signal.SIGTERM)
+    assert said_at_the_end(second) == "stopped; finished rows are kept, and the same command goes on from there"
+    assert said_at_the_end(first) == f"error: process 1 was stopped by a signal; {ON}"
+
+
+def test_a_broken_collective_ends_what_all_do_together_at_once() -> None:
+    """Not after a wait for whom it lost. The error is what gloo gave where a host was killed as it scored."""
+    program = f"""
+import jax
+from alibi.parallel import hosts, peers
+peers.join("localhost:{free_port()}", 1, 0)
+def score():
+    raise jax.errors.JaxRuntimeError("INTERNAL: Gloo all-gather failed: Connection closed by peer [127.0.0.1]:1")
+hosts.together(score)
+"""
+    process = start([sys.executable, "-c", program], devices=1)
+    assert said_at_the_end(process) == f"error: another process was lost: its connection ended; {ON}"

@@ -19,7 +19,7 @@ from alibi.data.corpora import make_corpus
 from alibi.data.pieces import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, prepare, prepare_text
-from alibi.errors import UserError
+from alibi.errors import UserError, tell
 from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, row_of, say
@@ -95,7 +95,8 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
                 say(traceback.format_exc().rstrip())
             known = str(error) or type(error).__name__
             failures.append(known if path in known else f"{path}: {known}")
-            say(f"error: {failures[-1]}")
+            if is_primary():
+                tell(failures[-1])
     output.finish(report=options.report)
     return failures
 

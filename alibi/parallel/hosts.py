@@ -15,6 +15,7 @@ import jax
 from jax._src import distributed  # of its store nothing is public
 
 from alibi.errors import UserError
+from alibi.parallel import peers
 
 Result = TypeVar("Result")
 _exchanges = itertools.count()
@@ -31,8 +32,9 @@ def gather(value: Any) -> list[Any]:
     if state.client is None:
         return [value]
     number, me = next(_exchanges), state.process_id
-    state.client.key_value_set(_key(number, me), json.dumps(value))
-    values = [json.loads(_awaited(state.client, _key(number, process))) for process in range(state.num_processes)]
+    with peers.when_lost():
+        state.client.key_value_set(_key(number, me), json.dumps(value))
+        values = [json.loads(_awaited(state.client, _key(number, process))) for process in range(state.num_processes)]
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         state.client.key_value_delete(_key(number - 1, me))  # all have read it, or they would not be here
     return values
@@ -91,7 +93,8 @@ def together(act: Callable[[], Result]) -> Result:
     """
     result, failure = None, None
     try:
-        result = act()
+        with peers.when_lost():  # here: whom it lost is not to be waited for below
+            result = act()
     except Exception as error:
         failure = error
     failures = gather(None if failure is None else f"{type(failure).__name__}: {failure}")

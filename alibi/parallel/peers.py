@@ -22,11 +22,11 @@ from typing import Any, NoReturn
 import jax
 from jax._src import distributed  # of its store nothing is public
 
-from alibi.errors import FAILED, REQUEUE
+from alibi.errors import REQUEUE, tell
 
 HEARTBEAT_SECONDS = 60  # without one a process is lost
 UPDATE_SECONDS = 100.0  # that an update may take, or ten times the longest so far
-FAILURE = "alibi/failed"
+ENDED = "alibi/ended"
 # What a collective raises where a connection ends.
 BROKEN = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I)
 # Of absl's log: where a C++ program begins to tell why it aborts.
@@ -38,6 +38,8 @@ class _Process:
 
     code: int | None = None  # set: it ends, whatever happens on the way
     on_lost: Callable[[str, int], None] | None = None
+    aborted: Any = None  # the handler of SIGABRT; ctypes keeps no reference
+    preempted: Callable[[int], None] | None = None  # JAX's handler of SIGTERM, which tells all processes of it
     came: float | None = None  # the last update, by the monotonic clock; None where the next is not expected
     longest = 0.0  # seconds that an update took
 
@@ -48,11 +50,16 @@ def join(address: str | None, count: int | None, number: int | None) -> None:
     Raises RuntimeError where not all of them come within five minutes.
     """
     devices = local_devices(os.environ)
+    ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # while it waits for them in C++, Python would answer none
     jax.distributed.initialize(address, count, number, devices, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+    handler, library = ctypes.CFUNCTYPE(None, ctypes.c_int), ctypes.CDLL(None)
+    library.signal.restype = handler
+    # JAX has taken SIGTERM, which it answers only where updates are made.
+    _Process.preempted = library.signal(signal.SIGTERM, None)
+    signal.signal(signal.SIGTERM, ours)
     text = _divert_stderr()
-    aborted = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: lost(_who(text())))
-    ctypes.CDLL(None).signal(signal.SIGABRT, aborted)
-    _Process.aborted = aborted  # type: ignore[attr-defined]  # ctypes keeps no reference
+    _Process.aborted = handler(lambda _: lost(_who(text())))
+    library.signal(signal.SIGABRT, _Process.aborted)
     threading.Thread(target=_watch, daemon=True).start()
 
 
@@ -71,10 +78,19 @@ def local_devices(environment: Mapping[str, str]) -> list[int] | None:
     return list(range(first, first + each)) if each else list(range(gpus))
 
 
+def announce_preemption() -> None:
+    """Has JAX tell all processes that this one is to stop: see `multihost_utils.reached_preemption_sync_point`."""
+    if _Process.preempted:
+        _Process.preempted(signal.SIGTERM)
+
+
 @contextlib.contextmanager
-def when_lost(act: Callable[[str, int], None]) -> Iterator[None]:
-    """While entered, `act` gets reason and exit code before this process ends for a peer, or a broken collective."""
-    _Process.on_lost = act
+def when_lost(act: Callable[[str, int], None] | None = None) -> Iterator[None]:
+    """While entered, `act` gets reason and exit code before this process ends for a peer.
+
+    That is also where a collective, or what asks the coordination service, fails for it.
+    """
+    before, _Process.on_lost = _Process.on_lost, act or _Process.on_lost
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -82,7 +98,7 @@ def when_lost(act: Callable[[str, int], None]) -> Iterator[None]:
             lost("another process was lost: its connection ended")
         raise
     finally:
-        _Process.on_lost = None
+        _Process.on_lost = before
 
 
 def expect_update(expected: bool = True) -> None:
@@ -104,15 +120,15 @@ def lost(reason: str, code: int = REQUEUE) -> NoReturn:
             if _Process.on_lost:
                 _Process.on_lost(reason, code)
             hint = "; what was saved is whole, and the same command goes on from there" if code == REQUEUE else ""
-            print(f"error: {reason}{hint}", file=sys.stderr, flush=True)
+            tell(f"{reason}{hint}")
     os._exit(_Process.code)
 
 
-def fail(reason: str, code: int) -> NoReturn:
-    """Ends this process, which has said why, and within seconds its peers; those that fail too, by themselves."""
+def end(reason: str, code: int) -> NoReturn:
+    """Ends this process, which has said why, and within seconds its peers; those that end too, by themselves."""
     _Process.code, client = code, _client()
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        client.key_value_set(FAILURE, f"process {distributed.global_state.process_id} failed: {reason}", True)
+        client.key_value_set(ENDED, f"{code} process {distributed.global_state.process_id} {reason}", True)
         client.wait_at_barrier("alibi/end", 10_000)
     sys.stderr.flush()
     os._exit(code)
@@ -130,10 +146,10 @@ def _watch() -> None:
         if _Process.longest and (came := _Process.came) is not None and time.monotonic() > came + limit:
             lost(f"no update for {limit:.0f} s: another process hangs, or the text of this one can't be read")
         with contextlib.suppress(Exception):  # the store may end before this thread does
-            reason = _client().key_value_try_get(FAILURE)
-            time.sleep(5)  # in which this process may fail by itself, with a message of its own
+            code, _, reason = _client().key_value_try_get(ENDED).partition(" ")
+            time.sleep(5)  # in which this process may end by itself, with a message of its own
             if _Process.code is None:
-                lost(reason, FAILED)
+                lost(reason, int(code))
 
 
 def _divert_stderr() -> Callable[[], str]:
@@ -141,7 +157,7 @@ def _divert_stderr() -> Callable[[], str]:
 
     What tells of an abort is not copied.
     """
-    file, real = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115  # open to the end
+    file, real = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115 - open to the end
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
     os.dup2(file.fileno(), 2)
     shown = 0

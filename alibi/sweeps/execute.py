@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from alibi.errors import UserError, disk_errors_named
+from alibi.errors import FAILED, REQUEUE, UserError, disk_errors_named
+from alibi.parallel.signals import Interrupted
 from alibi.reporting.report import write_report
 from alibi.runs.lease import Claim, awaited
 from alibi.runs.store import open_store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed, format_duration
-from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, Stopped, places, suitable_jobs
+from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, places, suitable_jobs
 from alibi.sweeps.state import (
     Directory,
     RunState,
@@ -32,6 +33,10 @@ from alibi.sweeps.state import (
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
+class PreemptedError(Exception):
+    """A run was stopped, though the sweep was not: it is unfinished, and can go on."""
+
+
 class Sweeper:
     """Executes `sweep` in `workdir`, a directory or gs://BUCKET/PATH.
 
@@ -43,6 +48,9 @@ class Sweeper:
       report: writes what the results are wanted for and returns it as text, given the
         reasons of failed runs; by default `write_report`.
       launcher: where runs go; by default this machine's processes.
+
+    Attributes:
+      unfinished: names of runs that were stopped, or lost another process, while the others went on.
     """
 
     def __init__(
@@ -71,6 +79,7 @@ class Sweeper:
         self._shown = ""  # the latest report
         self._trained: set[str] = set()  # names of the runs that this start brought so far
         self._evaluated: set[str] = set()
+        self.unfinished: list[str] = []
         self.report = report or functools.partial(write_report, self.store, sweep.title)
         self.launcher = launcher or LocalProcesses()
         self._claim: Claim | None = None
@@ -84,7 +93,7 @@ class Sweeper:
         Raises:
           ValueError: a work directory that can't be written.
           LostError: another sweep has taken the work directory over, thinking this one gone.
-          Stopped: SIGINT or SIGTERM arrived.
+          Interrupted: a signal asked the sweep to stop, or of several hosts its run on any of them.
         """
         failures: dict[str, str] = {}
         started = time.monotonic()
@@ -98,13 +107,16 @@ class Sweeper:
 
     def _execute_run(self, number: int, failures: dict[str, str]) -> None:
         if self.launcher.stopped:
-            raise Stopped
+            raise Interrupted
         self._check_claim()
         run, place = self.sweep.runs[number], self._places.pop()  # a list's own operations need no lock
         try:
             reason = self._bring_to_end(run, f"[{number + 1}/{len(self.sweep.runs)}] {run.name}", place)
         except (ValueError, OSError) as error:  # such as a damaged file of this run: the others go on
             reason = str(error)
+        except PreemptedError as stop:
+            self.unfinished.append(run.name)
+            return say(f"{run.name} is unfinished: {stop}")
         finally:
             self._places.append(place)
         with self._reporting:
@@ -175,7 +187,13 @@ class Sweeper:
         return self._run(evaluation_command(run, evaluation, self.store), place).reason("evaluation")
 
     def _run(self, command: Command, place: Place) -> Ended:
-        return self.launcher.run(dataclasses.replace(command, flags=(*command.flags, *self.flags)), place)
+        ended = self.launcher.run(dataclasses.replace(command, flags=(*command.flags, *self.flags)), place)
+        if ended.code == REQUEUE and self.flags:
+            self.launcher.stopped = True  # the other hosts' sweeps see the same
+            raise Interrupted
+        if ended.code == REQUEUE:
+            raise PreemptedError(ended.message or "it was stopped by a signal")
+        return ended
 
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[None]:
@@ -201,17 +219,16 @@ class Sweeper:
 
 
 def run_sweeper(sweeper: Sweeper) -> int:
-    """Executes it and says on stderr how it ended; returns the exit code: 1 after failures, 130 when it was stopped."""
-    try:
-        failures = sweeper.execute()
-    except (Stopped, KeyboardInterrupt):
-        print("\nstopped; what was done is saved, and the same command goes on from there", file=sys.stderr)
-        return 130
+    """Executes it and says on stderr how it ended; returns the exit code: 75 where runs can go on, 1 after failures."""
+    failures = sweeper.execute()
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if failures:
         print("the same command tries the failed runs again", file=sys.stderr)
-    return 1 if failures else 0
+    if sweeper.unfinished:
+        print(f"unfinished: {', '.join(sweeper.unfinished)}; the same command goes on there", file=sys.stderr)
+        return REQUEUE
+    return FAILED if failures else 0
 
 
 def is_primary(process_id: int | None, multihost: bool, environment: dict[str, str] | os._Environ) -> bool:

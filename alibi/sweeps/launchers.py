@@ -12,7 +12,6 @@ import functools
 import glob
 import itertools
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -21,21 +20,17 @@ import threading
 import warnings
 from types import FrameType
 
+from alibi.errors import ERROR_FILE
+from alibi.parallel.signals import Interrupted, answered
 from alibi.runs import usable_cores
 from alibi.sweeps.definition import PROJECT
 
-# Runs a script and keeps its error message.
-CHILD = pathlib.Path(__file__).with_name("child.py")
 # Of GPUs and TPUs. Asking JAX would claim them, and the runs need them.
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
 # A run on one core takes the least time of that core, but some runs end later than others.
 MOST_JOBS = 4
 # Loaded here: between fork and exec another thread may hold the loader's lock.
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-class Stopped(Exception):  # noqa: N818 - no error: the user's wish
-    """A signal asked the sweep to stop; what was done is saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Launcher(contextlib.AbstractContextManager):
 
     @abc.abstractmethod
     def run(self, command: Command, place: Place) -> Ended:
-        """Runs `command` in `place` to its end; raises Stopped where a signal has asked to stop."""
+        """Runs `command` in `place` to its end; raises Interrupted where a signal has asked to stop."""
 
     def __exit__(self, *_: object) -> None:
         return None  # most have nothing to undo
@@ -114,19 +109,18 @@ class LocalProcesses(Launcher):
         self._starting = threading.RLock()
 
     def __enter__(self) -> "LocalProcesses":
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._pass_on) for number in signals}
+        self._signals = answered(self._pass_on)
+        self._signals.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._signals.__exit__(None, None, None)
 
     def run(self, command: Command, place: Place = Place()) -> Ended:
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="alibi-error-") as file:
             with self._starting:
                 if self.stopped:
-                    raise Stopped
+                    raise Interrupted
                 child = self._start(command, place, file.name)
                 self._running.append(child)
                 if self.stopped:  # the signal came as it started
@@ -136,7 +130,7 @@ class LocalProcesses(Launcher):
             finally:
                 self._running.remove(child)
             if self.stopped:
-                raise Stopped
+                raise Interrupted
             return Ended(code, file.read().strip())
 
     def _start(self, command: Command, place: Place, error_file: str) -> subprocess.Popen:
@@ -146,9 +140,9 @@ class LocalProcesses(Launcher):
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
             return subprocess.Popen(
-                [sys.executable, str(CHILD), error_file, str(PROJECT / command.script), *command.flags],
+                [sys.executable, str(PROJECT / command.script), *command.flags],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "TQDM_POSITION": str(place.number)},
+                env={**os.environ, "PYTHONPATH": path, "TQDM_POSITION": str(place.number), ERROR_FILE: error_file},
                 pass_fds=[] if self.lock is None else [self.lock],
                 process_group=0,
                 preexec_fn=functools.partial(_settle, place.cores) if sys.platform == "linux" else None,
@@ -159,10 +153,10 @@ class LocalProcesses(Launcher):
             self.stopped = True
             running = list(self._running)
         if not running:
-            raise Stopped
+            raise Interrupted
         for child in running:
-            # A terminal that hangs up would leave the run without anybody to read it: it saves and ends.
-            child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+            # Only of Ctrl-C a second one says more than the first.
+            child.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
 
 
 def _settle(cores: frozenset[int] | None) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination signals, turned into a request that the loop answers with a checkpoint."""
+"""Signals, answered by a run as soon as nothing is lost by it."""
 
 import os
 import signal
@@ -7,41 +7,46 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
-# Of the terminal, of launchers and clusters that take a machine back, and of a terminal that is gone.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+from alibi.parallel import peers
+from alibi.parallel.signals import Interrupted
 
 
 class Interrupt:
-    """While entered, SIGNALS ask the run to stop; a second SIGINT stops at once.
+    """How a run answers the first signal, by its method `request`; a second SIGINT stops it at once.
 
-    Of several processes each hands them to JAX's preemption service, whose own notice SIGTERM is: it lets all
-    processes stop after the same update, the next that none has begun.
+    Before `updating` is called, it raises Interrupted wherever the main thread is: what lies on the disk is as
+    whole then as after a kill. From then on the run stops after an update, with a checkpoint. Of several processes
+    each hands its signals to JAX's preemption service, by which all stop after the same update, the next that none
+    has begun.
     """
 
     def __init__(self) -> None:
-        self._requested = False
+        self._requested = self._updating = False
         self._alone = jax.process_count() == 1
+
+    def updating(self) -> None:
+        """Updates begin; raises Interrupted where a signal has come before."""
+        self._updating = True
+        if self._requested:  # what it raised may have been lost in a destructor, or in a library's callback
+            raise self._interrupted()
 
     def requested(self, step: int) -> bool:
         """Whether to stop after update `step`; of several processes all must ask, after each update."""
         return self._requested if self._alone else multihost_utils.reached_preemption_sync_point(step)
 
-    def __enter__(self) -> "Interrupt":
-        # Of several processes JAX has handled SIGTERM since they joined.
-        taken = [number for number in SIGNALS if self._alone or number != signal.SIGTERM]
-        taken = [number for number in taken if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup has SIGHUP
-        self._before = {number: signal.signal(number, self._request) for number in taken}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        if self._requested and number == signal.SIGINT:
+    def request(self, number: int, frame: FrameType | None) -> None:
+        """The handler of a signal."""
+        again, self._requested = self._requested, True
+        if again and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._requested = True
+        if not self._updating:
+            if not again:
+                raise self._interrupted()
+            return  # it is on its way out
         if not self._alone:
-            os.kill(os.getpid(), signal.SIGTERM)
+            peers.announce_preemption()
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n")
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted("stopped before the first update; the same command goes on")

@@ -14,10 +14,11 @@ import jax
 import ml_collections
 
 from alibi.data.batches import TrainBatches
-from alibi.errors import FAILED, disk_errors_named
+from alibi.errors import FAILED, REQUEUE, disk_errors_named
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
+from alibi.parallel.signals import Interrupted, answered
 from alibi.runs import RunDirectory, code_hash, completed, flatten, make_provenance, versions
 from alibi.runs.store import LostError
 from alibi.training.checkpoint import Checkpoints
@@ -42,10 +43,6 @@ __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 SAME_TEXT = ("sha256", "tokenizer_fingerprint", "tokens")
 
 
-class Interrupted(RuntimeError):  # noqa: N818 - no error: the user's wish
-    """The run was asked to stop and has saved a checkpoint."""
-
-
 def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     """Trains the run that `config` describes in `workdir`, from its latest checkpoint if it has one.
 
@@ -60,8 +57,14 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         all lost; before any work.
       NonFiniteLossError: see there.
       UserError: no space left.
-      Interrupted: SIGINT or SIGTERM arrived; a checkpoint was saved.
+      Interrupted: one of SIGNALS arrived; from the first update on a checkpoint was saved.
     """
+    interrupt = Interrupt()
+    with answered(interrupt.request):
+        return _train(config, workdir, interrupt)
+
+
+def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt) -> dict[str, Any]:
     config = completed(config)  # a config file that an older version wrote beside an imported checkpoint may lack keys
     if config.init_from:
         config.init_from = str(RunDirectory(config.init_from))  # wherever the same command is given again
@@ -127,26 +130,26 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step)))
 
         saved_at = time.monotonic()
-        with Interrupt() as interrupt:
-            while step < steps:
-                state, metrics = train_step(state, *feed.get(step, last=step + 1 == steps))
-                step += 1
-                record.dispatched(step, metrics, data_wait_seconds=feed.waited)
-                stop, save = interrupt.requested(step), _is_save_due(config, step, saved_at)
-                validate = step == steps or _due(step, config.eval.every_steps)
-                if stop or save or validate:
-                    record.arrive()  # nothing that is not finite is ever saved
-                    with record.paused():
-                        nll = validator(state.params) if validate and validator else None
-                        improved = nll is not None and record.validated(step, nll)
-                        if stop or save or improved:
-                            hosts.on_first(run.check_claim)
-                            checkpoints.save(state, step, about | record.unlogged, nll)
-                            saved_at = time.monotonic()
-                if stop and step < steps:
-                    checkpoints.wait()
-                    record.write_status("interrupted", step, reason="stopped by a signal")
-                    raise Interrupted(f"stopped at update {step} of {steps}; the same command goes on there")
+        interrupt.updating()
+        while step < steps:
+            state, metrics = train_step(state, *feed.get(step, last=step + 1 == steps))
+            step += 1
+            record.dispatched(step, metrics, data_wait_seconds=feed.waited)
+            stop, save = interrupt.requested(step), _is_save_due(config, step, saved_at)
+            validate = step == steps or _due(step, config.eval.every_steps)
+            if stop or save or validate:
+                record.arrive()  # nothing that is not finite is ever saved
+                with record.paused():
+                    nll = validator(state.params) if validate and validator else None
+                    improved = nll is not None and record.validated(step, nll)
+                    if stop or save or improved:
+                        hosts.on_first(run.check_claim)
+                        checkpoints.save(state, step, about | record.unlogged, nll)
+                        saved_at = time.monotonic()
+            if stop and step < steps:
+                checkpoints.wait()
+                record.write_status("interrupted", step, reason="stopped by a signal")
+                raise Interrupted(f"stopped at update {step} of {steps}; the same command goes on there")
         checkpoints.wait()
         record.write_status("finished", step)
         return run.status()
@@ -178,8 +181,11 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
     """Writes why a run ended to its status, with the traceback beside it, as far as the disk allows."""
     try:
         yield
-    except (Interrupted, LostError):
-        raise  # of what was lost the status is another's to write
+    except LostError:
+        raise  # the status is another's to write
+    except Interrupted:
+        _record_lost(run, "stopped by a signal", REQUEUE)  # unless it stands there with the update
+        raise
     except BaseException as error:
         state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = "stopped by a signal" if state == "interrupted" else f"{type(error).__name__}: {error}"
@@ -192,7 +198,7 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
 
 
 def _record_lost(run: RunDirectory, reason: str, code: int) -> None:
-    """Writes to its status that a run was interrupted, or failed, on whichever host is left."""
+    """Writes to the status of a run that it was interrupted, or failed, on whichever host is left."""
     status = run.status()
     if status["state"] == "running":
         kept = {key: value for key, value in status.items() if key not in ("updated", "saved")}

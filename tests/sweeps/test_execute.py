@@ -10,6 +10,8 @@ import types
 
 import pytest
 
+from alibi.errors import REQUEUE
+from alibi.parallel.signals import Interrupted
 from alibi.runs.lease import LEASE_FILE, Claim, is_held
 from alibi.runs.store import Folder, LostError
 from alibi.sweeps import execute
@@ -83,6 +85,47 @@ def test_a_sweep_says_how_long_it_took_for_what(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(execute, "time", clock)
     assert execute.Sweeper(sweep, tmp_path, report=lambda failures: "report", launcher=Remote()).execute() == {}
     assert capsys.readouterr().out.endswith("\nreport\ntook 2 h 4 min; runs trained: 1, evaluated: 2\n")
+
+
+class Preempting(Launcher):
+    """A place that takes the run of t5 back, and trains others, whose rows it makes, to their end."""
+
+    def __init__(self, sweep, workdir):
+        self.sweep, self.workdir, self.commands = sweep, workdir, []
+
+    def run(self, command, place):
+        self.commands.append(command)
+        position = "t5" if "t5-L128-seed0" in " ".join(command.flags) else "alibi"
+        if position == "t5":
+            return Ended(REQUEUE, "process 1 was lost: no heartbeat")
+        if command.script == "train.py":
+            finish(self.sweep, self.workdir, "alibi-L128-seed0")
+        else:
+            rows = [result(self.sweep, position, length, run="alibi-L128-seed0") for length in (128, 256)]
+            append_rows(self.workdir / "results.jsonl", rows)
+        return Ended(0)
+
+
+def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):
+    sweep = sweep_of(product={"position": ["t5", "alibi"]})
+    launcher = Preempting(sweep, tmp_path)
+    sweeper = execute.Sweeper(sweep, tmp_path, report=lambda failures: f"failures: {failures}", launcher=launcher)
+    assert execute.run_sweeper(sweeper) == REQUEUE
+    assert sweeper.unfinished == ["t5-L128-seed0"]
+    said = capsys.readouterr()
+    assert "t5-L128-seed0 is unfinished: process 1 was lost: no heartbeat" in said.out
+    assert "failures: {}\n" in said.out
+    assert said.err == "unfinished: t5-L128-seed0; the same command goes on there\n"
+
+
+def test_on_several_hosts_a_preempted_run_stops_the_sweep(tmp_path):
+    """The next one would wait in vain for a host that is gone."""
+    sweep = sweep_of(product={"position": ["t5", "alibi"]})
+    launcher = Preempting(sweep, tmp_path)
+    sweeper = execute.Sweeper(sweep, tmp_path, flags=("--multihost=True",), launcher=launcher)
+    with pytest.raises(Interrupted):
+        execute.run_sweeper(sweeper)
+    assert len(launcher.commands) == 1
 
 
 def test_the_lock_shows_a_sweep_at_work(tmp_path):

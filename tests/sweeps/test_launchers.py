@@ -10,8 +10,10 @@ import time
 
 import pytest
 
-from alibi.sweeps.launchers import Command, LocalProcesses, Place, Stopped, describe_exit, places
+from alibi.parallel.signals import Interrupted
+from alibi.sweeps.launchers import Command, LocalProcesses, Place, describe_exit, places
 from tests.sweeps.sweepmaker import PROJECT
+from tests.test_multihost import free_port
 
 
 def script(folder, code):
@@ -28,20 +30,30 @@ def test_a_signal_is_passed_on_once_and_the_sweep_ends_when_the_run_has(tmp_path
         "signal.signal(signal.SIGINT, stop); os.kill(os.getppid(), signal.SIGINT); time.sleep(30)"
     )
     start = time.monotonic()
-    with pytest.raises(Stopped), LocalProcesses() as launcher:
+    with pytest.raises(Interrupted), LocalProcesses() as launcher:
         launcher.run(Command(script(tmp_path, code), ()))
     assert 0.3 < time.monotonic() - start < 20
 
 
 def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_path, capfd):
     code = (
-        "import sys\nprint('bar', file=sys.stderr)\nfor why in sys.argv[1:]: print(f'error: {why}', file=sys.stderr)\n"
-        "sys.exit(3)"
+        "import sys\nfrom alibi.errors import tell\nprint('bar', file=sys.stderr)\n"
+        "for why in sys.argv[1:]: tell(why)\nsys.exit(3)"
     )
     with LocalProcesses() as launcher:
         ended = launcher.run(Command(script(tmp_path, code), ("no such file", "1 of 1 failed")))
     assert (ended.code, ended.reason("training")) == (3, "no such file")
     assert capfd.readouterr().err == "bar\nerror: no such file\nerror: 1 of 1 failed\n"
+
+
+def test_the_reason_of_a_failed_run_of_several_hosts_is_kept(tmp_path):
+    """There stderr is another one, since JAX connected them."""
+    flags = (f"--coordinator_address=localhost:{free_port()}", "--num_processes=1", "--process_id=0")
+    config = ("--config=configs/base.py", f"--workdir={tmp_path}/run", "--config.model.num_heads=3")
+    with LocalProcesses() as launcher:
+        ended = launcher.run(Command("train.py", (*config, *flags)))
+    assert ended.code == 1
+    assert ended.reason("training").startswith("model.num_heads=3 does not divide model.width=")
 
 
 def test_a_crash_ends_only_its_own_process(tmp_path):
@@ -70,13 +82,24 @@ def test_runs_at_a_time_have_cores_of_their_own(tmp_path):
     assert (tmp_path / "seen").read_text() == f"{cores[-1:]} 3\n"
 
 
-def test_runs_at_a_time_are_all_stopped_by_one_signal(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_runs_at_a_time_are_all_stopped_by_one_signal(tmp_path, number):
     code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\ntime.sleep(60)"
     with LocalProcesses() as launcher, concurrent.futures.ThreadPoolExecutor(2) as pool:
         running = [pool.submit(launcher.run, Command(script(tmp_path, code), ())) for _ in range(2)]
         _wait_until(lambda: len(launcher._running) == 2)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert [type(one.exception(timeout=30)) for one in running] == [Stopped, Stopped]
+        os.kill(os.getpid(), number)
+        assert [type(one.exception(timeout=30)) for one in running] == [Interrupted, Interrupted]
+
+
+def test_a_hangup_that_nohup_ignores_stops_no_sweep():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with LocalProcesses() as launcher:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not launcher.stopped
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")

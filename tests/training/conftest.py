@@ -1,0 +1,30 @@
+"""A small run that is trained once for all the tests that only read or copy it."""
+
+import pathlib
+import shutil
+
+import pytest
+
+from alibi.training import loop
+from tests.training.runs import on_one_device
+
+
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_one_device(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def whole(tiny_config, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The run of `tiny_config()`, finished without a stop; of all tests, so not to be changed."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        on_one_device(patch)
+        loop.train(tiny_config(), str(workdir))
+    return workdir
+
+
+@pytest.fixture
+def finished(whole: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of `whole`, for one test."""
+    return shutil.copytree(whole, tmp_path / "run")

@@ -1,0 +1,55 @@
+"""What tests do with small runs."""
+
+import functools
+import json
+import pathlib
+from collections.abc import Callable
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from alibi.model.decoder import build_model
+from alibi.parallel.sharding import make_mesh
+from alibi.runs import RunDirectory
+from alibi.training import loop
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.feed import Batch
+from alibi.training.optimizer import make_optimizer
+from alibi.training.state import TrainState, abstract_state
+from configs import base
+
+
+def on_one_device(patch: pytest.MonkeyPatch) -> None:
+    """Trains on one device, which takes a third of the time to compile and to save."""
+    patch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
+
+
+def final_state(config: ml_collections.ConfigDict, workdir: pathlib.Path, step: int | None = None) -> TrainState:
+    mesh = make_mesh(base.get_config().mesh, jax.devices()[:1])
+    run = RunDirectory(workdir)
+    model = build_model(config, run.provenance()["vocab_size"])
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        abstract = abstract_state(model, make_optimizer(config.optimizer, config.train.steps)[0], mesh)
+        return checkpoints.restore(step or checkpoints.latest, abstract)
+
+
+def assert_same(left: TrainState, right: TrainState) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), left, right)
+
+
+def rows(workdir: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    """Calls `act` when update `step` begins."""
+    get = loop.Feed.get
+
+    def acting(feed: loop.Feed, at: int, *, last: bool) -> Batch:
+        if at == step:
+            act()
+        return get(feed, at, last=last)
+
+    monkeypatch.setattr(loop.Feed, "get", acting)

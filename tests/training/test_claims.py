@@ -1,0 +1,70 @@
+"""One process at a time trains in a work directory."""
+
+import errno
+import fcntl
+import functools
+import json
+import pathlib
+
+import pytest
+
+from alibi.data.tokenizers import ByteTokenizer, WordTokenizer
+from alibi.errors import UserError
+from alibi.runs import RunDirectory
+from alibi.runs.lease import Claim
+from alibi.training import loop
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def test_two_processes_do_not_train_in_one_directory(tiny_config, tmp_path: pathlib.Path) -> None:
+    config = tiny_config()
+    other = RunDirectory(tmp_path / "run")
+    other.check(config)
+    other.claim(config, ByteTokenizer())
+    with pytest.raises(ValueError, match="another process is training in"):
+        loop.train(config, str(tmp_path / "run"))
+    other.release()
+
+
+def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_path: pathlib.Path) -> None:
+    """Between the check and the lock lies the preparing of the text, which may take an hour."""
+    first, second = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
+    configs = tiny_config(seed=1), tiny_config(seed=2)
+    first.check(configs[0])
+    second.check(configs[1])
+    first.claim(configs[0], ByteTokenizer())
+    first.release()
+    with pytest.raises(ValueError, match=r"another config:\n  seed: 1 there, 2 now"):
+        second.claim(configs[1], ByteTokenizer())
+    assert first.config().seed == 1
+    with pytest.raises(ValueError, match=r"the tokenizer of the run in .* is another"):
+        second.claim(configs[0], WordTokenizer(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>"], 0)))
+    first.claim(configs[0], ByteTokenizer())  # the lock was given back
+    first.release()
+
+
+def test_without_file_locks_a_second_process_is_refused_and_a_lost_lease_stops_before_the_next_save(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    write = RunDirectory.write_status
+
+    def write_status(run: RunDirectory, state: str, *, step: int, **more: object) -> None:
+        write(run, state, step=step, **more)
+        if (state, step) == ("running", 3):
+            with pytest.raises(ValueError, match="another process is training in"):
+                RunDirectory(tmp_path).claim(run.config(), run.tokenizer())
+            lease = json.loads((tmp_path / "lease.json").read_text()) | {"token": "another's", "host": "elsewhere"}
+            (tmp_path / "lease.json").write_text(json.dumps(lease))
+
+    monkeypatch.setattr(RunDirectory, "write_status", write_status)
+    monkeypatch.setattr("alibi.runs.directory.Claim", functools.partial(Claim, beat=0.1, stale=2.0))
+    with pytest.raises(UserError, match=r"was lost: process .* on elsewhere .* has taken it over; this process stops"):
+        loop.train(tiny_config(), str(tmp_path))
+    assert RunDirectory(tmp_path).saved_steps() in ([2], [2, 3])
+    assert json.loads((tmp_path / "lease.json").read_text())["host"] == "elsewhere"
+    assert RunDirectory(tmp_path).status()["state"] == "running"  # as the other process has it

@@ -1,0 +1,128 @@
+"""What can't work, or would mix one run with another, is refused before any work."""
+
+import pathlib
+
+import pytest
+
+from alibi.runs import RunDirectory, config_hash
+from alibi.training import loop
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train__batch_tokens": 100}, r"batch_tokens=100 must be a multiple of 128 \(train_length=16 .* 8 devices"),
+        ({"train__accumulation": 3}, r"use 384"),
+        ({"mesh__data": 3}, "do not fit 8 devices"),
+        ({"mesh__data": -1, "mesh__fsdp": -1}, "one of them may be -1"),
+        ({"optimizer__warmup_steps": 6}, "warmup_steps=6 must be at least 0 and below train.steps=6"),
+        ({"optimizer__name": "sgdd"}, "optimizer.name='sgdd' is unknown"),
+        ({"position": "alibbi"}, "did you mean 'alibi'"),
+        ({"model__num_heads": 3}, "does not divide model.width=16; use 1, 2, 4"),
+        ({"model__activation": "tanh"}, "model.activation='tanh' is unknown; use one of relu, gelu, gelu_exact, silu"),
+        ({"train_length": 8192, "train__batch_tokens": 65536}, "longer than the corpus, which has 6,000 tokens"),
+        ({"data__train": "missing.txt"}, "missing.txt"),
+        ({"data__valid": "missing.txt"}, "missing.txt.*; set data.valid, or leave it empty for no validation"),
+        ({"model__attention": "flash"}, "model.attention='flash' is unknown"),
+        ({"model__num_layers": 0}, "model.num_layers=0 must be at least 1"),
+        ({"model__dropout": 1.5}, "model.dropout=1.5 must be a rate"),
+        ({"model__softmax_dropout": 1.0}, "model.softmax_dropout=1.0 must be a rate"),
+        ({"model__norm_epsilon": 0.0}, "model.norm_epsilon=0.0 must be above 0"),
+        ({"model__embedding": "adaptive", "model__cutoffs": (4, 400)}, "below the 256 tokens of the vocabulary"),
+        ({"model__embedding": "adaptive", "model__adaptive_factor": 8}, "no feature of model.width=16"),
+        ({"train__max_device_tokens": -1}, "train.max_device_tokens=-1 must be at least 0"),
+        ({"log__every_steps": 0}, "log.every_steps=0 must be at least 1"),
+        ({"eval__max_tokens": 0}, "eval.max_tokens=0 must be positive"),
+        ({"eval__dtype": "float8"}, "eval.dtype='float8' is unknown; use one of float32, bfloat16"),
+        ({"seed": -1}, r"seed=-1 must be from 0 to 2\^31 - 1"),
+        ({"seed": 5_000_000_000}, "seed=5000000000 must be"),
+        ({"data__max_train_bytes": 0}, "data.max_train_bytes=0 must be positive, or -1 for all"),
+        ({"model__width": 0}, "model.width=0 must be at least 1"),
+        ({"model__window": 2**31}, r"model.window=2147483648 must be from 1"),
+        ({"optimizer__learning_rate": -1.0}, "optimizer.learning_rate=-1.0 must be"),
+        ({"optimizer__b2": 1.5}, "optimizer.b2=1.5 must be from 0 to below 1"),
+        ({"optimizer__eps": 0.0}, "optimizer.eps=0.0 must be above 0"),
+        ({"optimizer__weight_decay": -1.0}, "optimizer.weight_decay=-1.0 must be at least 0"),
+        ({"position": "rotary", "position_options__base": 0.0}, "rotary needs a base above 0"),
+        ({"position": "sinusoidal", "position_options__max_period": -1.0}, "sinusoidal needs a max_period above 0"),
+        ({"position_options__slopes": "foo"}, "slope convention 'foo' is unknown"),
+        ({"position_options__slopes": 3}, "option slopes=3 of position method 'alibi' must be of type str"),
+        ({"position": "learned", "position_options__num_positions": 8}, "at least the training length 16"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(
+    tiny_config, tmp_path: pathlib.Path, overrides: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        loop.train(tiny_config(**overrides), str(tmp_path / "run"))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_another_config_is_refused_with_its_differing_keys(tiny_config, finished: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match=r"another config:\n  model.width: 16 there, 32 now\n  seed: 0 there, 1 now\n"):
+        loop.train(tiny_config(model__width=32, seed=1, log__every_steps=3), str(finished))
+    with pytest.raises(ValueError, match=r"model.attention_dropout: 0.0 there, 0.5 now"):
+        RunDirectory(finished).check(tiny_config(model__attention_dropout=0.5, model__attention="reference"))
+
+
+def test_a_run_that_is_older_than_a_config_key_is_still_the_same(tiny_config, finished: pathlib.Path) -> None:
+    """A new key must not shut users out of what they have trained; without it, runs computed what its default does."""
+    config = tiny_config()
+    run = RunDirectory(finished)
+    known = config_hash(run.config())
+    older = config.copy_and_resolve_references()
+    with older.unlocked():
+        del older.model["window"], older["imported_from"], older.eval["dtype"]
+    run.write("config.json", older.to_dict())
+    assert (run.config().model.window, run.config().imported_from, run.config().eval.dtype) == (0, "", "float32")
+    assert config_hash(run.config()) == config_hash(older) == known
+    assert run.differing(config) == run.differing(older) == {}
+    assert loop.train(older, str(run.path))["state"] == "finished"  # a config file of its own time
+    wide = tiny_config(model__window=5)
+    assert run.differing(wide) == {"model.window": (0, 5)}
+
+
+def test_a_text_that_changed_is_refused_before_anything_is_overwritten(
+    one_device, tiny_config, tmp_path: pathlib.Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five\n" * 100)
+    config = tiny_config(data__train=str(text), data__tokenizer="words")
+    loop.train(config, str(tmp_path / "run"))
+    before = {path: path.read_bytes() for path in (tmp_path / "run" / "tokenizer").iterdir()}
+    text.write_text("six seven eight nine ten\n" * 100)
+    with pytest.raises(ValueError, match=r"the train text of the run in .* has changed: its sha256 was"):
+        loop.train(config, str(tmp_path / "run"))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="can't be written"):
+        loop.train(tiny_config(), str(tmp_path / "file" / "run"))
+
+
+def test_checkpoints_that_cannot_be_written_are_told_of_before_any_work(tiny_config, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("")  # root may write in any directory, but in no file
+    with pytest.raises(ValueError, match="can't be written"):
+        loop.train(tiny_config(), str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("workdir", "message"),
+    [
+        ("s3://bucket/run", r"can't hold checkpoints: Orbax writes them to directories and gs:// only"),
+        ("gs:/bucket/run", r"give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"),
+        ("gs://bucket/run", r"needs the package gcsfs"),
+    ],
+)
+def test_an_address_that_cannot_be_a_work_directory(tiny_config, monkeypatch, workdir: str, message: str) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=message):
+        loop.train(tiny_config(), workdir)
+
+
+def test_an_empty_name_is_not_the_current_directory(tiny_config) -> None:
+    with pytest.raises(ValueError, match="the work directory's name is empty"):
+        loop.train(tiny_config(), "")

@@ -1,0 +1,133 @@
+"""Runs that were stopped, crashed, starved or robbed of checkpoints go on bitwise, or say why they don't."""
+
+import errno
+import functools
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from alibi.errors import UserError
+from alibi.parallel.sharding import make_mesh
+from alibi.runs import RunDirectory
+from alibi.training import loop
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.state import TrainState
+from tests.training.runs import assert_same, final_state, rows, stop_at
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+    """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
+    # Stopped between two rows of metrics, after a row at update 3: the next one is of all updates since.
+    config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2, log__every_steps=3)
+    config.mesh.update(data=-1, fsdp=2, tensor=2)
+    monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:4]))
+    loop.train(config, str(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(loop.Interrupted, match="stopped at update 4 of 6"):
+            loop.train(config, str(tmp_path / "parts"))
+    assert RunDirectory(tmp_path / "parts").status()["state"] == "interrupted"
+    loop.train(config, str(tmp_path / "parts"))
+    assert_same(final_state(config, tmp_path / "parts"), final_state(config, tmp_path / "whole"))
+    whole, parts = (
+        [row | dict.fromkeys(("tokens_per_second", "data_wait_seconds"), 0) for row in rows(tmp_path / name)]
+        for name in ("whole", "parts")
+    )
+    assert parts == whole
+
+
+def test_a_run_goes_on_with_layers_as_a_loop(tiny_config, whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """From a checkpoint of layers one by one, to the same loss; Adam magnifies the rounding of tiny gradients."""
+    config = tiny_config()
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(loop.Interrupted):
+            loop.train(config, str(tmp_path / "run"))
+    config.model.scan_layers = True
+    loop.train(config, str(tmp_path / "run"))
+    got, expected = (final_state(config, workdir) for workdir in (tmp_path / "run", whole))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got.params, expected.params)
+    np.testing.assert_allclose(rows(tmp_path / "run")[-1]["valid_nll"], rows(whole)[-1]["valid_nll"], rtol=1e-6)
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, whole, tmp_path: pathlib.Path, monkeypatch) -> None:
+    config = tiny_config()
+
+    def crash() -> None:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, crash)
+        with pytest.raises(MemoryError):
+            loop.train(config, str(tmp_path / "parts"))
+    status = RunDirectory(tmp_path / "parts").status()
+    assert (status["state"], status["reason"]) == ("failed", "MemoryError: no memory")
+    RunDirectory(tmp_path / "parts").write_status(**(status | {"peak_memory_bytes": 2**60}))
+    assert loop.train(config, str(tmp_path / "parts"))["peak_memory_bytes"] == 2**60  # of all its processes
+    assert_same(final_state(config, tmp_path / "parts"), final_state(config, whole))
+
+
+def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+    config = tiny_config()
+    save = Checkpoints.save
+
+    def full(checkpoints: Checkpoints, state: TrainState, step: int, *more: object) -> None:
+        if step == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(checkpoints, state, step, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "_keep", lambda run, tokenizer: full(None, None, 4))  # as the run begins
+        with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
+            loop.train(config, str(tmp_path / "run"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", full)
+        with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
+            loop.train(config, str(tmp_path / "run"))
+    assert RunDirectory(tmp_path / "run").status()["state"] == "failed"
+    assert int(final_state(config, tmp_path / "run").step) in (2, 3)
+    assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
+
+
+def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
+    """Training goes on from an earlier one; from none it would overwrite what is known of the run, so it refuses."""
+    run = RunDirectory(finished)
+    assert run.status()["saved"] == 6
+    (run.checkpoints / "6").rename(run.checkpoints / "4")  # as if the one before had been kept
+    finished_status = run.status()
+    with monkeypatch.context() as patch:
+        begun = []
+        patch.setattr(loop.Feed, "get", lambda feed, step, **_: begun.append(step) or sys.exit())
+        with pytest.raises(SystemExit):
+            loop.train(tiny_config(), str(finished))
+        assert begun == [4]
+    run.write("status.json", finished_status)
+    assert "was finished before, but its checkpoint of update 6 was lost since" in capsys.readouterr().err
+    shutil.rmtree(run.checkpoints)
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    older = {key: value for key, value in run.status().items() if key != "saved"}  # which knows no saved step
+    for status in (run.status() | {"state": "interrupted", "saved": 4}, older):
+        run.write("status.json", status)
+        before[finished / "status.json"] = (finished / "status.json").read_bytes()
+        with pytest.raises(ValueError, match=rf"run has no checkpoint, but that of step {status.get('saved', 6)} was"):
+            loop.train(tiny_config(), str(finished))
+        assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+    # A run that was stopped before it first saved begins again.
+    run.write_status("interrupted", step=1, steps=6)
+    run.check_checkpoints()
+
+
+def test_a_damaged_checkpoint_is_named(tiny_config, finished: pathlib.Path) -> None:
+    for file in (finished / "checkpoints" / "6" / "params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"checkpoints/6 is damaged or of another model.*delete this one"):
+        final_state(tiny_config(), finished)
