@@ -78,8 +78,8 @@ def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
 def test_each_method_computes_something_of_its_own(tiny_config) -> None:
     """A position option that is ignored (llm-foundry #1289) gives two methods the same logits.
 
-    All but learned slopes, which start as the fixed ones, and what begins beyond the training length: NTK's scaling of
-    rotary's base, and of ALiBi's slopes, and their interpolation.
+    All but learned slopes, which start as the fixed ones, and what begins beyond the training length: what stretches
+    rotary's angles, and what flattens ALiBi's slopes.
     """
     inputs = tokens(12)
     logits = {}
@@ -87,7 +87,8 @@ def test_each_method_computes_something_of_its_own(tiny_config) -> None:
         model, variables = make(tiny_config, position)  # all parameters but position's own are the same
         logits[position] = jax.jit(model.apply)(variables, inputs)
     np.testing.assert_array_equal(logits.pop("alibi_learned"), logits["alibi"])
-    np.testing.assert_array_equal(logits.pop("rotary_ntk"), logits["rotary"])
+    for stretched in ("rotary_interpolated", "rotary_ntk", "yarn"):
+        np.testing.assert_array_equal(logits.pop(stretched), logits["rotary"])
     for flattened in ("alibi_interpolated", "alibi_ntk"):
         np.testing.assert_array_equal(logits.pop(flattened), logits["alibi"])
     for one, other in itertools.combinations(logits, 2):
