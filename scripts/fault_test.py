@@ -12,6 +12,7 @@ The full and the read-only disk are file systems of their own, which only root c
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import sys
@@ -35,27 +36,28 @@ def main() -> int:
     parser.add_argument("--starts", default=",".join(STARTS), help="of which a second one is made beside the first")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
     arguments = parser.parse_args()
-    if unknown := set(filter(None, arguments.kinds.split(","))) - FILES.keys():
+    kinds = list(filter(None, arguments.kinds.split(",")))
+    if unknown := set(kinds) - FILES.keys():
         parser.error(f"--kinds={','.join(unknown)}: there are {', '.join(FILES)}")
     if unknown := set(filter(None, arguments.starts.split(","))) - set(STARTS):
         parser.error(f"--starts={','.join(unknown)}: there are {', '.join(STARTS)}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="alibi-faults-") as name:
         test = FaultTest(pathlib.Path(name), arguments.seed)
-        for kind in KINDS if arguments.kills else ():
-            test.kills(arguments.kills, kind)
-        for kind in filter(None, arguments.kinds.split(",") * arguments.flips):
-            test.flip(kind)
-        for started in filter(None, arguments.starts.split(",")):
-            second_start(test, started)
-        test.moved_away()
+        stages = [functools.partial(test.kills, arguments.kills, kind) for kind in KINDS if arguments.kills]
+        stages += [functools.partial(test.flips, arguments.flips, kind) for kind in kinds]
+        starts = filter(None, arguments.starts.split(","))
+        stages += [functools.partial(second_start, test, which) for which in starts]
+        stages.append(test.moved_away)
         if can_mount(test.folder / "probe"):
-            test.full_disk()
-            test.read_only()
+            stages += [test.full_disk, test.read_only]
         else:
             print("left out, since only root can mount them: a full disk, a read-only directory")
-    for what, times in test.survived.items():
-        print(f"{what}: {times}")
+        for stage in stages:
+            before = test.survived.copy()
+            stage()
+            for what, times in sorted(test.survived.items() - before.items()):
+                print(f"{what}: {times}", flush=True)
     for complaint in test.complaints:
         print(f"wrong: {complaint}")
     print(f"differences: {test.differences}, other mistakes: {len(test.complaints) - test.differences}")

@@ -36,16 +36,14 @@ class Checkpoints:
 
     Args:
       folder: the run's `checkpoints` directory.
-      keep: latest checkpoints that stay, besides the best by validation NLL.
+      keep: latest checkpoints that stay, besides the best by validation NLL; one more where that is one of them.
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int = 1, read_only: bool = False):
         for name in ("absl", "asyncio"):  # Orbax logs each of its steps, and what it raises too
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._folder = folder
-        policies = ocp.checkpoint_managers
-        kept = policies.AnyPreservationPolicy([policies.LatestN(keep), _KeepBest(self)])
-        self._open = functools.partial(_manager, folder, read_only=read_only, preservation_policy=kept)
+        self._open = functools.partial(_manager, folder, read_only=read_only, preservation_policy=_Kept(self, keep))
         with damage_named(folder):
             self._manager = self._open()
         self.unread: set[int] = set()  # steps whose validation NLL can't be read
@@ -204,15 +202,21 @@ def _abstract(change: Callable[[PyTree], PyTree], trees: PyTree) -> PyTree:
     )
 
 
-class _KeepBest:
-    """Orbax's policy by which the best checkpoint stays, and each that may be it."""
+class _Kept:
+    """Orbax's policy: the latest checkpoints and the best one stay, and each that can't be read now, as it may be that.
 
-    def __init__(self, checkpoints: Checkpoints):
-        self._checkpoints = checkpoints
+    Where the best is itself one of the latest, one more stays: there are always two, so that one may be damaged.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, keep: int):
+        self._checkpoints, self._keep = checkpoints, keep
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         best, unread = self._checkpoints.best, self._checkpoints.unread
-        return [info.step in unread or (best is not None and info.step == best[0]) for info in checkpoints]
+        newest = sorted({info.step for info in checkpoints} - unread, reverse=True)
+        latest = newest[: self._keep]
+        stays = {best[0]} if best and best[0] not in latest else set(newest[: self._keep + 1])
+        return [info.step in stays | unread | {*latest} for info in checkpoints]
 
 
 def _manager(folder: pathlib.Path, *, read_only: bool, **options: Any) -> ocp.CheckpointManager:

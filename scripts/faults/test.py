@@ -118,6 +118,10 @@ class FaultTest:
             shutil.rmtree(trial.run)
         return trial
 
+    def flips(self, flips: int, kind: str) -> None:
+        for _ in range(flips):
+            self.flip(kind)
+
     def flip(self, kind: str) -> None:
         """One bit of one file of a kind: training and evaluating tell of it, or give the same numbers."""
         trial = self.copied("flipped")
