@@ -46,6 +46,9 @@ class Makers:
             raise ValueError(f"host {self.host} of {self.hosts}: hosts are numbered from 0, and there is at least one")
 
 
+ALONE = Makers()
+
+
 @dataclasses.dataclass(frozen=True)
 class Making:
     """The text of a split that becomes token files in `folder`, which holds its tokenizer already.

@@ -15,7 +15,7 @@ import tokenizers as hf
 from alibi.data.cache import cache_root, check_paths, claimed, content_key, find_or_make
 from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import make_dictionary
-from alibi.data.making import Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
+from alibi.data.making import ALONE, Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
 from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
 from alibi.data.shared import SharedCache
 from alibi.data.stream import hash_ids
@@ -51,7 +51,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     *,
     progress: bool = True,
-    makers: Makers = Makers(),  # noqa: B008 - it can't be changed
+    makers: Makers = ALONE,
 ) -> TokenFile:
     """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section `data`.
 
@@ -95,7 +95,7 @@ def prepare_text(
     if not named:
         raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
     place = _Place(TextFiles({"file": named}), "file", -1, tokenizer, cache_dir)
-    return _find_or_make(place, progress, Makers())
+    return _find_or_make(place, progress, ALONE)
 
 
 def _limit(data: ml_collections.ConfigDict, split: str) -> int:

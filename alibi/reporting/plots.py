@@ -89,8 +89,13 @@ def png(
     path: str | os.PathLike, size: tuple[float, float] = (10, 6), dots_per_inch: int = DOTS_PER_INCH
 ) -> Iterator[Figure]:
     """A figure of `size` in inches to draw into, which is then written to the PNG file `path`."""
-    style = {"font.size": FONT_SIZE, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#dddddd"}
-    with matplotlib.rc_context(style), made_whole(path) as partial:  # type: ignore[arg-type]
+    # Written in place, where its keys are known to be matplotlib's.
+    with (
+        matplotlib.rc_context(
+            {"font.size": FONT_SIZE, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#dddddd"}
+        ),
+        made_whole(path) as partial,
+    ):
         figure = Figure(figsize=size, facecolor="white", layout="constrained")
         yield figure
         figure.savefig(partial, dpi=dots_per_inch, format="png")
