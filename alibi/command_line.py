@@ -82,7 +82,7 @@ def define_host_flags() -> None:
 
 
 def host_flags() -> list[str]:
-    """Those of `define_host_flags` that were given, for a process that this one starts."""
+    """The flags of `define_host_flags` that were given, for a process that this one starts."""
     names = ("multihost", "coordinator_address", "num_processes", "process_id")
     return [f"--{name}={flags.FLAGS[name].value}" for name in names if flags.FLAGS[name].value not in (None, False)]
 

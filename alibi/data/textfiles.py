@@ -76,7 +76,7 @@ class TextFiles(Corpus):
             yield from self._documents(_texts(path), to_its_end=True)
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """As of any corpus; plain files are read only where a shard's pieces are, packed ones from their beginning."""
+        """The shards; plain files are read only where a shard's pieces are, packed ones from their beginning."""
         if self.size(split) is None:
             yield from super().shards(split, max_bytes, shard_bytes)
             return

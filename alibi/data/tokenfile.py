@@ -96,7 +96,7 @@ def _check_size(file: pathlib.Path, needed: int) -> None:
 
 @functools.cache
 def _check_hashes(states: tuple[tuple[pathlib.Path, str, int], ...], dtype: np.dtype) -> None:
-    """Once a process and state of the files: the hash of all up to the end of each must be the manifest's."""
+    """Checks, once a process and state of the files, that the hash of all up to the end of each is the manifest's."""
     found = hash_ids((file for file, _, _ in states), dtype)
     for (file, sha256, _), got in zip(states, found, strict=True):
         if got != sha256:

@@ -103,7 +103,7 @@ def _limit(data: ml_collections.ConfigDict, split: str) -> int:
 
 
 def _made_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> pathlib.Path | None:
-    """Where the cache has, or will have, the tokenizer of `data`; None of one that isn't made from text."""
+    """The place where the cache has, or will have, the tokenizer of `data`; None of one that isn't made from text."""
     if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
         return None
     content = {"format": TOKENIZER_FORMAT_VERSION, "train": corpus.description("train")}
@@ -171,7 +171,7 @@ class _Place:
 
     @property
     def parts(self) -> pathlib.Path:
-        """Where the shards are as long as not all of them are made."""
+        """The place of the shards as long as not all of them are made."""
         return self.directory.with_name(f".{self.directory.name}.parts")
 
 

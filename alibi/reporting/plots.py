@@ -166,7 +166,7 @@ def _draw_lengths(axes: Axes, panel: Panel) -> None:
 
 
 def apart(lengths: Sequence[int], factor: float) -> list[int]:
-    """Of ascending `lengths` the first, and then each that is at least `factor` times the one before it."""
+    """The first of ascending `lengths`, and then each that is at least `factor` times the one before it."""
     kept: list[int] = []
     for length in lengths:
         if not kept or length >= factor * kept[-1]:

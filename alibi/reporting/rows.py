@@ -24,12 +24,12 @@ class Device:
 
     @property
     def text(self) -> str:
-        """Such as "cpu x1"."""
+        """The device in words, such as "cpu x1"."""
         return self.kind if self.count is None else f"{self.kind} x{self.count}"
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Device | None":
-        """That of a line; older ones have only the text."""
+        """The device of a line; older ones have only its text."""
         text = row["device"] or ""
         if not isinstance(text, str):
             raise ValueError(f"a result row has device={text!r:.60}, which must be text or null")

@@ -142,7 +142,7 @@ def check_bounds(method: PositionMethod) -> None:
 
 
 def _check_skipping(method: PositionMethod, params: Any) -> None:
-    """With far keys that weigh as much as they can: they lie along the queries, and near ones against them."""
+    """Skips far keys that weigh as much as they can: they lie along the queries, and near ones against them."""
     inputs = inputs_of(LENGTH)
     along = jnp.ones((2, LENGTH, HEADS, HEAD_DIM)) * 0.7
     far = (jnp.arange(LENGTH) < 4)[None, :, None, None]

@@ -168,7 +168,7 @@ class Checkpoints:
             return _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
 
     def _read_valid_nll(self, step: int) -> float | None:
-        """None where the checkpoint was not validated, or can't be read now: it may be the best one, and stays."""
+        """The validation NLL; None where there is none, or it can't be read now: that may be the best, and stays."""
         try:
             with contextlib.closing(_reader(self._folder)) as reader:
                 about = self.about(step)

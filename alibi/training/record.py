@@ -202,7 +202,7 @@ class Progress:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the last updates, so that a slowdown shows; None before there are two."""
+        """The speed over the last updates, so that a slowdown shows; None before there are two."""
         seconds = sum(self._seconds)
         return len(self._seconds) * self._tokens_per_step / seconds if seconds else None
 
