@@ -54,12 +54,12 @@ def main() -> int:
         else:
             print("left out, since only root can mount them: a full disk, a read-only directory")
         for stage in stages:
-            before = test.survived.copy()
+            before, complaints = test.survived.copy(), len(test.complaints)
             stage()
             for what, times in sorted(test.survived.items() - before.items()):
                 print(f"{what}: {times}", flush=True)
-    for complaint in test.complaints:
-        print(f"wrong: {complaint}")
+            for complaint in test.complaints[complaints:]:
+                print(f"wrong: {complaint}", flush=True)
     print(f"differences: {test.differences}, other mistakes: {len(test.complaints) - test.differences}")
     print(f"took {time.monotonic() - start:.0f} s")
     return 1 if test.complaints else 0
