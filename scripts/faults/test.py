@@ -10,7 +10,7 @@ import subprocess
 import time
 
 from faults.disks import mounted, remount
-from faults.trial import STEPS, Trial, kill, make_inputs
+from faults.trial import HUNG_SECONDS, STEPS, Trial, kill, make_inputs
 
 KINDS = ("prepare", "train", "evaluate", "sweep")
 # The files of a work directory and of the cache, by what they are.
@@ -154,7 +154,7 @@ class FaultTest:
         process, away = trial.start("train"), trial.folder / "away"
         time.sleep(self.random.uniform(0.5, 0.9) * self.seconds["train"])
         trial.run.rename(away)
-        said = process.communicate(timeout=120)[1]
+        said = process.communicate(timeout=HUNG_SECONDS)[1]
         if process.returncode:
             self.told(process.returncode, said, "directories moved away")
         else:

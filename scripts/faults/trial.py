@@ -13,6 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAME, STEPS = "alibi-L16-seed0", 60
+HUNG_SECONDS = 600  # beside many other programs starting and compiling take minutes
 CONFIG = """
 from configs import base
 
@@ -74,10 +75,10 @@ class Trial:
         """Runs a command to its end: the exit code and what it said on stderr."""
         process = self.start(kind)
         try:
-            said = process.communicate(timeout=120)[1]
+            said = process.communicate(timeout=HUNG_SECONDS)[1]
         except subprocess.TimeoutExpired:
             kill(process)
-            return -signal.SIGKILL, "it hung for two minutes"
+            return -signal.SIGKILL, f"it hung for {HUNG_SECONDS} s"
         return process.returncode, said
 
     def finish(self) -> str:
