@@ -20,7 +20,7 @@ from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
 from alibi.data.shared import SharedCache
 from alibi.data.stream import hash_ids
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokenfile import Manifest, TokenFile, load
+from alibi.data.tokenfile import CHECKSUM, Manifest, TokenFile, load
 from alibi.data.tokenizers import Tokenizer, WordTokenizer, check_options, load_tokenizer, make_tokenizer
 
 # Part of what a directory is named by. Format 3 of token files has the same ids as format 2, which is found and read.
@@ -226,7 +226,7 @@ def _assemble(place: _Place, shards: Making, total: int) -> None:
     hashes = list(hash_ids((place.parts / shard_file(number) for number in range(total)), dtype_of(place.tokenizer)))
     listed = [[about["tokens"], sha256] for about, sha256 in zip(abouts, hashes, strict=True)]
     manifest = dataclasses.asdict(_manifest(place, abouts, hashes[-1])) | {"shards": listed}
-    text = json.dumps(manifest, indent=2, ensure_ascii=False)
+    text = json.dumps(manifest | {CHECKSUM: content_key(manifest)}, indent=2, ensure_ascii=False)
     (place.parts / "manifest.json").write_text(text + "\n", encoding="utf-8")
     place.parts.replace(place.directory)
     for path in (*place.directory.glob("[0-9]*.json"), *place.directory.glob(".*")):  # not needed, and not missed
