@@ -219,12 +219,15 @@ class Row:
             raise ValueError(f"a result row lacks {', '.join(missing)}; a row holds {', '.join(ALWAYS)}")
         known = {key: content[key] for key in (*ALWAYS, *SOMETIMES) if key in content}
         _check_types(Row, known)
-        if "context_use" in known:
-            known["context_use"] = ContextUse.from_json(known["context_use"])
-        if "passkey" in known:
-            known["passkey"] = Passkey(**known["passkey"])
-        if "override" in known:
-            known["override"] = Override.from_json(known["override"])
+        own = {
+            "context_use": ContextUse.from_json,
+            "passkey": lambda one: Passkey(**one),
+            "override": Override.from_json,
+        }
+        try:
+            known |= {key: make(known[key]) for key, make in own.items() if key in known}
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"a result row has a {' or '.join(own)} that is none: {error!r:.80}") from None
         more = {key: value for key, value in content.items() if key not in (*known, "device_kind", "device_count")}
         return cls(**known | {"device": Device.from_json(content), "more": more})
 
