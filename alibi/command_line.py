@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from typing import Any, TextIO, cast
 
 import jax
 import ml_collections
@@ -81,7 +82,7 @@ def define_host_flags() -> None:
 
 
 def host_flags() -> list[str]:
-    """Those of `define_host_flags` that were given, for a process that this one starts."""
+    """The flags of `define_host_flags` that were given, for a process that this one starts."""
     names = ("multihost", "coordinator_address", "num_processes", "process_id")
     return [f"--{name}={flags.FLAGS[name].value}" for name in names if flags.FLAGS[name].value not in (None, False)]
 
@@ -95,10 +96,30 @@ def join_hosts() -> None:
         peers.join(given.coordinator_address, given.num_processes, given.process_id)
 
 
+class _Messages:
+    """A stream that goes on where nothing can be written."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _open_standard_streams() -> None:
     """Gives what was started without stdin, stdout or stderr an empty one: else the next files take their numbers.
 
-    Then what libraries write to stderr would stand in one of these files.
+    Then what libraries write to stderr would stand in one of these files. And a stderr whose disk is full, or whose
+    reader has ended, must not end what is told of there.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -106,7 +127,8 @@ def _open_standard_streams() -> None:
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
-            setattr(sys, name, open(number, "r" if number == 0 else "w"))  # noqa: SIM115 - until the process ends
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w"))
+    sys.stderr = cast(TextIO, _Messages(sys.stderr))
 
 
 def _allow_open_files() -> None:

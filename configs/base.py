@@ -126,7 +126,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # A checkpoint is saved at the end, after a validation better than all before, and
     config.checkpoint.every_steps = 200  # after this many updates (0: never)
     config.checkpoint.every_minutes = 10.0  # and after this much time (0: never)
-    config.checkpoint.keep = 1  # latest checkpoints kept, besides the best by validation NLL
+    # Latest checkpoints kept, besides the best by validation NLL; one more where that is one of them, as a spare.
+    config.checkpoint.keep = 1
 
     config.log = ml_collections.ConfigDict()
     config.log.every_steps = 10  # updates between rows of metrics.jsonl and TensorBoard points

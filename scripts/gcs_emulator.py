@@ -100,7 +100,7 @@ class _Router(server.Router):
 
 
 class _Handler(server.RequestHandler):
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:  # noqa: N802 - http.server calls it so
         body, self.wfile = self.wfile, _Headers(self.wfile)
         server.Router(self).handle(server.GET)
         self.wfile = body

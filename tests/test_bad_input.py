@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from absl import flags
 from alibi import alibi_bias, alibi_slopes, command_line, errors, make_position
 from alibi.config_files import load_config
 from alibi.ranges import RANGES, check_numbers
-from alibi.reporting.rows import read_rows
+from alibi.reporting.rows import Device, Row, read_rows
 from alibi.runs import flatten
 from alibi.runs.store import open_store
 from alibi.training.loop import train
@@ -175,6 +176,15 @@ def test_heads_that_are_no_number(num_heads: Any) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("positions", [[0, 1], 3, None, "01", (0.5,), [[0], [1, 2]]])
+def test_positions_that_are_no_arrays(positions: Any) -> None:
+    good = jax.numpy.arange(2)
+    for name, both in (("query", (positions, good)), ("key", (good, positions))):
+        with pytest.raises(ValueError, match=rf"^{name}_positions=.* must be an array of integers, such as jnp.arange"):
+            alibi_bias(8, *both)
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
@@ -196,6 +206,36 @@ def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message
 def test_conventions_that_are_none(convention: Any) -> None:
     with pytest.raises(ValueError, match="is unknown; use one of paper, closed_form, random, or a tuple of numbers"):
         alibi_slopes(8, convention)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("run", 3, "run=3, which must be text"),
+        ("eval_length", "16", "eval_length='16', which must be a whole number"),
+        ("seed", 0.5, "seed=0.5, which must be a whole number"),
+        ("step", True, "step=True, which must be a whole number"),
+        ("nll_nats", [1.0], "nll_nats=[1.0], which must be a number or null"),
+        ("limit", "yes", "limit='yes', which must be true or false"),
+        ("device", 5, "device=5, which must be text or null"),
+        ("context_use", "x", "a context_use or override or passkey that is none"),
+        ("override", 5, "a context_use or override or passkey that is none"),
+        ("passkey", {"x": 1}, "a context_use or override or passkey that is none"),
+        ("device_count", "two", "count='two', which must be a whole number or null"),
+    ],
+)
+def test_results_of_another_type(key: str, value: Any, message: str) -> None:
+    row = Row("r", "alibi", 16, 16, "sliding", 4, "text", "valid", 0, 6, 100, nll_nats=1, device=Device("cpu", 1))
+    line = row.to_json()
+    assert Row.from_json(line) == row
+    with pytest.raises(ValueError, match=re.escape(f"a result row has {message}")):
+        Row.from_json(line | {key: value})
+
+
+@pytest.mark.parametrize("content", [5, None, "x", [1]])
+def test_results_that_are_no_object(content: Any) -> None:
+    with pytest.raises(ValueError, match=r"a result row is an object, but got .*; a row holds run, position"):
+        Row.from_json(content)
 
 
 @pytest.mark.parametrize("line", [b"{", b"nonsense", b"5", b'"x"', b"null", b"[1]", b'{"a": 1}', b'{"step": "x"}',
@@ -230,11 +270,13 @@ def test_what_the_system_refuses(error: Exception, message: str) -> None:
 
 
 CODE = """
-import os, sys
+import contextlib, os, sys
 from absl import flags
 from alibi import command_line
 def main():
-    print("said"); print("told", file=sys.stderr); os.write(2, b"by a library")
+    print("said"); print("told", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        os.write(2, b"by a library")
     file = open(sys.argv[0] + ".kept", "w+"); print(file.fileno() > 2, file=file)
 command_line.run(main)
 """
@@ -248,6 +290,10 @@ def test_closed_streams_and_few_open_files(tmp_path: pathlib.Path) -> None:
     command = f"{sys.executable} {script}"
     subprocess.run(f"{command} <&- >&- 2>&-", shell=True, env=environment, check=True, timeout=120)
     assert (tmp_path / "script.py.kept").read_text() == "True\n"
+    full = subprocess.run(
+        f"{command} 2>/dev/full", shell=True, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (full.returncode, full.stdout) == (0, "said\n"), "what can't be told ends nothing"
     few = subprocess.run(
         [sys.executable, script],
         env=environment,

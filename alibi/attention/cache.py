@@ -34,7 +34,7 @@ class Slots(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, batch: int, slots: int, total: int) -> "Slots":
-        """Before any token has been read."""
+        """The slots before any token has been read."""
         positions = jnp.full((batch, slots), EMPTY, jnp.int32)
         return cls(positions, jnp.zeros(batch, jnp.int32), jnp.zeros((), jnp.int32), total)
 
@@ -117,7 +117,7 @@ class KeyValues(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
-        """Empty, with so many slots, for keys, values and kept arrays shaped like these, but for their length."""
+        """An empty cache of so many slots, for keys, values and kept arrays shaped like these, but for their length."""
 
         def zeros(x: Array) -> Array:
             return jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype)
@@ -131,7 +131,7 @@ class KeyValues(flax.struct.PyTreeNode):
         value: Float[Array, "batch tokens heads head_dim"],
         kept: PyTree[Float[Array, "batch tokens heads ..."]],
     ) -> "KeyValues":
-        """With new tokens; `slots` is as before they were read."""
+        """The cache with new tokens; `slots` is as before they were read."""
         norm = norm_of_all(key, value)
         # Not jnp.maximum, since XLA's may pass over NaN.
         larger = jnp.where(self.key_norm >= norm, self.key_norm, norm + 0.0 * self.key_norm)

@@ -185,7 +185,7 @@ def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
 def within(
     rows: Int[Array, "*#batch q 1"], columns: Int[Array, "*#batch 1 k"], window: int
 ) -> Bool[Array, "*#batch q k"]:
-    """Where keys at positions `columns` are less than `window` from queries at `rows`."""
+    """True where keys at positions `columns` are less than `window` from queries at `rows`."""
     return jnp.abs(rows - columns) < window
 
 
@@ -198,7 +198,7 @@ def shown_to(
     causal: bool,
     window: int | None,
 ) -> list[Bool[Array, "*#batch q k"]]:
-    """Where queries see keys: an array for the causal mask, one for the window, one for segments, as there are such."""
+    """True where queries see keys: arrays for the causal mask, the window and segments, as there are such."""
     rows, columns = rows_and_columns(jnp.asarray(query_positions), jnp.asarray(key_positions))
     shown = []
     if causal:

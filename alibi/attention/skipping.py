@@ -47,7 +47,7 @@ ROUNDING = 2.0**-20
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-    """For each query the nearest key that it surely sees: the key's index and its distance, int64 `[q]`.
+    """The nearest key that each query surely sees: the key's index and its distance, int64 `[q]`.
 
     A query that sees no key (where a window hides the nearest, too) gets any key and distance 0:
     its result is zero whatever is skipped.
@@ -96,7 +96,7 @@ def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_o
 
 
 def key_ranges(call: AttentionCall, plan: Plan, sides: Sides) -> Int[Array, "groups q_blocks two"]:
-    """For each group and block of queries, the first block of keys that it needs and the one after the last."""
+    """The first block of keys that each group and block of queries needs, and the one after the last."""
     needed = tiles_needed(call, plan, sides)
     grouped = (plan.batch_groups, plan.batch_group, plan.head_groups, plan.head_group)
     needed = needed.reshape(*grouped, *needed.shape[-2:]).any(axis=(1, 3)).reshape(-1, *needed.shape[-2:])
@@ -166,7 +166,7 @@ def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Arra
 def weight_left(
     bias: Bias, bound: Float[Array, "batch heads"], blocks: Blocks, epsilon: float | None
 ) -> Float[Array, "batch heads blocks"]:
-    """For each block of keys a bound of what all keys up to its end can add, as a logarithm.
+    """A bound, for each block of keys, of what all keys up to its end can add, as a logarithm.
 
     It bounds the sum of their exponentials, or, with epsilon 0, the largest of them. A query
     that has read all later keys, and gathered exp(g) from them, can stop where this is less than
@@ -216,7 +216,7 @@ def nearest_keys(call: AttentionCall) -> Nearest | None:
 
 
 def _nearest_indices(queries: np.ndarray, keys: np.ndarray, causal: bool) -> np.ndarray:
-    """For each query the index of the nearest key; if `causal`, of the keys up to it, or 0 if there is none."""
+    """The index of each query's nearest key; if `causal`, of the keys up to it, or 0 if there is none."""
     before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
     if causal:
         return before

@@ -196,7 +196,7 @@ def make_sides(call: AttentionCall, plan: Plan) -> Sides:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a tile lies: its first batch entry and head, and the numbers of its blocks; all may be traced."""
+    """The place of a tile: its first batch entry and head, and the numbers of its blocks; all may be traced."""
 
     batch: Any
     head: Any
@@ -228,7 +228,7 @@ def tile_values(
 
 
 def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch #heads q k"] | None:
-    """Where the queries of one tile see its keys; None: everywhere."""
+    """True where the queries of one tile see its keys; None if they do everywhere."""
     positions = _of_tile(sides.query_positions, sides.key_positions, plan, place)
     segments = _of_tile(sides.query_segments, sides.key_segments, plan, place)
     shown = shown_to(*positions, *segments, causal=plan.causal, window=plan.window)

@@ -61,7 +61,7 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object
 
 @contextlib.contextmanager
 def claimed(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
-    """For the time in which `directory`, or a `part` of it, is made: of several processes one does, the others wait.
+    """Holds the lock under which `directory`, or a `part` of it, is made: one process does, the others wait.
 
     Yields False where the file system has no locks: then each makes its own, and the first rename wins. Raises
     ValueError when there is no space or no permission.

@@ -61,7 +61,7 @@ def write_dictionary(path: str | os.PathLike, counts: dict[str, int]) -> None:
 
 
 def _padded(counts: dict[str, int]) -> dict[str, int]:
-    """With words that fairseq makes up; one that the text holds already is no second one."""
+    """The dictionary with words that fairseq makes up; one that the text holds already is no second one."""
     made_up = (f"madeupword{number:04d}" for number in itertools.count())
     while len(counts) % _MULTIPLE:
         counts.setdefault(next(made_up), 0)

@@ -46,6 +46,9 @@ class Makers:
             raise ValueError(f"host {self.host} of {self.hosts}: hosts are numbered from 0, and there is at least one")
 
 
+ALONE = Makers()
+
+
 @dataclasses.dataclass(frozen=True)
 class Making:
     """The text of a split that becomes token files in `folder`, which holds its tokenizer already.
@@ -85,7 +88,7 @@ class Making:
         return total
 
     def about(self, number: int) -> pathlib.Path:
-        """Where is told what is in shard `number`."""
+        """The file that tells what is in shard `number`."""
         return self.folder / f"{number:05d}.json"
 
     def _work(self, first: int, step: int) -> int:
@@ -194,7 +197,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _begin(workers: int) -> None:
-    """In a worker: Ctrl-C is the parent's to handle, without whom it ends; the workers share the cores."""
+    """Begins a worker: Ctrl-C is the parent's to handle, with whom it ends; the workers share the cores."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -92,7 +92,7 @@ class Corpus(abc.ABC):
         return self.name
 
     def source(self, split: str) -> str:
-        """For people: where the text of `split` was found."""
+        """The place where the text of `split` was found, told for people."""
         return f"{self.name}: {split}"
 
     def size(self, split: str) -> int | None:
@@ -126,14 +126,14 @@ def _cuts(text: bytes) -> Iterator[bytes]:
 
 
 def _character(text: bytes, position: int) -> int:
-    """Where the character begins that the byte at `position` is of."""
+    """The place where the character begins that the byte at `position` is of."""
     while text[position] & 0xC0 == 0x80:
         position -= 1
     return position
 
 
 def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
-    """At most the first `max_bytes` UTF-8 bytes (-1: all), cut between two characters; the cut ends the document."""
+    """The first `max_bytes` UTF-8 bytes (-1: all) or fewer, cut between two characters; the cut ends the document."""
     if max_bytes < 0:
         yield from pieces
         return

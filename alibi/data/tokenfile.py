@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from alibi.data.cache import content_key
 from alibi.data.making import shard_file
 from alibi.data.stream import TokenStream, hash_ids
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
@@ -16,6 +17,7 @@ from alibi.data.tokenizers import Tokenizer, load_tokenizer
 FORMAT_VERSION = 3  # since 3 the ids lie in shards, and those of bytes in one byte each
 # Below this many bytes a token file is hashed when a process first opens it; above, only its size is checked.
 VERIFY_BYTES = 1 << 30  # WikiText-103 has 0.4 GB; hashing takes about a second
+CHECKSUM = "checksum"  # in the manifest, of all else in it; older ones have none
 _MADE_AGAIN = "delete that directory and run again"
 
 
@@ -66,6 +68,8 @@ def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
     folder = pathlib.Path(directory)
     try:
         fields = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        if fields.pop(CHECKSUM, None) not in (None, content_key(fields)):
+            raise ValueError("its manifest is not what was written")
         shards = fields.pop("shards", None) or [[fields["tokens"], fields["sha256"]]]  # older ones have one, unnamed
         manifest, dtype = Manifest(**fields), np.dtype(fields["dtype"])
         files = [folder / shard_file(number) for number in range(len(shards))]
@@ -96,7 +100,7 @@ def _check_size(file: pathlib.Path, needed: int) -> None:
 
 @functools.cache
 def _check_hashes(states: tuple[tuple[pathlib.Path, str, int], ...], dtype: np.dtype) -> None:
-    """Once a process and state of the files: the hash of all up to the end of each must be the manifest's."""
+    """Checks, once a process and state of the files, that the hash of all up to the end of each is the manifest's."""
     found = hash_ids((file for file, _, _ in states), dtype)
     for (file, sha256, _), got in zip(states, found, strict=True):
         if got != sha256:

@@ -15,12 +15,12 @@ import tokenizers as hf
 from alibi.data.cache import cache_root, check_paths, claimed, content_key, find_or_make
 from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import make_dictionary
-from alibi.data.making import Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
+from alibi.data.making import ALONE, Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
 from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
 from alibi.data.shared import SharedCache
 from alibi.data.stream import hash_ids
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokenfile import Manifest, TokenFile, load
+from alibi.data.tokenfile import CHECKSUM, Manifest, TokenFile, load
 from alibi.data.tokenizers import Tokenizer, WordTokenizer, check_options, load_tokenizer, make_tokenizer
 
 # Part of what a directory is named by. Format 3 of token files has the same ids as format 2, which is found and read.
@@ -51,7 +51,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     *,
     progress: bool = True,
-    makers: Makers = Makers(),  # noqa: B008 - it can't be changed
+    makers: Makers = ALONE,
 ) -> TokenFile:
     """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section `data`.
 
@@ -95,7 +95,7 @@ def prepare_text(
     if not named:
         raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
     place = _Place(TextFiles({"file": named}), "file", -1, tokenizer, cache_dir)
-    return _find_or_make(place, progress, Makers())
+    return _find_or_make(place, progress, ALONE)
 
 
 def _limit(data: ml_collections.ConfigDict, split: str) -> int:
@@ -103,7 +103,7 @@ def _limit(data: ml_collections.ConfigDict, split: str) -> int:
 
 
 def _made_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> pathlib.Path | None:
-    """Where the cache has, or will have, the tokenizer of `data`; None of one that isn't made from text."""
+    """The place where the cache has, or will have, the tokenizer of `data`; None of one that isn't made from text."""
     if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
         return None
     content = {"format": TOKENIZER_FORMAT_VERSION, "train": corpus.description("train")}
@@ -171,7 +171,7 @@ class _Place:
 
     @property
     def parts(self) -> pathlib.Path:
-        """Where the shards are as long as not all of them are made."""
+        """The place of the shards as long as not all of them are made."""
         return self.directory.with_name(f".{self.directory.name}.parts")
 
 
@@ -226,7 +226,7 @@ def _assemble(place: _Place, shards: Making, total: int) -> None:
     hashes = list(hash_ids((place.parts / shard_file(number) for number in range(total)), dtype_of(place.tokenizer)))
     listed = [[about["tokens"], sha256] for about, sha256 in zip(abouts, hashes, strict=True)]
     manifest = dataclasses.asdict(_manifest(place, abouts, hashes[-1])) | {"shards": listed}
-    text = json.dumps(manifest, indent=2, ensure_ascii=False)
+    text = json.dumps(manifest | {CHECKSUM: content_key(manifest)}, indent=2, ensure_ascii=False)
     (place.parts / "manifest.json").write_text(text + "\n", encoding="utf-8")
     place.parts.replace(place.directory)
     for path in (*place.directory.glob("[0-9]*.json"), *place.directory.glob(".*")):  # not needed, and not missed

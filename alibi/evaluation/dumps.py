@@ -33,7 +33,7 @@ class Dump:
 
     @property
     def nll(self) -> Float[np.ndarray, " tokens"]:
-        """In float64, for sums."""
+        """The NLL in float64, for sums."""
         return self.nll_nats.astype(np.float64)
 
     @property
@@ -45,7 +45,7 @@ class Dump:
 
 
 def find_name(output: Store, of: Scoring) -> str:
-    """Where the dump `of` a run at one length and stride lies, or is to be written, in an output directory.
+    """The name under which the dump `of` a run at one length and stride lies, or will, in an output directory.
 
     That is nll/RUN-length=l-stride=s.npz, unless a dump of another step, text,
     config or override has that name: then this one's name says its step and the hash of the rest.

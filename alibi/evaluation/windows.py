@@ -40,7 +40,7 @@ class Windows:
 
     @property
     def mode(self) -> str:
-        """Of a result row: "nonoverlapping" or "sliding"."""
+        """What a result row calls such windows: "nonoverlapping" or "sliding"."""
         return "nonoverlapping" if self.stride == self.length else "sliding"
 
     @property

@@ -41,7 +41,7 @@ class Bands:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "Bands":
-        """Those of a model."""
+        """The bands of a model."""
         return cls(config.cutoffs, config.adaptive_factor, config.softmax_dropout, config.padding_rows)
 
     def sizes(self, vocab_size: int) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, section: ml_collections.ConfigDict) -> "ModelConfig":
-        """Of the section `model` of a config; ValueError as above."""
+        """The configuration that the section `model` of a config gives; ValueError as above."""
         return cls(**{**section, "cutoffs": tuple(section["cutoffs"])})
 
     def __post_init__(self) -> None:

@@ -10,13 +10,13 @@ TRAIN_PASSES, REMAT_PASSES = 3, 4
 
 
 def training_flops(config: ml_collections.ConfigDict, vocab_size: int) -> float:
-    """Of training on one token."""
+    """The operations of training on one token."""
     passes = REMAT_PASSES if config.model.remat else TRAIN_PASSES
     return passes * forward_flops(config, vocab_size, config.train_length)
 
 
 def forward_flops(config: ml_collections.ConfigDict, vocab_size: int, length: int) -> float:
-    """Of one token in a sequence of `length`: two for each weight of a product, and attention to the keys it sees.
+    """The operations of one token in a sequence of `length`: two a weight, and attention to the keys it sees.
 
     Of an adaptive softmax only the head counts, which every token goes through, and of its
     inputs only the first band's projection: tails see a few tokens in a hundred.

@@ -31,7 +31,7 @@ class Products:
 
     @classmethod
     def of(cls, choice: str) -> "Products":
-        """Those of `config.model.products`: "plain", or "auto" for the fastest on the platform."""
+        """The products that `config.model.products` names: "plain", or "auto" for the fastest on the platform."""
         on_cpu = choice != "plain" and jax.default_backend() == "cpu"
         return cls(choice == "plain", flat_dot_general if on_cpu else lax.dot_general, on_cpu)
 

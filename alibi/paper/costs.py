@@ -127,7 +127,7 @@ def format_hours(hours: float) -> str:
 
 
 def describe_text(reproduction: Reproduction) -> Text:
-    """As published, unless the user names files; else counted, by making the token files that training will use.
+    """The text as published; where the user names files, counted by making the token files that training will use.
 
     Raises:
       ValueError: files that the setting needs besides, or that can't be read.

@@ -85,7 +85,7 @@ class Reproduction:
         return None if quantity.stride is None else self.setting.length(quantity.stride)
 
     def _run_of(self, model: Model) -> dict[str, Any]:
-        """As a sweep lists it: an evaluation for each stride and split, of all lengths that some cell needs."""
+        """The run as a sweep lists it: an evaluation for each stride and split, of all lengths that some cell needs."""
         ways: dict[tuple[int | None, str], set[int]] = {}
         for quantity in self.quantities.values():
             if quantity.model == model and quantity.eval_length:

@@ -127,7 +127,7 @@ def training_figures(directory: RunDirectory, run: Run) -> dict[Kind, float]:
 
 
 def make_caption(reproduction: Reproduction, rows: Sequence[Row]) -> str:
-    """Of the table whose measured cells are `rows`; without rows only what is planned."""
+    """The caption of the table whose measured cells are `rows`; without rows it says only what is planned."""
     kinds = {quantity.kind for quantity in reproduction.quantities.values()}
     facts = [
         _what(reproduction),
@@ -190,7 +190,7 @@ def _updates(reproduction: Reproduction) -> str:
 
 
 def _cores(reproduction: Reproduction) -> Iterator[int]:
-    """Of the hosts of the runs that have been started."""
+    """The cores of the hosts of the runs that have been started."""
     for run in reproduction.sweep.runs:
         with contextlib.suppress(ValueError, KeyError):  # not started, or by a version that didn't record them
             yield run_directory(reproduction.directory, run).provenance()["cores"]

@@ -1,4 +1,4 @@
-"""On what a table's models are trained, at the paper's scale and at that of two CPU cores."""
+"""What a table's models are trained on, at the paper's scale and at that of two CPU cores."""
 
 import dataclasses
 import re

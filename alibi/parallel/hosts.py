@@ -71,7 +71,7 @@ def check_alike(facts: dict[str, Any]) -> None:
 
 
 def any_of(*flags: bool) -> tuple[bool, ...]:
-    """For each flag whether it is set on any process."""
+    """Tells of each flag whether it is set on any process."""
     return tuple(map(any, zip(*gather(flags), strict=True)))
 
 

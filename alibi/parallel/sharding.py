@@ -48,7 +48,7 @@ def make_mesh(mesh: ml_collections.ConfigDict, devices: list[jax.Device] | None 
 
 
 def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
-    """Of arrays whose dimension number `leading` is the batch."""
+    """The sharding of arrays whose dimension number `leading` is the batch."""
     return NamedSharding(mesh, P(*(None,) * leading, BATCH_AXES))
 
 
@@ -86,7 +86,7 @@ def batch_parts(sharding: Sharding | None) -> int:
 
 
 def local_rows(sharding: Sharding, rows: int) -> Int[np.ndarray, " local"]:
-    """Those of `rows` rows, split by `sharding`, that this host's devices hold, ascending."""
+    """The numbers of those of `rows` rows, split by `sharding`, that this host's devices hold, ascending."""
     held = sharding.addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
 
@@ -104,7 +104,7 @@ def split_batch(
 
 
 def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:
-    """Of queries, keys and values `[batch, length, heads, head_dim]`, given that of activations.
+    """The sharding of queries, keys and values `[batch, length, heads, head_dim]`, given that of activations.
 
     The axes of the mesh that don't split the batch split the heads.
     """

@@ -170,7 +170,9 @@ def rows_and_columns(
 
 
 def check_integers(name: str, positions: Array | np.ndarray) -> None:
-    """Raises ValueError if positions are not integers."""
+    """Raises ValueError if positions are not an array of integers."""
+    if not isinstance(positions, jax.Array | np.ndarray | np.generic):
+        raise ValueError(f"{name}_positions={positions!r:.60} must be an array of integers, such as jnp.arange(8)")
     dtype = jnp.result_type(positions)
     if not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(

@@ -114,7 +114,7 @@ def _length(heading: Heading, side: int) -> int:
 
 
 def _draw_bars(axes: Axes, comparison: Comparison, side: int) -> None:
-    """For each row a group of bars, one a column: its value in percent of its reference."""
+    """Draws a group of bars for each row, one a column: its value in percent of its reference."""
     width, places = 0.8 / len(comparison.header), np.arange(len(comparison.labels))
     columns = zip(comparison.header, zip(*comparison.side(side), strict=True), strict=True)
     for number, (name, parts) in enumerate(columns):

@@ -89,8 +89,13 @@ def png(
     path: str | os.PathLike, size: tuple[float, float] = (10, 6), dots_per_inch: int = DOTS_PER_INCH
 ) -> Iterator[Figure]:
     """A figure of `size` in inches to draw into, which is then written to the PNG file `path`."""
-    style = {"font.size": FONT_SIZE, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#dddddd"}
-    with matplotlib.rc_context(style), made_whole(path) as partial:  # type: ignore[arg-type]
+    # Written in place, where its keys are known to be matplotlib's.
+    with (
+        matplotlib.rc_context(
+            {"font.size": FONT_SIZE, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#dddddd"}
+        ),
+        made_whole(path) as partial,
+    ):
         figure = Figure(figsize=size, facecolor="white", layout="constrained")
         yield figure
         figure.savefig(partial, dpi=dots_per_inch, format="png")
@@ -161,7 +166,7 @@ def _draw_lengths(axes: Axes, panel: Panel) -> None:
 
 
 def apart(lengths: Sequence[int], factor: float) -> list[int]:
-    """Of ascending `lengths` the first, and then each that is at least `factor` times the one before it."""
+    """The first of ascending `lengths`, and then each that is at least `factor` times the one before it."""
     kept: list[int] = []
     for length in lengths:
         if not kept or length >= factor * kept[-1]:

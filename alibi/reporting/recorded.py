@@ -78,7 +78,7 @@ def _lines(store: Store, name: str) -> list[Row]:
 
 
 def _name(row: Row) -> str:
-    """Where `row` lies: the same for rows that say the same of the same measurement."""
+    """The name of the file of `row`: the same for rows that say the same of the same measurement."""
     said = json.dumps([*row.measurement[0], *_scoring(row), row.error if not row.is_measured else None])
     key = hashlib.sha256(said.encode()).hexdigest()[:16]
     return f"{FOLDER}/{re.sub(r'[^-.=@+A-Za-z0-9_]', '_', row.run)}/{row.eval_length}-{key}.json"

@@ -7,6 +7,8 @@ import math
 import os
 import pathlib
 import re
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,18 +24,21 @@ class Device:
 
     @property
     def text(self) -> str:
-        """Such as "cpu x1"."""
+        """The device in words, such as "cpu x1"."""
         return self.kind if self.count is None else f"{self.kind} x{self.count}"
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Device | None":
-        """That of a line; older ones have only the text."""
-        if not row["device"]:
-            return None
-        if "device_kind" in row:
-            return cls(row["device_kind"], row["device_count"])
-        kind, _, count = row["device"].rpartition(" x")
-        return cls(kind, int(count)) if kind and count.isdecimal() else cls(row["device"], None)
+        """The device of a line; older ones have only its text."""
+        text = row["device"] or ""
+        if not isinstance(text, str):
+            raise ValueError(f"a result row has device={text!r:.60}, which must be text or null")
+        if text and "device_kind" in row:
+            found = {"kind": row["device_kind"], "count": row.get("device_count")}
+            _check_types(cls, found)
+            return cls(**found)
+        kind, _, count = text.rpartition(" x")
+        return None if not text else cls(kind, int(count)) if kind and count.isdecimal() else cls(text, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,17 +211,23 @@ class Row:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Row":
-        """The row of a line's content; raises ValueError where it lacks what every row has."""
+        """The row of a line's content; raises ValueError where that lacks what every row has, or has another type."""
+        if not isinstance(content, Mapping):
+            raise ValueError(f"a result row is an object, but got {content!r:.60}; a row holds {', '.join(ALWAYS)}")
         missing = [key for key in ALWAYS if key not in content]
         if missing:
             raise ValueError(f"a result row lacks {', '.join(missing)}; a row holds {', '.join(ALWAYS)}")
         known = {key: content[key] for key in (*ALWAYS, *SOMETIMES) if key in content}
-        if "context_use" in known:
-            known["context_use"] = ContextUse.from_json(known["context_use"])
-        if "passkey" in known:
-            known["passkey"] = Passkey(**known["passkey"])
-        if "override" in known:
-            known["override"] = Override.from_json(known["override"])
+        _check_types(Row, known)
+        own = {
+            "context_use": ContextUse.from_json,
+            "passkey": lambda one: Passkey(**one),
+            "override": Override.from_json,
+        }
+        try:
+            known |= {key: make(known[key]) for key, make in own.items() if key in known}
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"a result row has a {' or '.join(own)} that is none: {error!r:.80}") from None
         more = {key: value for key, value in content.items() if key not in (*known, "device_kind", "device_count")}
         return cls(**known | {"device": Device.from_json(content), "more": more})
 
@@ -254,6 +265,19 @@ SOMETIMES = (
     "error",
 )
 ALWAYS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in (*SOMETIMES, "more"))
+
+
+_JSON = {str: "text", bool: "true or false", int: "a whole number", float: "a number", types.NoneType: "null"}
+
+
+def _check_types(of: type, content: Mapping[str, Any]) -> None:
+    """Raises ValueError where a field of `of` that JSON holds as it is has another type in `content`."""
+    hints = typing.get_type_hints(of)
+    for key, value in content.items():
+        kinds = set(typing.get_args(hints[key]) or [hints[key]])
+        if kinds <= _JSON.keys() and type(value) not in kinds | ({int} if float in kinds else set()):
+            needed = " or ".join(words for kind, words in _JSON.items() if kind in kinds)
+            raise ValueError(f"a result row has {key}={value!r:.60}, which must be {needed}")
 
 
 def parse_rows(content: bytes, source: str) -> list[Row]:

@@ -128,7 +128,7 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """Signed: +3% of a share, else two decimals and none from a hundred on: +0.07, -1,234."""
+        """The difference with its sign: +3% of a share, else two decimals and none from a hundred on: +0.07, -1,234."""
         if self.share:
             return f"{100 * self.value:+,.0f}%"
         return f"{self.value:+.2f}" if abs(self.value) < 99.995 else f"{self.value:+,.0f}"

@@ -123,7 +123,7 @@ def _texts(table: Table, part: Part) -> tuple[str, str]:
 
 
 def _plain(part: Part) -> str:
-    """For a program that reads it."""
+    """A number as a program reads it."""
     if isinstance(part, Number):
         return part.printed or f"{part.mean:.6g}"
     if isinstance(part, Difference):

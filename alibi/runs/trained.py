@@ -51,7 +51,7 @@ class TrainedRun:
         self._tested = overridden(self.config, self.override)
         self._checkpoint = checkpoint
         self.batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
-        self.step = hosts.told(lambda: _find_step(self.directory, checkpoint))
+        self.step = hosts.told(lambda: _find_steps(self.directory, checkpoint))[0]
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -91,23 +91,30 @@ class TrainedRun:
     def params(self) -> PyTree:
         """The parameters, split over the mesh as in training.
 
-        Where training has replaced the latest or best checkpoint by a newer one since, they and `step` are of that.
+        Where training has replaced the latest or best checkpoint by a newer one since, they and `step` are of that;
+        where it is damaged, of the next latest or best one that is whole. Either is said in a line.
         """
         abstract = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             self._shapes,
             tree_shardings(self._shapes, self.mesh),
         )
+        failed: dict[int, ValueError] = {}
         while True:
             try:
                 with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
                     return checkpoints.restore_params(self.step, abstract)
-            except ValueError:
-                step = hosts.told(lambda: _find_step(self.directory, self._checkpoint))
-                if step == self.step:
-                    raise
-                _log.warning("%s: the checkpoint of step %d was replaced by that of %d", self, self.step, step)
-                self.step = step
+            except ValueError as error:
+                failed[self.step] = error
+            there = hosts.told(lambda: _find_steps(self.directory, self._checkpoint))
+            left = [step for step in there if step not in failed]
+            if not left:
+                raise next(iter(failed.values()))
+            damage = str(failed[self.step]).partition(";")[0] if self.step in there else ""
+            if hosts.is_primary():
+                why = damage or f"{self}: the checkpoint of step {self.step} was replaced since"
+                _log.warning("%s; that of step %d is taken in its place", why, left[0])
+            self.step = left[0]
 
     @functools.cached_property
     def scorer(self) -> Scorer:
@@ -125,8 +132,8 @@ def fitting_mesh(mesh: ml_collections.ConfigDict) -> Mesh:
         return make_mesh(ml_collections.ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
 
 
-def _find_step(directory: RunDirectory, checkpoint: str) -> int:
-    """The step that "latest", "best" or a number names."""
+def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
+    """The step that "latest", "best" or a number names, then those that stand in for it where it is damaged."""
     directory.check_checkpoints()
     status, steps = directory.status(), directory.saved_steps()
     if not steps:
@@ -135,9 +142,11 @@ def _find_step(directory: RunDirectory, checkpoint: str) -> int:
             f"{directory} has no checkpoint (its training: {known}); train it first with the same --workdir"
         )
     if checkpoint != "best":
-        return steps[-1] if checkpoint == "latest" else int(checkpoint)
+        return steps[::-1] if checkpoint == "latest" else [int(checkpoint)]
     with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
-        best = checkpoints.best
-    if best is None:
+        ranked, unread = checkpoints.ranked, sorted(checkpoints.unread)
+    if unread:
+        _log.warning("%s: the validation NLL of step %s can't be read; it may be the best", directory, unread)
+    if not ranked:
         raise ValueError(f"{directory} has no best checkpoint: none was validated; use --checkpoint=latest")
-    return best[0]
+    return [step for step, _ in ranked]

@@ -79,6 +79,7 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
     if evaluation.stride is not None:
         flags.append(f"--stride={evaluation.stride}")
     flags += [f"--split={evaluation.split}", f"--output_dir={open_store(workdir)}", "--noreport"]
+    flags.append(f"--checkpoint={run.config.train.steps}")  # where it is damaged, no other stands in for it
     return Command("eval_extrapolation.py", tuple(flags))
 
 

@@ -1,17 +1,14 @@
 """Checkpoints: the latest and the best, through Orbax and nowhere else."""
 
 import contextlib
-import errno
 import functools
 import hashlib
-import io
 import json
 import logging
 import pathlib
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,14 +19,12 @@ from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import tree_shardings
 from alibi.training.checksums import checksums
+from alibi.training.damage import damage_named, item_named
 from alibi.training.state import TrainState
 
 PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
 # In `about`; checkpoints of older versions have neither these nor the hash of all of `about`.
 CHECKSUMS, VALID_NLL, SHA256 = "checksums", "valid_nll", "sha256"
-
-# What errors say that are not of the checkpoint that is read.
-_NO_DAMAGE = ("resource_exhausted", "unavailable", "deadline_exceeded", "permission", "too many open", "no space left")
 
 
 class Checkpoints:
@@ -41,17 +36,15 @@ class Checkpoints:
 
     Args:
       folder: the run's `checkpoints` directory.
-      keep: latest checkpoints that stay, besides the best by validation NLL.
+      keep: latest checkpoints that stay, besides the best by validation NLL; one more where that is one of them.
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int = 1, read_only: bool = False):
         for name in ("absl", "asyncio"):  # Orbax logs each of its steps, and what it raises too
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._folder = folder
-        policies = ocp.checkpoint_managers
-        kept = policies.AnyPreservationPolicy([policies.LatestN(keep), _KeepBest(self)])
-        self._open = functools.partial(_manager, folder, read_only=read_only, preservation_policy=kept)
-        with _damage_named(folder):
+        self._open = functools.partial(_manager, folder, read_only=read_only, preservation_policy=_Kept(self, keep))
+        with damage_named(folder):
             self._manager = self._open()
         self.unread: set[int] = set()  # steps whose validation NLL can't be read
         self._valid_nll = {step: self._read_valid_nll(step) for step in self._manager.all_steps()}
@@ -64,8 +57,13 @@ class Checkpoints:
     @property
     def best(self) -> tuple[int, float] | None:
         """The saved step with the lowest validation NLL, and that NLL; None where none was validated."""
-        scored = [(nll, step) for step in self._manager.all_steps() if (nll := self._valid_nll.get(step)) is not None]
-        return min(scored)[::-1] if scored else None
+        return next(iter(self.ranked), None)
+
+    @property
+    def ranked(self) -> list[tuple[int, float]]:
+        """The saved steps that were validated, each with its validation NLL, from the lowest on."""
+        scored = [(step, nll) for step in self._manager.all_steps() if (nll := self._valid_nll.get(step)) is not None]
+        return sorted(scored, key=lambda one: one[::-1])
 
     def save(self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None) -> None:
         """Saves in the background; the one before is awaited first, and its errors are raised here."""
@@ -136,7 +134,7 @@ class Checkpoints:
         if step not in there:
             known = ", ".join(map(str, there)) or "none"
             raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
-        with _damage_named(self._folder / str(step)), contextlib.closing(_reader(self._folder)) as reader:
+        with damage_named(self._folder / str(step)), contextlib.closing(_reader(self._folder)) as reader:
             # Agreed before the checksums, in which all processes take part: each has read other files.
             about, change, restored = hosts.together(functools.partial(self._read, reader, step, trees))
             _check(restored, about.get(CHECKSUMS, {}))
@@ -148,7 +146,7 @@ class Checkpoints:
 
     def _read(self, reader: ocp.CheckpointManager, step: int, trees: dict[str, PyTree]) -> tuple:
         about = _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
-        with _named("metadata"):
+        with item_named("metadata"):
             change = self._layout_change(step, trees[PARAMS])
         laid = trees if change is None else _abstract(change[0], trees)
         restored = {name: _read(reader, step, name, ocp.args.StandardRestore(tree)) for name, tree in laid.items()}
@@ -170,7 +168,7 @@ class Checkpoints:
             return _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
 
     def _read_valid_nll(self, step: int) -> float | None:
-        """None where the checkpoint was not validated, or can't be read now: it may be the best one, and stays."""
+        """The validation NLL; None where there is none, or it can't be read now: that may be the best, and stays."""
         try:
             with contextlib.closing(_reader(self._folder)) as reader:
                 about = self.about(step)
@@ -204,15 +202,21 @@ def _abstract(change: Callable[[PyTree], PyTree], trees: PyTree) -> PyTree:
     )
 
 
-class _KeepBest:
-    """Orbax's policy by which the best checkpoint stays, and each that may be it."""
+class _Kept:
+    """Orbax's policy: the latest checkpoints and the best one stay, and each that can't be read now, as it may be that.
 
-    def __init__(self, checkpoints: Checkpoints):
-        self._checkpoints = checkpoints
+    Where the best is itself one of the latest, one more stays: there are always two, so that one may be damaged.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, keep: int):
+        self._checkpoints, self._keep = checkpoints, keep
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         best, unread = self._checkpoints.best, self._checkpoints.unread
-        return [info.step in unread or (best is not None and info.step == best[0]) for info in checkpoints]
+        newest = sorted({info.step for info in checkpoints} - unread, reverse=True)
+        latest = newest[: self._keep]
+        stays = {best[0]} if best and best[0] not in latest else set(newest[: self._keep + 1])
+        return [info.step in stays | unread | {*latest} for info in checkpoints]
 
 
 def _manager(folder: pathlib.Path, *, read_only: bool, **options: Any) -> ocp.CheckpointManager:
@@ -262,29 +266,8 @@ def _opened(content: dict[str, Any]) -> dict[str, Any]:
 
 def _read(reader: ocp.CheckpointManager, step: int, name: str, how: ocp.args.CheckpointArgs) -> Any:
     """One item of a checkpoint; errors say which."""
-    with _named(name):
+    with item_named(name):
         return reader.restore(step, args=ocp.args.Composite(**{name: how}))[name]
-
-
-def _is_no_damage(error: Exception) -> bool:
-    """Whether it was the machine or the network that failed: what lies there may be whole."""
-    if isinstance(error, OSError) and error.errno not in (None, errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-        return True
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _NO_DAMAGE)
-
-
-@contextlib.contextmanager
-def _named(item: str) -> Iterator[None]:
-    """Where reading fails, says which item it was, and nothing of what Orbax's threads, which go on, print then."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        try:
-            yield
-        except Exception as error:
-            if _is_no_damage(error):
-                raise
-            time.sleep(0.5)  # until they have met the end of their event loop
-            reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[0]
-            raise ValueError(f"its {item} can't be read, {reason}") from error
 
 
 def _check(restored: dict[str, PyTree], saved: dict[str, str]) -> None:
@@ -293,18 +276,3 @@ def _check(restored: dict[str, PyTree], saved: dict[str, str]) -> None:
     if wrong := [path for path, checksum in found.items() if saved[path] != checksum]:
         others = f" and {len(wrong) - 1} other arrays are" if len(wrong) > 1 else " is"
         raise ValueError(f"{wrong[0]}{others} not what was saved")
-
-
-@contextlib.contextmanager
-def _damage_named(place: pathlib.Path) -> Iterator[None]:
-    """Orbax raises many kinds of error for what is one thing to its user."""
-    try:
-        yield
-    except Exception as error:
-        if _is_no_damage(error):
-            raise
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f"checkpoint {place} is damaged or of another model ({first_line[:300]}); "
-            "use another one, or delete this one and train again from the one before it, if there is one"
-        ) from error

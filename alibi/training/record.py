@@ -16,7 +16,6 @@ import tqdm
 
 from alibi.errors import UserError
 from alibi.parallel import hosts, peers
-from alibi.parallel.hosts import is_primary
 from alibi.runs import RunDirectory
 from alibi.runs.store import Store
 from alibi.training.checkpoint import Checkpoints
@@ -42,10 +41,10 @@ class Record:
         self._before = run.status()  # of the process that trained here last
         self.best = hosts.told(lambda: checkpoints.best)
         self._writer = None
-        if is_primary():
+        if hosts.is_primary():
             self._writer = MetricsWriter(run.store, step, tensorboard=config.log.tensorboard)
         steps, tokens = config.train.steps, config.train.batch_tokens
-        self._progress = Progress(run.name, step, steps, tokens, show=is_primary())
+        self._progress = Progress(run.name, step, steps, tokens, show=hosts.is_primary())
         # NLL and tokens since the last row; of the process that saved the checkpoint, if it came between two rows.
         self._sums = np.array(checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0])
         self._pending: tuple[int, Metrics] | None = None
@@ -126,7 +125,7 @@ class Record:
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
         """Writes where the run stands, with its speed, memory and best checkpoint so far."""
-        if not is_primary():
+        if not hosts.is_primary():
             return
         figures: dict[str, Any] = {
             "tokens_per_second": self._progress.tokens_per_second or self._before.get("tokens_per_second"),
@@ -203,7 +202,7 @@ class Progress:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the last updates, so that a slowdown shows; None before there are two."""
+        """The speed over the last updates, so that a slowdown shows; None before there are two."""
         seconds = sum(self._seconds)
         return len(self._seconds) * self._tokens_per_step / seconds if seconds else None
 

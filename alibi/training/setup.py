@@ -97,7 +97,7 @@ def _print_revisions(files: dict[str, TokenFile]) -> None:
 
 
 def make_validator(config: ml_collections.ConfigDict, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
-    """From parameters to the mean NLL of the first `config.eval.max_tokens` tokens, in nats, at the training length."""
+    """Makes what gives of parameters the mean NLL, in nats, of `config.eval.max_tokens` tokens at training length."""
     limit = config.eval.max_tokens
     scorer = Scorer(
         model_nll(evaluated(model, config)),

@@ -2,6 +2,8 @@
 
 import os
 
+from faults.trial import HUNG_SECONDS
+
 STARTS = ("train", "sweep", "train without locks", "sweep without locks")
 # What Python runs first in each process, those that a sweep starts included: a file system without locks.
 NO_LOCKS = """
@@ -32,7 +34,7 @@ def second_start(test, start: str) -> None:
         (folder / "sitecustomize.py").write_text(NO_LOCKS)
         trial.environment["PYTHONPATH"] = f"{folder}{os.pathsep}{trial.environment['PYTHONPATH']}"
     for process in [trial.start(kind) for _ in range(2)]:
-        said = process.communicate(timeout=240)[1]
+        said = process.communicate(timeout=HUNG_SECONDS)[1]
         if process.returncode:
             test.told(process.returncode, said, what)
     if what not in test.survived:  # else it was refused, and counted

@@ -127,7 +127,7 @@ def test_the_cache_is_the_configs_or_the_environments(monkeypatch, tmp_path):
     assert cache.cache_root("") == pathlib.Path.home() / ".cache/alibi"
 
 
-@pytest.mark.parametrize("damage", ["tokenizer", "truncate", "alter", "manifest", "remove"])
+@pytest.mark.parametrize("damage", ["tokenizer", "truncate", "alter", "manifest", "count", "remove"])
 def test_a_damaged_token_file_says_which_directory_to_delete(data, damage):
     made = tokens.prepare(data, "train", progress=False)
     path = made.directory / "tokens.bin"
@@ -149,6 +149,10 @@ def test_a_damaged_token_file_says_which_directory_to_delete(data, damage):
     elif damage == "manifest":
         (made.directory / "manifest.json").write_text("{")
         message = f"{made.directory} is damaged .*; delete that directory and run again"
+    elif damage == "count":  # of which words a result is a perplexity
+        file = made.directory / "manifest.json"
+        file.write_text(file.read_text().replace('"words": 3', '"words": 7'))
+        message = f"{made.directory} is damaged .its manifest is not what was written.; delete that directory"
     else:
         path.unlink()
         message = f"{made.directory} is damaged .*; delete that directory and run again"

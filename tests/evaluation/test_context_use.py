@@ -18,7 +18,7 @@ from alibi.evaluation.perplexity import Score, Scorer
 from alibi.evaluation.windows import Part, gather, plan_contexts
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import ContextUse, Row, read_rows
-from tests.evaluation.test_extrapolation import make_run
+from tests.evaluation.runs import make_run
 from tests.reporting.rowmaker import append_rows, make_row
 
 BOUNDARY = 999

@@ -13,7 +13,7 @@ from alibi.evaluation.passkey import Options, distances, evaluate_passkeys, make
 from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
-from tests.evaluation.test_extrapolation import make_run
+from tests.evaluation.runs import make_run
 
 BOOK = b"It was the best of times, it was the worst of times. " * 40
 

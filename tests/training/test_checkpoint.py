@@ -128,6 +128,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert re.search(rf"checkpoint .*/2 is damaged.*{message}.*goes on from that of 1", error), error
 
 
+def test_there_is_a_spare_where_the_latest_is_the_best(tiny_config, tmp_path: pathlib.Path) -> None:
+    """In a run that improves all the time the latest one always is; and in one that is never validated none is best."""
+    _, (state, _) = states(tiny_config)
+    kept = []
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step, nll in enumerate([None, None, None, 3.0, 2.0, 4.0, 5.0], start=1):
+            checkpoints.save(state, step, {}, valid_nll=nll)
+            checkpoints.wait()
+            kept.append(sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()))
+    assert kept == [[1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [5, 7]]
+
+
 def test_without_a_whole_checkpoint_nothing_is_touched(tiny_config, tmp_path: pathlib.Path) -> None:
     abstract, saved = states(tiny_config)
     with Checkpoints(tmp_path) as checkpoints:

@@ -110,7 +110,7 @@ def by_dot_product(
     *,
     window: int | None = None,
 ) -> Float[Array, "batch length heads value_dim"]:
-    """By `jax.nn.dot_product_attention`, "cudnn" or "xla"."""
+    """Computes attention by `jax.nn.dot_product_attention`, "cudnn" or "xla"."""
     # The kernel multiplies by the scale in float32. Scaled before, the bfloat16 queries would
     # be rounded wherever the scale is no power of two.
     _, length, _, head_dim = query.shape
@@ -142,7 +142,7 @@ def by_splash(
     window: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch length heads value_dim"]:
-    """By Pallas splash attention, which has no scale, so that the queries are scaled before."""
+    """Computes attention by Pallas splash attention, which has no scale: the queries are scaled before."""
     # Imported here, since only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
@@ -202,7 +202,7 @@ def _cudnn_width() -> int:
 
 
 def _compute_capability() -> float:
-    """That of the first NVIDIA GPU; 0 if there is none."""
+    """The compute capability of the first NVIDIA GPU; 0 if there is none."""
     try:
         return float(jax.local_devices(backend="cuda")[0].compute_capability)
     except RuntimeError:

@@ -117,7 +117,7 @@ def attended_and_blocks(
 
 
 def _positions(call: AttentionCall, batch: int) -> tuple[Int[Array, "batch one"], Int[Array, "batch heads_or_1 k"]]:
-    """For each sequence the position of the query, and those of the keys: `HIDDEN` where a head doesn't see one."""
+    """The position of each sequence's query, and those of its keys: `HIDDEN` where a head doesn't see one."""
     k_length, batch_dims = call.key.shape[-3], call.query.shape[:-3]
     # Signed, since differences of unsigned positions would wrap around.
     of_query, of_keys = (jnp.asarray(side, jnp.int32) for side in (call.query_positions, call.key_positions))

@@ -183,7 +183,7 @@ def _get(mapping: Any, key: str, default: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Of a Namespace its attributes, of an omegaconf node its content, of an enum's member its value."""
+    """The attributes of a Namespace, the content of an omegaconf node, the value of an enum's member."""
     for _ in range(4):  # nodes lie in nodes; a pickle may also make an endless chain of them
         if not isinstance(value, Record):
             break

@@ -1,0 +1,162 @@
+"""Checks of one layer's attention: whatever computes it agrees with the dense formula in float32."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from alibi.attention import AttentionOptions
+from alibi.positions import Part, PositionMethod
+from alibi.positions.bias import Blocks
+from alibi.testing.samples import (
+    BLOCK,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    attend,
+    bias_of,
+    compare,
+    fail,
+    inputs_of,
+    is_bounded,
+    params_of,
+)
+
+
+def check_blocks(method: PositionMethod) -> None:
+    """Any part of a bias, cut from it, is that part of the whole."""
+
+    @jax.jit
+    def blocks() -> Any:
+        bias = bias_of(method, params_of(method), inputs_of(9))
+        if bias is None:
+            return None
+        positions = jnp.arange(9) + 3
+        part = Part((1, 1), (2, 2), (4, 3), (1, 6))
+        whole = bias(positions, positions)
+        cut = bias.cut(part)(positions[4:7], positions[1:7])
+        known = bias.tabulated(np.arange(9) + 3, np.arange(9) + 3).cut(part)(positions[4:7], positions[1:7])
+        return whole, cut, known
+
+    if (found := jax.device_get(blocks())) is None:
+        return
+    whole, cut, known = found
+    if whole.dtype != np.float32:
+        fail(method, f"its bias is {whole.dtype}; it must be float32, whatever the model computes in")
+    whole = whole if whole.ndim == 4 else np.broadcast_to(whole, (2, *whole.shape))
+    expected = whole[1:2, 2:4, 4:7, 1:7]
+    visible = (np.arange(4, 7)[:, None] >= np.arange(1, 7)) | (not method.causal)
+    for name, got in (("cut", cut), ("tabulated", known)):
+        got = got if got.ndim == 4 else got[None]
+        if got.shape != expected.shape or not np.allclose(
+            np.where(visible, got, 0), np.where(visible, expected, 0), atol=1e-5
+        ):
+            fail(
+                method,
+                f"its bias, {name} to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole; "
+                "declare its fields by per_head, per_query and per_key, as they lie",
+            )
+
+
+def check_tiles(method: PositionMethod) -> None:
+    """`blocked` and, where there are several devices, eight of them compute what the dense formula does."""
+    params, inputs = params_of(method), inputs_of(LENGTH)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def value_and_gradients(params: Any, inputs: dict[str, Array], options: AttentionOptions) -> Any:
+        def loss(params: Any, inputs: dict[str, Array]) -> tuple[Array, Array]:
+            attended = attend(method, options, params, inputs)
+            return jnp.sin(3.0 * attended).sum(), attended  # sin: so that each entry has a gradient of its own
+
+        gradients, attended = jax.grad(loss, (0, 1), has_aux=True)(params, inputs)
+        return {"value": attended, "parameters": gradients[0], "inputs": gradients[1]}
+
+    expected = value_and_gradients(params, inputs, AttentionOptions(backend="reference"))
+    ways = {"blocked": AttentionOptions(backend="blocked", block=BLOCK), "auto": AttentionOptions()}
+    if jax.device_count() >= 8:
+        devices = np.asarray(jax.devices()[:8]).reshape(2, 4)
+        mesh = jax.sharding.Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+        sharding = NamedSharding(mesh, P("data", None, "tensor"))
+        ways["blocked on 8 devices"] = AttentionOptions(backend="blocked", block=BLOCK, sharding=sharding)
+    for name, options in ways.items():
+        compare(method, f"attention by {name}", value_and_gradients(params, inputs, options), expected, 2e-4)
+
+
+def check_half_precision(method: PositionMethod) -> None:
+    """In bfloat16 the result is that of float32 but for the rounding of queries, keys and values."""
+    params, inputs = params_of(method), inputs_of(LENGTH)
+
+    @jax.jit
+    def both() -> Any:
+        half = {name: x.astype(jnp.bfloat16) for name, x in inputs.items()}
+        rounded = {name: x.astype(jnp.float32) for name, x in half.items()}
+        options = AttentionOptions(backend="reference")
+        return attend(method, options, params, half), attend(method, options, params, rounded)
+
+    half, whole = (np.asarray(x, np.float64) for x in both())
+    if not np.abs(half - whole).max() < 0.05:
+        fail(method, f"in bfloat16 its result is off by {np.abs(half - whole).max():.2g}; compute in float32 inside")
+
+
+def check_bounds(method: PositionMethod) -> None:
+    """No bias exceeds what its bound says, and skipping far keys loses no more than `skip_epsilon`."""
+    if not is_bounded(method):
+        return
+    length, block = 512, 32
+    params, inputs = params_of(method), inputs_of(length)
+
+    @jax.jit
+    def found() -> Any:
+        bias: Any = bias_of(method, params, inputs)
+        positions = np.arange(length)
+        first = positions.reshape(-1, block)[:, 0]
+        behind = first[:, None] - first[None, :] - (block - 1)
+        count = np.full((1, 1, 1, first.size), block)
+        blocks = Blocks(jnp.asarray(behind)[None], jnp.asarray(behind.T)[None], first.size, first.size, count)
+        whole = bias(jnp.asarray(positions), jnp.asarray(positions))
+        return whole, bias.upper_bound(blocks), bias.log_sum_bound(blocks)
+
+    whole, bound, log_sum = jax.device_get(found())
+    hidden = np.arange(length)[:, None] < np.arange(length) if method.causal else np.zeros((length, length), bool)
+    tiles = np.where(hidden, -np.inf, whole).reshape(-1, HEADS, length // block, block, length // block, block)
+    checks = {"upper_bound": (tiles.max(axis=(3, 5)), bound)}
+    with np.errstate(divide="ignore"):
+        checks["log_sum_bound"] = (np.log(np.exp(tiles).sum(axis=5)).max(axis=3), log_sum)
+    for name, (largest, claimed) in checks.items():
+        wrong = np.argwhere(largest > claimed + 1e-4 * (1.0 + np.abs(claimed)))
+        if wrong.size:
+            _, head, q_block, k_block = min(map(tuple, wrong), key=lambda index: index[2] - index[3])
+            fail(
+                method,
+                f"its bias exceeds {name} in head {head} between queries {q_block * block} to "
+                f"{(q_block + 1) * block - 1} and keys {k_block * block} to {(k_block + 1) * block - 1}: up to "
+                f"{largest[..., head, q_block, k_block].max():.4g} where it says "
+                f"{np.broadcast_to(claimed, largest.shape)[..., head, q_block, k_block].max():.4g}",
+            )
+    _check_skipping(method, params)
+
+
+def _check_skipping(method: PositionMethod, params: Any) -> None:
+    """Skips far keys that weigh as much as they can: they lie along the queries, and near ones against them."""
+    inputs = inputs_of(LENGTH)
+    along = jnp.ones((2, LENGTH, HEADS, HEAD_DIM)) * 0.7
+    far = (jnp.arange(LENGTH) < 4)[None, :, None, None]
+    inputs |= {"query": along, "key": jnp.where(far, along, -along)}
+    epsilon = 1e-3
+    most = 2 * epsilon * float(jnp.abs(inputs["value"]).max()) + 1e-6
+
+    @functools.partial(jax.jit, static_argnums=(0, 1, 2))
+    def attended(backend: str, queries: int, skip_epsilon: float | None) -> Array:
+        options = AttentionOptions(backend=backend, block=8, skip_epsilon=skip_epsilon)
+        return attend(method, options, params, inputs, queries)
+
+    exact = np.asarray(attended("reference", LENGTH, None))
+    for backend, queries in (("blocked", LENGTH), ("decoding", 1)):
+        lost = np.abs(exact[:, -queries:] - np.asarray(attended(backend, queries, epsilon))).max()
+        if not lost <= most:
+            fail(method, f"{backend} with skip_epsilon={epsilon} is off by {lost:.2g}, where {most:.2g} is the most")

@@ -1,0 +1,48 @@
+"""Damage of checkpoints told from what the machine failed at, and named in one line, whatever Orbax raised for it."""
+
+import contextlib
+import errno
+import io
+import pathlib
+import re
+import time
+from collections.abc import Iterator
+
+# What errors say that are not of the checkpoint that is read.
+_NO_DAMAGE = ("resource_exhausted", "unavailable", "deadline_exceeded", "permission", "too many open", "no space left")
+
+
+def _is_no_damage(error: Exception) -> bool:
+    """Whether it was the machine or the network that failed: what lies there may be whole."""
+    if isinstance(error, OSError) and error.errno not in (None, errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return True
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _NO_DAMAGE)
+
+
+@contextlib.contextmanager
+def item_named(item: str) -> Iterator[None]:
+    """Where reading fails, says which item it was, and nothing of what Orbax's threads, which go on, print then."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            yield
+        except Exception as error:
+            if _is_no_damage(error):
+                raise
+            time.sleep(0.5)  # until they have met the end of their event loop
+            reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[0]
+            raise ValueError(f"its {item} can't be read, {reason}") from error
+
+
+@contextlib.contextmanager
+def damage_named(place: pathlib.Path) -> Iterator[None]:
+    """Orbax raises many kinds of error for what is one thing to its user."""
+    try:
+        yield
+    except Exception as error:
+        if _is_no_damage(error):
+            raise
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"checkpoint {place} is damaged or of another model ({first_line[:300]}); "
+            "use another one, or delete this one and train again from the one before it, if there is one"
+        ) from error

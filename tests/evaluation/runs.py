@@ -1,0 +1,39 @@
+"""Work directories as training leaves them, made without training, and the rows of their evaluation."""
+
+import jax
+import optax
+
+from alibi.data.tokenizers import make_tokenizer
+from alibi.model.decoder import build_model
+from alibi.parallel.sharding import make_mesh
+from alibi.reporting.rows import read_rows
+from alibi.runs import RunDirectory
+from alibi.training.checkpoint import Checkpoints
+from alibi.training.state import initial_state
+from configs import base
+
+TEXT = "the quick brown fox jumps over the lazy dog.\n" * 3 + "a last line, cut sho"
+
+
+def make_run(folder, position, name, seed=0, steps=(3, 5), text=None):
+    """A work directory as training leaves it: two checkpoints, the first one the better."""
+    config = base.get_config(f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2")
+    config.update({"seed": seed, "model": {"feed_forward": 16}, "eval": {"batch_tokens": 32}})
+    config.data.update({"corpus": "text", "cache_dir": str(folder / "cache")})
+    config.data.train = config.data.valid = str(text or folder / "text.txt")
+    run = RunDirectory(folder / name)
+    tokenizer = make_tokenizer(config.data, None)
+    run.check(config)
+    run.claim(config, tokenizer)
+    model = build_model(config, tokenizer.vocab_size)
+    state = initial_state(model, optax.sgd(0.1), make_mesh(config.mesh, jax.devices()[:1]), seed)
+    with Checkpoints(run.checkpoints) as checkpoints:
+        for step in steps:
+            checkpoints.save(state, step, {}, valid_nll=float(step))
+    run.write_status("finished", step=steps[-1], steps=steps[-1])
+    run.release()
+    return run.path
+
+
+def rows_by_cell(directory):
+    return {(row.run, row.eval_length): row for row in read_rows(directory / "results.jsonl")}

@@ -1,0 +1,85 @@
+"""Models tested under another position method or window than they were trained with, and rows that say so."""
+
+import re
+
+import pytest
+
+from alibi.evaluation.dumps import read_dump
+from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
+from alibi.evaluation.perplexity import Scorer
+from alibi.reporting.recorded import find_rows
+from alibi.reporting.rows import Override, latest
+from alibi.runs.trained import TrainedRun
+from tests.evaluation.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def plain_run(folder):
+    return make_run(folder, "none", "none-run")
+
+
+def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, tmp_path, monkeypatch):
+    """Without parameters none is ALiBi whose slopes are 0, and a window as long as the sequence is none."""
+    options = {
+        "as alibi": Override("alibi"),
+        "as alibi(slopes=0:0)": Override("alibi", (("slopes", (0, 0)),)),
+        "with window 3": Override(window=3),
+        "as alibi with window 16": Override("alibi", window=16),
+    }
+
+    def evaluate(override):
+        options = Options(output_dir=tmp_path, lengths=(16,), dump_nll=True, override=override)
+        assert evaluate_runs([plain_run], options) == []
+
+    same = (None, Override(), Override("none", window=0), Override(options=(("logit_scale", ""),)))
+    for override in (None, *options.values()):
+        evaluate(override)
+    monkeypatch.setattr(Scorer, "score", None)  # from here on nothing is computed
+    for override in (*same, *options.values(), Override("alibi", (("slopes", (0.0, 0.0)), ("draw", 0)))):
+        evaluate(override)
+    rows = {str(row.override or ""): row for row in latest(find_rows(tmp_path))}
+    assert len(find_rows(tmp_path)) == 5
+    assert {name: row.override for name, row in rows.items()} == {"": None, **options}
+    assert {(row.run, row.position, row.config_hash) for row in rows.values()} == {
+        ("none-run", "none", rows[""].config_hash)
+    }
+    assert rows["as alibi(slopes=0:0)"].nll_nats == pytest.approx(rows[""].nll_nats, rel=1e-6)
+    assert rows["as alibi with window 16"].nll_nats == pytest.approx(rows["as alibi"].nll_nats, rel=1e-6)
+    for name in ("as alibi", "with window 3"):
+        assert abs(rows[name].nll_nats - rows[""].nll_nats) > 1e-3
+    dumps = [read_dump(path) for path in (tmp_path / "nll").iterdir()]
+    assert {dump.of for dump in dumps} == {row.scoring for row in rows.values()}
+    told = (tmp_path / "report.md").read_text()
+    assert "none-run as alibi with window 16" in told, "in the table"
+    for dump in dumps:
+        assert dump.nll.sum() == pytest.approx(rows[dump.of.override].nll_nats, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (Override("learned"), r"it needs the position parameters table \[16, 16\], and the checkpoint has no position"),
+        (Override("alibi", (("logit_scale", "ssmax"),)), r"needs the position parameters layer ssmax \[2\], and the"),
+        (Override("yarn", (("factor", 0.5),)), "finite factor of at least 1"),
+        (Override("alibi", (("slope", 1.0),)), "no option 'slope'; did you mean 'slopes'"),
+        (Override("randomised", window=4), "model.window=4 can't be put on position=randomised"),
+        (Override(window=-1), "model.window=-1 must be from 1 to"),
+        (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),
+    ],
+)
+def test_what_a_model_cannot_be_tested_under_is_said_before_any_work(
+    tmp_path, plain_run, override, message, monkeypatch
+):
+    monkeypatch.setattr(RunEvaluation, "_prepare_text", None)
+    (failure,) = evaluate_runs([plain_run], Options(output_dir=tmp_path, override=override, report=False))
+    assert re.search(message, failure), failure
+    assert len(failure.splitlines()) == 1
+
+
+def test_parameters_are_shared_by_methods_that_have_the_same(folder, learned_run):
+    """Of another length a learned table is another one; of itself, with its rows named, it is the same."""
+    with pytest.raises(ValueError, match=r"needs the position parameters table \[64, 16\], and .* has .* \[16, 16\]"):
+        TrainedRun(learned_run, override=Override(options=(("num_positions", 64),)))
+    run = TrainedRun(learned_run, override=Override("learned", (("num_positions", 16),), window=4))
+    assert (run.model.config.window, run.config.model.window) == (4, 0)
+    assert run.params["position"]["table"].shape == (16, 16)

@@ -1,0 +1,144 @@
+"""What was measured before is found again: no row is computed or written twice, and none is taken for another."""
+
+import errno
+import shutil
+
+import numpy as np
+import pytest
+
+from alibi.evaluation import output
+from alibi.evaluation.dumps import read_dump, what_is_in
+from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
+from alibi.reporting.recorded import find_rows
+from alibi.reporting.rows import latest, read_rows
+from alibi.runs import RunDirectory
+from alibi.runs.store import open_store
+from alibi.runs.trained import TrainedRun
+from tests.evaluation.runs import TEXT, make_run, rows_by_cell
+
+
+def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
+    """Both find nothing done when they start, and both compute everything."""
+    options = Options(output_dir=tmp_path, lengths=(16, 24))
+    both = [RunEvaluation(str(alibi_run), options, Output(tmp_path)) for _ in range(2)]
+    for one in both:
+        one.run()
+        one.output.finish(report=False)
+    assert [row.eval_length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]
+
+
+def test_rows_may_go_to_an_object_store(alibi_run, evaluated, s3_bucket):
+    options = Options(output_dir=f"{s3_bucket}/out", lengths=(16,), dump_nll=True)
+    for _ in range(2):
+        assert evaluate_runs([alibi_run], options) == []
+    (row,) = find_rows(f"{s3_bucket}/out")
+    assert row.nll_nats == rows_by_cell(evaluated)["alibi-run", 16].nll_nats
+    names = open_store(f"{s3_bucket}/out").names()
+    assert [name for name in names if not name.startswith("rows/alibi-run/16-")] == [
+        "extrapolation.png", "nll/alibi-run-length=16-stride=16.npz", "report.md", "results.jsonl"
+    ]  # fmt: skip
+
+
+def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, monkeypatch):
+    before = (copied / "results.jsonl").read_text()
+    monkeypatch.setattr(TrainedRun, "params", property(lambda self: pytest.fail("the parameters were loaded")))
+    assert evaluate_runs([alibi_run], Options(output_dir=copied, multiples=(1, 2), dump_nll=True, report=False)) == []
+    monkeypatch.undo()
+    # The learned run's limit is found again, and not written again.
+    assert evaluate_runs([learned_run], Options(output_dir=copied, lengths=(32,), report=False)) == []
+    assert (copied / "results.jsonl").read_text() == before
+
+
+def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_beside_them(copied, alibi_run, folder):
+    """As rows did once: "text" and "hub" told nothing of which text."""
+    file = copied / "results.jsonl"
+    shutil.rmtree(copied / "rows")
+    file.write_text(file.read_text().replace('"corpus": "text.txt"', '"corpus": "text"'))
+    assert len(read_rows(file)) == 4
+    options = Options(output_dir=copied, lengths=(16, 24), report=False)
+    assert evaluate_runs([alibi_run], options) == []
+    assert [(row.corpus, row.eval_length) for row in read_rows(file)[4:]] == [("text", 24)]
+    (folder / "other").mkdir()
+    (folder / "other" / "text.txt").write_text(TEXT * 2)  # another text of the same file name
+    other = make_run(folder, "none", "other-run", text=folder / "other" / "text.txt")
+    assert evaluate_runs([other], options) == []
+    assert {row.corpus for row in read_rows(file)[5:]} == {"text.txt"}
+    again = make_run(folder, "none", "another-run", text=folder / "text.txt")
+    assert evaluate_runs([again], options) == []
+    assert {row.corpus for row in read_rows(file)[7:]} == {"text"}
+
+
+def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
+    """What bfloat16 evaluated is not taken for done, nor mixed with what float32 does now."""
+    rounded = RunDirectory(shutil.copytree(alibi_run, tmp_path / "alibi-run"))
+    config = rounded.config()
+    config.model.dtype = config.eval.dtype = "bfloat16"  # as runs of bfloat16 were evaluated before there was a choice
+    rounded.write("config.json", config.to_dict())
+    output = tmp_path / "dtypes"
+    assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+    config.eval.dtype = "float32"
+    rounded.write("config.json", config.to_dict())
+    assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+    before, after = read_rows(output / "results.jsonl")
+    assert (before.dtype, after.dtype) == ("bfloat16", "float32")
+    assert after.config_hash == before.config_hash + "-float32"
+    exact = next(row for row in read_rows(copied / "results.jsonl") if (row.run, row.eval_length) == ("alibi-run", 16))
+    assert after.nll_nats == pytest.approx(exact.nll_nats, rel=1e-6) != before.nll_nats
+    assert latest([before, after]) == [after]
+
+
+def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
+    options = {"output_dir": copied, "lengths": (16,), "report": False}
+    assert evaluate_runs([alibi_run], Options(**options, checkpoint="3")) == []
+    (folder / "mine.txt").write_text("another text, of one line\n")
+    assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "mine.txt"))) == []
+    (folder / "copies").mkdir()
+    (folder / "copies" / "mine.txt").write_text("a text of its own, of the same name\n")
+    assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "copies" / "mine.txt"))) == []
+    steps_and_texts = [(row.step, row.corpus, row.split) for row in read_rows(copied / "results.jsonl")[4:]]
+    named = steps_and_texts[-1][1]
+    assert steps_and_texts == [(3, "text.txt", "valid"), (5, "mine.txt", "file"), (5, named, "file")]
+    assert named.startswith("mine.txt#")
+
+
+def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
+    dump = copied / "nll" / "alibi-run-length=16-stride=16.npz"
+    expected = read_dump(dump)
+    dump.write_bytes(dump.read_bytes()[:100])
+    before = (copied / "results.jsonl").read_text()
+    evaluate_runs([alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False))
+    assert (copied / "results.jsonl").read_text() == before
+    np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
+    assert what_is_in(dump) == expected.of
+    assert (expected.of.run, expected.of.length, expected.of.stride, expected.of.step) == ("alibi-run", 16, 16, 5)
+
+
+def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alibi_run):
+    dump = copied / "nll" / "alibi-run-length=16-stride=16.npz"
+    before = dump.read_bytes()
+    for _ in range(2):
+        options = Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False, checkpoint="3")
+        assert evaluate_runs([alibi_run], options) == []
+    assert dump.read_bytes() == before
+    (other,) = copied.glob("nll/alibi-run-length=16-stride=16-step=3-*.npz")
+    assert read_dump(other).of.step == 3
+
+
+def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, alibi_run, tmp_path):
+    anew = make_run(tmp_path, "none", "alibi-run", text=alibi_run.parent / "text.txt")
+    assert evaluate_runs([anew], Options(output_dir=copied, lengths=(16,), report=False)) == []
+    found = [row for row in latest(read_rows(copied / "results.jsonl")) if row.run == "alibi-run"]
+    assert [(row.position, row.eval_length) for row in found] == [("none", 16)]
+
+
+def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="can't be written"):
+        evaluate_runs([alibi_run], Options(output_dir=tmp_path / "file" / "out"))
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output, "record_row", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,)))

@@ -1,0 +1,79 @@
+"""Which checkpoint is evaluated: the latest, the best or a step; one that stands in for a damaged one is named."""
+
+import re
+import shutil
+
+import pytest
+
+from alibi.evaluation.extrapolation import Options, Output, RunEvaluation, evaluate_runs
+from alibi.reporting.recorded import find_rows
+from alibi.reporting.rows import read_rows
+from alibi.runs import RunDirectory
+from alibi.runs.trained import TrainedRun, fitting_mesh
+from configs import base
+
+
+def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_run, tmp_path):
+    run = RunDirectory(shutil.copytree(alibi_run, tmp_path / "run"))
+    evaluation = RunEvaluation(str(run), Options(output_dir=tmp_path, lengths=(16,)), Output(tmp_path))
+    (run.path / "checkpoints" / "5").rename(run.path / "checkpoints" / "7")
+    evaluation.run()
+    assert [row.step for row in find_rows(tmp_path)] == [7]
+    shutil.rmtree(run.path / "checkpoints" / "7")  # the older one, of step 3, is not what was asked for
+    with pytest.raises(ValueError, match="has no checkpoint of step 7"):
+        _ = RunEvaluation(str(run), Options(output_dir=tmp_path, checkpoint="7"), Output(tmp_path)).trained.params
+
+
+@pytest.mark.parametrize(("checkpoint", "damaged", "taken"), [("latest", 5, 3), ("best", 3, 5)])
+def test_a_damaged_checkpoint_has_the_next_whole_one_in_its_place(
+    alibi_run, tmp_path, caplog, checkpoint, damaged, taken
+):
+    """Said in one line; the row names the step that was evaluated. A step that was asked for is that or an error."""
+    run = shutil.copytree(alibi_run, tmp_path / "run")
+    arrays = [file for file in run.glob(f"checkpoints/{damaged}/params/**/d/*") if file.stat().st_size > 500]
+    for file in arrays:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 4
+        file.write_bytes(content)
+    options = {"output_dir": tmp_path, "lengths": (16, 24), "report": False}
+    assert evaluate_runs([run], Options(**options, checkpoint=checkpoint)) == []
+    assert [(row.eval_length, row.step) for row in find_rows(tmp_path)] == [(16, taken), (24, taken)]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "\n" not in line
+    assert re.match(rf"checkpoint .*/{damaged} is damaged .*; that of step {taken} is taken in its place", line)
+    (failure,) = evaluate_runs([run], Options(**options, checkpoint=str(damaged)))
+    assert f"/{damaged} is damaged" in failure
+    assert len(find_rows(tmp_path)) == 2
+
+
+def test_a_checkpoint_is_latest_best_or_a_step(alibi_run):
+    assert [TrainedRun(alibi_run, name).step for name in ("latest", "best", "3")] == [5, 3, 3]
+
+
+def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi_run):
+    damaged = shutil.copytree(alibi_run, tmp_path / "damaged")
+    for file in (damaged / "checkpoints").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    empty = shutil.copytree(alibi_run, tmp_path / "empty")
+    (empty / "config.json").write_text("{}")
+    untrained = shutil.copytree(alibi_run, tmp_path / "untrained", ignore=shutil.ignore_patterns("checkpoints"))
+    failures = evaluate_runs(
+        [folder / "nowhere", damaged, empty, untrained, alibi_run],
+        Options(output_dir=tmp_path / "out", lengths=(16,), report=False),
+    )
+    assert [row.run for row in read_rows(tmp_path / "out" / "results.jsonl")] == ["alibi-run"]
+    for failure, words in zip(
+        failures,
+        ["no work directory", "is damaged", "is damaged (it lacks data, model", "has no checkpoint"],
+        strict=True,
+    ):
+        assert words in failure
+    assert not (folder / "nowhere").exists()
+
+
+def test_a_mesh_of_another_machine_becomes_the_devices_here():
+    mesh = base.get_config("mesh.data=64,mesh.fsdp=4").mesh
+    assert dict(fitting_mesh(mesh).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    mesh = base.get_config("mesh.fsdp=4").mesh
+    assert dict(fitting_mesh(mesh).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
