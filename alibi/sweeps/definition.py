@@ -10,8 +10,11 @@
 `product` makes one run of each combination of config keys; `runs` lists further ones
 as dictionaries of config keys, which may also hold a `name` and the evaluation keys.
 Evaluation keys, for the sweep or for one run: `multiples` or `lengths`, `stride` (a
-number or several; default: the length), `split` (default: valid) and `evaluations`, a
-list of dictionaries of these. Values given with `product` or `runs` win over `config`.
+number or several; default: the length), `split` (default: valid), `context_use` (True:
+the same tokens at each length too), `override` (what the run is tested under in place of
+what it was trained with: {"position": "rotary_ntk", "options": {"factor": 4}, "window": 256},
+any of these) and `evaluations`, a list of dictionaries of these. Values given with `product`
+or `runs` win over `config`.
 """
 
 import dataclasses
@@ -27,9 +30,10 @@ import ml_collections
 
 from alibi import config_files
 from alibi.ranges import check_numbers
+from alibi.reporting.rows import Override
 from configs import base
 
-EVALUATION_KEYS = ("multiples", "lengths", "stride", "split")
+EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "override")
 SWEEP_KEYS = ("config", "product", "runs", "evaluations", "title", *EVALUATION_KEYS)
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -41,6 +45,8 @@ class Evaluation:
     lengths: tuple[int, ...]
     stride: int | None
     split: str
+    context_use: bool = False  # whether the same tokens are scored at each length too
+    override: Override | None = None  # as `effective` gives it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +136,7 @@ def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
     try:
         config = load_config(config_file, overrides)
         name = given.get("name") or run_name(config, overrides)
-        evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config.train_length)
+        evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config)
         _check_run(config, evaluations)
     except ValueError as error:
         shown = ", ".join(f"{key}={value}" for key, value in given.items() if key != "evaluations")
@@ -165,7 +171,8 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collection
     return config
 
 
-def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluation, ...]:
+def _evaluations(given: Mapping[str, Any], config: ml_collections.ConfigDict) -> tuple[Evaluation, ...]:
+    train_length = config.train_length
     parts = list(given.get("evaluations", ()))
     own = {key: given[key] for key in EVALUATION_KEYS if key in given}
     evaluations = []
@@ -179,10 +186,26 @@ def _evaluations(given: Mapping[str, Any], train_length: int) -> tuple[Evaluatio
             raise ValueError(f"evaluation lengths must be whole numbers of tokens, at least 1; got {list(lengths)}")
         stride, split = part.get("stride"), part.get("split", "valid")
         strides = stride if isinstance(stride, Sequence) else [stride]
-        evaluations += [Evaluation(tuple(lengths), one, split) for one in strides]
+        context_use, override = part.get("context_use", False), _override(part.get("override", {}), config)
+        evaluations += [Evaluation(tuple(lengths), one, split, context_use, override) for one in strides]
     if not evaluations:
         raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
     return tuple(evaluations)
+
+
+def _override(given: Mapping[str, Any], config: ml_collections.ConfigDict) -> Override | None:
+    """What differs from the run's own `config`; ValueError where its parameters don't suffice for it."""
+    _check_keys(given, ("position", "options", "window"), "an override")
+    if not given:
+        return None
+    from alibi.evaluation.overrides import effective, overridden
+
+    options = tuple(
+        (name, tuple(one) if isinstance(one, list) else one) for name, one in given.get("options", {}).items()
+    )
+    override = effective(Override(given.get("position"), options, given.get("window")), config)
+    overridden(config, override)
+    return override
 
 
 def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluation]) -> None:

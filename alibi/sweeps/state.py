@@ -78,6 +78,19 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
     flags = [f"--workdirs={run_directory(workdir, run)}", f"--lengths={','.join(map(str, evaluation.lengths))}"]
     if evaluation.stride is not None:
         flags.append(f"--stride={evaluation.stride}")
+    if evaluation.context_use:
+        flags.append("--context_use")
+    if override := evaluation.override:
+        if override.position is not None:
+            flags.append(f"--position={override.position}")
+        if override.options:
+            # A list in the syntax of configs, which has no comma: 0.5:0.25.
+            told = (
+                (name, ":".join(map(str, one)) if isinstance(one, tuple) else one) for name, one in override.options
+            )
+            flags.append("--position_options=" + ",".join(f"{name}={one}" for name, one in told))
+        if override.window is not None:
+            flags.append(f"--window={override.window}")
     flags += [f"--split={evaluation.split}", f"--output_dir={open_store(workdir)}", "--noreport"]
     flags.append(f"--checkpoint={run.config.train.steps}")  # where it is damaged, no other stands in for it
     return Command("eval_extrapolation.py", tuple(flags))
@@ -102,7 +115,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
     except ValueError as error:
         status |= {"state": "failed", "reason": str(error)}
     key = (run.name, status["step"], evaluation_hash(run.config))
-    found = [row for row in rows if (row.run, row.step, row.config_hash) == key and row.override is None]
+    found = [row for row in rows if (row.run, row.step, row.config_hash) == key]
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
     if differing:
         told = ", ".join(f"{key} ({there!r} there, {here!r} in the sweep)" for key, (there, here) in differing.items())
@@ -141,10 +154,17 @@ def _lost(directory: RunDirectory, status: Mapping[str, Any]) -> dict[str, Any]:
 def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
     """The part of `evaluation` that `rows`, all of this run at its step, do not have."""
     # A limit is final; any other error may be gone when it is tried again.
-    known = {(row.eval_length, row.stride, row.split) for row in rows if row.is_measured or row.limit}
-    stride, split = evaluation.stride, evaluation.split
-    lengths = tuple(length for length in evaluation.lengths if (length, stride or length, split) not in known)
-    return dataclasses.replace(evaluation, lengths=lengths) if lengths else None
+    known = [row for row in rows if (row.is_measured or row.limit) and row.override == evaluation.override]
+    known = [row for row in known if row.split == evaluation.split]
+    windows = {(row.eval_length, row.stride) for row in known if row.context_use is None and row.passkey is None}
+    lengths = [length for length in evaluation.lengths if (length, evaluation.stride or length) not in windows]
+    if evaluation.context_use and not lengths:
+        measured = {row.eval_length for row in known if row.is_measured and row.context_use is None} & {
+            *evaluation.lengths
+        }
+        if len(measured) > 1 and not measured <= {row.eval_length for row in known if row.context_use is not None}:
+            lengths = list(evaluation.lengths)  # all: gains are counted from the shortest
+    return dataclasses.replace(evaluation, lengths=tuple(lengths)) if lengths else None
 
 
 def read_failures(workdir: Directory) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What a sweep's file means, and that a bad one is refused before its first run."""
 
+import re
 import subprocess
 import sys
 
@@ -128,3 +129,19 @@ def test_a_bad_sweep_file(tmp_path, text, message):
     (tmp_path / "bad.py").write_text(text)
     with pytest.raises(ValueError, match=message):
         load_sweep(tmp_path / "bad.py")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            {"position": "t5"},
+            "position=t5 can't be tested on a run of position=alibi: it needs the position parameters",
+        ),
+        ({"positions": "t5"}, "unknown key 'positions' in an override; did you mean 'position'"),
+        ({"position": "alibi_ntk", "options": {"factor": 2}}, "has no option 'factor'"),
+    ],
+)
+def test_an_override_that_the_run_cannot_take_is_told_of_with_the_sweep(override, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sweep_of(product={"position": ["alibi"]}, override=override)

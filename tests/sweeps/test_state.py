@@ -6,7 +6,7 @@ from alibi.paper.costs import PROCESSORS
 from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, format_duration, plan_table
 from alibi.sweeps.launchers import describe_exit
-from alibi.sweeps.state import read_failures, survey, write_failure
+from alibi.sweeps.state import evaluation_command, read_failures, survey, write_failure
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
@@ -126,3 +126,43 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
         "\n"
         "time left in all: about 9 min\n"
     )
+
+
+def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
+    """Gains are counted from the shortest length, so that the whole evaluation is made where one of them is missing."""
+    ntk = {"position": "rotary_ntk", "options": {"factor": 4}}
+    sweep = sweep_of(
+        product={"position": ["rotary"]},
+        evaluations=[{"multiples": [1, 2], "context_use": True}, {"lengths": [256], "override": ntk | {"window": 64}}],
+        multiples=[1],
+    )
+    (run,) = sweep.runs
+    finish(sweep, tmp_path, run.name)
+    _, with_context, overridden = survey(sweep, tmp_path)[0].missing
+    assert evaluation_command(run, with_context, tmp_path).flags[2] == "--context_use"
+    flags = evaluation_command(run, overridden, tmp_path).flags
+    assert set(flags) >= {"--position=rotary_ntk", "--position_options=factor=4", "--window=64", "--lengths=256"}
+
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", length) for length in (128, 256)])
+    (state,) = survey(sweep, tmp_path)
+    assert state.missing == (with_context, overridden), "windows don't overlap: the same tokens aren't scored yet"
+    use = {"windows": 9, "from_length": 128, "gain_nats": 0.1, "interval": [0.0, 0.2]}
+    of_context = {"mode": "same tokens", "stride": 12, "context_use": use}
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", 128, **of_context)])
+    assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
+    append_rows(
+        tmp_path / "results.jsonl",
+        [
+            result(sweep, "rotary", 256, **of_context),
+            result(sweep, "rotary", 256, override={**ntk, "window": 64}),
+        ],
+    )
+    assert survey(sweep, tmp_path)[0].missing == ()
+
+
+def test_a_length_that_a_method_has_not_is_no_missing_use_of_context(tmp_path):
+    sweep = sweep_of(product={"position": ["learned"]}, multiples=[1, 2], context_use=True)
+    finish(sweep, tmp_path, "learned-L128-seed0")
+    rows = [result(sweep, "learned", 128), result(sweep, "learned", 256, None, error="table ends", limit=True)]
+    append_rows(tmp_path / "results.jsonl", rows)
+    assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
