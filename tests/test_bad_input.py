@@ -218,9 +218,9 @@ def test_conventions_that_are_none(convention: Any) -> None:
         ("nll_nats", [1.0], "nll_nats=[1.0], which must be a number or null"),
         ("limit", "yes", "limit='yes', which must be true or false"),
         ("device", 5, "device=5, which must be text or null"),
-        ("context_use", "x", "a context_use or override or passkey that is none"),
-        ("override", 5, "a context_use or override or passkey that is none"),
-        ("passkey", {"x": 1}, "a context_use or override or passkey that is none"),
+        ("context_use", "x", "a context_use or passkey or override that is none"),
+        ("override", 5, "a context_use or passkey or override that is none"),
+        ("passkey", {"x": 1}, "a context_use or passkey or override that is none"),
         ("device_count", "two", "count='two', which must be a whole number or null"),
     ],
 )
