@@ -2,7 +2,7 @@
 
     python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
     python scripts/benchmark.py train                 # and at 128 to 8,192 tokens, with attention's share of the time
-    python scripts/benchmark.py positions             # tokens/s and memory of each position method
+    python scripts/benchmark.py positions             # training, scoring and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
     python scripts/benchmark.py decode                # us of one token against caches of 1k to 64k
     python scripts/benchmark.py generate              # tokens/s of reading a prompt and of decoding after it
@@ -26,14 +26,14 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, data, decode, evaluate, generate, training
+from benchmarks import adaptive, attention, data, decode, evaluate, generate, positions, training
 
 from alibi.atomic import local_path
 
-ROUNDS = {"train": 15, "positions": 15, "data": 5}  # of short turns
+ROUNDS = {"train": 15, "positions": 7, "data": 5}  # of short turns
 COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
-    "positions": ("the position methods, against each other", training.add_positions_arguments),
+    "positions": ("the position methods, against each other", positions.add_arguments),
     "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
     "decode": ("attention of one token against long caches", decode.add_arguments),
     "generate": ("reading a prompt and decoding after it, beside a whole forward pass", generate.add_arguments),

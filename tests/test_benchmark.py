@@ -170,31 +170,45 @@ def test_a_length_is_told_by_ratios_of_its_rounds(scripts, monkeypatch, capsys):
         training.compare_training(parser.parse_args([*words, "--lengths=24"]))
 
 
-def test_position_methods_are_told_by_ratios_to_sinusoidal(scripts, monkeypatch, capsys):
-    rounds, training = (importlib.import_module(f"benchmarks.{name}") for name in ("rounds", "training"))
-    seconds = {"alibi": [1.0, 4.0, 2.0], "sinusoidal": [2.0, 12.0, 3.0]}  # of the medians the ratio would be 1.5
+def test_position_methods_are_told_by_ratios_within_a_round(scripts, monkeypatch, capsys):
+    rounds, positions = (importlib.import_module(f"benchmarks.{name}") for name in ("rounds", "positions"))
+    training = {"alibi": [1.0, 4.0, 2.0], "none": [2.0, 12.0, 3.0]}  # of the medians the ratio would be 1.5
+    scoring = {"alibi": [0.5, 0.5, 0.5], "none": [0.25, 0.25, 0.25]}
 
     def run_rounds(contenders, number, **_):
         configs = {name: one.arguments[0] for name, one in contenders.items()}
         assert {name: (config.position, config.train_length) for name, config in configs.items()} == {
             name: (name, 64) for name in contenders
         }
-        return {name: rounds.Runner(one, seconds={"run": seconds[name]}) for name, one in contenders.items()}, 1e11
+        seconds = {name: {"run": training[name], "score": scoring[name]} for name in contenders}
+        return {name: rounds.Runner(one, seconds=seconds[name]) for name, one in contenders.items()}, 1e11
 
-    monkeypatch.setattr(training, "run_rounds", run_rounds)
+    monkeypatch.setattr(positions, "run_rounds", run_rounds)
     parser = argparse.ArgumentParser()
-    training.add_positions_arguments(parser)
+    positions.add_arguments(parser)
     parser.add_argument("--rounds", type=int)
-    arguments = parser.parse_args(["--positions=alibi,sinusoidal", "--length=64", "--rounds=3"])
-    rows = training.compare_positions(arguments)
-    assert [(row["contender"], row["of_sinusoidal"]) for row in rows] == [("alibi", 2.0), ("sinusoidal", 1.0)]
-    assert rows[0]["tokens_per_second"] == 2048 / 2.0
+    words = ["--lengths=64", "--rounds=3", "--batch_tokens=2048"]
+    rows = positions.compare(parser.parse_args(["--positions=alibi,none", *words]))
+    assert [(row["contender"], row["run"]["of_none"], row["score"]["of_none"]) for row in rows] == [
+        ("alibi", 2.0, 0.5),
+        ("none", 1.0, 1.0),
+    ]
+    assert rows[0]["run"]["tokens_per_second"] == 2048 / 2.0
+    assert rows[1]["run"]["of_alibi"] == 0.5
     assert "the quickstart's model at L=64, 2048 tokens a step" in capsys.readouterr().out
-    arguments.positions = "alibi"  # nothing to compare with is no failure
-    assert training.compare_positions(arguments)[0]["of_sinusoidal"] is None
-    arguments.positions = "alibbi"
+    assert positions.compare(parser.parse_args(["--positions=alibi", *words]))[0]["run"]["of_none"] is None
     with pytest.raises(ValueError, match="unknown position method 'alibbi'"):
-        training.compare_positions(arguments)
+        positions.compare(parser.parse_args(["--positions=alibbi", *words]))
+    with pytest.raises(ValueError, match="batch_tokens=2048 must be a multiple of the length 60"):
+        positions.compare(parser.parse_args(["--lengths=60", *words[1:]]))
+
+
+def test_a_position_method_is_trained_and_scored(scripts, tiny_config):
+    positions = importlib.import_module("benchmarks.positions")
+    step = positions._position_step(tiny_config(position="kerple_log"))
+    step.run(2)
+    step.score(2)
+    assert step.memory_bytes > 0
 
 
 def test_attention_that_costs_nothing_keeps_its_projections(scripts, tiny_config, monkeypatch):

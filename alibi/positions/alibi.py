@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.base import Params, PositionMethod
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Blocks, KnownPositions, per_head, static
 from alibi.positions.distance import DistanceBias
 from alibi.slopes import alibi_slopes
@@ -117,6 +117,12 @@ class Alibi(PositionMethod):
     Raises:
       ValueError: slopes that `alibi_slopes` refuses, or `slopes_after` under a causal mask.
     """
+
+    about = About(
+        formula="-m_h (i - j); m_h = 2^(-8h/H) for H a power of two, else as the paper's code has it",
+        source="Press, Smith and Lewis 2022, [arXiv 2108.12409](https://arxiv.org/abs/2108.12409), section 3",
+        caveats="beyond L it gains mostly by having fewer tokens with little context (appendix B)",
+    )
 
     shift_invariant = True
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from alibi.positions.alibi import Alibi, AlibiBias, TwoSidedAlibiBias
-from alibi.positions.base import Params
+from alibi.positions.base import About, Params
 
 NAMES = ("log_slopes", "log_slopes_after")  # of the parameters, for keys before and after the query
 
@@ -24,6 +24,12 @@ class AlibiLearned(Alibi):
     Raises:
       ValueError: a given slope that is not above 0; see also `Alibi`.
     """
+
+    about = About(
+        formula="-m_h (i - j), log m_h learned",
+        source="Press, Smith and Lewis 2022, footnote 11",
+        caveats="extrapolates worse than fixed slopes, says the paper",
+    )
 
     per_layer: bool = False
 

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from alibi.positions.alibi import Alibi
+from alibi.positions.base import About
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,12 @@ class AlibiNtk(Alibi):
     Raises:
       ValueError: a given slope of 0, whose logarithm is none.
     """
+
+    about = About(
+        formula="-m_h a^(-(h - 1) / (H - 1)) (i - j), a = max(1, L' / L)",
+        source="[keezen/ntk_alibi](https://github.com/keezen/ntk_alibi)",
+        caveats="changes only how a trained model is tested",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ give a parameter the rank of what it is added to or multiplied with.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
@@ -25,6 +25,21 @@ from alibi.positions.bias import Bias, KnownPositions
 
 Params = Mapping[str, Any]
 Positions = Integer[Array, "*#batch length"]
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What docs/methods.md says of a method besides what is measured of it.
+
+    Attributes:
+      formula: what it adds or does, of query i and key j <= i, head h of H, training length L and length L'.
+      source: who published it, and where.
+      caveats: what is known to go wrong with it.
+    """
+
+    formula: str
+    source: str
+    caveats: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +55,8 @@ class PositionMethod:
       length: tokens of the sequences that are computed: an evaluation's windows, or all tokens
         that generation will come to. 0 stands for the training length; see `at_length`.
     """
+
+    about: ClassVar[About | None] = None  # each method of the registry has one
 
     # Whether adding one number to the positions of all tokens leaves the result as it is.
     shift_invariant = False

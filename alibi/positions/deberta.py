@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from alibi.positions.base import Params, PositionMethod, Positions
+from alibi.positions.base import About, Params, PositionMethod, Positions
 from alibi.positions.bias import Bias, per_key, per_query, static
 from alibi.positions.lookup import looked_up
 
@@ -47,6 +47,12 @@ class Deberta(PositionMethod):
     Attributes:
       max_distance: k, in tokens; 0: the training length, as in the paper, whose sequences have k = 512.
     """
+
+    about = About(
+        formula="(q_i . k_j + q_i . Kr[i - j] + k_j . Qr[j - i]) / sqrt(3 head_dim), Kr and Qr of one table",
+        source="He et al. 2020, [arXiv 2006.03654](https://arxiv.org/abs/2006.03654), equations 3 and 4",
+        caveats="its authors' code reads Qr at another row than their paper says",
+    )
 
     shift_invariant = True
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import Params, PositionMethod
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, per_head, shared
 from alibi.positions.distance import rows_and_columns
 
@@ -51,6 +51,12 @@ class Fire(PositionMethod):
     Attributes:
       threshold: tokens, of which a learned multiple is the least position by which distances are scaled.
     """
+
+    about = About(
+        formula="f(ln(c (i - j) + 1) / ln(c max(T, i) + 1)), f a network with 32 hidden units, c and T learned",
+        source="Li et al. 2023, [arXiv 2310.04418](https://arxiv.org/abs/2310.04418), section 3.1",
+        caveats="no function of the distance alone, so it is computed for each pair of query and key",
+    )
 
     threshold: int = 512
 

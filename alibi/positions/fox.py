@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from alibi.positions.base import Params, PositionMethod
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_key, per_query
 
 
@@ -45,6 +45,12 @@ class Fox(PositionMethod):
     Raises:
       ValueError: attention in both directions, which has no past to forget.
     """
+
+    about = About(
+        formula="sum over l = j + 1, ..., i of log sigmoid(w_h . x_l + b_h), x the layer's input",
+        source="Lin et al. 2025, [arXiv 2503.02130](https://arxiv.org/abs/2503.02130), equation 5",
+        caveats="causal only; constant gates are ALiBi",
+    )
 
     shift_invariant = True
 

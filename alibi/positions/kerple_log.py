@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import Params, PositionMethod
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import per_head, static
 from alibi.positions.distance import DistanceBias
 
@@ -36,6 +36,12 @@ class KerpleLogBias(DistanceBias):
 @dataclasses.dataclass(frozen=True)
 class KerpleLog(PositionMethod):
     """A bias that falls with the logarithm of distance, by two learned numbers of each head; layers share them."""
+
+    about = About(
+        formula="-r1 ln(1 + r2 (i - j)), r1 and r2 of each head learned",
+        source="Chi et al. 2022, [arXiv 2205.09921](https://arxiv.org/abs/2205.09921), table 3",
+        caveats="a logarithm falls too slowly for keys to be skipped",
+    )
 
     shift_invariant = True
 

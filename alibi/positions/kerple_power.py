@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import Params, PositionMethod
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import per_head, static
 from alibi.positions.distance import DistanceBias
 from alibi.positions.kerple_log import LEAST, clamped
@@ -47,6 +47,12 @@ class KerplePower(PositionMethod):
     Raises:
       ValueError: an exponent that is not above 0, or above 2.
     """
+
+    about = About(
+        formula="-r1 (i - j)^r2, 0 < r2 <= 2, r1 and r2 of each head learned",
+        source="Chi et al. 2022, [arXiv 2205.09921](https://arxiv.org/abs/2205.09921), equation 5",
+        caveats="its authors prefer the logarithm",
+    )
 
     shift_invariant = True
 

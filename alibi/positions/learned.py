@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from alibi.positions.base import Params, PositionMethod, Positions
+from alibi.positions.base import About, Params, PositionMethod, Positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +17,12 @@ class Learned(PositionMethod):
       num_positions: rows of the table; 0: the training length. Beyond them the method
         is undefined and `check_length` raises ValueError.
     """
+
+    about = About(
+        formula="embedding of position p: row p of a learned table",
+        source="Gehring et al. 2017, [arXiv 1705.03122](https://arxiv.org/abs/1705.03122)",
+        caveats="not defined beyond its table",
+    )
 
     num_positions: int = 0
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from alibi.positions.around import Around
+from alibi.positions.base import About
 from alibi.positions.bias import KnownPositions
 
 
@@ -29,6 +30,12 @@ class Randomised(Around):
     Raises:
       ValueError: fewer positions than tokens; see also `alibi.positions.make_position`.
     """
+
+    about = About(
+        formula="another method at sorted random positions below N in training",
+        source="Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
+        caveats="made for tasks of algorithms; not defined beyond N",
+    )
 
     no_window = "it counts tokens, and randomised positions are farther apart"
 

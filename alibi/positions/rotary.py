@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from alibi.positions.base import Params, PositionMethod, Positions
+from alibi.positions.base import About, Params, PositionMethod, Positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,12 @@ class Rotary(PositionMethod):
     Raises:
       ValueError: an odd head_dim, a base that is not above 0, or a share that makes no whole number of pairs.
     """
+
+    about = About(
+        formula="pair k of queries and keys turned by position * 10000^(-2k/head_dim)",
+        source="Su et al. 2021, [arXiv 2104.09864](https://arxiv.org/abs/2104.09864); p-RoPE: [arXiv 2410.06205](https://arxiv.org/abs/2410.06205)",
+        caveats="beyond the training length angles come that no query and key have met; perplexity rises",
+    )
 
     shift_invariant = True
     amplitude = 1.0  # by which cosines and sines are multiplied

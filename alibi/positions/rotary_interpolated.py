@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from alibi.positions.base import About
 from alibi.positions.rotary import Rotary
 
 
@@ -21,6 +22,12 @@ class RotaryInterpolated(Rotary):
     Raises:
       ValueError: a factor below 1, or a negative length; see also `Rotary`.
     """
+
+    about = About(
+        formula="rotary at position / s, s = max(1, L' / L) or given",
+        source="Chen et al. 2023, [arXiv 2306.15595](https://arxiv.org/abs/2306.15595)",
+        caveats="needs some training at the new length; untrained it is worse than rotary itself",
+    )
 
     factor: float | int | None = None
     original_length: int = 0

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from alibi.positions.base import About
 from alibi.positions.rotary_interpolated import RotaryInterpolated
 
 
@@ -16,6 +17,12 @@ class RotaryNtk(RotaryInterpolated):
     Raises:
       ValueError: a head_dim of 2; see also `RotaryInterpolated`.
     """
+
+    about = About(
+        formula="rotary with base * s^(head_dim / (head_dim - 2))",
+        source="bloc97 2023, [jquesnelle/yarn](https://github.com/jquesnelle/yarn)",
+        caveats="works untrained up to a few times the training length",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

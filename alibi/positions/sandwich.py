@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.base import Params, PositionMethod
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, KnownPositions, per_head, static
 from alibi.positions.distance import DistanceBias
 
@@ -73,6 +73,12 @@ class Sandwich(PositionMethod):
     Raises:
       ValueError: features that are not even, or below 2.
     """
+
+    about = About(
+        formula="(1 / c_h) sum over k of (cos((i - j) / 10000^(2k/128)) - 1), c_h = 8h/H",
+        source="Chi et al. 2023, [arXiv 2212.10356](https://arxiv.org/abs/2212.10356)",
+        caveats="made to have ALiBi's receptive field without its slopes",
+    )
 
     shift_invariant = True
 

@@ -1,4 +1,4 @@
-"""Relative position representations (Shaw, Uszkoreit and Vaswani 2018, arXiv 1803.02155)."""
+"""Relative position representations (Shaw et al. 2018, arXiv 1803.02155)."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from alibi.positions.base import Params, PositionMethod
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, per_query, shared, static
 from alibi.positions.lookup import looked_up
 
@@ -59,6 +59,12 @@ class Shaw(PositionMethod):
       max_distance: k, in tokens; farther keys share one vector.
       values: vectors of their own are added to the values too (equation 3), which the paper found to change little.
     """
+
+    about = About(
+        formula="q_i . a_clip(j - i, -k, k) / sqrt(head_dim); as an option vectors are added to the values too",
+        source="Shaw et al. 2018, [arXiv 1803.02155](https://arxiv.org/abs/1803.02155), equations 3 to 5",
+        caveats="vectors of values change little, says the paper; beyond k all keys are alike",
+    )
 
     shift_invariant = True
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from alibi.positions.base import Params, PositionMethod, Positions
+from alibi.positions.base import About, Params, PositionMethod, Positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,12 @@ class Sinusoidal(PositionMethod):
     Raises:
       ValueError: a max_period that is not above 0.
     """
+
+    about = About(
+        formula="embedding of position p: sin and cos of p * 10000^(-k / (width/2 - 1))",
+        source="Vaswani et al. 2017, [arXiv 1706.03762](https://arxiv.org/abs/1706.03762)",
+        caveats="perplexity rises a few dozen tokens beyond the training length (paper, table 2)",
+    )
 
     first_position: int = 2
     max_period: float = 10_000.0

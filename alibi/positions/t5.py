@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import Params, PositionMethod
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import per_head, static
 from alibi.positions.distance import DistanceBias
 
@@ -61,6 +61,12 @@ class T5(PositionMethod):
       num_buckets: rows of the table; half of them for each side if attention is not causal.
       max_distance: tokens; greater distances fall into the last bucket.
     """
+
+    about = About(
+        formula="table[bucket(i - j), h]: buckets of one distance each, then geometric ones up to a largest distance",
+        source="Raffel et al. 2020, [arXiv 1910.10683](https://arxiv.org/abs/1910.10683)",
+        caveats="beyond its largest distance all keys are alike; KERPLE's table 3 has it rise from 4 L on",
+    )
 
     shift_invariant = True
 

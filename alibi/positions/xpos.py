@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from alibi.positions.base import Params, Positions
+from alibi.positions.base import About, Params, Positions
 from alibi.positions.rotary import Rotary, by_position
 
 LEAST_ZETA = 0.4 / 1.4  # of the fastest pair
@@ -31,6 +31,12 @@ class XPos(Rotary):
     Raises:
       ValueError: a scale_base that is not above 0; see also `Rotary`.
     """
+
+    about = About(
+        formula="rotary; pair k times zeta_k^((i - j) / 512), zeta_k = (2k + 0.4 head_dim) / (1.4 head_dim)",
+        source="Sun et al. 2022, [arXiv 2212.10554](https://arxiv.org/abs/2212.10554)",
+        caveats="its authors extrapolate with blockwise attention besides; defined up to 65,391 tokens",
+    )
 
     scale_base: float = 512.0
 

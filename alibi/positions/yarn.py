@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from alibi.positions.base import About
 from alibi.positions.rotary import Rotary
 from alibi.positions.rotary_interpolated import RotaryInterpolated
 
@@ -24,6 +25,12 @@ class Yarn(RotaryInterpolated):
       ValueError: a base of at most 1, turns that are not 0 < slow < fast, or a negative temperature; see also
         `RotaryInterpolated`.
     """
+
+    about = About(
+        formula="rotary, slow pairs at position / s, a ramp to the fast ones; queries, keys times 0.1 ln s + 1",
+        source="Peng et al. 2023, [arXiv 2309.00071](https://arxiv.org/abs/2309.00071)",
+        caveats="made for a few hundred updates at the new length",
+    )
 
     fast: float = 32.0
     slow: float = 1.0

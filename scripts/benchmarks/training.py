@@ -1,10 +1,9 @@
-"""`scripts/benchmark.py train` and `positions`: training steps, against PyTorch, by length, and by position method."""
+"""`scripts/benchmark.py train`: training steps, against PyTorch, and by length."""
 
 import argparse
 import statistics
 from typing import Any
 
-from alibi.positions import METHODS
 from benchmarks.processes import Contender
 from benchmarks.rounds import about, known, measured_on, print_failures, print_table, run_rounds, text, whole_numbers
 from benchmarks.training_contenders import (
@@ -34,12 +33,6 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", help=f"tokens of a sequence; or none; default: {LENGTHS}, with a peer none")
     parser.add_argument("--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths")
     parser.set_defaults(command=compare_training)
-
-
-def add_positions_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--positions", default=",".join(METHODS), help="methods, comma-separated")
-    parser.add_argument("--length", type=int, default=128, help="tokens of a sequence")
-    parser.set_defaults(command=compare_positions)
 
 
 def compare_training(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -113,22 +106,6 @@ def _times_as_fast(row: dict[str, Any], other: dict[str, Any]) -> float | None:
     if row["failed"] or other["failed"]:
         return None
     return statistics.median(b / a for a, b in zip(row["step_seconds"], other["step_seconds"], strict=True))
-
-
-def compare_positions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """tokens/s and memory of each position method in the quickstart's model."""
-    contenders = {}
-    config = quickstart.get_config(f"length={arguments.length}")
-    for name in arguments.positions.split(","):
-        position = known(name, METHODS, "position method")
-        contenders[name] = project_contender(quickstart.get_config(f"position={position},length={arguments.length}"))
-    print(f"\nthe quickstart's model at L={arguments.length}, {config.train.batch_tokens} tokens a step")
-    measured = _measure(contenders, arguments.rounds, config.train.batch_tokens, model_flops_per_token(config))
-    reference = {row["contender"]: row for row in measured}.get("sinusoidal")
-    for row in measured:
-        row["of_sinusoidal"] = reference and _times_as_fast(row, reference)
-    _print_rows(measured, {"x sinusoidal": "of_sinusoidal"})
-    return [{"benchmark": "positions", "shape": f"quickstart, L={arguments.length}", **row} for row in measured]
 
 
 def _measure(

@@ -44,7 +44,7 @@ def model_flops_per_token(config: ml_collections.ConfigDict) -> float:
 
 
 def _project_step(config: ml_collections.ConfigDict) -> Step:
-    return training_step(config, VOCABULARY, _batch(config))
+    return training_step(config, VOCABULARY, random_batch(config))
 
 
 def _step_without_attention(config: ml_collections.ConfigDict) -> Step:
@@ -92,7 +92,7 @@ def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tup
 def _torch_step(config: ml_collections.ConfigDict, compiled: bool) -> Step:
     from benchmarks.torch_peers import make_train_step
 
-    return torch_training_step(make_train_step(config, VOCABULARY, _batch(config), compiled=compiled))
+    return torch_training_step(make_train_step(config, VOCABULARY, random_batch(config), compiled=compiled))
 
 
 def torch_training_step(train_step: Callable[[], Any]) -> Step:
@@ -106,7 +106,7 @@ def torch_training_step(train_step: Callable[[], Any]) -> Step:
     return Step(run)
 
 
-def _batch(config: ml_collections.ConfigDict) -> tuple[np.ndarray, np.ndarray]:
+def random_batch(config: ml_collections.ConfigDict) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets `[batch, length]`, random."""
     shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
     inputs, targets = np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32)

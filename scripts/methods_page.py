@@ -1,0 +1,140 @@
+"""Writes docs/methods.md: what each position method is, where it enters, what it adds, and what was measured of it.
+
+    python scripts/methods_page.py
+
+Measured are what results/methods holds: results.jsonl of configs/sweeps/all_methods.py, and speed.json of
+scripts/benchmark.py positions.
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+# A clone works without being installed: python scripts/methods_page.py has only scripts/ on its path.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from alibi.positions import METHODS, PositionMethod, make_position
+from alibi.reporting.rows import Override, Row, latest, read_rows
+
+PAGE = ROOT / "docs" / "methods.md"
+ROWS = ROOT / "results" / "methods" / "results.jsonl"
+SPEED = ROOT / "results" / "methods" / "speed.json"
+SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}  # the quickstart's model, of 4 layers
+LAYERS = 4
+
+HEAD = """\
+# Position methods
+
+Every method of the registry, by the name that `--config=...:position=NAME` takes. Query i, key j <= i, head h of H; L
+tokens in training, L' in the sequences at hand. "Enters" says which functions of
+[the contract](../alibi/positions/base.py) it overrides. "Adds" counts parameters in the quickstart's model ({layers}
+layers, {num_heads} heads of {head_dim}). All can have `position_options.logit_scale` (log n, SSMax), and but for
+`randomised` and that option a sliding window.
+
+This page is made by `python scripts/methods_page.py`.
+"""
+
+
+def page() -> str:
+    """The page, as Markdown."""
+    rows = latest(read_rows(ROWS))
+    speeds = json.loads(SPEED.read_text()) if SPEED.exists() else []
+    parts = [HEAD.format(layers=LAYERS, **SIZES), _overview()]
+    parts += [_section(name, rows, speeds) for name in METHODS]
+    return "\n".join(parts)
+
+
+def _overview() -> str:
+    lines = ["| method | formula | enters | adds |", "|:--|:--|:--|--:|"]
+    for name in METHODS:
+        method = make_position(name, **SIZES)
+        lines.append(f"| [`{name}`](#{name}) | {_about(method).formula} | {_enters(method)} | {_added(method):,} |")
+    return "\n".join(lines) + "\n"
+
+
+def _about(method: PositionMethod) -> Any:
+    assert method.about is not None, f"{type(method).__name__} lacks `about`"
+    return method.about
+
+
+def _enters(method: PositionMethod) -> str:
+    """Where position enters, by the functions that the class overrides."""
+    places = {"place": "positions", "embed": "embeddings", "queries": "queries", "keys": "keys", "bias": "logits"}
+    places |= {"keep": "", "content_bias": "logits by content"}
+    overridden = [word for name, word in places.items() if word and _overrides(type(method), name)]
+    return ", ".join(overridden) or "nowhere"
+
+
+def _overrides(kind: type[PositionMethod], function: str) -> bool:
+    owner = next(one for one in kind.__mro__ if function in vars(one))
+    return owner is not PositionMethod and owner.__module__ != "alibi.positions.around"
+
+
+def _added(method: PositionMethod) -> int:
+    key = jax.random.key(0)
+    shared, of_layer = (jax.eval_shape(init, key) for init in (method.init, method.init_layer))
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (shared, of_layer)]
+    return sizes[0] + LAYERS * sizes[1]
+
+
+def _section(name: str, rows: list[Row], speeds: list[dict[str, Any]]) -> str:
+    method = METHODS[name]
+    about = _about(make_position(name, **SIZES))
+    summary = " ".join((method.__doc__ or "").strip().split("\n\n")[0].split())
+    options = ", ".join(f"`{option}={default!r}`" for option, default in method.options().items())
+    file = f"../alibi/positions/{method.__module__.rpartition('.')[2]}.py"
+    return "\n".join(
+        [
+            f"## {name}\n",
+            f"{summary}\n",
+            f"- Formula: {about.formula}",
+            f"- Options: {options or 'none'} ([source code]({file}))",
+            f"- Source: {about.source}",
+            f"- Caveats: {about.caveats}",
+            f"- Measured: {_extrapolation(name, rows)}; {_cost(name, speeds)}",
+            "",
+        ]
+    )
+
+
+def _extrapolation(name: str, rows: list[Row]) -> str:
+    """Bits per byte at L and 16 L, and what the same tokens gain by 16 L: means over seeds, without options."""
+    found = [row for row in rows if row.override is None and row.series == name.replace("_", "-")]
+    found = found or [row for row in rows if row.override == Override(name)]
+    if not found:
+        return "extrapolation not yet"
+    length, seeds = found[0].train_length, len({row.seed for row in found})
+
+    def mean(times: int, value: Callable[[Row], float | None]) -> float | None:
+        values = [one for row in found if row.eval_length == times * length and (one := value(row)) is not None]
+        return statistics.fmean(values) if values else None
+
+    bits = [mean(times, lambda row: row.bits_per_byte) for times in (1, 16)]
+    told = ["no" if one is None else f"{one:.3f}" for one in bits]
+    gain = mean(16, lambda row: row.context_use.gain_nats if row.context_use else None)
+    used = "" if gain is None else f", where the same tokens gain {gain:+.4f} nats"
+    about = f"L = {length}, {seeds} seed{'s' * (seeds > 1)}, {found[0].step:,} updates"
+    return f"{told[0]} bits per byte at L and {told[1]} at 16 L{used} ({about})"
+
+
+def _cost(name: str, speeds: list[dict[str, Any]]) -> str:
+    """How many times as fast as without positions a model is trained, at each length."""
+    found = [row for row in speeds if row["contender"] == name and row["run"]["of_none"]]
+    if not found:
+        return "cost not yet"
+    return "training at " + ", ".join(f"{row['run']['of_none']:.2f} of `none` at {row['length']:,}" for row in found)
+
+
+def main() -> None:
+    PAGE.write_text(page())
+    print(f"written: {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

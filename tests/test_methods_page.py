@@ -1,0 +1,47 @@
+"""docs/methods.md is what the methods and the committed results say."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from alibi.positions import METHODS
+from alibi.reporting.rows import ContextUse, Override
+from tests.reporting.rowmaker import make_row
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("methods_page")
+
+
+def test_the_page_is_fresh(script):
+    assert script.PAGE.read_text() == script.page(), "run: python scripts/methods_page.py"
+
+
+def test_every_method_has_its_section_and_says_where_it_enters(script):
+    page = script.page()
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [*METHODS]
+    enters = dict(re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \|.*\| ([a-z, ]+) \| [\d,]+ \|$", page, re.MULTILINE))
+    assert enters["alibi"] == enters["kerple_log"] == "logits"
+    assert enters["rotary"] == enters["yarn"] == "queries, keys"
+    assert enters["fox"] == "logits by content"
+    assert (enters["learned"], enters["none"], enters["randomised"]) == ("embeddings", "nowhere", "positions")
+
+
+def test_what_was_measured_is_told_by_method(script):
+    use = ContextUse(9, 128, -0.25, (-0.3, -0.2))
+    rows = [make_row("rotary", 128, 2.0, run="rotary-seed0"), make_row("rotary", 2048, 8.0, run="rotary-seed0")]
+    rows += [make_row("rotary", 2048, 2.0, run="rotary-seed0", override=Override("yarn").to_json())]
+    told = script._extrapolation("rotary", rows)
+    assert told == "1.000 bits per byte at L and 3.000 at 16 L (L = 128, 1 seed, 600 updates)"
+    assert script._extrapolation("yarn", rows).startswith("no bits per byte at L and 1.000 at 16 L")
+    assert script._extrapolation("alibi", rows) == "extrapolation not yet"
+    of_context = make_row("rotary", 2048, 8.0, run="rotary-seed0", context_use=vars(use))
+    assert ", where the same tokens gain -0.2500 nats" in script._extrapolation("rotary", [*rows, of_context])
+    speeds = [{"contender": "t5", "length": length, "run": {"of_none": 0.9}} for length in (128, 2048)]
+    assert script._cost("t5", speeds) == "training at 0.90 of `none` at 128, 0.90 of `none` at 2,048"
