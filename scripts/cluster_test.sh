@@ -111,7 +111,7 @@ for name in ${CASES:-task array nodes devices requeue preempt limit}; do
   [ "$name" != requeue ] || scontrol requeue "$job"
   [ "$name" != preempt ] || sbatch --partition=high --nodes=2 --exclusive --output=/dev/null --wrap="sleep 5" > /dev/null
   if [ "$name" = limit ]; then
-    await 600 grep -q "going on from" "$D/limit.log"
+    await 600 grep -qs "going on from" "$D/limit.log"
     scancel "$job"
   else
     for run in $runs; do await 900 finished "$run"; done
