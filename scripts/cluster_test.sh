@@ -5,8 +5,8 @@
 #   apt-get install --no-install-recommends slurm-wlm slurmctld slurmd munge slurm-client
 #   echo "127.0.0.1 n1 n2" >> /etc/hosts     # JAX's coordinator is the first node's name
 # One task, an array, a task a node with two devices, a task a device on two nodes; a job that is
-# requeued by hand, one that a partition of higher priority preempts, and one whose time is limited:
-# all must finish. Prints how each start ended, processes and devices, and the last loss, which is one and the same
+# requeued by hand and one that a partition of higher priority preempts: all must finish. One whose time
+# is limited must go on after its first end, and stay cancelled when it is cancelled then. Prints how each start ended, processes and devices, and the last loss, which is one and the same
 # for the first four. CASES="task nodes" takes only these. Takes about ten minutes, and ends what it started.
 set -euo pipefail
 
@@ -70,7 +70,10 @@ srun --kill-on-bad-exit=0 $TASKS .venv/bin/python train.py --config=configs/quic
   --config.log.tensorboard=False --config.checkpoint.every_steps=1000000 --config.data.valid= $FLAGS --workdir=$RUN$SLURM_ARRAY_TASK_ID
 code=$?
 echo "ended with $code"
-if [ $code -eq 75 ] || [ $code -gt 130 ]; then scontrol requeue $SLURM_JOB_ID; fi
+if [ $code -eq 75 ] || [ $code -gt 130 ]; then
+  # Not where Slurm ends the job itself: it requeues what it preempts, and what was cancelled is to stay so.
+  [ "$(squeue --noheader --format=%t --job=$SLURM_JOB_ID)" != R ] || scontrol requeue $SLURM_JOB_ID
+fi
 JOB
 
 submit() {  # NAME SBATCH-FLAGS...; TASKS, FLAGS and STEPS are srun's flags, train.py's, and the updates
@@ -102,12 +105,17 @@ for name in ${CASES:-task array nodes devices requeue preempt limit}; do
     nodes) job=$(JAX_NUM_CPU_DEVICES=2 FLAGS=--multihost submit nodes "${long[@]}") ;;
     devices) job=$(JAX_NUM_CPU_DEVICES=1 FLAGS=--multihost submit devices --nodes=2 --ntasks=4 --ntasks-per-node=2) ;;
     requeue | preempt) job=$(STEPS=2000 FLAGS=--multihost submit "$name" "${long[@]}") ;;
-    limit) job=$(STEPS=3000 FLAGS=--multihost submit limit "${long[@]}" --time=1 --signal=TERM@20) ;;
+    limit) job=$(STEPS=1000000 FLAGS=--multihost submit limit "${long[@]}" --time=1 --signal=TERM@20) ;;
   esac
   if [ "$name" = requeue ] || [ "$name" = preempt ]; then await 300 past "$name" 5; fi
   [ "$name" != requeue ] || scontrol requeue "$job"
   [ "$name" != preempt ] || sbatch --partition=high --nodes=2 --exclusive --output=/dev/null --wrap="sleep 5" > /dev/null
-  for run in $runs; do await 900 finished "$run"; done
+  if [ "$name" = limit ]; then
+    await 600 grep -qs "going on from" "$D/limit.log"
+    scancel "$job"
+  else
+    for run in $runs; do await 900 finished "$run"; done
+  fi
   await 60 ended "$job"
   about=$(grep -ho '"\(process\|device\)_count": [0-9]*' "$D/runs/${runs%% *}/provenance.json" | tr -d '"' | tr '\n' ' ')
   loss=$(grep -o '"train_nll": [0-9.]*' "$D/runs/${runs%% *}/metrics.jsonl" | tail -n 1 | tr -d '"')

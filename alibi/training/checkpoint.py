@@ -219,8 +219,14 @@ class _Kept:
         return [info.step in stays | unread | {*latest} for info in checkpoints]
 
 
+class _Manager(ocp.CheckpointManager):
+    def reached_preemption(self, step: int) -> bool:
+        """Never: the loop asks that. Orbax would take the time since a checkpoint whose time isn't read, and fail."""
+        return False
+
+
 def _manager(folder: pathlib.Path, *, read_only: bool, **options: Any) -> ocp.CheckpointManager:
-    return ocp.CheckpointManager(
+    return _Manager(
         folder,
         options=ocp.CheckpointManagerOptions(
             create=not read_only,

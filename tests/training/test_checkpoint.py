@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from jax.experimental import multihost_utils
 
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
@@ -138,6 +139,17 @@ def test_there_is_a_spare_where_the_latest_is_the_best(tiny_config, tmp_path: pa
             checkpoints.wait()
             kept.append(sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()))
     assert kept == [[1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [5, 7]]
+
+
+def test_hosts_that_are_preempted_again_save_again(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+    """Orbax asks by itself whether JAX told of a preemption, and then for the time of the checkpoint before."""
+    _, (first, second, *_) = states(tiny_config)
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: True)
+    for step, state in ((1, first), (2, second)):  # each in a start of its own
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(state, step, {})
+            checkpoints.wait()
+            assert checkpoints.latest == step
 
 
 def test_without_a_whole_checkpoint_nothing_is_touched(tiny_config, tmp_path: pathlib.Path) -> None:
