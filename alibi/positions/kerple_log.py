@@ -39,7 +39,7 @@ class KerpleLog(PositionMethod):
 
     about = About(
         formula="-r1 ln(1 + r2 (i - j)), r1 and r2 of each head learned",
-        source="Chi et al. 2022, [arXiv 2205.09921](https://arxiv.org/abs/2205.09921), table 3",
+        source="Chi et al. 2022, [arXiv 2205.09921](https://arxiv.org/abs/2205.09921), equation 6",
         caveats="a logarithm falls too slowly for keys to be skipped",
     )
 

@@ -65,7 +65,7 @@ class T5(PositionMethod):
     about = About(
         formula="table[bucket(i - j), h]: buckets of one distance each, then geometric ones up to a largest distance",
         source="Raffel et al. 2020, [arXiv 1910.10683](https://arxiv.org/abs/1910.10683)",
-        caveats="beyond its largest distance all keys are alike; KERPLE's table 3 has it rise from 4 L on",
+        caveats="beyond its largest distance all keys are alike; KERPLE's table 3 has it rise beyond 4 L",
     )
 
     shift_invariant = True

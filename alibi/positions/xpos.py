@@ -29,19 +29,22 @@ class XPos(Rotary):
       scale_base: tokens; the larger, the slower the decay.
 
     Raises:
-      ValueError: a scale_base that is not above 0; see also `Rotary`.
+      ValueError: attention in both directions, in which the products with later keys would grow with distance, or a
+        scale_base that is not above 0; see also `Rotary`.
     """
 
     about = About(
         formula="rotary; pair k times zeta_k^((i - j) / 512), zeta_k = (2k + 0.4 head_dim) / (1.4 head_dim)",
         source="Sun et al. 2022, [arXiv 2212.10554](https://arxiv.org/abs/2212.10554)",
-        caveats="its authors extrapolate with blockwise attention besides; defined up to 65,391 tokens",
+        caveats="causal only; its authors extrapolate with blockwise attention besides; defined up to 65,391 tokens",
     )
 
     scale_base: float = 512.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.causal:
+            raise ValueError("xpos needs causal=True: its products with keys after the query would grow with distance")
         if not 0 < self.scale_base < math.inf:
             raise ValueError(
                 f"xpos needs a scale_base above 0 and finite, such as 512, or its decay would grow with distance; got "

@@ -213,6 +213,8 @@ def test_sizes_that_are_refused() -> None:
     for name in ("yarn", "rotary_ntk", "xpos"):
         with pytest.raises(ValueError, match="even head_dim and got 5; change num_heads or width"):
             make_position(name, num_heads=2, head_dim=5, width=10, train_length=8)
+    with pytest.raises(ValueError, match="xpos needs causal=True: its products with keys after the query would grow"):
+        make_position("xpos", num_heads=2, head_dim=4, width=8, train_length=8, causal=False)
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1, "options": {"logit_scale": "log_n"}}
     with pytest.raises(ValueError, match="logit_scale=log_n needs a train_length of at least 2 and got 1"):
         make_position("alibi", **sizes)
