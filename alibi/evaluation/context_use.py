@@ -27,16 +27,21 @@ def gain_of(shortest: Score, score: Score) -> ContextUse:
     return ContextUse(len(saved), shortest.windows.length, float(saved.mean()), between)
 
 
-def interval(sums: Float[np.ndarray, " windows"], counts: Integer[np.ndarray, " windows"]) -> tuple[float, float]:
-    """Between which a mean over tokens lies with a probability of 95%, by the bootstrap's percentiles.
+def interval(
+    sums: Float[np.ndarray, " windows"], counts: Integer[np.ndarray, " windows"]
+) -> tuple[float, float] | None:
+    """The interval that holds a mean over tokens with a probability of 95%, by the bootstrap's percentiles.
 
-    Tokens of a window depend on each other, so that windows are drawn as wholes.
+    Tokens of a window depend on each other, so that windows are drawn as wholes. None where only one has tokens: of
+    that all draws are the same, which would look like certainty.
 
     Args:
       sums: what the mean is of, added up in each window.
       counts: how many tokens that were; a window may have none.
     """
     random, used = np.random.default_rng(0), np.flatnonzero(counts)
+    if used.size < 2:
+        return None
     drawn = (random.choice(used, used.size) for _ in range(RESAMPLES))
     low, high = np.percentile([sums[windows].sum() / counts[windows].sum() for windows in drawn], (2.5, 97.5))
     return float(low), float(high)

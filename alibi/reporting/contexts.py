@@ -37,7 +37,8 @@ class Analysis:
 class ByContext(Analysis):
     """NLL of the tokens with `context_from` to `context_to` inputs of context.
 
-    The interval holds their mean with a probability of 95%, by resampling pieces of the text as long as a window.
+    The interval holds their mean with a probability of 95%, by resampling pieces of the text as long as a window; None
+    where all of them lie in one piece.
     """
 
     analysis = "by_context"
@@ -46,7 +47,7 @@ class ByContext(Analysis):
     context_to: int
     tokens: int
     nll_nats: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +74,8 @@ class GainShare:
 class EarlyTokenCurse(Analysis):
     """What of the gain from the blocks `of` one length to those of `longer_length` is due to fewer early tokens.
 
-    The interval holds the gain with a probability of 95%, by resampling the longer blocks. Shares are None where it
-    doesn't lie above zero: of a gain that may be chance they would be any number.
+    The interval holds the gain with a probability of 95%, by resampling the longer blocks; None where there is
+    one. Shares are None where it isn't known to lie above zero: of a gain that may be chance they would be any number.
     """
 
     analysis = "early_token_curse"
@@ -82,7 +83,7 @@ class EarlyTokenCurse(Analysis):
     longer_length: int
     tokens: int
     gain_nats: float
-    gain_interval: tuple[float, float]
+    gain_interval: tuple[float, float] | None
     composition_share: float | None
     sliding_share: float | None
     sliding_stride: int | None
@@ -92,8 +93,8 @@ class EarlyTokenCurse(Analysis):
 def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> None:
     """Writes a PNG of the NLL by context: a line for each run and length of blocks.
 
-    Each mean stands in its 95% interval; where that is as wide as all the lines are high, the range has too few
-    tokens to say anything and is left out. Of a sliding window, in which all tokens but a text's
+    Each mean stands in its 95% interval; where there is none, or it is as wide as all the lines are high, the range
+    has too few tokens to say anything and is left out. Of a sliding window, in which all tokens but a text's
     first have nearly the same context, the level of its last range is drawn across.
 
     Raises:
@@ -132,8 +133,8 @@ def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> Non
         if sliding:
             axes.axhline(rows[-1].nll_nats / rows[-1].tokens, label=label, color=colour, ls="--", linewidth=2)
             continue
-        rows = [row for row in rows if row.interval[1] - row.interval[0] <= height]
-        ends, means = [row.context_to for row in rows], [row.nll_nats / row.tokens for row in rows]
+        known = [(row, row.interval) for row in rows if row.interval and row.interval[1] - row.interval[0] <= height]
+        ends, means = [row.context_to for row, _ in known], [row.nll_nats / row.tokens for row, _ in known]
         axes.plot(ends, means, label=label, color=colour, marker=MARKERS[number % len(MARKERS)], lw=2.5, markersize=8)
-        low, high = zip(*(row.interval for row in rows), strict=True) if rows else ((), ())
+        low, high = zip(*(interval for _, interval in known), strict=True) if known else ((), ())
         axes.fill_between(ends, low, high, color=colour, alpha=0.15, linewidth=0)

@@ -205,3 +205,12 @@ def test_the_interval_of_a_range_is_that_of_its_blocks():
     last = by_context(measured(lambda context: cost, 8, 8))[-1]
     mean, error = cost.mean(), cost.std() / np.sqrt(125)
     assert last.interval == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=error / 4)
+
+
+def test_one_block_has_no_interval():
+    """Drawn again and again it is always the same, which is no certainty; so it explains no share of a gain either."""
+    short, long = (measured(lambda context: 9.0 - np.log(context), length, length) for length in (250, 1000))
+    assert {row.interval for row in by_context(long)} == {None}
+    row = early_token_curse(short, long, [short, long])
+    assert row.gain_nats > 0.1
+    assert (row.gain_interval, row.composition_share) == (None, None)
