@@ -50,7 +50,8 @@ def main() -> int:
         if isinstance(row, EarlyTokenCurse):
             shares = (row.composition_share, row.sliding_share)
             told = " | ".join("-" if share is None else f"{share:.0%}" for share in shares)
-            gain = f"{row.gain_nats:.4f}" + (" [{:.4f}, {:.4f}]".format(*row.gain_interval) if row.gain_interval else "")
+            interval = "" if row.gain_interval is None else " [{:.4f}, {:.4f}]".format(*row.gain_interval)
+            gain = f"{row.gain_nats:.4f}{interval}"
             run = " ".join(filter(None, [row.of.run, row.of.override]))
             of = f"{run} | {row.of.step:,} | {row.of.tokens_sha256[:8]}"
             print(f"| {of} | {row.of.length:,} to {row.longer_length:,} | {gain} | {told} |")

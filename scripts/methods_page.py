@@ -27,6 +27,10 @@ ROWS = ROOT / "results" / "methods" / "results.jsonl"
 SPEED = ROOT / "results" / "methods" / "speed.json"
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}  # the quickstart's model, of 4 layers
 LAYERS = 4
+RUNS = {"randomised": "randomised-rotary"}  # what the sweep calls the runs of a method, if not by its name
+# Whose cost stands for that of methods that only have other numbers in the same places.
+COSTS = dict.fromkeys(("alibi_interpolated", "alibi_ntk"), "alibi")
+COSTS |= dict.fromkeys(("rotary_interpolated", "rotary_ntk"), "rotary")
 
 HEAD = """\
 # Position methods
@@ -34,8 +38,9 @@ HEAD = """\
 Every method of the registry, by the name that `--config=...:position=NAME` takes. Query i, key j <= i, head h of H; L
 tokens in training, L' in the sequences at hand. "Enters" says which functions of
 [the contract](../alibi/positions/base.py) it overrides. "Adds" counts parameters in the quickstart's model ({layers}
-layers, {num_heads} heads of {head_dim}). All can have `position_options.logit_scale` (log n, SSMax), and but for
-`randomised` and that option a sliding window.
+layers, {num_heads} heads of {head_dim}). What is added to logits is added
+after their division by sqrt(head_dim), unless the formula says otherwise. All but `randomised` take
+`position_options.logit_scale` (log n, SSMax) or a sliding window (`model.window`).
 
 This page is made by `python scripts/methods_page.py`.
 """
@@ -104,8 +109,9 @@ def _section(name: str, rows: list[Row], speeds: list[dict[str, Any]]) -> str:
 
 
 def _extrapolation(name: str, rows: list[Row]) -> str:
-    """Bits per byte at L and 16 L, and what the same tokens gain by 16 L: means over seeds, without options."""
-    found = [row for row in rows if row.override is None and row.series == name.replace("_", "-")]
+    """Bits per byte at L and 16 L, and what the same tokens gain by 16 L: means over seeds."""
+    series = RUNS.get(name, name.replace("_", "-"))
+    found = [row for row in rows if row.override is None and row.series == series]
     found = found or [row for row in rows if row.override == Override(name)]
     if not found:
         return "extrapolation not yet"
@@ -125,10 +131,13 @@ def _extrapolation(name: str, rows: list[Row]) -> str:
 
 def _cost(name: str, speeds: list[dict[str, Any]]) -> str:
     """How many times as fast as without positions a model is trained, at each length."""
-    found = [row for row in speeds if row["contender"] == name and row["run"]["of_none"]]
+    measured = COSTS.get(name, name)
+    found = [row for row in speeds if row["contender"] == measured and row["run"]["of_none"]]
     if not found:
         return "cost not yet"
-    return "training at " + ", ".join(f"{row['run']['of_none']:.2f} of `none` at {row['length']:,}" for row in found)
+    return f"training{'' if measured == name else f', as `{measured}`,'} at " + ", ".join(
+        f"{row['run']['of_none']:.2f} of `none` at {row['length']:,}" for row in found
+    )
 
 
 def main() -> None:

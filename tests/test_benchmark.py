@@ -203,9 +203,10 @@ def test_position_methods_are_told_by_ratios_within_a_round(scripts, monkeypatch
         positions.compare(parser.parse_args(["--lengths=60", *words[1:]]))
 
 
-def test_a_position_method_is_trained_and_scored(scripts, tiny_config):
+@pytest.mark.parametrize("position", ["kerple_log", "randomised"])
+def test_a_position_method_is_trained_and_scored(scripts, tiny_config, position):
     positions = importlib.import_module("benchmarks.positions")
-    step = positions._position_step(tiny_config(position="kerple_log"))
+    step = positions._position_step(tiny_config(position=position))
     step.run(2)
     step.score(2)
     assert step.memory_bytes > 0

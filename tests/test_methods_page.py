@@ -43,5 +43,9 @@ def test_what_was_measured_is_told_by_method(script):
     assert script._extrapolation("alibi", rows) == "extrapolation not yet"
     of_context = make_row("rotary", 2048, 8.0, run="rotary-seed0", context_use=vars(use))
     assert ", where the same tokens gain -0.2500 nats" in script._extrapolation("rotary", [*rows, of_context])
-    speeds = [{"contender": "t5", "length": length, "run": {"of_none": 0.9}} for length in (128, 2048)]
+    drawn = make_row("randomised", 2048, 8.0, run="randomised-rotary-seed0")
+    assert " and 3.000 at 16 L" in script._extrapolation("randomised", [*rows, drawn])
+    names = ("t5", "rotary")
+    speeds = [{"contender": one, "length": length, "run": {"of_none": 0.9}} for one in names for length in (128, 2048)]
     assert script._cost("t5", speeds) == "training at 0.90 of `none` at 128, 0.90 of `none` at 2,048"
+    assert script._cost("rotary_ntk", speeds).startswith("training, as `rotary`, at 0.90 of `none` at 128")

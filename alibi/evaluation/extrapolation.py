@@ -82,7 +82,7 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
       OutputError: the output directory can't be written.
     """
     paths = list(dict.fromkeys(str(open_store(workdir)) for workdir in workdirs))
-    _check_names(paths)
+    check_names(paths)
     output = Output(options.output_dir)
     failures = []
     for path in paths:
@@ -260,7 +260,8 @@ class RunEvaluation:
         return f"{self.trained.title} at {windows.length:,}{how}"
 
 
-def _check_names(paths: Sequence[str]) -> None:
+def check_names(paths: Sequence[str]) -> None:
+    """Raises ValueError where two work directories have one name, by which rows are told apart."""
     for path, other in itertools.combinations(paths, 2):
         if os.path.basename(other) == os.path.basename(path):
             raise ValueError(

@@ -16,22 +16,26 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from alibi.data.embedded import ASKED, DIGITS, TOLD, Books, draw_key
-from alibi.evaluation.extrapolation import MULTIPLES
+from alibi.evaluation.extrapolation import MULTIPLES, check_names
 from alibi.evaluation.output import Output, row_of, say
 from alibi.evaluation.perplexity import Scorer
 from alibi.evaluation.windows import Part
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.hosts import any_of, together
 from alibi.reporting.rows import Passkey
+from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
 
 BEFORE_KEY = TOLD.index("{")  # bytes of the sentence that tells a key, before the key
+LEAST = 32  # the smallest distance that is measured, a power of two
 NEAREST = DIGITS + 1 + ASKED.index("{")  # the distance where no text stands between key and question
 
 
 def distances(length: int) -> list[int]:
-    """The distances that are measured in windows of `length` tokens: the powers of two from 32 on that fit."""
-    return [1 << power for power in range(5, length.bit_length()) if 1 << power <= _farthest(length)]
+    """The distances that are measured in windows of `length` tokens: the powers of two from `LEAST` on that fit."""
+    return [
+        1 << power for power in range(LEAST.bit_length() - 1, length.bit_length()) if 1 << power <= _farthest(length)
+    ]
 
 
 def _farthest(length: int) -> int:
@@ -79,18 +83,23 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
     """Measures each run at all lengths and distances, where that isn't done, and writes the report.
 
     Raises:
-      ValueError: a work directory or checkpoint that isn't there, or a run whose tokens aren't bytes.
+      ValueError: a work directory or checkpoint that isn't there, two work directories of one name, or a run whose
+        tokens aren't bytes.
       OutputError: the output directory can't be written.
     """
+    paths = list(dict.fromkeys(str(open_store(workdir)) for workdir in workdirs))
+    check_names(paths)
     output = Output(options.output_dir)
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
-    for workdir in workdirs:
-        run = TrainedRun(workdir, options.checkpoint)
+    for path in paths:
+        run = TrainedRun(path, options.checkpoint)
         if run.config.data.tokenizer != "bytes":
             raise ValueError(f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys are told to byte models")
         scorer = _scorer(run)
         for length in options.lengths or [run.config.train_length * multiple for multiple in options.multiples]:
-            for distance in distances(length):
+            if not (measured := distances(length)):
+                say(f"{run.name}: windows of {length:,} tokens hold no key and its question {LEAST:,} tokens apart")
+            for distance in measured:
                 prompts = make_prompts(text, length, distance, options.prompts)
                 together(functools.partial(_evaluate, run, scorer, prompts, distance, output))
     output.finish(report=True)
@@ -114,16 +123,19 @@ def _evaluate(
     if any(any_of(any(found.is_measured for found in output.find(row)))):
         say(f"{title}: done before")
         return
-    wrong = scorer.score_windows(run.params, prompts.reshape(-1), windows).nll_nats
+    params = run.params
+    if run.step != row.step:  # training has gone on since, or the checkpoint is damaged: this is another one
+        return _evaluate(run, scorer, prompts, distance, output)
+    wrong = scorer.score_windows(params, prompts.reshape(-1), windows).nll_nats
     accuracy = float((wrong == 0).all(axis=1).mean())
     say(f"{title}: {accuracy:.0%} of {count} found")
     output.add(dataclasses.replace(row, passkey=Passkey(distance, count, accuracy)))
 
 
 def _scorer(run: TrainedRun) -> Scorer:
-    """Of whether a digit is another than the likeliest token after the true ones before it: 1.0, else 0.0.
+    """A scorer that gives 0.0 for a digit that is the likeliest token after the true ones before it, and else 1.0.
 
-    Where none is, greedy decoding answers the key.
+    Where all digits give 0.0, greedy decoding answers the key.
     """
     model = run.model
 

@@ -30,7 +30,10 @@ class Results:
         trained = {run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in reproduction.sweep.runs}
         rows = find_rows(reproduction.directory)
         self._rows = latest(
-            row for row in rows if (row.step, row.config_hash) == trained.get(row.run) and row.override is None
+            row
+            for row in rows
+            if (row.step, row.config_hash) == trained.get(row.run)
+            and not (row.override or row.context_use or row.passkey)
         )
 
     def compare(self) -> Comparison:

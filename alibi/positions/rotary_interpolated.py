@@ -26,7 +26,7 @@ class RotaryInterpolated(Rotary):
     about = About(
         formula="rotary at position / s, s = max(1, L' / L) or given",
         source="Chen et al. 2023, [arXiv 2306.15595](https://arxiv.org/abs/2306.15595)",
-        caveats="needs some training at the new length, 1,000 updates in its paper; neighbours are told apart less well",
+        caveats="needs some training at the new length, 1,000 updates in its paper",
     )
 
     factor: float | int | None = None

@@ -28,8 +28,8 @@ from configs import quickstart
 TURN_SECONDS = 0.5  # of each part of one contender in one round
 LENGTHS = "128,512,2048,8192"
 REFERENCES = ("none", "alibi")
-# Rotary is measured for those that only turn by other angles.
-LEFT_OUT = ("alibi_interpolated", "alibi_ntk", "rotary_interpolated", "rotary_ntk", "randomised")
+# ALiBi and rotary are measured for those that only have other slopes or angles.
+LEFT_OUT = ("alibi_interpolated", "alibi_ntk", "rotary_interpolated", "rotary_ntk")
 
 
 @dataclasses.dataclass

@@ -108,6 +108,30 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(tmp_path, 
     assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000
 
 
+def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("some text\n")
+    runs = [make_run(tmp_path / folder, "alibi", "a-run", text=tmp_path / "text.txt") for folder in ("one", "other")]
+    with pytest.raises(ValueError, match="have the same name, and rows are known by it"):
+        evaluate_passkeys(runs, Options(output_dir=tmp_path / "out"))
+    evaluate_passkeys(runs[:1], Options(output_dir=tmp_path / "out", lengths=(40,)))
+    assert "a-run: windows of 40 tokens hold no key and its question 32 tokens apart" in capsys.readouterr().err
+
+
+def test_a_row_names_the_checkpoint_that_was_measured(tmp_path, monkeypatch):
+    """Where training has replaced the checkpoint meanwhile, or it is damaged, another one is read."""
+    (tmp_path / "text.txt").write_text("some text\n")
+    run = make_run(tmp_path, "alibi", "a-run")
+    read = TrainedRun.params.func
+
+    def params_of_another(trained):
+        trained.step = 3
+        return read(trained)
+
+    monkeypatch.setattr(TrainedRun.params, "func", params_of_another)
+    evaluate_passkeys([run], Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3))
+    assert [row.step for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3]
+
+
 def test_a_trained_run_is_measured_once(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("some text\n")
     run = make_run(tmp_path, "alibi", "a-run")
