@@ -34,7 +34,7 @@ _POSITION = flags.DEFINE_string(
     "position", None, "test with this position method in place of the one of training, if it has the same parameters"
 )
 _POSITION_OPTIONS = flags.DEFINE_list(
-    "position_options", [], "KEY=VALUE,... of --position, or to change some of the run's own method, such as factor=4"
+    "position_options", [], "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
 )
 _WINDOW = flags.DEFINE_integer(
     "window", None, "test with attention that reaches back so many tokens (0: all)", lower_bound=0

@@ -13,13 +13,15 @@ from alibi.reporting.rows import Override
 def effective(override: Override, config: ml_collections.ConfigDict) -> Override | None:
     """What of `override` differs from the `config` that a run was trained with; None: nothing.
 
-    Options are then all those of the method that are not its defaults.
+    Options are then all those of the method that are not its defaults. Those of training stay, such as rotary's base or
+    ALiBi's slopes, where the other method has them too and no others are given.
 
     Raises:
       ValueError: an unknown position method.
     """
     position, own = override.position or config.position, config.position_options.to_dict()
-    options = _named(position, dict(override.options) if override.position else own | dict(override.options))
+    kept = {name: value for name, value in own.items() if name in _defaults(position)}
+    options = _named(position, kept | dict(override.options))
     same = position == config.position and options == _named(position, own)
     window = None if override.window == config.model.window else override.window
     if same and window is None:
@@ -29,8 +31,12 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
 
 def _named(position: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options that are not the method's defaults."""
-    defaults = {LOGIT_SCALE: "", **method_class(position).options()}
+    defaults = _defaults(position)
     return {name: value for name, value in sorted(options.items()) if name not in defaults or value != defaults[name]}
+
+
+def _defaults(position: str) -> dict[str, Any]:
+    return {LOGIT_SCALE: "", **method_class(position).options()}
 
 
 def overridden(config: ml_collections.ConfigDict, override: Override | None) -> ml_collections.ConfigDict:

@@ -6,10 +6,12 @@ import pytest
 
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
+from alibi.evaluation.overrides import effective
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Override, latest
 from alibi.runs.trained import TrainedRun
+from configs import base
 from tests.evaluation.runs import make_run
 
 
@@ -83,3 +85,15 @@ def test_parameters_are_shared_by_methods_that_have_the_same(folder, learned_run
     run = TrainedRun(learned_run, override=Override("learned", (("num_positions", 16),), window=4))
     assert (run.model.config.window, run.config.model.window) == (4, 0)
     assert run.params["position"]["table"].shape == (16, 16)
+
+
+def test_options_of_training_stay_where_the_other_method_has_them():
+    """Else a model whose rotary base is 500,000 would be tested under 10,000, unsaid."""
+    keys = "position=rotary,position_options.base=500000.0,position_options.share=0.5"
+    config = base.apply(base.get_config(), keys)
+    as_yarn = effective(Override("yarn", (("factor", 4),)), config)
+    assert dict(as_yarn.options) == {"base": 500_000.0, "share": 0.5, "factor": 4}
+    other_base = effective(Override("yarn", (("base", 100.0),)), config)
+    assert dict(other_base.options) == {"base": 100.0, "share": 0.5}
+    assert effective(Override("none"), config) == Override("none")
+    assert effective(Override("rotary"), config) is None
