@@ -1,7 +1,5 @@
 """A trained model under another position method, or another window, when it is tested."""
 
-from typing import Any
-
 import jax
 import ml_collections
 
@@ -13,30 +11,23 @@ from alibi.reporting.rows import Override
 def effective(override: Override, config: ml_collections.ConfigDict) -> Override | None:
     """What of `override` differs from the `config` that a run was trained with; None: nothing.
 
-    Options are then all those of the method that are not its defaults. Those of training stay, such as rotary's base or
-    ALiBi's slopes, where the other method has them too and no others are given.
+    Options of training, such as rotary's base or ALiBi's slopes, stay where the other method has them too and no others
+    are given. Those of the result are all that are not the method's defaults, and the defaults that take the place of
+    options of training, so that the result says what is tested and is its own `effective`.
 
     Raises:
       ValueError: an unknown position method.
     """
     position, own = override.position or config.position, config.position_options.to_dict()
-    kept = {name: value for name, value in own.items() if name in _defaults(position)}
-    options = _named(position, kept | dict(override.options))
-    same = position == config.position and options == _named(position, own)
+    defaults = {LOGIT_SCALE: "", **method_class(position).options()}
+    kept = {name: value for name, value in own.items() if name in defaults and value != defaults[name]}
+    given = kept | dict(override.options)
+    options = {name: value for name, value in sorted(given.items()) if name in kept or value != defaults.get(name, ...)}
+    same = position == config.position and options == kept
     window = None if override.window == config.model.window else override.window
     if same and window is None:
         return None
     return Override(window=window) if same else Override(position, tuple(options.items()), window)
-
-
-def _named(position: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that are not the method's defaults."""
-    defaults = _defaults(position)
-    return {name: value for name, value in sorted(options.items()) if name not in defaults or value != defaults[name]}
-
-
-def _defaults(position: str) -> dict[str, Any]:
-    return {LOGIT_SCALE: "", **method_class(position).options()}
 
 
 def overridden(config: ml_collections.ConfigDict, override: Override | None) -> ml_collections.ConfigDict:

@@ -95,5 +95,9 @@ def test_options_of_training_stay_where_the_other_method_has_them():
     assert dict(as_yarn.options) == {"base": 500_000.0, "share": 0.5, "factor": 4}
     other_base = effective(Override("yarn", (("base", 100.0),)), config)
     assert dict(other_base.options) == {"base": 100.0, "share": 0.5}
+    usual_base = effective(Override("yarn", (("base", 10_000.0),)), config)
+    assert dict(usual_base.options) == {"base": 10_000.0, "share": 0.5}
+    for one in (as_yarn, other_base, usual_base):
+        assert effective(one, config) == one, "as the command of a sweep gives it"
     assert effective(Override("none"), config) == Override("none")
     assert effective(Override("rotary"), config) is None
