@@ -17,7 +17,6 @@ import logging
 import os
 import pathlib
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,8 @@ from absl import flags
 # A clone works without being installed: python scripts/store_test.py has only scripts/ on its path.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from faults.trial import kill
 
 from alibi import command_line
 
@@ -80,16 +81,6 @@ def finish(words: list[str]) -> None:
     said, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}:\n{said}")
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL for a process and, at the same moment, for the runs that it started."""
-    with contextlib.suppress(OSError):
-        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        for child in map(int, children):
-            os.kill(child, signal.SIGKILL)
-    process.kill()
-    process.communicate()
 
 
 def kill_when(words: list[str], far: Callable[[], bool]) -> bool:

@@ -19,7 +19,7 @@ from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import tree_shardings
 from alibi.training.checksums import checksums
-from alibi.training.damage import damage_named, item_named
+from alibi.training.damage import damage_named, ignore_closed_loops, item_named
 from alibi.training.state import TrainState
 
 PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
@@ -42,6 +42,7 @@ class Checkpoints:
     def __init__(self, folder: pathlib.Path, *, keep: int = 1, read_only: bool = False):
         for name in ("absl", "asyncio"):  # Orbax logs each of its steps, and what it raises too
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        ignore_closed_loops()
         self._folder = folder
         self._open = functools.partial(_manager, folder, read_only=read_only, preservation_policy=_Kept(self, keep))
         with damage_named(folder):

@@ -2,10 +2,10 @@
 
 import contextlib
 import errno
-import io
+import functools
 import pathlib
 import re
-import time
+import sys
 from collections.abc import Iterator
 
 # What errors say that are not of the checkpoint that is read.
@@ -19,18 +19,31 @@ def _is_no_damage(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _NO_DAMAGE)
 
 
+@functools.cache
+def ignore_closed_loops() -> None:
+    """Prints nothing where threads of TensorStore's end after their event loop: reading or saving failed before.
+
+    Of that there is an error; these threads, which go on, would print a traceback for each file, also in its midst.
+    """
+    others = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            others(unraisable)
+
+    sys.unraisablehook = hook
+
+
 @contextlib.contextmanager
 def item_named(item: str) -> Iterator[None]:
-    """Where reading fails, says which item it was, and nothing of what Orbax's threads, which go on, print then."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        try:
-            yield
-        except Exception as error:
-            if _is_no_damage(error):
-                raise
-            time.sleep(0.5)  # until they have met the end of their event loop
-            reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[0]
-            raise ValueError(f"its {item} can't be read, {reason}") from error
+    """Where reading fails, says which item it was."""
+    try:
+        yield
+    except Exception as error:
+        if _is_no_damage(error):
+            raise
+        reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[0]
+        raise ValueError(f"its {item} can't be read, {reason}") from error
 
 
 @contextlib.contextmanager

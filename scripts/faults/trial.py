@@ -128,7 +128,7 @@ def digest(*arrays) -> str:
     return hasher.hexdigest()
 
 
-def kill(process: subprocess.Popen) -> None:
+def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL for a process and, at the same moment, for the runs that it started."""
     with contextlib.suppress(OSError):
         children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
