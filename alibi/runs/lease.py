@@ -99,7 +99,7 @@ def awaited(store: Store, doing: str, say: Callable[[str], None]) -> Claim:
 
 def is_held(store: Store) -> bool:
     """Whether a process holds `store`, as far as it can be seen at once; nothing is written."""
-    with contextlib.suppress(PermissionError):
+    with contextlib.suppress(OSError):  # what can't be written can't be locked
         if store.exists(LOCK_FILE):
             try:
                 file = store.lock(LOCK_FILE)

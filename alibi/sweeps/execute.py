@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from alibi.errors import FAILED, REQUEUE, UserError, disk_errors_named
 from alibi.parallel.signals import Interrupted
 from alibi.reporting.report import write_report
-from alibi.runs.lease import Claim, awaited
+from alibi.runs import RunDirectory
+from alibi.runs.lease import POLL_SECONDS, Claim, awaited, is_held
 from alibi.runs.store import open_store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed, format_duration
@@ -142,6 +143,8 @@ class Sweeper:
     def _bring_to_end(self, run: Run, heading: str, place: Place) -> str:
         """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
         state = self._state(run)
+        if not state.is_trained and self._in_use(state.directory, heading):
+            state = self._state(run)
         if state.state == "conflict":
             return f"{state.reason}; use another --workdir, or remove that directory"
         if state.is_trained and not state.missing:
@@ -161,6 +164,18 @@ class Sweeper:
             self._evaluated.add(run.name)
         left = self._state(run).missing if self.primary else ()
         return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
+
+    def _in_use(self, directory: RunDirectory, heading: str) -> bool:
+        """Whether another process was training there, such as one that a killed sweep left, when its end is there."""
+        found = False
+        while self.primary and is_held(directory.store):  # the first process alone claims a run
+            if not found:
+                say(f"{heading}: another process is training in {directory}; waiting until it ends")
+            found = True
+            time.sleep(POLL_SECONDS)
+            if self.launcher.stopped:
+                raise Interrupted
+        return found
 
     def _state(self, run: Run) -> RunState:
         (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.store)

@@ -12,6 +12,7 @@ import pytest
 
 from alibi.errors import REQUEUE
 from alibi.parallel.signals import Interrupted
+from alibi.runs import RunDirectory
 from alibi.runs.lease import LEASE_FILE, Claim, is_held
 from alibi.runs.store import Folder, LostError
 from alibi.sweeps import execute
@@ -164,6 +165,34 @@ def test_a_second_start_waits_and_finds_all_done(tmp_path, monkeypatch, capsys, 
     assert commands == ["train.py", "eval_extrapolation.py"]
     said = capsys.readouterr().out
     assert said.count("another process is at work in") == said.count("alibi-L128-seed0: done") == 1
+
+
+def test_a_run_that_a_killed_sweep_left_at_work_is_waited_for(tmp_path, monkeypatch, capsys):
+    """Without file locks the next sweep is not held back by it, and train.py would refuse, which is no failure."""
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(execute, "POLL_SECONDS", 0.05)
+    sweep, run = sweep_of(product={"position": ["alibi"]}, multiples=[1]), tmp_path / "runs" / "alibi-L128-seed0"
+    left = Claim(Folder(run), "training")
+
+    class Waited(Launcher):
+        def run(self, command, place):
+            raise AssertionError(f"{command.script} was started beside it")
+
+    def end():
+        time.sleep(0.5)
+        append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run=run.name)])
+        steps = sweep.runs[0].config.train.steps
+        (run / "checkpoints" / str(steps)).mkdir(parents=True)
+        RunDirectory(run).write_status("finished", step=steps, steps=steps, tokens_per_second=2048.0)
+        left.release()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(end)
+        assert execute.Sweeper(sweep, tmp_path, report=lambda _: "report", launcher=Waited()).execute() == {}
+        ended.result()
+    said = capsys.readouterr().out
+    assert said.count(f"another process is training in {run}; waiting until it ends") == 1
+    assert "alibi-L128-seed0: done" in said
 
 
 def no_locks(*_):
