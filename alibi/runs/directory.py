@@ -27,6 +27,9 @@ class RunDirectory:
 
     They lie in a directory or at an address, gs://BUCKET/PATH. Reading raises ValueError, with what to do, where the
     place or a file is missing or damaged.
+
+    Attributes:
+      started: when the start that writes here claimed it, which its statuses say; "" before.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -36,6 +39,7 @@ class RunDirectory:
         if is_address(str(self)):
             _check_for_orbax(str(self))
         self._claim: Claim | None = None
+        self.started = ""
 
     def __str__(self) -> str:
         return str(self.store)
@@ -145,8 +149,10 @@ class RunDirectory:
                         f"and is {manifests[split][key]}; restore the text, or use another --workdir"
                     )
 
-    def claim(self, config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> None:
+    def claim(self, config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> str:
         """Claims the directory for this process, see `Claim`, and writes the config and, once, the tokenizer.
+
+        Returns `started`, by which the other processes of this start know its statuses from those of another one.
 
         From then on whatever is written here through `store` raises LostError where the directory is another's.
 
@@ -155,7 +161,7 @@ class RunDirectory:
             `check`; or the tokenizer that is here is another.
         """
         self._claim = Claim(self.store, "training")
-        self.store = self._claim.store
+        self.store, self.started = self._claim.store, datetime.datetime.now(datetime.UTC).isoformat()
         try:
             self.check(config)
             self._keep(tokenizer)
@@ -163,6 +169,7 @@ class RunDirectory:
         except BaseException:
             self.release()
             raise
+        return self.started
 
     def _keep(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer, once; raises ValueError if another is here."""
@@ -197,6 +204,7 @@ class RunDirectory:
         """Records where the run stands and the last saved step; `more` are figures, such as tokens_per_second."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         known = {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now}
+        known |= {"started": self.started} if self.started else {}
         self.write("status.json", known | {"saved": max(self.saved_steps(), default=0)} | more)
 
     def _read(self, name: str, needed: Sequence[str] = (), *, sections: Sequence[str] = ()) -> dict[str, Any]:

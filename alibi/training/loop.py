@@ -100,7 +100,7 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
         return run.status()
 
     with disk_errors_named(run):
-        hosts.on_first(lambda: run.claim(config, files["train"].tokenizer()))
+        run.started = hosts.told(lambda: run.claim(config, files["train"].tokenizer()))
     with contextlib.ExitStack() as stack:
         stack.enter_context(peers.when_lost(functools.partial(_record_lost, run)))
         if hosts.is_primary():
@@ -198,9 +198,12 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
 
 
 def _record_lost(run: RunDirectory, reason: str, code: int) -> None:
-    """Writes to the status of a run that it was interrupted, or failed, on whichever host is left."""
+    """Writes to the status of a run that it was interrupted, or failed, on whichever host is left.
+
+    What the first one writes asks its claim. The others, which have none, leave the status of a start that came since.
+    """
     status = run.status()
-    if status["state"] == "running":
+    if status["state"] == "running" and (hosts.is_primary() or status.get("started") == run.started):
         kept = {key: value for key, value in status.items() if key not in ("updated", "saved")}
         run.write_status(**kept | {"state": "failed" if code == FAILED else "interrupted", "reason": reason})
 
