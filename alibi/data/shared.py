@@ -1,7 +1,8 @@
 """What a cache at an address holds of token files and tokenizers: put there by who makes them, fetched by the others.
 
-The files of a directory KIND/KEY are objects below that name, and KIND/KEY.json, which is created when all of them are
-there, lists their SHA-256. What a killed process left has no list: it counts for nothing, and is written again.
+The files of a directory KIND/KEY are objects KIND/KEY/SHA-256/FILE, and KIND/KEY.json, which is created when all of
+them are there, lists their SHA-256. What a killed process left has no list: it counts for nothing, and is written
+again. Of two that put a directory there at once, which may tell otherwise where its text lay, the first one's counts.
 """
 
 import concurrent.futures
@@ -57,8 +58,8 @@ def _put(store: Store, directory: pathlib.Path) -> None:
     listed = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         content, file = path.read_bytes(), path.relative_to(directory).as_posix()
-        store.write(f"{_name(directory)}/{file}", content)
         listed[file] = hashlib.sha256(content).hexdigest()
+        store.write(_object(directory, file, listed[file]), content)
     store.create(_list_of(directory), json.dumps(listed, indent=1) + "\n")
 
 
@@ -66,7 +67,7 @@ def _fetch(store: Store, directory: pathlib.Path, folder: pathlib.Path) -> None:
     """Writes the files of `directory` to `folder`."""
 
     def fetch_file(file: str, sha256: str) -> None:
-        content = store.read(f"{_name(directory)}/{file}")
+        content = store.read(_object(directory, file, sha256))
         if hashlib.sha256(content).hexdigest() != sha256:
             raise ValueError(f"the SHA-256 of {file} is another")
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +86,10 @@ def _fetch(store: Store, directory: pathlib.Path, folder: pathlib.Path) -> None:
 
 def _name(directory: pathlib.Path) -> str:
     return f"{directory.parent.name}/{directory.name}"
+
+
+def _object(directory: pathlib.Path, file: str, sha256: str) -> str:
+    return f"{_name(directory)}/{sha256}/{file}"
 
 
 def _list_of(directory: pathlib.Path) -> str:

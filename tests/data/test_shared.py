@@ -6,6 +6,7 @@ import pytest
 
 from alibi.data import making, tokens
 from alibi.data.making import Makers
+from alibi.data.shared import SharedCache
 from alibi.runs.store import Store, open_store
 from configs import base
 
@@ -56,16 +57,32 @@ def test_what_a_killed_host_left_there_is_written_again(data, host):
     store = open_store(data.cache_dir)
     (made,) = lists(store, "tokens")
     store.delete(made)  # it was killed before it was done
-    store.write(f"{made.removesuffix('.json')}/tokens.bin", b"ha")
+    (half,) = (name for name in store.names(made.removesuffix(".json")) if name.endswith("tokens.bin"))
+    store.write(half, b"ha")
     assert host("second", data).tokens.tolist() == expected
     assert lists(store, "tokens") == [made]
     assert host("third", data).tokens.tolist() == expected
 
 
+def test_two_hosts_that_put_it_there_at_once_with_text_in_other_places(data, host, tmp_path, monkeypatch):
+    """Their manifests differ in where the text lay: what is listed is of one of them, whoever writes last."""
+    both = []
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedCache, "has", lambda *_: False)  # as each sees it before the other is done
+        for name in ("first", "second"):
+            text = tmp_path / f"{name}.txt"
+            text.write_text("one two\nthree\n\n")
+            data.train = str(text)
+            both.append(host(name, data))
+    assert both[0].manifest.source != both[1].manifest.source
+    assert host("third", data).manifest == both[0].manifest
+
+
 def test_damage_there_is_named_and_leaves_nothing_here(data, host, tmp_path):
     directory = host("first", data).directory
     store, name = open_store(data.cache_dir), f"tokens/{directory.name}"
-    store.write(f"{name}/tokens.bin", b"\0" * (directory / "tokens.bin").stat().st_size)
+    (ids,) = (file for file in store.names(name) if file.endswith("tokens.bin"))
+    store.write(ids, b"\0" * (directory / "tokens.bin").stat().st_size)
     with pytest.raises(ValueError, match=r"is damaged \(the SHA-256 of tokens.bin is another\); delete .*\.json, and"):
         host("second", data)
     assert not list((tmp_path / "second" / "tokens").glob("[!.]*"))
