@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -184,12 +184,17 @@ def _write(
     At an address, where nothing is renamed, the status is the last of them: without it nothing goes on from the rest.
     """
     fill = functools.partial(_fill, config=config, tokenizer=tokenizer, state=state, provenance=provenance)
-    if not is_address(str(run)):
+    if is_address(str(run)):
+        fill(run)
+    else:
         with made_whole(run.path) as partial:
             fill(RunDirectory(partial))
-        return
+
+
+@contextlib.contextmanager
+def _emptied_on_failure(run: RunDirectory) -> Iterator[None]:
     try:
-        fill(run)
+        yield
     except BaseException:
         for name in run.store.names():
             run.store.delete(name)
@@ -209,6 +214,7 @@ def _fill(
     run.claim(config, tokenizer)
     with contextlib.ExitStack() as stack:
         stack.callback(run.release)
+        stack.enter_context(_emptied_on_failure(run))  # only now: what is here is of no other process
         run.write("provenance.json", about)
         run.store.write("config.py", CONFIG_FILE)
         with Checkpoints(run.checkpoints) as checkpoints:

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import ml_collections
@@ -18,7 +19,7 @@ from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.importers.work_directory import _whole_batch, import_run
+from alibi.importers.work_directory import _fill, _whole_batch, import_run
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, config_hash
@@ -205,6 +206,21 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="holds something already"):
         import_run(CHECKPOINT, DICTIONARY, tmp_path / "run", config_of(tmp_path))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
+
+
+def test_what_another_process_begins_meanwhile_is_left_alone(imported, tmp_path):
+    """At an address, where nothing is renamed: between the first look and the writing the checkpoint is read."""
+    config, tokenizer, other = imported.config, imported.run.tokenizer(), RunDirectory(tmp_path / "run")
+    other.claim(config, tokenizer)
+    before = other.store.names()
+    unsaved = types.SimpleNamespace(step=1)  # a state that can't be saved
+    with pytest.raises(ValueError, match="another process is training in"):
+        _fill(RunDirectory(other.path), config=config, tokenizer=tokenizer, state=unsaved, provenance={})
+    assert other.store.names() == before
+    other.release()
+    with pytest.raises(AttributeError, match="params"):  # what it wrote itself goes
+        _fill(RunDirectory(other.path), config=config, tokenizer=tokenizer, state=unsaved, provenance={})
+    assert not other.store.names()
 
 
 @pytest.mark.parametrize(
