@@ -121,7 +121,10 @@ def _extrapolation(name: str, rows: list[Row]) -> str:
         values = [one for row in found if row.eval_length == times * length and (one := value(row)) is not None]
         return statistics.fmean(values) if values else None
 
-    bits = [mean(times, lambda row: row.bits_per_byte) for times in (1, 16)]
+    def of_the_text(row: Row) -> float | None:  # of the whole text, not of the tokens that all lengths have in common
+        return row.bits_per_byte if row.context_use is None and row.passkey is None else None
+
+    bits = [mean(times, of_the_text) for times in (1, 16)]
     told = ["no" if one is None else f"{one:.3f}" for one in bits]
     gain = mean(16, lambda row: row.context_use.gain_nats if row.context_use else None)
     used = "" if gain is None else f", where the same tokens gain {gain:+.4f} nats"
