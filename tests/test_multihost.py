@@ -210,14 +210,15 @@ def test_a_host_that_loses_the_first_one_ends_in_one_line(tiny_text, tmp_path: p
     output = second.communicate(timeout=120)[0]
     first.communicate()
     assert second.returncode == 75, output
-    assert output.splitlines()[-1].startswith("error: the first process was lost, or the network; what was saved is"), (
-        output
+    # Which of the two it sees first, a broken connection or the silence of the coordinator, is chance.
+    reason = re.fullmatch(
+        r"error: (the first process was lost, or the network|another process was lost: its connection ended)"
+        "; what was saved is whole, and the same command goes on from there",
+        output.splitlines()[-1],
     )
+    assert reason, output
     assert "stack trace" not in output
-    assert (run.status()["state"], run.status()["reason"]) == (
-        "interrupted",
-        "the first process was lost, or the network",
-    )
+    assert (run.status()["state"], run.status()["reason"]) == ("interrupted", reason[1])
 
 
 def assert_agree(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> None:
