@@ -8,14 +8,14 @@ import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.bias import per_head, static
+from alibi.positions.bias import MissingFunctionError, per_head, static
 from alibi.positions.distance import DistanceBias
 
 LEAST = 0.01  # of both parameters, as in the paper's code
 
 
-class KerpleLogBias(DistanceBias):
-    """-r1 log(1 + r2 d) of a key at distance d.
+class KerpleBias(DistanceBias):
+    """-r1 times a kernel of the distance d and r2; a subclass gives the kernel.
 
     Attributes:
       r1, r2: of each head, above 0.
@@ -30,7 +30,18 @@ class KerpleLogBias(DistanceBias):
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
         r1, r2 = (r.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) for r in (self.r1, self.r2))
-        return -r1 * jnp.log1p(r2 * distance)
+        return -r1 * self.kernel(distance, r2)
+
+    def kernel(self, distance: Float[Array, "1 ..."], r2: Float[Array, "heads ..."]) -> Float[Array, "heads ..."]:
+        """What r1 multiplies: 0 at distance 0, and never less at a greater one."""
+        raise MissingFunctionError(f"{type(self).__name__} needs kernel(distance, r2)")
+
+
+class KerpleLogBias(KerpleBias):
+    """-r1 log(1 + r2 d) of a key at distance d."""
+
+    def kernel(self, distance: Float[Array, "1 ..."], r2: Float[Array, "heads ..."]) -> Float[Array, "heads ..."]:
+        return jnp.log1p(r2 * distance)
 
 
 @dataclasses.dataclass(frozen=True)

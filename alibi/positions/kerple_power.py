@@ -4,36 +4,21 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Integer, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.bias import per_head, static
-from alibi.positions.distance import DistanceBias
-from alibi.positions.kerple_log import LEAST, clamped
+from alibi.positions.kerple_log import LEAST, KerpleBias, clamped
 
 GREATEST = 2.0  # exponent of a kernel that is conditionally positive definite
 
 
-class KerplePowerBias(DistanceBias):
-    """-r1 d^r2 of a key at distance d.
+class KerplePowerBias(KerpleBias):
+    """-r1 d^r2 of a key at distance d."""
 
-    Attributes:
-      r1, r2: of each head, above 0.
-      symmetric: the distance is counted on both sides.
-    """
-
-    bounded = True
-    r1: Float[Array, " heads"] = per_head()
-    r2: Float[Array, " heads"] = per_head()
-    symmetric: bool = static(default=False)
-
-    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
-        distance = jnp.asarray(distance).astype(jnp.float32)[None]
-        r1, r2 = (r.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) for r in (self.r1, self.r2))
+    def kernel(self, distance: Float[Array, "1 ..."], r2: Float[Array, "heads ..."]) -> Float[Array, "heads ..."]:
         # By the logarithm, which at distance 0 is that of 1, so that no gradient has 0 times infinity in it.
         power = jnp.exp(r2 * jnp.log(jnp.maximum(distance, 1.0)))
-        return -r1 * jnp.where(distance > 0, power, 0.0)
+        return jnp.where(distance > 0, power, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

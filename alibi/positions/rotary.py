@@ -35,8 +35,6 @@ class Rotary(PositionMethod):
     )
 
     shift_invariant = True
-    amplitude = 1.0  # by which cosines and sines are multiplied
-
     base: float = 10_000.0
     share: float = 1.0
     share_of: str = "features"
@@ -55,6 +53,11 @@ class Rotary(PositionMethod):
                 f"{max(self.head_dim // 4, 1) * 2 / self.head_dim:.6g} of head_dim={self.head_dim}, and got "
                 f"share={self.share}"
             )
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        return 1.0
 
     @property
     def rotary_dim(self) -> int:

@@ -48,7 +48,7 @@ class Yarn(RotaryInterpolated):
             raise ValueError(f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}")
 
     @property
-    def amplitude(self) -> float:  # type: ignore[override]
+    def amplitude(self) -> float:
         return self.temperature * math.log(self.stretch) + 1.0
 
     def frequencies(self) -> np.ndarray:

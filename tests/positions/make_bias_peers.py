@@ -2,9 +2,9 @@
 
 They need PyTorch, which is no requirement of the project, so they run once, in an environment of their own:
 
-    python -m venv /tmp/peers
-    /tmp/peers/bin/pip install torch==2.13.0+cpu transformers==5.23.0 x-transformers==2.31.10
-    /tmp/peers/bin/python tests/positions/make_bias_peers.py
+    python -m venv peers
+    peers/bin/pip install torch==2.13.0+cpu transformers==5.23.0 x-transformers==2.31.10
+    peers/bin/python tests/positions/make_bias_peers.py
 
 The file holds their inputs, their biases, and under `NAME gradient INPUT` the gradients of the product of a bias with
 `NAME weights`; float32, positions from 0 on.

@@ -2,9 +2,9 @@
 
 They need PyTorch, which is no requirement of the project, so they run once, in an environment of their own:
 
-    python -m venv /tmp/peers
-    /tmp/peers/bin/pip install torch==2.13.0+cpu transformers==5.23.0 x-transformers==2.31.10
-    /tmp/peers/bin/python tests/positions/make_rotary_peers.py
+    python -m venv peers
+    peers/bin/pip install torch==2.13.0+cpu transformers==5.23.0 x-transformers==2.31.10
+    peers/bin/python tests/positions/make_rotary_peers.py
 
 Of each case of `CASES` the file holds the logits of all queries and keys, and the gradients of their product with
 `weights`; float32, positions 0 to 23, after a training length of 16, one head of 16 features.
