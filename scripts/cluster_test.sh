@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for name in n1 n2; do
   getent hosts "$name" > /dev/null || { echo "error: $name does not resolve; see the head of $0" >&2; exit 1; }
 done
-D=$(mktemp -d /tmp/alibi-slurm.XXXXXX)
+D=$(mktemp -dt alibi-slurm.XXXXXX)
 export SLURM_CONF=$D/slurm.conf JAX_PLATFORMS=cpu ALIBI_CACHE=$D/cache PYTHONPATH=$PWD
 daemons=()
 cleanup() {

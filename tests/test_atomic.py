@@ -34,7 +34,7 @@ def test_a_directory_takes_the_place_of_an_empty_one_only(tmp_path: pathlib.Path
         assert [path.name for path in folder.iterdir()] == ["file"]
         (folder / "file").unlink()
     (folder / "other").touch()
-    with pytest.raises(OSError), made_whole(folder) as partial:  # noqa: PT011
+    with pytest.raises(OSError, match="not empty"), made_whole(folder) as partial:
         partial.mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
     assert [path.name for path in folder.iterdir()] == ["other"]

@@ -212,21 +212,28 @@ def check_options(data: ml_collections.ConfigDict) -> None:
         )
 
 
+def given_tokenizer(data: ml_collections.ConfigDict) -> Tokenizer | None:
+    """The tokenizer of the config section `data`; None where it is made from text. ValueError as `make_tokenizer`."""
+    check_options(data)
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    if not data.tokenizer_file:
+        return None
+    if data.tokenizer == "words":
+        return WordTokenizer(read_dictionary(data.tokenizer_file))
+    path = pathlib.Path(data.tokenizer_file).expanduser()
+    tokenizer = read_bpe(path)
+    return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
+
+
 def make_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
     """The tokenizer of the config section `data`, made from the corpus's train split unless a file is given.
 
     `progress` shows a bar on stderr while that is read. Raises ValueError for options that don't fit together or a
     `data.tokenizer_file` that doesn't fit.
     """
-    check_options(data)
-    if data.tokenizer == "bytes":
-        return ByteTokenizer()
-    if data.tokenizer == "words" and data.tokenizer_file:
-        return WordTokenizer(read_dictionary(data.tokenizer_file))
-    if data.tokenizer_file:
-        path = pathlib.Path(data.tokenizer_file).expanduser()
-        tokenizer = read_bpe(path)
-        return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
+    if tokenizer := given_tokenizer(data):
+        return tokenizer
     limit, sample = data.max_train_bytes, data.tokenizer_train_bytes
     shown = limit if sample < 0 else sample if limit < 0 else min(sample, limit)
     pieces = limit_bytes(corpus.pieces("train"), limit) if sample < 0 else corpus.sample("train", limit, sample)

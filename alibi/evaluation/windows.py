@@ -64,7 +64,7 @@ class Part:
     length: int  # inputs of a row
     scored: int  # the last inputs of a row, whose targets it scores; the last row may have fewer
     spacing: int = 0  # tokens from the first one that a row scores to that of the next row; 0: `scored`
-    mode: str = SAME_TOKENS  # as that of `Windows`, of rows at places of their own
+    mode: str = ""  # as that of `Windows`, where the rows stand at places of their own
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.scored))
@@ -132,7 +132,7 @@ def plan_contexts(num_tokens: int, lengths: Sequence[int], windows: int) -> list
     count = min(windows, (last - start) // scored + 1)
     spacing = (last - start) // (count - 1) if count > 1 else scored
     stop = start + (count - 1) * spacing + scored
-    return [Part(start, stop, length, scored, spacing) for length in sorted(lengths)]
+    return [Part(start, stop, length, scored, spacing, SAME_TOKENS) for length in sorted(lengths)]
 
 
 def gather(tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:

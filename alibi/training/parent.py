@@ -13,7 +13,7 @@ import ml_collections
 import optax
 from jax.sharding import Mesh
 
-from alibi.data.tokenizers import make_tokenizer
+from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model
 from alibi.parallel import hosts
 from alibi.parallel.sharding import tree_shardings
@@ -42,8 +42,8 @@ class Parent:
         self._tokenizer = self.run.tokenizer()
         if config.data.tokenizer != self._tokenizer.name:
             self.check_vocabulary("")
-        if config.data.tokenizer == "bytes" or config.data.tokenizer_file:  # else it is known with the train text
-            self.check_vocabulary(make_tokenizer(config.data, None).fingerprint())  # type: ignore[arg-type]
+        if tokenizer := given_tokenizer(config.data):  # else it is known with the train text
+            self.check_vocabulary(tokenizer.fingerprint())
         self._check_shapes(model)
 
     def _latest(self) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from alibi.evaluation.context_use import gain_of, interval
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Score, Scorer
-from alibi.evaluation.windows import Part, gather, plan_contexts
+from alibi.evaluation.windows import SAME_TOKENS, Part, gather, plan_contexts
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import ContextUse, Row, read_rows
 from tests.evaluation.runs import make_run
@@ -51,8 +51,8 @@ def test_all_lengths_score_the_same_tokens_with_all_their_context(num_tokens, le
 
 def test_windows_reach_from_the_texts_start_to_its_end():
     """The first target that has the longest context, and the last token of the text."""
-    assert plan_contexts(1000, (20, 80), 5) == [Part(78, 1000, 20, 2, 230), Part(78, 1000, 80, 2, 230)]
-    assert plan_contexts(80, (20, 80), 5) == [Part(78, 80, 20, 2, 2), Part(78, 80, 80, 2, 2)]
+    assert plan_contexts(1000, (20, 80), 5) == [Part(78, 1000, length, 2, 230, SAME_TOKENS) for length in (20, 80)]
+    assert plan_contexts(80, (20, 80), 5) == [Part(78, 80, length, 2, 2, SAME_TOKENS) for length in (20, 80)]
     with pytest.raises(ValueError, match="the text has 79 tokens, fewer than one window of 80"):
         plan_contexts(79, (20, 80), 5)
 
@@ -103,6 +103,15 @@ def test_the_interval_holds_the_truth_nineteen_times_in_twenty():
     random, ones = np.random.default_rng(2), np.ones(100, int)
     held = [low <= 1 <= high for low, high in (interval(random.exponential(1.0, 100), ones) for _ in range(200))]
     assert 0.89 <= np.mean(held) <= 0.99
+
+
+def test_many_windows_are_drawn_as_blocks_of_neighbours():
+    """The interval of 50,000 is that of the standard error, and takes no longer than that of 2,000."""
+    sums, counts = np.random.default_rng(4).normal(1.0, 2.0, 50_000), np.ones(50_000, int)
+    error = 2.0 / np.sqrt(50_000)
+    assert interval(sums, counts) == pytest.approx(
+        (sums.mean() - 1.96 * error, sums.mean() + 1.96 * error), abs=error / 5
+    )
 
 
 @pytest.fixture(scope="module")
