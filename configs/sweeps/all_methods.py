@@ -49,8 +49,8 @@ def get_sweep() -> dict:
     for seed in SEEDS:
         for name, keys in METHODS.items():
             tested = [lengths | {"override": {"position": other}} for other in TESTED_AS.get(name, ())]
-            run = {"position": name, **keys, "seed": seed, "train.steps": 3000, "evaluations": [lengths, *tested]}
-            runs.append(run | {"name": f"{name}-seed{seed}"})
+            run = {"position": name, **keys, "seed": seed, "train.steps": 3000, "data.max_valid_bytes": 262_144}
+            runs.append(run | {"name": f"{name}-seed{seed}", "evaluations": [lengths, *tested]})
     return {
         "title": "All position methods: train at 128, test up to 2,048",
         "config": "configs/quickstart.py",
