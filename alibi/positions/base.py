@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.bias import Bias, KnownPositions
@@ -60,6 +61,8 @@ class PositionMethod:
 
     # Whether adding one number to the positions of all tokens leaves the result as it is.
     shift_invariant = False
+    # The least and the greatest value of a parameter, by its name: after each update training puts it back within them.
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
     # Why no sliding window may be put on attention with this method; empty: one may.
     no_window = ""
 
@@ -118,6 +121,16 @@ class PositionMethod:
         """Initial parameters of one layer, float32; by other names than those of `init`."""
         del key
         return {}
+
+    def within_limits(self, params: PyTree) -> PyTree:
+        """A model's parameters, those that the method makes put back within `limits`."""
+
+        def put_back(path: tuple[Any, ...], leaf: Array) -> Array:
+            names = [part.key for part in path]
+            of_method = "position" in names and names[-1] in self.limits
+            return jnp.clip(leaf, *self.limits[names[-1]]) if of_method else leaf
+
+        return jax.tree.map_with_path(put_back, params) if self.limits else params
 
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> KnownPositions:
         """The positions that the functions below get, for tokens of `batch` sequences at `positions`.

@@ -1,6 +1,7 @@
 """KERPLE with the logarithmic kernel (Chi et al. 2022, arXiv 2205.09921, equation 6)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import MissingFunctionError, per_head, static
 from alibi.positions.distance import DistanceBias
 
-LEAST = 0.01  # of both parameters, as in the paper's code
+LEAST = 0.01  # of both parameters, which the paper's code puts back to it after each update
 
 
 class KerpleBias(DistanceBias):
@@ -55,19 +56,19 @@ class KerpleLog(PositionMethod):
     )
 
     shift_invariant = True
+    limits: ClassVar = {"r1": (LEAST, np.inf), "r2": (LEAST, np.inf)}
 
     def init(self, key: PRNGKeyArray) -> Params:
         of_r1, of_r2 = jax.random.split(key)
         return {
-            "r1": jax.random.uniform(of_r1, (self.num_heads,), minval=LEAST, maxval=2.0),
-            "r2": jax.random.uniform(of_r2, (self.num_heads,), minval=LEAST, maxval=1.0),
+            "r1": drawn(of_r1, self.num_heads, 2.0),
+            "r2": drawn(of_r2, self.num_heads, 1.0),
         }
 
     def bias(self, params: Params) -> KerpleLogBias:
-        r1, r2 = (clamped(params[name], LEAST) for name in ("r1", "r2"))
-        return KerpleLogBias(r1, r2, symmetric=not self.causal)
+        return KerpleLogBias(params["r1"], params["r2"], symmetric=not self.causal)
 
 
-def clamped(x: Float[Array, " heads"], least: float, greatest: float = np.inf) -> Float[Array, " heads"]:
-    """`x` within these limits, with the gradient of `x` itself, so that a number at a limit goes on learning."""
-    return x + jax.lax.stop_gradient(jnp.clip(x, least, greatest) - x)
+def drawn(key: PRNGKeyArray, heads: int, greatest: float) -> Float[Array, " heads"]:
+    """A number of each head, uniform from 0 to `greatest`; those below `LEAST` are that."""
+    return jnp.maximum(jax.random.uniform(key, (heads,), maxval=greatest), LEAST)

@@ -1,13 +1,15 @@
 """KERPLE with the power kernel (Chi et al. 2022, arXiv 2205.09921, equation 5)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.kerple_log import LEAST, KerpleBias, clamped
+from alibi.positions.kerple_log import LEAST, KerpleBias, drawn
 
 GREATEST = 2.0  # exponent of a kernel that is conditionally positive definite
 
@@ -40,6 +42,7 @@ class KerplePower(PositionMethod):
     )
 
     shift_invariant = True
+    limits: ClassVar = {"r1": (LEAST, np.inf), "r2": (LEAST, GREATEST)}
 
     exponent: float | None = None
 
@@ -52,12 +55,11 @@ class KerplePower(PositionMethod):
 
     def init(self, key: PRNGKeyArray) -> Params:
         of_r1, of_r2 = jax.random.split(key)
-        r1 = {"r1": jax.random.uniform(of_r1, (self.num_heads,), minval=LEAST, maxval=1.0)}
+        r1 = {"r1": drawn(of_r1, self.num_heads, 1.0)}
         if self.exponent is not None:
             return r1
-        return r1 | {"r2": jax.random.uniform(of_r2, (self.num_heads,), minval=LEAST, maxval=GREATEST)}
+        return r1 | {"r2": drawn(of_r2, self.num_heads, GREATEST)}
 
     def bias(self, params: Params) -> KerplePowerBias:
-        r1 = clamped(params["r1"], LEAST)
-        r2 = jnp.full_like(r1, self.exponent) if self.exponent else clamped(params["r2"], LEAST, GREATEST)
-        return KerplePowerBias(r1, r2, symmetric=not self.causal)
+        r2 = jnp.full_like(params["r1"], self.exponent) if self.exponent else params["r2"]
+        return KerplePowerBias(params["r1"], r2, symmetric=not self.causal)

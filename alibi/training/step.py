@@ -52,7 +52,7 @@ def make_train_step(
         # otherwise copies all parameters before each step for its sake, writes the new ones in their place.
         params = jax.tree.map(
             lambda new, old: jnp.where(jnp.isfinite(update_norm), new, old),
-            optax.apply_updates(state.params, updates),
+            model.position.within_limits(optax.apply_updates(state.params, updates)),
             state.params,
         )
         metrics = {

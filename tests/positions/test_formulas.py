@@ -85,13 +85,6 @@ def test_parameters_start_as_in_the_papers() -> None:
     np.testing.assert_array_equal(start["fox"]["bias"], 0.0)
 
 
-def test_parameters_below_their_least_are_raised_to_it() -> None:
-    """KERPLE's are at least 0.01, so that no head ever favours far keys."""
-    bias = computed(make("kerple_log"), {"r1": jnp.full(HEADS, -3.0), "r2": jnp.full(HEADS, -1.0)})
-    expected = by_pairs(lambda sequence, head, i, j: -0.01 * np.log(1 + 0.01 * (i - j)))
-    np.testing.assert_allclose(bias, expected, atol=1e-7)
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_parameter_is_moved(name: str) -> None:
     """By a random gradient of the bias: in the whole array, but for Shaw's vectors of keys after the query."""

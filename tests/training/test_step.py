@@ -119,6 +119,32 @@ def test_learned_positions_learn(tiny_config, position: str) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_array_less(1e-5, np.abs(a - b).max()), after, before)
 
 
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_an_update_ends_within_the_limits_of_the_method(tiny_config, scan_layers: bool) -> None:
+    """KERPLE's numbers are put back, as in its code, and the optimizer knows nothing of it; other leaves are free."""
+    config = tiny_config(mesh__data=1, position="kerple_power", model__scan_layers=scan_layers)
+    mesh, model = make_mesh(config.mesh, jax.devices()[:1]), build_model(config, VOCABULARY)
+    optimizer = optax.stateless(lambda updates, _: jax.tree.map(lambda leaf: jnp.full_like(leaf, -9.0), updates))
+    state, metrics = make_train_step(model, optimizer, 0)(
+        initial_state(model, optimizer, mesh, seed=0), *[jnp.zeros((1, 8, 16), jnp.int32)] * 2
+    )
+    np.testing.assert_array_equal(state.params["position"]["r1"], np.float32(0.01))
+    np.testing.assert_array_equal(state.params["position"]["r2"], np.float32(0.01))
+    assert all(
+        (np.asarray(leaf) < 0).any()
+        for name, leaf in state.params.items()
+        if name != "position"
+        for leaf in jax.tree.leaves(leaf)
+    )
+    assert metrics["update_norm"] == pytest.approx(9 * sum(leaf.size for leaf in jax.tree.leaves(state.params)) ** 0.5)
+
+    def upwards(params: dict) -> dict:
+        return model.position.within_limits(jax.tree.map(lambda leaf: leaf + 5.0, params))["position"]
+
+    np.testing.assert_array_equal(upwards(state.params)["r2"], 2.0)
+    np.testing.assert_allclose(upwards(state.params)["r1"], 5.01)
+
+
 def test_no_parameter_of_a_position_method_is_decayed() -> None:
     """Whatever its leaf is called, shared by all layers or in each."""
     leaves = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
