@@ -1,12 +1,19 @@
 """Trains, evaluates and reports every run of a sweep file, and goes on where it was stopped.
 
     python scripts/sweep.py --sweep=configs/sweeps/quickstart.py --workdir=workdirs/quickstart [--dry_run] [--jobs=0]
+    python scripts/sweep.py --sweep=... --workdir=... --task=0/3    # and 1/3 and 2/3, where and when you like
 
 Writes results.jsonl, report.md and extrapolation.png to --workdir, and each run to
 runs/NAME in it. --dry_run shows each run's state, size and estimated time instead. On
 several hosts start it on each, with a shared --workdir and train.py's flags for that.
+
+--task=I/N, or a run's name, does only these runs. Tasks need not know of each other: a run
+that one is at work on is left to it, and what was done is not done again. The one that finds
+all runs ended reports; the command without --task does what is left, and reports too.
+scripts/submit.py gives them to a cluster.
 """
 
+import dataclasses
 import os
 import pathlib
 import sys
@@ -21,6 +28,7 @@ from alibi import command_line
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
+_TASK = flags.DEFINE_string("task", None, "part of the runs: I/N, the I-th of N parts, from 0; or a run's name")
 _JOBS = command_line.define_jobs_flag()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
@@ -30,19 +38,21 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.runs.lease import is_held
     from alibi.runs.store import open_store
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.estimates import plan_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
     from alibi.sweeps.state import survey
+    from alibi.sweeps.tasks import share_of
 
     workdir = open_store(_WORKDIR.value)
     sweep = load_sweep(_SWEEP.value)
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
-    sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value)
+    share = None if _TASK.value is None else share_of(sweep, _TASK.value)
+    sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value, share=share)
     if _DRY_RUN.value:
-        print(plan_table(survey(sweep, workdir, in_progress=is_held(workdir)), sweeper.jobs), end="")
+        shown = dataclasses.replace(sweep, runs=sweep.runs if share is None else share)
+        print(plan_table(survey(shown, workdir), sweeper.jobs), end="")
         return 0
     return run_sweeper(sweeper)
 

@@ -16,6 +16,7 @@ import pytest
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
+from alibi.sweeps.state import read_failures
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState, abstract_state
@@ -107,7 +108,7 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files: dict[str, pathlib.Path]) 
     done = run(files, *command)
     assert done.returncode == 1
     assert [row["run"] for row in rows(workdir)] == ["good"]
-    told = json.loads((workdir / "failures.json").read_text())
+    told = read_failures(workdir)
     assert sorted(told) == ["diverges", "textless"]
     assert "lower optimizer.learning_rate" in told["diverges"]
     assert "there is no file 'absent.txt'" in told["textless"]

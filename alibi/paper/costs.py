@@ -12,7 +12,6 @@ from alibi.reporting.recorded import ROWS_FILE, find_rows
 from alibi.reporting.rows import latest
 from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
-from alibi.runs.lease import is_held
 from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.estimates import CPU, Cost, Processor, Text, evaluation_cost, parameters, training_cost
 from alibi.sweeps.launchers import Command
@@ -35,7 +34,7 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     # Once a method: none of the tables' methods has parameters that depend on the length.
     methods = {run.config.position: run for run in reproduction.sweep.runs}
     counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
-    states = survey(reproduction.sweep, directory, in_progress=is_held(directory))
+    states = survey(reproduction.sweep, directory)
     lines = [_heading(reproduction), ""]
     costs: list[Cost | None] = []
     left: list[Cost | None] = []

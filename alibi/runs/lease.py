@@ -24,6 +24,7 @@ from alibi.runs.store import LostError, Store, Version
 LOCK_FILE, LEASE_FILE = ".lock", "lease.json"
 BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
 POLL_SECONDS = 2.0
+LOOKS, LOOK_SECONDS = 3, 0.1  # `is_held` takes a lock for the moment in which it looks
 
 
 class HeldError(ValueError):
@@ -63,10 +64,7 @@ class Claim:
         self.store = store
         self._lease: _Lease | None = None
         self.file: IO[Any] | None = None
-        try:
-            self.file = store.lock(LOCK_FILE)
-        except BlockingIOError:
-            raise HeldError(f"another process is {doing} in {store}") from None
+        self.file = _locked(store, doing)
         if self.file is None:
             self._lease = _Lease(store, doing, beat, stale, quiet)
             self.store = store.guarded(self._lease.check_by_clock)
@@ -82,6 +80,15 @@ class Claim:
             self.file.close()
         if self._lease is not None:
             self._lease.release()
+
+
+def _locked(store: Store, doing: str) -> IO[Any] | None:
+    """The lock file, None where there are no locks; HeldError where another process has it for longer than to look."""
+    for _ in range(LOOKS):
+        with contextlib.suppress(BlockingIOError):
+            return store.lock(LOCK_FILE)
+        time.sleep(LOOK_SECONDS)
+    raise HeldError(f"another process is {doing} in {store}")
 
 
 def awaited(store: Store, doing: str, say: Callable[[str], None]) -> Claim:

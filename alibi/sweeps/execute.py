@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import sys
 import threading
@@ -13,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from alibi.errors import FAILED, REQUEUE, UserError, disk_errors_named
 from alibi.parallel.signals import Interrupted
 from alibi.reporting.report import write_report
-from alibi.runs import RunDirectory
-from alibi.runs.lease import POLL_SECONDS, Claim, awaited, is_held
-from alibi.runs.store import open_store
+from alibi.runs.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
+from alibi.runs.store import LostError, open_store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed, format_duration
 from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, places, suitable_jobs
@@ -29,7 +29,11 @@ from alibi.sweeps.state import (
     train_command,
     write_failure,
 )
+from alibi.sweeps.tasks import claim_place, pin
 
+# For how long a task, when its other runs are done, waits for one that another process is at work on: what a killed
+# task left of itself is gone by then, its lease included.
+LEAVE_SECONDS = 120.0
 # Ranks as the launchers of clusters tell them. Asking JAX would claim this host's devices, which the runs need.
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
@@ -49,9 +53,12 @@ class Sweeper:
       report: writes what the results are wanted for and returns it as text, given the
         reasons of failed runs; by default `write_report`.
       launcher: where runs go; by default this machine's processes.
+      share: the runs of a task, which does only these, at the same time as others do theirs; None: all. A task leaves
+        a run that another process is at work on, and reports where it finds all runs of the sweep ended.
 
     Attributes:
       unfinished: names of runs that were stopped, or lost another process, while the others went on.
+      left: names of the task's runs that were left to other processes.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class Sweeper:
         jobs: int = 1,
         report: Callable[[dict[str, str]], str] | None = None,
         launcher: Launcher | None = None,
+        share: Sequence[Run] | None = None,
     ):
         self.sweep, self.store = sweep, open_store(workdir)
         run_directory(self.store, sweep.runs[0])  # an address that can't hold runs is told of before any work
@@ -74,13 +82,15 @@ class Sweeper:
         if jobs > 1 and flags:
             raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
         self.flags, self.primary = flags, primary
-        self.jobs = min(jobs or (1 if flags else suitable_jobs()), len(sweep.runs))
+        self.is_task, self._runs = share is not None, tuple(sweep.runs if share is None else share)
+        self.jobs = min(jobs or (1 if flags else suitable_jobs()), len(self._runs))
         self._places = places(self.jobs)[::-1]  # those that are free; the first one is taken first
         self._reporting = threading.Lock()
         self._shown = ""  # the latest report
         self._trained: set[str] = set()  # names of the runs that this start brought so far
         self._evaluated: set[str] = set()
         self.unfinished: list[str] = []
+        self.left: list[str] = []
         self.report = report or functools.partial(write_report, self.store, sweep.title)
         self.launcher = launcher or LocalProcesses()
         self._claim: Claim | None = None
@@ -92,32 +102,49 @@ class Sweeper:
           Why each failed run failed, by its name.
 
         Raises:
-          ValueError: a work directory that can't be written.
+          ValueError: a work directory that can't be written, or of a task one that keeps another sweep.
           LostError: another sweep has taken the work directory over, thinking this one gone.
           Interrupted: a signal asked the sweep to stop, or of several hosts its run on any of them.
         """
         failures: dict[str, str] = {}
         started = time.monotonic()
         with self._claimed(), self.launcher, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            for done in [pool.submit(self._execute_run, number, failures) for number in range(len(self.sweep.runs))]:
-                done.result()
+
+            def bring(runs: Sequence[Run], until: float) -> list[Run]:
+                """Those of `runs` that others still held at `until`, when the rest has come to its end."""
+                results = pool.map(lambda run: self._execute_run(run, failures, until), runs)
+                return [run for run, ended in zip(runs, results, strict=True) if not ended]
+
+            # Several hosts of a task would not know of each other's leaving: they wait, as all do who are no task.
+            patient = not self.is_task or bool(self.flags)
+            held = bring(self._runs, math.inf if patient else 0.0)
+            self.left = [run.name for run in bring(held, time.monotonic() + LEAVE_SECONDS)]
+            if self.is_task and self.primary:
+                self._report_if_last()
         hours, minutes = divmod(int(time.monotonic() - started) // 60, 60)
         ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
         print(f"\n{self._shown}\ntook {hours} h {minutes} min; {ended}", flush=True)
         return failures
 
-    def _execute_run(self, number: int, failures: dict[str, str]) -> None:
+    def _execute_run(self, run: Run, failures: dict[str, str], until: float) -> bool:
+        """Brings one run to its end; False where another process, by the clock `until`, was still at work on it."""
         if self.launcher.stopped:
             raise Interrupted
         self._check_claim()
-        run, place = self.sweep.runs[number], self._places.pop()  # a list's own operations need no lock
+        heading = f"[{self.sweep.runs.index(run) + 1}/{len(self.sweep.runs)}] {run.name}"
+        place = self._places.pop()  # a list's own operations need no lock
         try:
-            reason = self._bring_to_end(run, f"[{number + 1}/{len(self.sweep.runs)}] {run.name}", place)
+            with self._alone(run, heading, until) as lock:
+                reason = self._bring_to_end(run, heading, dataclasses.replace(place, lock=lock))
+        except HeldError as held:
+            say(f"{heading}: {held.fact}; left to it")
+            return False
         except (ValueError, OSError) as error:  # such as a damaged file of this run: the others go on
             reason = str(error)
-        except PreemptedError as stop:
+        except (PreemptedError, LostError) as stop:
             self.unfinished.append(run.name)
-            return say(f"{run.name} is unfinished: {stop}")
+            say(f"{run.name} is unfinished: {stop}")
+            return True
         finally:
             self._places.append(place)
         with self._reporting:
@@ -131,20 +158,71 @@ class Sweeper:
                 except UserError as error:  # no space left; when the command is repeated there may be
                     failures.setdefault(run.name, str(error))
                     say(str(error))
+        return True
+
+    @contextlib.contextmanager
+    def _alone(self, run: Run, heading: str, until: float) -> Iterator[int | None]:
+        """Holds `run`, when no other process does; gives the file descriptor of its lock, if that is one.
+
+        Raises:
+          HeldError: another process was still at work on it at `until`.
+          LostError: another process has taken it over meanwhile, thinking this one gone.
+        """
+        if not self.primary:  # the first process alone claims a run
+            yield None
+            return
+        directory, told = run_directory(self.store, run), False
+        while True:
+            try:
+                claim = Claim(claim_place(self.store, run), "at work", quiet=told)
+                if not is_held(directory.store):
+                    break
+                claim.release()  # such as a run that a killed sweep left, or a train.py by itself
+                raise HeldError(f"another process is training in {directory}")
+            except HeldError as held:
+                if time.monotonic() >= until:
+                    raise
+                if not told:
+                    say(f"{heading}: {held.fact}; waiting until it ends")
+                told = True
+            time.sleep(POLL_SECONDS)
+            if self.launcher.stopped:
+                raise Interrupted
+        try:
+            # What it runs inherits the lock: it lasts until that has ended, whatever becomes of this process.
+            yield None if claim.file is None else claim.file.fileno()
+            claim.check()
+        finally:
+            claim.release()
 
     def _record(self, run: Run, reason: str) -> None:
-        """Writes the report, after each run, so that there is something to look at from the first one on."""
+        """Writes the report, after each run, so that there is something to look at from the first one on.
+
+        A task doesn't: what it had read might be older than what another one has written by now.
+        """
         with disk_errors_named(self.store):
             write_failure(self.store, run.name, reason)
-            # Those of an earlier start that were not tried again yet included, those of another sweep not.
-            names = {run.name for run in self.sweep.runs}
-            self._shown = self.report({name: why for name, why in read_failures(self.store).items() if name in names})
+            if not self.is_task:
+                self._report()
+
+    def _report(self) -> None:
+        # Failures of an earlier start that were not tried again yet included, those of another sweep not.
+        names = {run.name for run in self.sweep.runs}
+        self._shown = self.report({name: why for name, why in read_failures(self.store).items() if name in names})
+
+    def _report_if_last(self) -> None:
+        """Writes the report of a sweep all of whose runs have ended, as the last task finds it, or several at once."""
+        states = survey(self.sweep, self.store)
+        count = sum(bool(state.failure) or (state.is_trained and not state.missing) for state in states)
+        if count == len(states):
+            with disk_errors_named(self.store):
+                self._report()
+        else:
+            self._shown = f"{count} of {len(states)} runs of the sweep have ended; whichever task ends last reports"
 
     def _bring_to_end(self, run: Run, heading: str, place: Place) -> str:
         """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
         state = self._state(run)
-        if not state.is_trained and self._in_use(state.directory, heading):
-            state = self._state(run)
         if state.state == "conflict":
             return f"{state.reason}; use another --workdir, or remove that directory"
         if state.is_trained and not state.missing:
@@ -165,24 +243,12 @@ class Sweeper:
         left = self._state(run).missing if self.primary else ()
         return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
 
-    def _in_use(self, directory: RunDirectory, heading: str) -> bool:
-        """Whether another process was training there, such as one that a killed sweep left, when its end is there."""
-        found = False
-        while self.primary and is_held(directory.store):  # the first process alone claims a run
-            if not found:
-                say(f"{heading}: another process is training in {directory}; waiting until it ends")
-            found = True
-            time.sleep(POLL_SECONDS)
-            if self.launcher.stopped:
-                raise Interrupted
-        return found
-
     def _state(self, run: Run) -> RunState:
         (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.store)
         return state
 
     def _time_left(self) -> str:
-        states = survey(self.sweep, self.store)
+        states = survey(dataclasses.replace(self.sweep, runs=self._runs), self.store)
         left = Speed.of(states).seconds_left(states, self.jobs)
         if left is None:
             return "the time left in all shows when one run is trained"
@@ -212,21 +278,22 @@ class Sweeper:
 
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[None]:
-        """Holds the work directory; waits while another sweep, or a run that a killed one left, is at work in it."""
+        """Holds the work directory; waits while another sweep is at work in it. A task holds only its runs."""
         if not self.primary:
             yield
             return
         try:
-            self._claim = awaited(self.store, "at work", say)
+            if self.is_task:
+                pin(self.store, self.sweep)
+            else:
+                self._claim = awaited(self.store, "at work", say)
         except OSError as error:
             raise ValueError(f"work directory {self.store} can't be written ({error}); choose another") from None
-        if self._claim.file is not None:
-            # Children inherit it: it lasts until the last of them has ended, whatever becomes of this process.
-            self.launcher.lock = self._claim.file.fileno()
         try:
             yield
         finally:
-            self._claim.release()
+            if self._claim is not None:
+                self._claim.release()
 
     def _check_claim(self) -> None:
         if self._claim is not None:
@@ -240,6 +307,8 @@ def run_sweeper(sweeper: Sweeper) -> int:
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if failures:
         print("the same command tries the failed runs again", file=sys.stderr)
+    if sweeper.left:
+        print(f"left to the processes at work on them: {', '.join(sweeper.left)}", file=sys.stderr)
     if sweeper.unfinished:
         print(f"unfinished: {', '.join(sweeper.unfinished)}; the same command goes on there", file=sys.stderr)
         return REQUEUE

@@ -39,6 +39,7 @@ class Place:
 
     number: int = 0  # the line of its progress bar among those of the others
     cores: frozenset[int] | None = None  # of the processor, that it may use; None: all
+    lock: int | None = None  # a file descriptor that it holds open too, so that its lock lasts as long as the process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,6 @@ class Ended:
 class Launcher(contextlib.AbstractContextManager):
     """Runs commands, one for each thread that asks; as a context it is ready for them, and not after it."""
 
-    lock: int | None = None  # a file descriptor that what runs holds open too, so that its lock lasts as long
     stopped: bool = False  # whether a signal has asked to stop
 
     @abc.abstractmethod
@@ -143,7 +143,7 @@ class LocalProcesses(Launcher):
                 [sys.executable, str(PROJECT / command.script), *command.flags],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path, "TQDM_POSITION": str(place.number), ERROR_FILE: error_file},
-                pass_fds=[] if self.lock is None else [self.lock],
+                pass_fds=[] if place.lock is None else [place.lock],
                 process_group=0,
                 preexec_fn=functools.partial(_settle, place.cores) if sys.platform == "linux" else None,
             )

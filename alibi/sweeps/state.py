@@ -1,7 +1,6 @@
 """Where a sweep stands: each run's state, which results exist, what failed, and the commands for the rest."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +8,13 @@ from typing import Any
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Row
 from alibi.runs import RunDirectory, evaluation_hash
+from alibi.runs.lease import is_held
 from alibi.runs.store import Store, open_store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.launchers import Command
 
 Directory = str | os.PathLike[str] | Store  # of a sweep: a directory or an address
-FAILURES_FILE = "failures.json"  # why each run was last given up, until it succeeds
+FAILURES = "failures"  # NAME.txt: why a run was last given up, until it succeeds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,16 +96,13 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
     return Command("eval_extrapolation.py", tuple(flags))
 
 
-def survey(sweep: Sweep, workdir: Directory, *, in_progress: bool = False) -> list[RunState]:
-    """The state of every run; `in_progress`: another process is at work, so "running" is to be believed."""
+def survey(sweep: Sweep, workdir: Directory) -> list[RunState]:
+    """The state of every run."""
     rows, failures = find_rows(workdir), read_failures(workdir)
-    return [
-        _state_of(run, run_directory(workdir, run), rows, failures.get(run.name, ""), in_progress=in_progress)
-        for run in sweep.runs
-    ]
+    return [_state_of(run, run_directory(workdir, run), rows, failures.get(run.name, "")) for run in sweep.runs]
 
 
-def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: str, *, in_progress: bool) -> RunState:
+def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: str) -> RunState:
     # A run that fails before its first update has no speed to record.
     status: dict[str, Any] = {"state": "failed", "step": 0, "reason": "", "tokens_per_second": None}
     differing: dict[str, tuple[Any, Any]] = {}
@@ -120,7 +117,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
     if differing:
         told = ", ".join(f"{key} ({there!r} there, {here!r} in the sweep)" for key, (there, here) in differing.items())
         status |= {"state": "conflict", "reason": f"{directory} holds a run of another config; differing: {told}"}
-    elif status["state"] == "running" and not in_progress:
+    elif status["state"] == "running" and not is_held(directory.store):  # its process was killed
         status["state"] = "interrupted"
     if missing and not differing:  # a run that has all its results needs no checkpoint
         status |= _lost(directory, status)
@@ -168,17 +165,20 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
 
 
 def read_failures(workdir: Directory) -> dict[str, str]:
-    """Reasons by run; none where the file is missing or damaged."""
+    """Why runs were given up, by their names."""
+    store = open_store(workdir) / FAILURES
+    names = store.names()
     try:
-        found = json.loads(open_store(workdir).read(FAILURES_FILE))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        contents = store.read_all(names)
+    except FileNotFoundError:  # another task's run has succeeded meanwhile
+        return read_failures(workdir)
+    return {name.removesuffix(".txt"): content.decode() for name, content in zip(names, contents, strict=True)}
 
 
 def write_failure(workdir: Directory, run: str, reason: str) -> None:
-    """Records why `run` failed, atomically; an empty `reason` takes its record away."""
-    before = read_failures(workdir)
-    after = {name: known for name, known in before.items() if name != run} | ({run: reason} if reason else {})
-    if after != before:
-        open_store(workdir).write(FAILURES_FILE, json.dumps(after, indent=2) + "\n")
+    """Records why `run` failed, in a file of its own; an empty `reason` takes its record away."""
+    store = open_store(workdir) / FAILURES
+    if reason:
+        store.write(f"{run}.txt", reason)
+    else:
+        store.delete(f"{run}.txt")

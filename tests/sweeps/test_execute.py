@@ -214,7 +214,7 @@ def test_a_sweep_that_was_taken_over_starts_nothing_more(tmp_path, monkeypatch):
     with pytest.raises(LostError, match=r"on elsewhere .* has taken it over"):
         execute.Sweeper(sweep, tmp_path, launcher=Other()).execute()
     assert commands == ["train.py"]
-    assert not (tmp_path / "failures.json").exists()
+    assert not (tmp_path / "failures").exists()
 
 
 def test_an_address_that_cannot_hold_runs_is_refused_before_any_work():

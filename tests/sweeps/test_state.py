@@ -3,6 +3,8 @@
 import pytest
 
 from alibi.paper.costs import PROCESSORS
+from alibi.runs.lease import Claim
+from alibi.runs.store import Folder
 from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, format_duration, plan_table
 from alibi.sweeps.launchers import describe_exit
@@ -33,7 +35,9 @@ def test_states_of_runs(tmp_path):
         "missing",
     ]
     # Only a process that is at work now makes "running" true.
-    assert survey(sweep, tmp_path, in_progress=True)[2].describe() == "running, at step 200 of 500"
+    training = Claim(Folder(tmp_path / "runs" / "none-L128-seed0"), "training")
+    assert survey(sweep, tmp_path)[2].describe() == "running, at step 200 of 500"
+    training.release()
     assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]
     # Without its last checkpoint a run can't be evaluated: it is trained from the one before, if there is one. What
     # has all its results needs none.
