@@ -35,19 +35,21 @@ flags.disclaim_key_flags()  # what is defined here belongs to the entry point th
 
 
 def run(
-    main: Callable[[], int | None],
+    main: Callable[..., int | None],
     *,
+    takes: str = "",
     required: tuple[str, ...] = (),
     addresses: tuple[str, ...] = (),
     resumes: str = "",
 ) -> None:
-    """Parses the flags, calls `main` and exits.
+    """Parses the flags, calls `main`, with the other words of the command line where it `takes` any, and exits.
 
     The code is 0 or what `main` returns; 1 (FAILED) after an error of use; 75 (REQUEUE) where a signal stopped a
     command that goes on when it is given again, or it lost another process; 130 after Ctrl-C otherwise. Errors of use
     are those that `explained` knows; any other exception is a bug and keeps its traceback.
 
     Args:
+      takes: what the words are, for messages; "": there are none.
       addresses: flags that may name places of object stores, such as gs://BUCKET/PATH; any other that does is refused.
       resumes: of a command that goes on, what is said after "stopped; ". SIGNALS raise Interrupted in its `main`.
     """
@@ -57,14 +59,23 @@ def run(
         sys.path.append("")  # so that position=my_package.my_file:MyMethod finds what lies where the user stands
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
+    flags.FLAGS.set_gnu_getopt(bool(takes))  # flags may stand after such words
     parse = functools.partial(_parse, required=required)
-    app.run(lambda argv: _ending(_guarded(main, argv, addresses, resumes)), flags_parser=parse)
+    app.run(lambda argv: _ending(_guarded(main, argv, takes, addresses, resumes)), flags_parser=parse)
 
 
 def define_config_flag(default: str | None = None, says: str = "") -> flags.FlagHolder:
     """The flag that names a config file; its keys are set by --config.KEY=VALUE as by the part behind its colon."""
     text = f"FILE.py[:KEY=VALUE,...] with {says or 'get_config()'}"
     return flags.DEFINE_string("config", default, text, flag_values=flags.FLAGS)
+
+
+def config_words() -> list[str]:
+    """The words of this command line that gave the config, as one for another process: --config and --config.KEY."""
+    kept, overrides = _overrides(flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False))
+    named = [word.partition("=")[2] for word in kept if re.match(r"--?config=", word)]
+    named += [kept[at + 1] for at, word in enumerate(kept[:-1]) if re.fullmatch(r"--?config", word)]
+    return [f"--config={named[-1]}"] + [f"--config.{key}={value}" for key, value in overrides] if named else []
 
 
 def define_jobs_flag() -> flags.FlagHolder[int]:
@@ -168,9 +179,13 @@ def _ending(code: int) -> int:
     return code
 
 
-def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collection[str], resumes: str) -> int:
+def _guarded(
+    main: Callable[..., int | None], argv: list[str], takes: str, addresses: Collection[str], resumes: str
+) -> int:
     try:
-        if argv[1:]:
+        if takes and not argv[1:]:
+            raise ValueError(f"give {takes}; --help shows how the command is used, and all flags")
+        if argv[1:] and not takes:
             raise ValueError(f"unknown arguments: {' '.join(argv[1:])}; flags start with --")
         for name in ("workdir", "output_dir", "init_from"):
             if name in flags.FLAGS and flags.FLAGS[name].value == "":  # it would be the current directory
@@ -178,7 +193,7 @@ def _guarded(main: Callable[[], int | None], argv: list[str], addresses: Collect
         _check_paths(addresses)
         _keep_compilations()
         with signals.raised() if resumes else contextlib.nullcontext():
-            code = main() or 0
+            code = main(*argv[1:]) or 0
         sys.stdout.flush()  # here, where an error of it is told
         return _ended("was stopped", code) if code == REQUEUE else code
     except signals.Interrupted as stop:
@@ -213,7 +228,7 @@ def _parse(argv: list[str], required: tuple[str, ...] = ()) -> list[str]:
         if missing := [flag for flag in map(flags.FLAGS.__getitem__, required) if flag.value is None]:
             needed = " and ".join(f"--{flag.name} ({flag.help})" for flag in missing)
             raise ValueError(f"give {needed}; --help shows how the command is used, and all flags")
-        if "config" in flags.FLAGS:
+        if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
             flags.FLAGS["config"].value = _config(str(flags.FLAGS["config"].value), overrides)
         return rest
     except flags.UnrecognizedFlagError as error:

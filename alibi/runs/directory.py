@@ -37,7 +37,8 @@ class RunDirectory:
             raise ValueError("the work directory's name is empty; give a directory, or . for the current one")
         self.store = open_store(path)
         if is_address(str(self)):
-            _check_for_orbax(str(self))
+            check_address(str(self))
+            _prepare_for_orbax(str(self))
         self._claim: Claim | None = None
         self.started = ""
 
@@ -231,13 +232,17 @@ class RunDirectory:
         return ValueError(f"{self}/{name} is damaged ({error}); restore it, or train the run again elsewhere")
 
 
-def _check_for_orbax(address: str) -> None:
-    """Raises ValueError where Orbax can't keep checkpoints at an address; from then on it sees them as they are."""
+def check_address(address: str) -> None:
+    """Raises ValueError where Orbax keeps no checkpoints at such addresses."""
     if not address.startswith("gs:"):
         raise ValueError(
             f"work directory {address} can't hold checkpoints: Orbax writes them to directories and gs:// only; give "
             "one of these (the rows of eval_extrapolation.py may go to s3://, by its --output_dir)"
         )
+
+
+def _prepare_for_orbax(address: str) -> None:
+    """Raises ValueError where Orbax can't read an address here; from then on it sees checkpoints as they are."""
     if importlib.util.find_spec("gcsfs") is None:
         raise ValueError(
             f"work directory {address} needs the package gcsfs, by which Orbax reads gs://; install it by "

@@ -123,6 +123,13 @@ def is_held(store: Store) -> bool:
     return age.total_seconds() < STALE_SECONDS and not _is_gone(lease)
 
 
+def last_sign(store: Store) -> datetime.datetime | None:
+    """When the holder of a lease gave its last sign of life; None where there is no lease, such as for a file lock."""
+    with contextlib.suppress(FileNotFoundError, LookupError, TypeError, ValueError):
+        return datetime.datetime.fromisoformat(_read(store.read(LEASE_FILE))["time"])
+    return None
+
+
 class _Lease:
     """The lease file of a place, taken and renewed by a thread of its own until `release`."""
 

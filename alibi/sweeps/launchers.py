@@ -1,7 +1,7 @@
 """Where the commands of a sweep run: a launcher runs a command in a place and tells how it ended.
 
-The only one now is this machine's, whose places are shares of its processor cores. Another
-one, such as a cluster's, is one more class with the method `run`.
+The only one is this machine's, whose places are shares of its processor cores and GPUs. On a
+cluster whole tasks of a sweep are spread, by `engines`, and each runs its commands by this one.
 """
 
 import abc
@@ -18,7 +18,9 @@ import sys
 import tempfile
 import threading
 import warnings
+from collections.abc import Sequence
 from types import FrameType
+from typing import TypeVar
 
 from alibi.errors import ERROR_FILE
 from alibi.parallel.signals import Interrupted, answered
@@ -29,6 +31,7 @@ from alibi.sweeps.definition import PROJECT
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
 # A run on one core takes the least time of that core, but some runs end later than others.
 MOST_JOBS = 4
+Thing = TypeVar("Thing")
 # Loaded here: between fork and exec another thread may hold the loader's lock.
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -39,6 +42,7 @@ class Place:
 
     number: int = 0  # the line of its progress bar among those of the others
     cores: frozenset[int] | None = None  # of the processor, that it may use; None: all
+    gpus: tuple[str, ...] = ()  # of NVIDIA, that it alone sees; none: what there is
     lock: int | None = None  # a file descriptor that it holds open too, so that its lock lasts as long as the process
 
 
@@ -76,7 +80,9 @@ class Launcher(contextlib.AbstractContextManager):
 
 
 def places(jobs: int) -> list[Place]:
-    """One for each of `jobs` processes that run at a time; the cores of this process are dealt out among them.
+    """One for each of `jobs` processes that run at a time; this process's cores, and GPUs, are dealt out among them.
+
+    GPUs only where there is one for each: fewer are seen by all.
 
     Raises:
       ValueError: fewer than one job, or more than there are cores.
@@ -86,9 +92,23 @@ def places(jobs: int) -> list[Place]:
         raise ValueError(f"jobs={jobs} must be between 1 and {most}, the processor cores of this machine")
     if jobs == 1 or not hasattr(os, "sched_getaffinity"):
         return [Place(number) for number in range(jobs)]
-    cores = sorted(os.sched_getaffinity(0))
-    bounds = itertools.pairwise(number * len(cores) // jobs for number in range(jobs + 1))
-    return [Place(number, frozenset(cores[first:end])) for number, (first, end) in enumerate(bounds)]
+    cores, gpus = _dealt(sorted(os.sched_getaffinity(0)), jobs), _dealt(visible_gpus(), jobs)
+    alone = all(gpus)
+    return [Place(number, frozenset(cores[number]), tuple(gpus[number]) if alone else ()) for number in range(jobs)]
+
+
+def _dealt(things: Sequence[Thing], jobs: int) -> list[Sequence[Thing]]:
+    """`things` in `jobs` parts that differ by one at most."""
+    bounds = itertools.pairwise(number * len(things) // jobs for number in range(jobs + 1))
+    return [things[first:end] for first, end in bounds]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of NVIDIA that processes started here see, by number or by name as CUDA_VISIBLE_DEVICES has them."""
+    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [gpu.strip() for gpu in given.split(",") if gpu.strip()]
+    numbers = [path.removeprefix("/dev/nvidia") for path in glob.glob(ACCELERATORS[0])]
+    return sorted(filter(str.isdecimal, numbers), key=int)
 
 
 def suitable_jobs() -> int:
@@ -135,6 +155,7 @@ class LocalProcesses(Launcher):
 
     def _start(self, command: Command, place: Place, error_file: str) -> subprocess.Popen:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} if place.gpus else {}
         with warnings.catch_warnings():
             # JAX warns of forks, which its threads don't survive; this child becomes another program at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
@@ -142,7 +163,9 @@ class LocalProcesses(Launcher):
             return subprocess.Popen(
                 [sys.executable, str(PROJECT / command.script), *command.flags],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "TQDM_POSITION": str(place.number), ERROR_FILE: error_file},
+                env=os.environ
+                | {"PYTHONPATH": path, "TQDM_POSITION": str(place.number), ERROR_FILE: error_file}
+                | gpus,
                 pass_fds=[] if place.lock is None else [place.lock],
                 process_group=0,
                 preexec_fn=functools.partial(_settle, place.cores) if sys.platform == "linux" else None,

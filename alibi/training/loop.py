@@ -191,7 +191,8 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
         reason = "stopped by a signal" if state == "interrupted" else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError, ValueError, LostError):
             before = run.status()
-            kept = {key: before[key] for key in ("tokens_per_second", "peak_memory_bytes", "best") if key in before}
+            figures = ("train_nll", "tokens_per_second", "peak_memory_bytes", "best")
+            kept = {key: before[key] for key in figures if key in before}
             run.write_status(state, step=before["step"], steps=steps, reason=reason, **kept)
             run.store.write("error.txt", traceback.format_exc())
         raise

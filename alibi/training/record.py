@@ -49,6 +49,7 @@ class Record:
         self._sums = np.array(checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0])
         self._pending: tuple[int, Metrics] | None = None
         self._waited, self._row = 0.0, (step, 0.0)  # now; at the last row, and its update
+        self._train_nll = self._before.get("train_nll")  # of the last row
         if step:
             self._progress.say(f"{run}: going on from the checkpoint of update {step} of {steps}")
 
@@ -85,7 +86,8 @@ class Record:
     def _log(self, step: int, values: dict[str, float]) -> None:
         nll, tokens = self._sums
         self._sums[:] = 0.0
-        row = {"train_nll": float(nll / max(tokens, 1.0)), "train_tokens": float(tokens)}
+        self._train_nll = float(nll / max(tokens, 1.0))
+        row = {"train_nll": self._train_nll, "train_tokens": float(tokens)}
         row |= {name: values[name] for name in ("gradient_norm", "update_norm", "learning_rate")}
         last, waited = self._row
         row["data_wait_seconds"] = (self._waited - waited) / (step - last)  # of an update
@@ -124,10 +126,11 @@ class Record:
         self._progress.pause(time.perf_counter() - start)
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
-        """Writes where the run stands, with its speed, memory and best checkpoint so far."""
+        """Writes where the run stands, with its last loss, speed, memory and best checkpoint so far."""
         if not hosts.is_primary():
             return
         figures: dict[str, Any] = {
+            "train_nll": self._train_nll,
             "tokens_per_second": self._progress.tokens_per_second or self._before.get("tokens_per_second"),
             "peak_memory_bytes": max(peak_memory_bytes(), self._before.get("peak_memory_bytes", 0)),
             "best": None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]},

@@ -1,0 +1,120 @@
+"""How runs stand while others make them: a line for each, from what their directories say."""
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+
+from alibi.reporting.report import REPORT_FILE
+from alibi.reporting.writers import aligned
+from alibi.runs import RunDirectory
+from alibi.runs.lease import is_held, last_sign
+from alibi.runs.store import Store
+from alibi.sweeps.estimates import format_duration
+from alibi.sweeps.state import read_failures
+from alibi.sweeps.tasks import TASKS, known_runs
+
+# After a sign of life that is younger than this a run is believed to be at work, though its lock is not to be seen.
+BELIEVED = datetime.timedelta(minutes=5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How one run stands; None where something isn't known.
+
+    Attributes:
+      state: waiting, starting, running, evaluating, interrupted, failed, finished or damaged.
+      train_nll: nats a token, of the last row of metrics.
+      seconds_left: until its last update.
+      sign: when it was last heard of.
+    """
+
+    name: str
+    state: str
+    step: int = 0
+    steps: int | None = None
+    train_nll: float | None = None
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
+    sign: datetime.datetime | None = None
+    reason: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change by itself."""
+        return self.state in ("finished", "failed", "damaged")
+
+
+def standings(store: Store, now: datetime.datetime) -> list[Standing]:
+    """How the run in `store` stands, or each run of the sweep in it, those included that have not begun.
+
+    Raises:
+      ValueError: there is neither a run nor a sweep.
+    """
+    runs = known_runs(store)
+    runs += [name for name in (store / "runs").folders() if name not in runs]
+    if runs:
+        failures = read_failures(store)
+        return [_standing(store / "runs" / name, store / TASKS / name, failures.get(name, ""), now) for name in runs]
+    if not any(map(store.exists, ("config.json", "status.json", "slurm"))):
+        raise ValueError(f"{store} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py")
+    return [_standing(store, store / TASKS, "", now)]
+
+
+def _standing(place: Store, task: Store, failure: str, now: datetime.datetime) -> Standing:
+    directory = RunDirectory(str(place))
+    held, evaluated = is_held(place), is_held(task)
+    signs = [last_sign(place), last_sign(task)]
+    try:
+        status = directory.status()
+        signs.append(datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None)
+        sign = max(filter(None, signs), default=None)
+        state, rate = status["state"], status.get("tokens_per_second")
+        left = (status["steps"] - status["step"]) * directory.config().train.batch_tokens if rate else None
+    except (ValueError, TypeError) as error:
+        return Standing(place.name, "damaged", reason=str(error))
+    if state == "running":
+        state = "running" if held or (sign and now - sign < BELIEVED) else "interrupted"
+    elif state == "finished":
+        state = "evaluating" if evaluated else "failed" if failure else "finished"
+    elif held or evaluated:
+        state = "starting"
+    elif failure:
+        state = "failed"
+    return Standing(
+        place.name,
+        "waiting" if state == "missing" else state,
+        status["step"],
+        status["steps"] or None,
+        status.get("train_nll"),
+        rate,
+        left / rate if rate and left is not None else None,
+        sign,
+        status["reason"] or failure if state in ("failed", "interrupted") else "",
+    )
+
+
+def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
+    """A line for each run, and one for each reason of a failure."""
+    lines = [["run", "state", "update", "loss", "tokens/s", "time left", "last sign"]]
+    for one in standing:
+        lines.append(
+            [
+                one.name,
+                one.state,
+                f"{one.step:,} of {one.steps:,}" if one.steps else "",
+                "" if one.train_nll is None else f"{one.train_nll:.4f}",
+                "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
+                "" if one.is_over or one.seconds_left is None else format_duration(one.seconds_left),
+                "" if one.sign is None else f"{format_duration(max(0.0, (now - one.sign).total_seconds()))} ago",
+            ]
+        )
+    reasons = [f"{one.name}: {' '.join(one.reason.split())}\n" for one in standing if one.reason]
+    return aligned(lines, left=(0, 1)) + "".join(reasons)
+
+
+def summary(store: Store, standing: Sequence[Standing]) -> str:
+    """How many runs are in which state, and where the report lies, if there is one."""
+    states = [one.state for one in standing]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    report = f"; report: {store}/{REPORT_FILE}" if store.exists(REPORT_FILE) else ""
+    return f"{store}: {counts}{report}\n"

@@ -1,0 +1,51 @@
+"""Shows how runs stand: python scripts/status.py DIR... [--once]
+
+DIR is the work directory of a run or a sweep, also gs://BUCKET/PATH. A line for each run: its state, updates,
+loss in nats a token, tokens/s, the time that is left and its last sign of life. On a terminal the
+table is drawn anew every --every seconds, elsewhere it is printed again, until all runs have ended; --once: one time.
+"""
+
+import pathlib
+import sys
+import time
+
+from absl import flags
+
+# A clone works without being installed: python scripts/status.py has only scripts/ on its path.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from alibi import command_line
+
+_ONCE = flags.DEFINE_bool("once", False, "show the table one time")
+_EVERY = flags.DEFINE_float("every", 5.0, "seconds between two looks", lower_bound=0.1)
+
+CLEAR = "\x1b[H\x1b[J"  # of a terminal
+
+
+def main(*directories: str) -> int:
+    import datetime
+
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # this process computes nothing
+    from alibi.runs.store import open_store
+    from alibi.sweeps.watch import standings, summary, table
+
+    stores = [open_store(directory) for directory in directories]
+    refreshed = sys.stdout.isatty() and not _ONCE.value
+    while True:
+        now, text, over = datetime.datetime.now(datetime.UTC), "", True
+        for store in stores:
+            found = standings(store, now)
+            text += f"{summary(store, found)}{table(found, now)}\n"
+            over = over and all(one.is_over for one in found)
+        print(CLEAR * refreshed + text.rstrip("\n"), flush=True)
+        if _ONCE.value or over:
+            return 0
+        time.sleep(_EVERY.value)
+        if not refreshed:
+            print()
+
+
+if __name__ == "__main__":
+    command_line.run(main, takes="DIR, the work directory of a run or a sweep, or several")
