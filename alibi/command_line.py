@@ -61,7 +61,7 @@ def run(
     keep_freed_memory()
     flags.FLAGS.set_gnu_getopt(bool(takes))  # flags may stand after such words
     parse = functools.partial(_parse, required=required)
-    app.run(lambda argv: _ending(_guarded(main, argv, takes, addresses, resumes)), flags_parser=parse)
+    app.run(lambda argv: _ending(_guarded(main, argv, addresses, resumes, takes)), flags_parser=parse)
 
 
 def define_config_flag(default: str | None = None, says: str = "") -> flags.FlagHolder:
@@ -180,7 +180,7 @@ def _ending(code: int) -> int:
 
 
 def _guarded(
-    main: Callable[..., int | None], argv: list[str], takes: str, addresses: Collection[str], resumes: str
+    main: Callable[..., int | None], argv: list[str], addresses: Collection[str], resumes: str, takes: str = ""
 ) -> int:
     try:
         if takes and not argv[1:]:

@@ -3,25 +3,32 @@
 #
 # Needs root, and, as on Debian,
 #   apt-get install --no-install-recommends slurm-wlm slurmctld slurmd munge slurm-client
-#   echo "127.0.0.1 n1 n2" >> /etc/hosts     # JAX's coordinator is the first node's name
+#   echo "127.0.0.1 n1 n2" >> /etc/hosts     # JAX's coordinator is the first node's name; not for task, array and sweep
 # One task, an array, a task a node with two devices, a task a device on two nodes; a job that is
 # requeued by hand and one that a partition of higher priority preempts: all must finish. One whose time
-# is limited must go on after its first end, and stay cancelled when it is cancelled then. Prints how each start ended, processes and devices, and the last loss, which is one and the same
-# for the first four. CASES="task nodes" takes only these. Takes about ten minutes, and ends what it started.
+# is limited must go on after its first end, and stay cancelled when it is cancelled then. Prints how each start
+# ended, processes and devices, and the last loss, which is one and the same for the first four.
+# By submit.py: a sweep (METHODS, SEEDS) as an array of three tasks, one of which is killed (kill -9) and one preempted;
+# each run must be begun once, go on where it was, and come to the numbers of local tasks (COMPARE= leaves these
+# out), and one report be made; and one training on two nodes, which is preempted.
+# CASES="task sweep" takes only these. Takes about 15 minutes, and ends what it started; KEEP=DIR keeps its files there.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-for name in n1 n2; do
-  getent hosts "$name" > /dev/null || { echo "error: $name does not resolve; see the head of $0" >&2; exit 1; }
+CASES=${CASES:-task array nodes devices requeue preempt limit sweep long}
+for name in $CASES; do
+  [[ " task array sweep " == *" $name "* ]] || getent hosts n1 n2 > /dev/null ||
+    { echo "error: n1 and n2 do not resolve, which $name needs; see the head of $0" >&2; exit 1; }
 done
 D=$(mktemp -dt alibi-slurm.XXXXXX)
 export SLURM_CONF=$D/slurm.conf JAX_PLATFORMS=cpu ALIBI_CACHE=$D/cache PYTHONPATH=$PWD
 daemons=()
 cleanup() {
-  scancel --user="$USER" 2> /dev/null || true
+  timeout 10 scancel --user="$USER" 2> /dev/null || true
   sleep 2
   for pid in "${daemons[@]}"; do kill "$pid" 2> /dev/null || true; done
   wait
+  [ -z "${KEEP:-}" ] || cp -r "$D" "$KEEP"
   rm -rf "$D"
 }
 USER=$(id -un)
@@ -36,7 +43,7 @@ ClusterName=test
 SlurmctldHost=$(hostname)(127.0.0.1)
 SlurmctldPort=16817
 SlurmUser=root
-AuthInfo=socket=$D/munge/socket
+AuthInfo=socket=$D/munge/socket,cred_expire=5
 StateSaveLocation=$D/state
 SlurmdSpoolDir=$D/spool.%n
 SlurmctldPidFile=$D/slurmctld.pid
@@ -70,9 +77,10 @@ srun --kill-on-bad-exit=0 $TASKS .venv/bin/python train.py --config=configs/quic
   --config.log.tensorboard=False --config.checkpoint.every_steps=1000000 --config.data.valid= $FLAGS --workdir=$RUN$SLURM_ARRAY_TASK_ID
 code=$?
 echo "ended with $code"
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 if [ $code -eq 75 ] || [ $code -gt 130 ]; then
   # Not where Slurm ends the job itself: it requeues what it preempts, and what was cancelled is to stay so.
-  [ "$(squeue --noheader --format=%t --job=$SLURM_JOB_ID)" != R ] || scontrol requeue $SLURM_JOB_ID
+  [ "$(squeue --noheader --format=%t --job=$job)" != R ] || scontrol requeue $job
 fi
 JOB
 
@@ -95,21 +103,92 @@ finished() { [ "$(state "$1")" = finished ]; }
 past() { [ "$(step "$1")" -ge "$2" ] 2> /dev/null; }
 ended() { [ -z "$(squeue --noheader --job="$1" 2> /dev/null)" ]; }
 
+given() { squeue --noheader --array --format="$2" --job="$1" 2> /dev/null || true; }  # JOB FORMAT: of each task
+saved() { ls -d "$D/runs/$1/runs/$2/checkpoints"/[0-9]* > /dev/null 2>&1; }
+
+# A model that trains in seconds.
+TINY=train_length=32,train.batch_tokens=1024,model.num_layers=1,model.width=32,model.num_heads=2,model.feed_forward=64
+TINY=$TINY,optimizer.warmup_steps=5,log.every_steps=5,log.tensorboard=False,eval.every_steps=0
+sweep() {  # NAME: the sweep that is also trained undisturbed, in $D/runs/whole
+  cat > "$D/sweep.py" <<SWEEP
+def get_sweep():
+    product = {"position": "${METHODS:-alibi sinusoidal}".split(), "seed": list(range(${SEEDS:-3}))}
+    config = "configs/quickstart.py:$TINY,train.steps=${STEPS},checkpoint.every_steps=50"
+    return {"config": config, "product": product, "multiples": [1, 2]}
+SWEEP
+  local python=$PWD/.venv/bin/python runs victim node job high
+  $python scripts/submit.py --engine=slurm --sweep="$D/sweep.py" --workdir="$D/runs/sweep" --shared --tasks=3 --grace=20 \
+    --go > "$D/sweep.sbatch" 2> "$D/submit.log"
+  job=$(sed -n 's/.*submitted as job \([0-9]*\).*/\1/p' "$D/submit.log")
+  runs=($($python -c "import json; print(*json.load(open('$D/runs/sweep/sweep.json'))['runs'])"))
+  # Each task has begun with the run of its number: the one that is alone on its node is preempted, another one killed.
+  for number in 0 1 2; do await 300 saved sweep "${runs[$number]}"; done
+  node=$(given "$job" %N | sort | uniq -c | awk '$1 == 1 {print $2; exit}')
+  victim=$(squeue --noheader --array --format="%K %N" --job="$job" | awk -v node="$node" '$2 != node {print $1; exit}')
+  kill -KILL "$(pgrep -f "^$python $PWD/scripts/sweep.py .*--workdir=$D/runs/sweep --task=$victim/3")"
+  high=$(sbatch --parsable --partition=high --nodelist="$node" --cpus-per-task=2 --output=/dev/null --wrap="sleep 5")
+  await 120 ended "$high"
+  await 900 ended "$job"
+  if [ -n "${COMPARE-yes}" ]; then
+    $python scripts/submit.py --engine=local --at_once=2 --sweep="$D/sweep.py" --workdir="$D/runs/local" --tasks=2 \
+      --go > "$D/local.log" 2>&1
+  fi
+  "$python" - "$D/runs/sweep" "$D/runs/local" <<'CHECK'
+import collections, json, pathlib, re, sys
+
+workdir = pathlib.Path(sys.argv[1])
+runs = list(json.loads((workdir / "sweep.json").read_text())["runs"])
+logs = "".join(log.read_text() for log in workdir.glob("slurm/*.log"))
+starts = collections.Counter(re.findall(r"\] (\S+): training; ", logs))
+resumed = collections.Counter(re.findall(r"\] (\S+): training from update", logs))
+assert all(starts[run] == 1 for run in runs), f"begun {starts}"
+assert sum(resumed.values()) == 2, f"a killed and a preempted run go on: {resumed}"
+for run in runs:
+    metrics = map(json.loads, (workdir / "runs" / run / "metrics.jsonl").open())
+    steps = [row["step"] for row in metrics if "train_nll" in row]
+    assert steps == sorted(set(steps)), f"{run}: an update twice"
+    assert json.loads((workdir / "runs" / run / "status.json").read_text())["state"] == "finished"
+def nll(folder):
+    rows = [json.loads(line) for line in (folder / "results.jsonl").open()]
+    found = {(row["run"], row["eval_length"]): row["nll_nats"] for row in rows}
+    assert len(found) == len(rows) == 2 * len(runs)
+    return found
+rows, local = nll(workdir), pathlib.Path(sys.argv[2])
+compared = local.exists()
+if compared:  # on another number of cores, which add in another order
+    assert all(abs(there / rows[cell] - 1) < 1e-3 for cell, there in nll(local).items()), "other numbers than local ones"
+assert (workdir / "report.md").exists() and (workdir / "extrapolation.png").exists()
+codes = collections.Counter(re.findall(r"^ended with exit code (\d+)", logs, re.M))
+ended = ", ".join(f"{times} x {code}" for code, times in sorted(codes.items()))
+alike = ", as of local tasks" if compared else ""
+print(f"sweep: {len(runs)} runs begun once, {sum(resumed.values())} went on, {len(rows)} rows{alike}, 1 report; ended with {ended}")
+CHECK
+}
+
 long=(--nodes=2 --ntasks=2 --ntasks-per-node=1)
 export TASKS="" FLAGS="" STEPS=40
-for name in ${CASES:-task array nodes devices requeue preempt limit}; do
+for name in $CASES; do
   runs=$name
+  if [ "$name" = sweep ]; then
+    STEPS=400 sweep
+    continue
+  fi
   case $name in
     task) job=$(submit task) ;;
     array) job=$(submit array --array=0-1) runs="array0 array1" ;;
     nodes) job=$(JAX_NUM_CPU_DEVICES=2 FLAGS=--multihost submit nodes "${long[@]}") ;;
     devices) job=$(JAX_NUM_CPU_DEVICES=1 FLAGS=--multihost submit devices --nodes=2 --ntasks=4 --ntasks-per-node=2) ;;
     requeue | preempt) job=$(STEPS=2000 FLAGS=--multihost submit "$name" "${long[@]}") ;;
+    long)
+      .venv/bin/python scripts/submit.py --engine=slurm --nodes=2 --workdir="$D/runs/long" --shared --grace=20 --go \
+        --config="configs/quickstart.py:$TINY,train.steps=2000,position=alibi" > /dev/null 2> "$D/submit.log"
+      job=$(sed -n 's/.*submitted as job \([0-9]*\).*/\1/p' "$D/submit.log")
+      ;;
     limit) job=$(STEPS=1000000 FLAGS=--multihost submit limit "${long[@]}" --time=1 --signal=TERM@20) ;;
   esac
-  if [ "$name" = requeue ] || [ "$name" = preempt ]; then await 300 past "$name" 5; fi
+  [[ " requeue preempt long " != *" $name "* ]] || await 300 past "$name" 5
   [ "$name" != requeue ] || scontrol requeue "$job"
-  [ "$name" != preempt ] || sbatch --partition=high --nodes=2 --exclusive --output=/dev/null --wrap="sleep 5" > /dev/null
+  [[ " preempt long " != *" $name "* ]] || sbatch --partition=high --nodes=2 --exclusive --output=/dev/null --wrap="sleep 5" > /dev/null
   if [ "$name" = limit ]; then
     await 600 grep -qs "going on from" "$D/limit.log"
     scancel "$job"
@@ -119,5 +198,5 @@ for name in ${CASES:-task array nodes devices requeue preempt limit}; do
   await 60 ended "$job"
   about=$(grep -ho '"\(process\|device\)_count": [0-9]*' "$D/runs/${runs%% *}/provenance.json" | tr -d '"' | tr '\n' ' ')
   loss=$(grep -o '"train_nll": [0-9.]*' "$D/runs/${runs%% *}/metrics.jsonl" | tail -n 1 | tr -d '"')
-  echo "$name: $about$loss; $(grep -h '^ended with\|^stopped\|^error\|Traceback' "$D"/"$name"*.log | sort | uniq -c | tr -s ' \n' ' ')"
+  echo "$name: $about$loss; $(grep -h '^ended with\|^stopped\|^error\|Traceback' "$D"/"$name"*.log "$D/runs/$name"/slurm/*.log 2> /dev/null | sort | uniq -c | tr -s ' \n' ' ')"
 done

@@ -181,10 +181,12 @@ trap : TERM  # of this shell; the command answers it
 srun --kill-on-bad-exit=0 {command}
 code=$?
 echo "ended with exit code $code" >&2
+# The last task of an array has the number of the array itself.
+job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
 # {requeue}: stopped with what was done saved. Above 130: killed.
 if {{ [ $code -eq {requeue} ] || [ $code -gt 130 ]; }} && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
   # Not where Slurm ends the job itself: it requeues what it preempts, and what was cancelled is to stay so.
-  [ "$(squeue --noheader --format=%t --job=$SLURM_JOB_ID)" != R ] || scontrol requeue $SLURM_JOB_ID
+  [ "$(squeue --noheader --format=%t --job=$job)" != R ] || scontrol requeue $job
 fi
 exit $code
 """

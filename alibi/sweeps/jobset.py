@@ -62,7 +62,7 @@ class JobSet(Engine):
         name = name if name[0].isalpha() else f"a{name}"
         names = [f"{name}-{number}" for number in range(job.tasks)] or [name]
         sets = [self._set(*pair, job) for pair in zip(names, job.commands(), strict=True)]
-        return yaml.safe_dump_all(sets, sort_keys=False, width=1000)
+        return yaml.safe_dump_all(sets, sort_keys=False, default_flow_style=None, width=100)
 
     def submit(self, job: Job) -> int:
         print(handed_over(["kubectl", "create", "--filename=-"], self.render(job)), file=sys.stderr)
@@ -109,7 +109,7 @@ class JobSet(Engine):
             "image": self._image,
             "command": ["python", command.script, *flags],
             "ports": [{"containerPort": 8471}, {"containerPort": 8482}],  # of TPU hosts, and of JAX's coordinator
-            "resources": {limit: {"google.com/tpu": self._chips} for limit in ("requests", "limits")},
+            "resources": {limit: {"google.com/tpu": str(self._chips)} for limit in ("requests", "limits")},
         }
         return {
             "restartPolicy": "Never",

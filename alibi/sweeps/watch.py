@@ -104,7 +104,7 @@ def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
                 f"{one.step:,} of {one.steps:,}" if one.steps else "",
                 "" if one.train_nll is None else f"{one.train_nll:.4f}",
                 "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
-                "" if one.is_over or one.seconds_left is None else format_duration(one.seconds_left),
+                "" if one.is_over or not one.seconds_left else format_duration(one.seconds_left),
                 "" if one.sign is None else f"{format_duration(max(0.0, (now - one.sign).total_seconds()))} ago",
             ]
         )

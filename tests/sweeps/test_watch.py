@@ -1,0 +1,86 @@
+"""How runs stand, for whoever looks at them from elsewhere."""
+
+import datetime
+
+import pytest
+
+from alibi.runs import RunDirectory
+from alibi.runs.lease import Claim
+from alibi.runs.store import Folder
+from alibi.sweeps.state import write_failure
+from alibi.sweeps.tasks import claim_place, pin
+from alibi.sweeps.watch import standings, summary, table
+from tests.sweeps.sweepmaker import finish, sweep_of
+
+
+def test_a_line_for_each_run_that_has_begun_or_not(tmp_path):
+    methods = ["alibi", "t5", "none", "rotary", "sinusoidal", "fire", "fox"]
+    sweep, store = sweep_of(product={"position": methods}, multiples=[1]), Folder(tmp_path)
+    pin(store, sweep)
+    runs = {run.config.position: run for run in sweep.runs}
+    name = "{}-L128-seed0".format
+    finish(sweep, tmp_path, name("alibi"), train_nll=1.5)
+    finish(sweep, tmp_path, name("t5"))  # is trained and is evaluated now
+    finish(sweep, tmp_path, name("none"), state="running", step=200, train_nll=2.25)
+    finish(sweep, tmp_path, name("rotary"), state="running", step=300)
+    finish(sweep, tmp_path, name("sinusoidal"), state="failed", step=30, reason="update 31:\nloss nan")
+    write_failure(store, name("fire"), "there is no file 'a.txt'")
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=12)
+    claims = [
+        Claim(claim_place(store, runs["t5"]), "at work"),
+        Claim(Folder(tmp_path / "runs" / name("none")), "training"),
+    ]
+    found = standings(store, now)
+    states = ["finished", "evaluating", "running", "interrupted", "failed", "failed", "waiting"]
+    assert [(one.name, one.state) for one in found] == list(zip(map(name, methods), states, strict=True))
+    assert [one.is_over for one in found] == [True, False, False, False, True, True, False]
+    # 300 updates of 2,048 tokens are left, at 2,048 tokens a second.
+    assert (found[2].train_nll, found[2].seconds_left) == (2.25, 300.0)
+    assert table(found[1:], now).splitlines() == [
+        "run                    state            update    loss  tokens/s  time left   last sign",
+        "t5-L128-seed0          evaluating   500 of 500             2,048             12 min ago",
+        "none-L128-seed0        running      200 of 500  2.2500     2,048      5 min  12 min ago",
+        "rotary-L128-seed0      interrupted  300 of 500             2,048      3 min  12 min ago",
+        "sinusoidal-L128-seed0  failed        30 of 500             2,048             12 min ago",
+        "fire-L128-seed0        failed",
+        "fox-L128-seed0         waiting",
+        "sinusoidal-L128-seed0: update 31: loss nan",
+        "fire-L128-seed0: there is no file 'a.txt'",
+    ]
+    counts = "1 finished, 1 evaluating, 1 running, 1 interrupted, 2 failed, 1 waiting"
+    assert summary(store, found) == f"{tmp_path}: {counts}\n"
+    for claim in claims:
+        claim.release()
+    # Its lock is gone, but it was heard of just now: as where locks of other machines aren't seen.
+    assert standings(store, now - datetime.timedelta(minutes=11))[2].state == "running"
+    assert standings(store, now)[2].state == "interrupted"
+
+
+def test_a_single_run_and_one_that_begins(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi"]})
+    finish(sweep, tmp_path, "alibi-L128-seed0", state="interrupted", step=100)
+    place = Folder(tmp_path / "runs" / "alibi-L128-seed0")
+    now = datetime.datetime.now(datetime.UTC)
+    claim = Claim(place, "training")
+    (one,) = standings(place, now)
+    assert (one.name, one.state, one.step) == ("alibi-L128-seed0", "starting", 100)
+    claim.release()
+    (one,) = standings(place, now)
+    assert one.state == "interrupted"
+    (place.path / "status.json").write_text("{")
+    (one,) = standings(place, now)
+    assert (one.state, one.is_over) == ("damaged", True)
+    assert "status.json is damaged" in table([one], now)
+
+
+def test_what_is_no_work_directory(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path} holds no run and no sweep; give the --workdir of train.py"):
+        standings(Folder(tmp_path), datetime.datetime.now(datetime.UTC))
+
+
+def test_the_status_of_a_run_holds_its_last_loss(tiny_config, tmp_path):
+    from alibi.training.loop import train
+
+    status = train(tiny_config(), str(tmp_path / "run"))
+    assert 0 < status["train_nll"] < 8
+    assert RunDirectory(tmp_path / "run").status()["train_nll"] == status["train_nll"]
