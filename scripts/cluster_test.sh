@@ -21,6 +21,7 @@ for name in $CASES; do
     { echo "error: n1 and n2 do not resolve, which $name needs; see the head of $0" >&2; exit 1; }
 done
 D=$(mktemp -dt alibi-slurm.XXXXXX)
+PORT=$((20000 + $$ % 4000 * 3))  # another one's Slurm may run beside this
 export SLURM_CONF=$D/slurm.conf JAX_PLATFORMS=cpu ALIBI_CACHE=$D/cache PYTHONPATH=$PWD
 daemons=()
 cleanup() {
@@ -41,7 +42,7 @@ chmod 400 "$D/munge/key"
 cat > "$D/slurm.conf" <<CONF
 ClusterName=test
 SlurmctldHost=$(hostname)(127.0.0.1)
-SlurmctldPort=16817
+SlurmctldPort=$PORT
 SlurmUser=root
 AuthInfo=socket=$D/munge/socket,cred_expire=5
 StateSaveLocation=$D/state
@@ -55,7 +56,7 @@ SelectTypeParameters=CR_Core
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=20
-NodeName=n[1-2] NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=[16821-16822] CPUs=2 RealMemory=2000
+NodeName=n[1-2] NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=[$((PORT + 1))-$((PORT + 2))] CPUs=2 RealMemory=2000
 PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
 PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF
 CONF
@@ -159,7 +160,7 @@ if compared:  # on another number of cores, which add in another order
     assert all(abs(there / rows[cell] - 1) < 1e-3 for cell, there in nll(local).items()), "other numbers than local ones"
 assert (workdir / "report.md").exists() and (workdir / "extrapolation.png").exists()
 codes = collections.Counter(re.findall(r"^ended with exit code (\d+)", logs, re.M))
-ended = ", ".join(f"{times} x {code}" for code, times in sorted(codes.items()))
+ended = ", ".join(f"{times} x {code}" for code, times in sorted(codes.items(), key=lambda one: int(one[0])))
 alike = ", as of local tasks" if compared else ""
 print(f"sweep: {len(runs)} runs begun once, {sum(resumed.values())} went on, {len(rows)} rows{alike}, 1 report; ended with {ended}")
 CHECK
@@ -170,7 +171,7 @@ export TASKS="" FLAGS="" STEPS=40
 for name in $CASES; do
   runs=$name
   if [ "$name" = sweep ]; then
-    STEPS=400 sweep
+    STEPS=800 sweep
     continue
   fi
   case $name in

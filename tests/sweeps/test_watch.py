@@ -4,7 +4,6 @@ import datetime
 
 import pytest
 
-from alibi.runs import RunDirectory
 from alibi.runs.lease import Claim
 from alibi.runs.store import Folder
 from alibi.sweeps.state import write_failure
@@ -76,11 +75,3 @@ def test_a_single_run_and_one_that_begins(tmp_path):
 def test_what_is_no_work_directory(tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path} holds no run and no sweep; give the --workdir of train.py"):
         standings(Folder(tmp_path), datetime.datetime.now(datetime.UTC))
-
-
-def test_the_status_of_a_run_holds_its_last_loss(tiny_config, tmp_path):
-    from alibi.training.loop import train
-
-    status = train(tiny_config(), str(tmp_path / "run"))
-    assert 0 < status["train_nll"] < 8
-    assert RunDirectory(tmp_path / "run").status()["train_nll"] == status["train_nll"]

@@ -26,6 +26,7 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
     assert list(trained) == [10, 20, 30, 40]
     assert trained[10] < 6.0, "a mean NLL per token in nats, near ln 256 = 5.5 at the start"
     assert trained[40] < trained[10] - 1.0
+    assert status["train_nll"] == trained[40]
     assert [row["step"] for row in written if "valid_nll" in row] == [20, 40]
     provenance = RunDirectory(tmp_path / "run").provenance()
     assert provenance["corpus"]["train"]["bytes"] == 6000

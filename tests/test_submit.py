@@ -1,0 +1,64 @@
+"""What is mistaken in a job is one line before anything is submitted."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SWEEP = "--sweep=configs/sweeps/quickstart.py"
+CONFIG = "--config=configs/quickstart.py"
+SLICE = ("--image=i", "--queue=q", "--topology=4x4")
+
+
+def submit(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "scripts" / "submit.py"), *words]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engine=slurm", SWEEP, CONFIG, "--workdir=x"], "give --sweep=FILE.py, or --config=FILE.py of one run"),
+        (
+            ["--engine=local", SWEEP, "--workdir=x", "--time=1:00"],
+            "--time is of --engine=slurm; leave it out of --engine=",
+        ),
+        (["--engine=jobset", CONFIG, "--workdir=gs://b/x"], "--engine=jobset needs --image (jobset: container image"),
+        (
+            ["--engine=slurm", CONFIG, "--workdir=/tmp/x"],
+            "--workdir /tmp/x lies under /tmp, which other machines don't",
+        ),
+        (
+            ["--engine=jobset", CONFIG, "--workdir=/x", *SLICE],
+            "--workdir /x is a path, which pods don't see; give gs://",
+        ),
+        (["--engine=slurm", CONFIG, "--workdir=s3://b/x"], "work directory s3://b/x can't hold checkpoints"),
+        (
+            ["--engine=slurm", SWEEP, "--workdir=x", "--tasks=9"],
+            "--tasks=9: the sweep has 4 runs; give at most as many",
+        ),
+        (["--engine=slurm", SWEEP, "--workdir=x", "--shared", "--go"], "there is no sbatch on this machine, by which"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else value.split(";")[0],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path: pathlib.Path, words: list[str], said: str) -> None:
+    workdir = tmp_path / "work"
+    ended = submit(*(f"--workdir={workdir}" if word == "--workdir=x" else word for word in words), path=str(tmp_path))
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"error: {said}")
+    assert not ended.stdout
+    assert not workdir.exists()
+
+
+def test_a_job_is_printed_with_what_its_config_was_given(tmp_path: pathlib.Path) -> None:
+    words = [f"{CONFIG}:position=t5", "--config.train.steps", "7", "--noconfig.log.tensorboard"]
+    ended = submit("--engine=slurm", *words, "--nodes=2", "--shared", f"--workdir={tmp_path}/new")
+    assert ended.returncode == 0, ended.stderr
+    config = f"--config={ROOT}/configs/quickstart.py:position=t5 --config.train.steps=7 --config.log.tensorboard=False"
+    assert f"train.py {config} --workdir={tmp_path}/new --multihost\n" in ended.stdout
+    assert ended.stderr == "nothing was submitted; --go does\n"
+    assert not (tmp_path / "new").exists()
