@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
-from alibi.runs import RunDirectory
+from alibi.runs import RunDirectory, usable_cores
 from alibi.sweeps.state import read_failures
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
@@ -90,6 +91,27 @@ def test_sweep_trains_evaluates_and_reports_then_has_nothing_to_do(files: dict[s
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before, "a finished run was touched"
     assert len(rows(workdir)) == 4
+
+
+def test_a_sweep_in_tasks_by_submit_is_reported_once_all_have_ended(files: dict[str, pathlib.Path]) -> None:
+    workdir, at_once = files["folder"] / "tasks", min(2, usable_cores())
+    words = ("--engine=local", f"--at_once={at_once}", f"--sweep={files['sweep']}", f"--workdir={workdir}", "--go")
+    done = run(files, "scripts/submit.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": training; ") == 2
+    assert {(row["position"], row["eval_length"]) for row in rows(workdir)} == {
+        (position, length) for position in ("alibi", "learned") for length in (16, 32)
+    }
+    assert "learned" in (workdir / "report.md").read_text()
+    shown = run(files, "scripts/status.py", workdir, "--once")
+    assert shown.stdout.startswith(f"{workdir}: 2 finished; report: {workdir}/report.md\nrun "), shown.stderr
+    assert re.search(r"^alibi-L16-seed0 +finished +6 of 6 +[\d.]+ +[\d,]+ +\d+ \w+ ago$", shown.stdout, re.M)
+    changed = files["folder"] / "changed.py"
+    changed.write_text(files["sweep"].read_text().replace("[1, 2]", "[1, 2, 4]"))
+    refused = run(files, "scripts/sweep.py", f"--sweep={changed}", f"--workdir={workdir}", "--task=0/2")
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"error: the runs of the sweep have changed since tasks began in {workdir} (changed: alibi-")
 
 
 def test_a_sweep_goes_on_after_a_run_that_fails(files: dict[str, pathlib.Path]) -> None:

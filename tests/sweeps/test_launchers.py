@@ -67,19 +67,26 @@ def test_a_crash_ends_only_its_own_process(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process choose its cores")
-def test_runs_at_a_time_have_cores_of_their_own(tmp_path):
+def test_runs_at_a_time_have_cores_and_gpus_of_their_own(tmp_path, monkeypatch):
     cores = sorted(os.sched_getaffinity(0))
     assert places(1) == [Place()]  # one run takes what it finds
     dealt = [sorted(place.cores) for place in places(len(cores))]
     assert [core for share in dealt for core in share] == cores
     assert all(dealt)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5,7")
+    if len(cores) > 1:
+        assert [place.gpus for place in places(2)] == [("3",), ("GPU-5", "7")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert not any(place.gpus for place in places(len(cores))), "too few for one each: all see it"
     with pytest.raises(ValueError, match=f"jobs={len(cores) + 1} must be between 1 and {len(cores)}"):
         places(len(cores) + 1)
-    seen = "sorted(os.sched_getaffinity(0)), os.environ['TQDM_POSITION']"
+    seen = "sorted(os.sched_getaffinity(0)), os.environ['TQDM_POSITION'], os.environ['CUDA_VISIBLE_DEVICES']"
     code = f"import os, sys; print({seen}, file=open(sys.argv[1], 'w'))"
     with LocalProcesses() as launcher:
-        launcher.run(Command(script(tmp_path, code), (str(tmp_path / "seen"),)), Place(3, frozenset(cores[-1:])))
-    assert (tmp_path / "seen").read_text() == f"{cores[-1:]} 3\n"
+        launcher.run(
+            Command(script(tmp_path, code), (str(tmp_path / "seen"),)), Place(3, frozenset(cores[-1:]), ("GPU-5", "7"))
+        )
+    assert (tmp_path / "seen").read_text() == f"{cores[-1:]} 3 GPU-5,7\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
