@@ -10,7 +10,7 @@ import pytest
 
 from alibi.data.embedded import ASKED, TOLD, Books, PassKeys
 from alibi.evaluation.passkey import Options, distances, evaluate_passkeys, make_prompts
-from alibi.reporting.rows import read_rows
+from alibi.reporting.rows import Override, read_rows
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
 from tests.evaluation.runs import make_run
@@ -141,3 +141,17 @@ def test_a_trained_run_is_measured_once(tmp_path, capsys):
         assert words in capsys.readouterr().err
     evaluate_passkeys([run], dataclasses.replace(options, prompts=4))
     assert [row.passkey.prompts for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3, 4]
+
+
+def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_of_its_own(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("some text\n")
+    run, missing = make_run(tmp_path, "alibi", "a-run"), tmp_path / "no-run"
+    options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
+    (failure,) = evaluate_passkeys([missing, run], options)
+    assert str(missing) in failure
+    assert "a-run, a key 32 tokens back in 64: 0% of 3 found" in capsys.readouterr().err
+    override = Override(position="alibi_interpolated")
+    assert not evaluate_passkeys([run], dataclasses.replace(options, override=override))
+    assert "a-run as alibi_interpolated, a key 32 tokens back" in capsys.readouterr().err
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    assert [row.override for row in rows] == [None, Override(position="alibi_interpolated")]
