@@ -12,7 +12,6 @@ from absl import flags
 
 from alibi import command_line
 from alibi.errors import tell
-from configs import base
 
 _WORKDIRS = flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
 _MULTIPLES = flags.DEFINE_list("multiples", None, "evaluation lengths as multiples of each run's own (1,2,4,8,16)")
@@ -30,15 +29,7 @@ _CONTEXT_USE = flags.DEFINE_bool(
 _CONTEXT_WINDOWS = flags.DEFINE_integer(
     "context_windows", 512, "of --context_use: windows whose last tokens are scored"
 )
-_POSITION = flags.DEFINE_string(
-    "position", None, "test with this position method in place of the one of training, if it has the same parameters"
-)
-_POSITION_OPTIONS = flags.DEFINE_list(
-    "position_options", [], "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
-)
-_WINDOW = flags.DEFINE_integer(
-    "window", None, "test with attention that reaches back so many tokens (0: all)", lower_bound=0
-)
+command_line.define_override_flags()
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where the results go; default: the work directory if it is one")
 _BATCH_TOKENS = flags.DEFINE_integer(
     "batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens"
@@ -62,7 +53,6 @@ def main() -> int:
 def _options():
     """The flags as the library takes them; ValueError where they contradict each other."""
     from alibi.evaluation.extrapolation import MULTIPLES, Options
-    from alibi.reporting.rows import Override
     from alibi.runs import RunDirectory
 
     if not _WORKDIRS.value:
@@ -82,22 +72,11 @@ def _options():
         text_file=_TEXT_FILE.value,
         checkpoint=_CHECKPOINT.value,
         context_windows=_CONTEXT_WINDOWS.value if _CONTEXT_USE.value else 0,
-        override=Override(_POSITION.value, _position_options(), _WINDOW.value),
+        override=command_line.override(),
         dump_nll=_DUMP_NLL.value,
         batch_tokens=_BATCH_TOKENS.value,
         report=_REPORT.value,
     )
-
-
-def _position_options() -> tuple[tuple[str, object], ...]:
-    """--position_options, read as the config of train.py reads them."""
-    config = base.get_config()
-    for word in _POSITION_OPTIONS.value:
-        name, separator, value = word.partition("=")
-        if not (name and separator):
-            raise ValueError(f"--position_options={word} is not KEY=VALUE; write for example factor=4")
-        base.set_key(config, f"position_options.{name}", value)
-    return tuple(config.position_options.items())
 
 
 if __name__ == "__main__":

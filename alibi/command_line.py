@@ -23,6 +23,7 @@ from alibi.errors import FAILED, REQUEUE, explained, tell
 from alibi.host_memory import keep_freed_memory
 from alibi.parallel import peers, signals
 from alibi.ranges import check_numbers
+from alibi.reporting.rows import Override
 from configs import base
 
 # Files that a process needs to hold open: its libraries, the checkpoint that it writes and the one that it reads.
@@ -90,6 +91,30 @@ def define_host_flags() -> None:
     flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, the same on every process")
     flags.DEFINE_integer("num_processes", None, "processes in all")
     flags.DEFINE_integer("process_id", None, "this process, from 0")
+
+
+def define_override_flags() -> None:
+    """The flags by which an entry point tests runs as something else than they were trained as."""
+    flags.DEFINE_string(
+        "position",
+        None,
+        "test with this position method in place of the one of training, if it has the same parameters",
+    )
+    flags.DEFINE_list(
+        "position_options", [], "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
+    )
+    flags.DEFINE_integer("window", None, "test with attention that reaches back so many tokens (0: all)", lower_bound=0)
+
+
+def override() -> Override:
+    """What the flags of `define_override_flags` say, options read as the config of train.py reads them."""
+    config, given = base.get_config(), flags.FLAGS
+    for word in given.position_options:
+        name, separator, value = word.partition("=")
+        if not (name and separator):
+            raise ValueError(f"--position_options={word} is not KEY=VALUE; write for example factor=4")
+        base.set_key(config, f"position_options.{name}", value)
+    return Override(given.position, tuple(config.position_options.items()), given.window)
 
 
 def host_flags() -> list[str]:

@@ -11,7 +11,7 @@ from configs import base, quickstart
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config()
     config.data.corpus = "passkeys"
-    config.data.passkey_distance = config.get_ref("train_length") - 56  # key and question fit into a training sequence
+    config.data.passkey_distance = config.get_ref("train_length") - 32  # key and question fit into a training sequence
     config.train.steps = 3000
     config.eval.every_steps = config.checkpoint.every_steps = 500
     return base.apply(config, arg)

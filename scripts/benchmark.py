@@ -4,6 +4,7 @@
     python scripts/benchmark.py train                 # and at 128 to 8,192 tokens, with attention's share of the time
     python scripts/benchmark.py positions             # training, scoring and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
+    python scripts/benchmark.py skipping --workdirs=A,B  # how many tiles the bias of trained runs leaves out
     python scripts/benchmark.py decode                # us of one token against caches of 1k to 64k
     python scripts/benchmark.py generate              # tokens/s of reading a prompt and of decoding after it
     python scripts/benchmark.py evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
@@ -26,15 +27,16 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, data, decode, evaluate, generate, positions, training
+from benchmarks import adaptive, attention, data, decode, evaluate, generate, positions, skipping, training
 
 from alibi.atomic import local_path
 
-ROUNDS = {"train": 15, "positions": 7, "data": 5}  # of short turns
+ROUNDS = {"train": 15, "positions": 7, "data": 5, "skipping": 5}  # of short turns
 COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
     "positions": ("the position methods, against each other", positions.add_arguments),
     "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
+    "skipping": ("the tiles that the bias of trained runs leaves out", skipping.add_arguments),
     "decode": ("attention of one token against long caches", decode.add_arguments),
     "generate": ("reading a prompt and decoding after it, beside a whole forward pass", generate.add_arguments),
     "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),

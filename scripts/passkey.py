@@ -3,8 +3,9 @@
     python train.py --config=configs/passkey.py:position=alibi,length=128 --workdir=workdirs/passkey-alibi
     python scripts/passkey.py --workdirs=workdirs/passkey-alibi --multiples=1,2,4,8 --output_dir=OUT
 
-The runs must have been trained on text with keys, as configs/passkey.py has it; all methods at once:
+The runs must have been trained on text with keys, as configs/passkey.py has it; several methods at once:
 scripts/sweep.py --sweep=configs/sweeps/passkey.py. Adds rows to OUT and a table and passkey.png to its report.
+--position, --position_options and --window test a run as another method, as in eval_extrapolation.py.
 """
 
 import pathlib
@@ -23,6 +24,7 @@ _LENGTHS = flags.DEFINE_list("lengths", None, "lengths of windows in tokens, in 
 _PROMPTS = flags.DEFINE_integer("prompts", 200, "keys to be found at each length and distance")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where rows and report go")
+command_line.define_override_flags()
 command_line.define_host_flags()
 
 
@@ -36,10 +38,10 @@ def main() -> int:
         multiples=command_line.parse_numbers("multiples", _MULTIPLES.value),
         prompts=_PROMPTS.value,
         checkpoint=_CHECKPOINT.value,
+        override=command_line.override(),
     )
     command_line.join_hosts()
-    evaluate_passkeys(_WORKDIRS.value, options)
-    return 0
+    return 1 if evaluate_passkeys(_WORKDIRS.value, options) else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def get(name: str, arg: str = "") -> ml_collections.ConfigDict:
     return importlib.import_module(f"configs.{name}").get_config(arg)
 
 
-@pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "books", "bookcorpus", "cc100_1b3"])
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "books", "long_books", "bookcorpus", "cc100_1b3"])
 def test_each_config_is_a_model_and_an_optimizer_at_every_length(name: str) -> None:
     for length in (64, 512, 2048, 3072) if name.startswith("wiki") else (512,):
         config = get(name, f"position=sinusoidal,length={length}")

@@ -15,8 +15,9 @@ from alibi.data.pieces import Corpus, Piece, split_long
 
 BOOKS = pathlib.Path(__file__).parent / "books"
 
-# A key as it is told, and its question with the answer, which a model knows only from its context.
-TOLD, ASKED = " The key is {}.", " Again, the key is {}."
+# A key as it is told, and its question with the answer, which a model knows only from its context. Two signs that
+# books hardly have: where whole sentences told and asked, small models found no key after 3,000 updates.
+TOLD, ASKED = " #{}.", " ={}."
 DIGITS = 5
 MAX_GAP = 24  # bytes from a question to the next key
 
@@ -115,5 +116,5 @@ def with_keys(text: bytes, distance: int, random: np.random.Generator) -> Iterat
 
 
 def draw_key(random: np.random.Generator) -> str:
-    """A key: `DIGITS` digits."""
-    return f"{random.integers(10**DIGITS):0{DIGITS}}"
+    """A key: `DIGITS` digits, none of them twice, so that each tells where in the key it stands."""
+    return "".join(map(str, random.choice(10, DIGITS, replace=False)))

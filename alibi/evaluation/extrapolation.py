@@ -73,9 +73,26 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
     """Evaluates each work directory, writes rows as they are found, then the report; returns what failed.
 
     A length that a position method isn't defined for, that the text doesn't have or that
-    memory doesn't suffice for, becomes a row with `error` and is no failure. A work
-    directory that can't be evaluated is one, whatever the reason; so is one whose text is
-    too short for all the lengths that its method is defined for. The others go on.
+    memory doesn't suffice for, becomes a row with `error` and is no failure. A text that is too
+    short for all the lengths that a method is defined for is one; see also `evaluate_each`.
+    """
+
+    def evaluate(workdir: str, output: Output) -> None:
+        together(functools.partial(RunEvaluation, workdir, options, output)).run()
+
+    return evaluate_each(workdirs, options.output_dir, evaluate, report=options.report)
+
+
+def evaluate_each(
+    workdirs: Sequence[str | os.PathLike[str]],
+    output_dir: str | os.PathLike[str],
+    evaluate: Callable[[str, Output], None],
+    *,
+    report: bool = True,
+) -> list[str]:
+    """Calls `evaluate` with each work directory and the common output, then writes the report; returns what failed.
+
+    A work directory that can't be evaluated has failed, whatever the reason; the others go on.
 
     Raises:
       ValueError: two work directories of one name, whose rows could not be told apart.
@@ -83,11 +100,11 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
     """
     paths = list(dict.fromkeys(str(open_store(workdir)) for workdir in workdirs))
     check_names(paths)
-    output = Output(options.output_dir)
+    output = Output(output_dir)
     failures = []
     for path in paths:
         try:
-            together(functools.partial(RunEvaluation, path, options, output)).run()
+            evaluate(path, output)
         except OutputError:
             raise
         except Exception as error:
@@ -97,7 +114,7 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
             failures.append(known if path in known else f"{path}: {known}")
             if is_primary():
                 tell(failures[-1])
-    output.finish(report=options.report)
+    output.finish(report=report)
     return failures
 
 

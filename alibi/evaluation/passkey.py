@@ -16,14 +16,13 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from alibi.data.embedded import ASKED, DIGITS, TOLD, Books, draw_key
-from alibi.evaluation.extrapolation import MULTIPLES, check_names
+from alibi.evaluation.extrapolation import MULTIPLES, evaluate_each
 from alibi.evaluation.output import Output, row_of, say
 from alibi.evaluation.perplexity import Scorer
 from alibi.evaluation.windows import Part
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.hosts import any_of, together
-from alibi.reporting.rows import Passkey
-from alibi.runs.store import open_store
+from alibi.reporting.rows import Override, Passkey
 from alibi.runs.trained import TrainedRun
 
 BEFORE_KEY = TOLD.index("{")  # bytes of the sentence that tells a key, before the key
@@ -73,28 +72,23 @@ class Options:
     multiples: tuple[int, ...] = MULTIPLES
     prompts: int = 200  # at each length and distance
     checkpoint: str = "latest"  # latest, best or a step
+    override: Override | None = None  # what is put in the place of what each run was trained with
 
     def __post_init__(self) -> None:
         if self.prompts < 1:
             raise ValueError(f"prompts={self.prompts} must be at least 1")
 
 
-def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> None:
+def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
     """Measures each run at all lengths and distances, where that isn't done, and writes the report.
 
-    Raises:
-      ValueError: a work directory or checkpoint that isn't there, two work directories of one name, or a run whose
-        tokens aren't bytes.
-      OutputError: the output directory can't be written.
+    Returns:
+      What failed, such as a run whose tokens aren't bytes; see `alibi.evaluation.extrapolation.evaluate_each`.
     """
-    paths = list(dict.fromkeys(str(open_store(workdir)) for workdir in workdirs))
-    check_names(paths)
-    output = Output(options.output_dir)
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
-    for path in paths:
-        run = TrainedRun(path, options.checkpoint)
-        if run.config.data.tokenizer != "bytes":
-            raise ValueError(f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys are told to byte models")
+
+    def evaluate(workdir: str, output: Output) -> None:
+        run = together(lambda: _byte_run(workdir, options))
         scorer = _scorer(run)
         for length in options.lengths or [run.config.train_length * multiple for multiple in options.multiples]:
             if not (measured := distances(length)):
@@ -102,7 +96,15 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
             for distance in measured:
                 prompts = make_prompts(text, length, distance, options.prompts)
                 together(functools.partial(_evaluate, run, scorer, prompts, distance, output))
-    output.finish(report=True)
+
+    return evaluate_each(workdirs, options.output_dir, evaluate)
+
+
+def _byte_run(workdir: str, options: Options) -> TrainedRun:
+    run = TrainedRun(workdir, options.checkpoint, override=options.override)
+    if run.config.data.tokenizer != "bytes":
+        raise ValueError(f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys are told to byte models")
+    return run
 
 
 def _evaluate(
@@ -113,7 +115,7 @@ def _evaluate(
     sha256 = hashlib.sha256(prompts.tobytes()).hexdigest()
     row = row_of(run, windows=windows, corpus=Books.name, split="valid", tokens_sha256=sha256)
     row = dataclasses.replace(row, passkey=Passkey(distance, count))
-    title = f"{run.name}, a key {distance:,} tokens back in {windows.length:,}"
+    title = f"{run.title}, a key {distance:,} tokens back in {windows.length:,}"
     try:
         run.model.position.check_length(windows.length)
     except ValueError as error:

@@ -18,7 +18,7 @@ from alibi.sweeps.launchers import Command
 from alibi.sweeps.state import RunState, evaluation_command, survey, train_command
 
 # The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
-PROCESSORS = {"paper": Processor(125e12, 0.3), "small": CPU}
+PROCESSORS = {"paper": Processor(125e12, 0.3), "medium": CPU, "small": CPU}
 
 
 def describe_costs(reproduction: Reproduction, processor: Processor, *, measured: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from alibi.data.pieces import SPLITS
 from alibi.reporting.tables import Label, Length
 
-SCALES = ("paper", "small")
+SCALES = ("paper", "medium", "small")
 
 # A length in a label or title: all of it, or what follows "L = ", "L_valid = " and "stride ".
 _LENGTH = re.compile(r"(^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+)")
@@ -24,7 +24,7 @@ class Setting:
     splits: tuple[str, ...] = ()  # of text files, that it needs; none where the config knows where its text is
     files_splits: tuple[str, ...] = SPLITS  # that it needs where the user names any file
     divisor: int = 1  # by which the paper's lengths are divided
-    # As published, tokens by split; without them they are counted from the text.
+    # Of the setting's own text, as published, tokens by split; without them they are counted.
     vocab_size: int | None = None
     tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -68,6 +68,7 @@ class Setting:
 
 # BPE and one tied matrix in place of words and bands, as the paper's book models.
 _TIED_BPE = "model.embedding=tied,model.padding_rows=False,data.tokenizer=bpe"
+_LONG_BOOKS_BPE = "configs/long_books.py:data.tokenizer=bpe,data.tokenizer_train_bytes=16777216"
 _SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=131072"
 
 SETTINGS = (
@@ -83,6 +84,16 @@ SETTINGS = (
         vocab_size=50_264,
         tokens={"valid": 649_000},  # section 4.2
     ),
+    Setting(
+        "wikitext103",
+        "medium",
+        "configs/long_books.py",
+        divisor=4,
+        vocab_size=256,  # bytes, of which that config tests on this many
+        tokens={"valid": 65_536, "test": 65_536},
+    ),
+    Setting("bookcorpus", "medium", _LONG_BOOKS_BPE, divisor=4, vocab_size=2_048),
+    Setting("cc100", "medium", _LONG_BOOKS_BPE, files_splits=("train", "valid"), divisor=4, vocab_size=2_048),
     Setting("wikitext103", "small", "configs/books_tables.py", "configs/wikitext2.py", divisor=16),
     Setting(
         "bookcorpus", "small", f"configs/books_tables.py:{_TIED_BPE}", f"configs/wikitext2.py:{_TIED_BPE}", divisor=16

@@ -3,20 +3,23 @@
 python scripts/sweep.py --sweep=configs/sweeps/all_methods.py --workdir=workdirs/all-methods --jobs=0
 
 The quickstart's model after 3,000 updates. Methods that only change how a trained model is tested, such as
-interpolated positions, are tested on the runs of the method that they change. Each is also measured by what
-the same tokens gain from more context.
+interpolated positions or a sliding window as long as the training sequences, are tested on the runs of the method that
+they change. Each is also measured by what the same tokens gain from more context.
 """
 
 SEEDS = (0, 1, 2)
+WINDOW = {"window": 128}
 # What else a run of a method is tested as; these have the parameters that it was trained with.
 TESTED_AS = {
-    "alibi": ("alibi_interpolated", "alibi_ntk"),
-    "rotary": ("rotary_interpolated", "rotary_ntk", "yarn"),
+    "alibi": ({"position": "alibi_interpolated"}, {"position": "alibi_ntk"}, WINDOW),
+    "rotary": ({"position": "rotary_interpolated"}, {"position": "rotary_ntk"}, {"position": "yarn"}, WINDOW),
+    "sinusoidal": (WINDOW,),
 }
 METHODS = {
     "alibi": {},
     "alibi-learned": {"position": "alibi_learned"},
     "alibi-learned-by-layer": {"position": "alibi_learned", "position_options.per_layer": True},
+    "alibi-random": {"position": "alibi", "position_options.slopes": "random"},  # each seed another draw
     "t5": {},
     "kerple-log": {"position": "kerple_log"},
     "kerple-power": {"position": "kerple_power"},
@@ -44,15 +47,18 @@ METHODS = {
 
 
 def get_sweep() -> dict:
-    lengths = {"multiples": [1, 2, 4, 8, 16], "context_use": True}
-    runs = []
-    for seed in SEEDS:
-        for name, keys in METHODS.items():
-            tested = [lengths | {"override": {"position": other}} for other in TESTED_AS.get(name, ())]
-            run = {"position": name, **keys, "seed": seed, "train.steps": 3000, "data.max_valid_bytes": 262_144}
-            runs.append(run | {"name": f"{name}-seed{seed}", "evaluations": [lengths, *tested]})
     return {
         "title": "All position methods: train at 128, test up to 2,048",
         "config": "configs/quickstart.py",
-        "runs": runs,
+        "runs": [run(name, seed) for seed in SEEDS for name in METHODS],
     }
+
+
+def run(name: str, seed: int) -> dict:
+    """One run, with all that it is tested as."""
+    keys = {"position": name, **METHODS[name], "seed": seed, "train.steps": 3000, "data.max_valid_bytes": 262_144}
+    if keys.get("position_options.slopes") == "random":
+        keys["position_options.draw"] = seed
+    lengths = {"multiples": [1, 2, 4, 8, 16], "context_use": True}
+    tested = [lengths | {"override": override} for override in TESTED_AS.get(name, ())]
+    return keys | {"name": f"{name}-seed{seed}", "evaluations": [lengths, *tested]}

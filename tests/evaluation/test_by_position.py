@@ -132,7 +132,7 @@ def test_from_dumps_to_rows_and_figure(tmp_path):
     command = [sys.executable, ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2827, 0.2851] |" in done.stdout
+    assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2826, 0.2853] |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
     assert {row["analysis"] for row in rows} == {"by_context", "by_position", "early_token_curse"}

@@ -10,7 +10,7 @@ import pytest
 
 from alibi.data.embedded import ASKED, TOLD, Books, PassKeys
 from alibi.evaluation.passkey import Options, distances, evaluate_passkeys, make_prompts
-from alibi.reporting.rows import read_rows
+from alibi.reporting.rows import Override, read_rows
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
 from tests.evaluation.runs import make_run
@@ -27,8 +27,8 @@ def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
         assert len(pairs) > 1000
         assert all(one[1] == one[3] for one in pairs)
         between = [len(one[2].encode()) for one in pairs]
-        assert 34 < np.mean(between) < 50, "half of up to 72, and to the next space"
-        assert max(between) < 72 + 40
+        assert 46 < np.mean(between) < 62, "half of up to 96, and to the next space"
+        assert max(between) < 96 + 40
         assert re.sub(f"{told}|{asked}", "", text.decode()).encode() == book.utf8, "the book itself is all there"
     assert len({one[1] for one in pairs}) > 0.9 * len(pairs)
     again = next(iter(PassKeys(data).pieces("valid"))).utf8
@@ -39,31 +39,32 @@ def test_the_distance_is_part_of_the_texts_identity():
     descriptions = [PassKeys(config_file.get_config(f"length={n}").data).description("valid") for n in (128, 256)]
     assert descriptions[0] != descriptions[1]
     with pytest.raises(ValueError, match=r"data\.passkey_distance=0 must be at least 1"):
-        PassKeys(config_file.get_config("length=56").data)
+        PassKeys(config_file.get_config("length=32").data)
 
 
-@pytest.mark.parametrize(("length", "distance"), [(128, 32), (128, 64), (128, 112), (1024, 512), (64, 25)])
+@pytest.mark.parametrize(("length", "distance"), [(128, 32), (128, 64), (128, 112), (1024, 512), (64, 8)])
 def test_a_digit_stands_as_far_from_its_answer_as_asked_for(length, distance):
     prompts = make_prompts(BOOK, length, distance, 7)
     assert prompts.shape == (7, length + 1)
     for prompt in prompts:
         assert (prompt[-5:] == prompt[-5 - distance : -distance]).all()
         text = prompt.tobytes().decode()
-        assert len(re.findall(r"The key is \d{5}\.", text)) == len(re.findall(r"Again, the key is \d{5}$", text)) == 1
+        assert len(re.findall(r"#\d{5}\.", text)) == len(re.findall(r"=\d{5}$", text)) == 1
+        assert len({*text[-5:]}) == 5, "each digit tells where in the key it stands"
     assert len({prompt[-5:].tobytes() for prompt in prompts}) == 7
 
 
-@pytest.mark.parametrize("distance", [24, 109, 128])
+@pytest.mark.parametrize("distance", [7, 119, 128])
 def test_an_impossible_distance_is_refused(distance):
-    with pytest.raises(ValueError, match=rf"distance={distance} must be from 25 to 108 in a window of 124"):
+    with pytest.raises(ValueError, match=rf"distance={distance} must be from 8 to 118 in a window of 124"):
         make_prompts(BOOK, 124, distance, 7)
 
 
 def test_distances_are_the_powers_of_two_that_fit():
     assert distances(128) == [32, 64]
-    assert distances(144) == [32, 64, 128]
-    assert distances(143) == [32, 64]
-    assert distances(47) == []
+    assert distances(134) == [32, 64, 128]
+    assert distances(133) == [32, 64]
+    assert distances(37) == []
 
 
 class Copier:
@@ -113,8 +114,8 @@ def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(tmp_path
     runs = [make_run(tmp_path / folder, "alibi", "a-run", text=tmp_path / "text.txt") for folder in ("one", "other")]
     with pytest.raises(ValueError, match="have the same name, and rows are known by it"):
         evaluate_passkeys(runs, Options(output_dir=tmp_path / "out"))
-    evaluate_passkeys(runs[:1], Options(output_dir=tmp_path / "out", lengths=(40,)))
-    assert "a-run: windows of 40 tokens hold no key and its question 32 tokens apart" in capsys.readouterr().err
+    evaluate_passkeys(runs[:1], Options(output_dir=tmp_path / "out", lengths=(37,)))
+    assert "a-run: windows of 37 tokens hold no key and its question 32 tokens apart" in capsys.readouterr().err
 
 
 def test_a_row_names_the_checkpoint_that_was_measured(tmp_path, monkeypatch):
@@ -141,3 +142,17 @@ def test_a_trained_run_is_measured_once(tmp_path, capsys):
         assert words in capsys.readouterr().err
     evaluate_passkeys([run], dataclasses.replace(options, prompts=4))
     assert [row.passkey.prompts for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3, 4]
+
+
+def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_of_its_own(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("some text\n")
+    run, missing = make_run(tmp_path, "alibi", "a-run"), tmp_path / "no-run"
+    options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
+    (failure,) = evaluate_passkeys([missing, run], options)
+    assert str(missing) in failure
+    assert "a-run, a key 32 tokens back in 64: 0% of 3 found" in capsys.readouterr().err
+    override = Override(position="alibi_interpolated")
+    assert not evaluate_passkeys([run], dataclasses.replace(options, override=override))
+    assert "a-run as alibi_interpolated, a key 32 tokens back" in capsys.readouterr().err
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    assert [row.override for row in rows] == [None, Override(position="alibi_interpolated")]

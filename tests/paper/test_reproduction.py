@@ -82,7 +82,7 @@ def test_commands_give_each_models_config(tables, number, scale):
     for model, run in table.runs.items():
         (flag,) = run.config_flags()
         told = load_config(flag.removeprefix("--config="), {})
-        length = {"paper": model.train_length, "small": model.train_length // 16}[scale]
+        length = model.train_length // {"paper": 1, "medium": 4, "small": 16}[scale]
         assert (told.position, told.train_length) == (model.position, length)
         assert told.train.steps == round(model.updates * steps)
         assert told.train.batch_tokens % length == 0
@@ -305,7 +305,7 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
     ("arguments", "message"),
     [
         ((16, "paper"), "--table=16: the paper has no such table; use one of 1, 2, 3, .*, 15"),
-        ((2, "tiny"), "--scale=tiny is unknown; use one of paper, small"),
+        ((2, "tiny"), "--scale=tiny is unknown; use one of paper, medium, small"),
     ],
 )
 def test_unknown_tables_and_scales_are_named_with_those_there_are(tmp_path, arguments, message):

@@ -29,14 +29,20 @@ def test_every_sweep_of_the_project_can_be_run(path):
     assert load_sweep(path).runs
 
 
-def test_the_sweep_of_what_the_paper_tried_has_its_options():
-    runs = {run.name: run.config for run in load_sweep(QUICKSTART.parent / "negative_results.py").runs}
-    assert {name for name, config in runs.items() if config.model.window == 128} == {
-        f"{method}-window" for method in ("sinusoidal", "rotary", "alibi")
-    }
-    for method in ("sinusoidal", "rotary", "alibi"):  # each beside itself without a window
-        assert (runs[method].position, runs[method].model.window) == (method, 0)
-    slopes = [runs[f"alibi-random-{draw}"].position_options.to_dict() for draw in range(3)]
+def test_what_the_paper_tried_is_part_of_the_study_of_all_methods():
+    """So that in one work directory no run is trained twice; and each method with a window stands beside itself."""
+    folder = QUICKSTART.parent
+    runs, of_study = (
+        {run.name: run for run in load_sweep(folder / f"{name}.py").runs}
+        for name in ("negative_results", "all_methods")
+    )
+    for name, run in runs.items():
+        assert (run.config.to_dict(), run.evaluations) == (of_study[name].config.to_dict(), of_study[name].evaluations)
+    for method in ("sinusoidal", "rotary", "alibi"):
+        tested = [one.override and one.override.window for one in runs[f"{method}-seed0"].evaluations]
+        assert tested[0] is None
+        assert 128 in tested
+    slopes = [runs[f"alibi-random-seed{seed}"].config.position_options.to_dict() for seed in range(3)]
     assert slopes == [{"slopes": "random", "draw": draw} for draw in range(3)]
 
 
