@@ -5,9 +5,9 @@
 
 Both object stores are emulators on this machine. Trains and evaluates a small model by train.py and
 eval_extrapolation.py, and two by sweep.py, kills them (kill -9) at random moments and gives the
-commands again, starts a second one beside the first, and compares parameters, metrics, rows and
-reports with those of local runs, also those of an imported checkpoint. Takes about five minutes;
-exits with 1 where anything differs.
+commands again, starts a second one beside the first, and a sweep in two tasks that each have all
+runs, one of them killed; and compares parameters, metrics, rows and reports with those of local
+runs, also those of an imported checkpoint. Takes about six minutes; exits with 1 where anything differs.
 """
 
 import collections
@@ -144,6 +144,22 @@ def disturb_sweep(command: list[str], place: str) -> int:
     return kills
 
 
+def disturb_tasks(command: list[str], place: str) -> int:
+    """Runs a sweep in two tasks that both have all of its runs, the first of which is killed and started again."""
+    from alibi.runs import RunDirectory
+
+    runs, task = [RunDirectory(f"{place}/runs/{name}") for name in SWEPT], [*command, "--task=0/1"]
+    beside = start(task)
+    kills = kill_when(task, lambda: min(run.status()["step"] for run in runs) > STEPS // 4)
+    finish(task)
+    said, _ = beside.communicate()
+    begun = sum(f"] {name}: training; " in said for name in SWEPT)
+    print(f"two tasks at once, one killed: the other began {begun} of {len(SWEPT)} runs", flush=True)
+    if beside.returncode:
+        raise RuntimeError(said)
+    return int(kills)
+
+
 def differ_imported(places: tuple[str, str]) -> collections.Counter[str]:
     """Imports a checkpoint into two work directories and evaluates it there, with dumps, which are analysed."""
     from alibi.runs.store import open_store
@@ -159,6 +175,19 @@ def differ_imported(places: tuple[str, str]) -> collections.Counter[str]:
         read.append([store.read(f"analysis/by_context.{end}") for end in ("jsonl", "png")])
     counted = differences(*((place, place) for place in places))
     counted["analyses"] = sum(one != other for one, other in zip(*read, strict=True))
+    return counted
+
+
+def differ_swept(places: tuple[str, str]) -> collections.Counter[str]:
+    """How much of two sweeps differs, in their runs and their reports."""
+    from alibi.runs.store import open_store
+
+    counted: collections.Counter[str] = collections.Counter()
+    for name in SWEPT:
+        counted.update(differences(*((f"{place}/runs/{name}", place) for place in places)))
+    for name in ("report.md", "extrapolation.png"):
+        one, other = (open_store(place).read(name) for place in places)
+        counted[name] += one != other
     return counted
 
 
@@ -193,8 +222,6 @@ def _timeless(line: bytes) -> dict[str, object]:
 def main() -> int:
     from gcs_emulator import gcs
 
-    from alibi.runs.store import open_store
-
     random.seed(_SEED.value)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, gcs("bucket") as runs, s3("results") as results:
@@ -208,11 +235,9 @@ def main() -> int:
         command = ["scripts/sweep.py", f"--sweep={file}", "--workdir"]
         finish([*command, places[0]])
         kills["sweep"] = disturb_sweep([*command, places[1]], places[1])
-        for name in SWEPT:
-            differ.update(differences(*((f"{place}/runs/{name}", place) for place in places)))
-        for name in ("report.md", "extrapolation.png"):
-            one, other = (open_store(place).read(name) for place in places)
-            differ[name] += one != other
+        differ.update(differ_swept(places))
+        kills["tasks"] = disturb_tasks([*command, f"{runs}/deep/tasks"], f"{runs}/deep/tasks")
+        differ.update(differ_swept((places[0], f"{runs}/deep/tasks")))
         differ.update(differ_imported((f"{folder}/imported", f"{runs}/deep/imported")))
     print(f"kills survived: {kills}; differences: {dict(differ)}; {time.monotonic() - begun:.0f} s")
     return int(differ.total() > 0)

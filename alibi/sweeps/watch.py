@@ -1,5 +1,6 @@
 """How runs stand while others make them: a line for each, from what their directories say."""
 
+import concurrent.futures
 import dataclasses
 import datetime
 from collections.abc import Sequence
@@ -54,7 +55,12 @@ def standings(store: Store, now: datetime.datetime) -> list[Standing]:
     runs += [name for name in (store / "runs").folders() if name not in runs]
     if runs:
         failures = read_failures(store)
-        return [_standing(store / "runs" / name, store / TASKS / name, failures.get(name, ""), now) for name in runs]
+
+        def standing(name: str) -> Standing:
+            return _standing(store / "runs" / name, store / TASKS / name, failures.get(name, ""), now)
+
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each question takes its time
+            return list(pool.map(standing, runs))
     if not any(map(store.exists, ("config.json", "status.json", "slurm"))):
         raise ValueError(f"{store} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py")
     return [_standing(store, store / TASKS, "", now)]

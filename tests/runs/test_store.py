@@ -261,6 +261,17 @@ def test_a_directory_with_file_locks_has_no_lease(tmp_path: pathlib.Path) -> Non
     Claim(Folder(tmp_path), "training").release()
 
 
+def test_who_only_looks_keeps_nobody_from_a_claim(tmp_path: pathlib.Path) -> None:
+    """To see whether a place is held its lock is taken for a moment, which a process that begins there waits for."""
+    look = Folder(tmp_path).lock(".lock")
+    assert look is not None
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        claimed = pool.submit(Claim, Folder(tmp_path), "training")
+        time.sleep(0.1)
+        look.close()
+        claimed.result().release()
+
+
 @pytest.mark.parametrize("locks", [True, False])
 def test_who_waits_for_a_claim_gets_it_when_it_is_given_back(
     store: Store, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, locks: bool
