@@ -123,13 +123,13 @@ SWEEP
   job=$(sed -n 's/.*submitted as job \([0-9]*\).*/\1/p' "$D/submit.log")
   runs=($($python -c "import json; print(*json.load(open('$D/runs/sweep/sweep.json'))['runs'])"))
   # Each task has begun with the run of its number: the one that is alone on its node is preempted, another one killed.
-  for number in 0 1 2; do await 300 saved sweep "${runs[$number]}"; done
+  for number in 0 1 2; do await 600 saved sweep "${runs[$number]}"; done
   node=$(given "$job" %N | sort | uniq -c | awk '$1 == 1 {print $2; exit}')
   victim=$(squeue --noheader --array --format="%K %N" --job="$job" | awk -v node="$node" '$2 != node {print $1; exit}')
   kill -KILL "$(pgrep -f "^$python $PWD/scripts/sweep.py .*--workdir=$D/runs/sweep --task=$victim/3")"
   high=$(sbatch --parsable --partition=high --nodelist="$node" --cpus-per-task=2 --output=/dev/null --wrap="sleep 5")
   await 120 ended "$high"
-  await 900 ended "$job"
+  await 1800 ended "$job"
   if [ -n "${COMPARE-yes}" ]; then
     $python scripts/submit.py --engine=local --at_once=2 --sweep="$D/sweep.py" --workdir="$D/runs/local" --tasks=2 \
       --go > "$D/local.log" 2>&1
@@ -187,7 +187,7 @@ for name in $CASES; do
       ;;
     limit) job=$(STEPS=1000000 FLAGS=--multihost submit limit "${long[@]}" --time=1 --signal=TERM@20) ;;
   esac
-  [[ " requeue preempt long " != *" $name "* ]] || await 300 past "$name" 5
+  [[ " requeue preempt long " != *" $name "* ]] || await 600 past "$name" 5
   [ "$name" != requeue ] || scontrol requeue "$job"
   [[ " preempt long " != *" $name "* ]] || sbatch --partition=high --nodes=2 --exclusive --output=/dev/null --wrap="sleep 5" > /dev/null
   if [ "$name" = limit ]; then

@@ -22,9 +22,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from alibi import command_line
 
-ENGINES = {  # with the flags that are theirs alone
+ENGINES = {  # with the flags that not all have
     "local": ("at_once",),
-    "slurm": ("nodes", "time", "sbatch"),
+    "slurm": ("at_once", "nodes", "time", "sbatch"),
     "jobset": ("image", "queue", "accelerator", "topology", "chips_per_host", "namespace", "service_account"),
 }
 
@@ -39,7 +39,7 @@ _TASKS = flags.DEFINE_integer("tasks", None, "parts of the sweep; by default one
 _RESTARTS = flags.DEFINE_integer("restarts", 100, "of each task, after it was stopped or killed", lower_bound=0)
 _GRACE = flags.DEFINE_integer("grace", 120, "seconds between the signal to stop and the end", lower_bound=1)
 _AT_ONCE = flags.DEFINE_integer(
-    "at_once", 1, "local: tasks at a time, each on its share of cores and GPUs", lower_bound=1
+    "at_once", None, "tasks at a time; local: by default 1, each on its share of the cores and GPUs", lower_bound=1
 )
 _NODES = flags.DEFINE_integer("nodes", 1, "slurm: machines of each task", lower_bound=1)
 _TIME = flags.DEFINE_string("time", "", "slurm: limit of each start, as D-HH:MM:SS")
@@ -87,13 +87,12 @@ def _engine():
     from alibi.sweeps.jobset import JobSet
 
     for engine, names in ENGINES.items():
-        given = [name for name in names if flags.FLAGS[name].present]
-        if given and engine != _ENGINE.value:
+        if given := [name for name in names if flags.FLAGS[name].present and name not in ENGINES[_ENGINE.value]]:
             raise ValueError(f"--{given[0]} is of --engine={engine}; leave it out of --engine={_ENGINE.value}")
     if _ENGINE.value == "local":
-        return Local(_AT_ONCE.value)
+        return Local(_AT_ONCE.value or 1)
     if _ENGINE.value == "slurm":
-        return Slurm(_NODES.value, _TIME.value, _SBATCH.value)
+        return Slurm(_NODES.value, _TIME.value, _SBATCH.value, _AT_ONCE.value or 0)
     if missing := [flag.name for flag in (_IMAGE, _QUEUE, _TOPOLOGY) if flag.value is None]:
         raise ValueError(f"--engine=jobset needs --{missing[0]} ({flags.FLAGS[missing[0]].help})")
     return JobSet(

@@ -128,17 +128,19 @@ class Slurm(Engine):
 
     Args:
       time: limit of one start, as sbatch takes it; "": that of the partition.
+      at_once: tasks of a sweep that run at a time; 0: as many as there is room for.
       options: further options of sbatch, such as --partition=gpu, each a word.
     """
 
     program = "sbatch"
 
-    def __init__(self, nodes: int = 1, time: str = "", options: Sequence[str] = ()):
+    def __init__(self, nodes: int = 1, time: str = "", options: Sequence[str] = (), at_once: int = 0):
         if time and not SLURM_TIME.fullmatch(time):
             raise ValueError(f"--time={time} is no time of Slurm; give minutes, HH:MM:SS or D-HH:MM:SS")
         if wrong := [option for option in options if not re.match(r"-\w|--\w", option) or "\n" in option]:
             raise ValueError(f"--sbatch={wrong[0]} is no option of sbatch; give for example --sbatch=--partition=gpu")
         self._nodes, self._time, self._options = nodes, time, options
+        self._most = f"%{at_once}" if at_once else ""
 
     def render(self, job: Job) -> str:
         log = "%x-%A_%a.log" if job.tasks else "%x-%j.log"
@@ -146,7 +148,7 @@ class Slurm(Engine):
             log = f"{_log_folder(job)}/{log}".replace("%", "%%", job.workdir.count("%"))
         options = [
             f"--job-name={job.name}",
-            *([f"--array=0-{job.tasks - 1}"] if job.tasks else []),
+            *([f"--array=0-{job.tasks - 1}{self._most}"] if job.tasks else []),
             f"--nodes={self._nodes}",
             "--ntasks-per-node=1",
             *([f"--time={self._time}"] if self._time else []),

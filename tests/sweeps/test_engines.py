@@ -67,6 +67,7 @@ def test_a_training_of_several_machines_is_one_job_of_slurm():
     assert "#SBATCH --output=%x-%j.log\n" in text
     assert f"{PROJECT}/train.py --config=configs/x.py:seed=1 --workdir=gs://b/1B --multihost\n" in text
     assert "--array" not in text
+    assert "#SBATCH --array=0-5%2\n" in Slurm(at_once=2).render(SWEEP)
     assert "--time=" not in text, "the partition's own limit"
 
 
