@@ -58,6 +58,7 @@ ALLOWED = {
     "alibi.evaluation.extrapolation": OF_RUNS,
     "alibi.evaluation.passkey": OF_RUNS,
     "alibi.importers": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.atomic"},
+    "alibi.planning": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.reporting"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
     | {"alibi.atomic", "alibi.config_files", "alibi.runs.store", "configs.base"},

@@ -72,7 +72,7 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
     run, mesh, steps = RunDirectory(workdir), make_mesh(config.mesh), config.train.steps
     sharding = batch_sharding(mesh)
     shards = batch_parts(sharding)
-    check_config(config, shards)
+    check_config(config, mesh)
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     model.position.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, steps)
