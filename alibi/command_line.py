@@ -77,7 +77,7 @@ def define_jobs_flag() -> flags.FlagHolder[int]:
     return flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
 
 
-def define_device_flags() -> tuple[flags.FlagHolder[int], flags.FlagHolder[str]]:
+def define_device_flags() -> tuple[flags.FlagHolder[int], flags.FlagHolder[str | None]]:
     """The flags --devices and --device_kind, of devices that a plan is made for."""
     count = flags.DEFINE_integer("devices", 1, "devices that the plan is made for, in all")
     text = "kind of these devices, by JAX's name or a common one, such as 'TPU v5e' or H100"

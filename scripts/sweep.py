@@ -3,8 +3,9 @@
     python scripts/sweep.py --sweep=configs/sweeps/quickstart.py --workdir=workdirs/quickstart [--dry_run] [--jobs=0]
 
 Writes results.jsonl, report.md and extrapolation.png to --workdir, and each run to
-runs/NAME in it. --dry_run shows each run's state, size and estimated time instead. On
-several hosts start it on each, with a shared --workdir and train.py's flags for that.
+runs/NAME in it. --dry_run shows each run's state, size and estimated time instead, and with
+--device_kind and --devices what its training takes there. On several hosts start it on
+each, with a shared --workdir and train.py's flags for that.
 """
 
 import os
@@ -22,6 +23,7 @@ _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
 _JOBS = command_line.define_jobs_flag()
+_DEVICES, _DEVICE_KIND = command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -33,7 +35,7 @@ def main() -> int:
     from alibi.runs.lease import is_held
     from alibi.runs.store import open_store
     from alibi.sweeps.definition import load_sweep
-    from alibi.sweeps.estimates import plan_table
+    from alibi.sweeps.estimates import device_table, plan_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
     from alibi.sweeps.state import survey
 
@@ -41,8 +43,12 @@ def main() -> int:
     sweep = load_sweep(_SWEEP.value)
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
     sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value)
+    if _DEVICE_KIND.value and not _DRY_RUN.value:
+        raise ValueError("--device_kind is of the plan that --dry_run shows; a sweep runs on what is here")
     if _DRY_RUN.value:
+        told = device_table(sweep.runs, _DEVICES.value, _DEVICE_KIND.value) if _DEVICE_KIND.value else ""
         print(plan_table(survey(sweep, workdir, in_progress=is_held(workdir)), sweeper.jobs), end="")
+        print(f"\n{told}" if told else "", end="")
         return 0
     return run_sweeper(sweeper)
 

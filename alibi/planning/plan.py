@@ -97,8 +97,11 @@ class Plan:
         return -(-steps // every) if every else 1
 
 
-def make_plan(config: ml_collections.ConfigDict, devices: int, device_kind: str) -> Plan:
+def make_plan(config: ml_collections.ConfigDict, devices: int, device_kind: str, vocab_size: int | None = None) -> Plan:
     """The plan of a run on `devices` of a kind; nothing is allocated, downloaded or written.
+
+    Args:
+      vocab_size: tokens of the vocabulary where they are known; None: as `Vocabulary.of` tells.
 
     Raises:
       ValueError: an unknown kind of device, a mesh that isn't of so many devices, and whatever
@@ -111,7 +114,7 @@ def make_plan(config: ml_collections.ConfigDict, devices: int, device_kind: str)
     mesh = abstract_mesh(config.mesh, devices)
     check_config(config, mesh)
     make_optimizer(config.optimizer, config.train.steps)
-    vocabulary = Vocabulary.of(config.data)
+    vocabulary = Vocabulary(vocab_size) if vocab_size else Vocabulary.of(config.data)
     model = build_model(config, vocabulary.size)
     model.position.check_length(config.train_length)
     state = state_shapes(config, vocabulary.size)

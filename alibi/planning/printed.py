@@ -13,25 +13,17 @@ def describe(plan: Plan) -> str:
     return "\n".join([_facts(plan), _memory(plan), _time(plan), _checkpoints(plan)])
 
 
-def compact(plan: Plan) -> str:
-    """A plan in one line: memory of a device, hours and device-hours."""
-    hours = ", ".join(f"{format_hours(plan.hours(share))} at {share:.0%}" for share in UTILISATIONS)
-    fits = "fits" if plan.fits else "does not fit"
-    return (
-        f"{_gib(plan.memory.total)} of {_gib(plan.kind.usable_memory)} GiB a device, {fits}; {hours} of the peak; "
-        f"{plan.devices * plan.hours(0.5):,.3g} device-hours at 50%"
-    )
-
-
 def config_flags(change: Mapping[str, Any]) -> str:
     """Config keys as the flags that set them."""
     return " ".join(f"--config.{key}={value}" for key, value in change.items())
 
 
 def format_hours(hours: float) -> str:
-    """12 min, 3.5 h, 120 h."""
+    """0.2 s, 12 min, 3.5 h, 120 h."""
+    if hours < 1 / 60:
+        return f"{3600 * hours:.2g} s"
     if hours < 1:
-        return f"{60 * hours:.2g} min"
+        return f"{60 * hours:.0f} min"
     return f"{hours:.1f} h" if hours < 100 else f"{hours:,.0f} h"
 
 
@@ -95,7 +87,7 @@ def _time(plan: Plan) -> str:
         )
     remat = "; with remat 75% can be reached at most" if plan.config.model.remat else ""
     note = (
-        "the share is mfu in metrics.jsonl: products of the layers, the softmax and attention to the keys that are seen\n"
+        "the share is mfu in metrics.jsonl: products of layers and softmax, and attention to the keys that are seen\n"
         f"not counted: compiling, input, validations, saving{remat}\n"
     )
     return aligned(rows, left=(0,)) + note
