@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Iterator
@@ -128,10 +129,10 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
                 hosts.on_first(parent.tell)
         train_step, state = _compile_beside(start, update, abstract, feed, step)
         step = int(state.step)  # an earlier one than the latest, where that is damaged
+        if hosts.is_primary() and not is_watched():
+            print(_first_lines(config, run, mesh, about), file=sys.stderr)
         peak = peak_tokens_per_second(config, text.vocab_size, mesh)
         record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step, peak)))
-        if not is_watched():
-            record.say(_first_lines(config, run, mesh, about))
 
         saved_at = time.monotonic()
         interrupt.updating()
@@ -190,12 +191,15 @@ def _first_lines(config: ml_collections.ConfigDict, run: RunDirectory, mesh: Mes
     hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     steps, batch = config.train.steps, config.train.batch_tokens
-    texts = [f"{split} {one['tokens']:,} tokens of {one['source']}" for split, one in about["corpus"].items()]
+    texts = (
+        f"{split} {one['tokens']:,} tokens of {textwrap.shorten(one['source'], 60, placeholder=' ...')}"
+        for split, one in about["corpus"].items()
+    )
     lines = [
-        f"devices: {about['device_count']} x {kinds}{hosted}, mesh {axes}",
+        f"devices: {mesh.size} x {kinds}{hosted}, mesh {axes}",
         f"model: {config.position}, {about['parameters']:,} parameters; "
         f"{batch:,} tokens a step, {steps * batch:,} in {steps:,} steps",
-        f"corpus: {config.data.corpus} as {config.data.tokenizer}, {'; '.join(texts)}",
+        f"corpus ({config.data.tokenizer}): {'; '.join(texts)}",
         f"saved in: {run}",
     ]
     return "\n".join(lines)

@@ -131,10 +131,6 @@ class Record:
             f"{what}; {saved}; try a lower optimizer.learning_rate, a longer warm-up or a smaller optimizer.clip_norm"
         )
 
-    def say(self, text: str) -> None:
-        """Prints lines above the progress bar, on the first process."""
-        self._progress.say(text)
-
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves what is done inside, validation and saving, out of the tokens per second."""
@@ -212,7 +208,9 @@ def peak_memory_bytes() -> int:
 class Progress:
     """A progress bar over updates, with tokens per second and the time left, on standard error."""
 
-    def __init__(self, name: str, step: int, steps: int, tokens_per_step: int, peak: float | None, *, show: bool):
+    def __init__(
+        self, name: str, step: int, steps: int, tokens_per_step: int, peak: float | None = None, *, show: bool
+    ):
         self._tokens_per_step, self._peak = tokens_per_step, peak
         self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)  # of updates after the first
         self._last: float | None = None
