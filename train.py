@@ -8,11 +8,14 @@ or with --coordinator_address, --num_processes and --process_id.
 SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any of them: all save after the same update, or leave at once what comes before
 the first one, and exit with code 75, which says that the same command goes on from there (for launchers: requeue). So
 do those that lose another process. Code 1: an error that the message names, which starting again won't mend.
+
+--plan, with --devices and --device_kind, says what the run would take there, and --print_config the whole config as it
+would be used; both need no --workdir and no device, and train nothing.
 """
 
 from absl import flags
 
-from alibi import command_line
+from alibi import command_line, config_files
 
 _CONFIG = command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string(
@@ -21,23 +24,45 @@ _WORKDIR = flags.DEFINE_string(
 _INIT_FROM = flags.DEFINE_string(
     "init_from", None, "work directory of a run whose latest parameters this one starts with; the same when it goes on"
 )
+_PLAN = flags.DEFINE_bool("plan", False, "say what the run takes on --devices of --device_kind, and train nothing")
+_PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "print the whole config, as a config file, and train nothing")
+_DEVICES, _DEVICE_KIND = command_line.define_device_flags()
 command_line.define_host_flags()
 
 
 def main() -> None:
+    if _INIT_FROM.value is not None:
+        _CONFIG.value.init_from = _INIT_FROM.value
+    if _PRINT_CONFIG.value:
+        print(config_files.as_file(_CONFIG.value), end="")
+        return
+    if _PLAN.value:
+        _plan()
+        return
     # Only now, so that a wrong flag is reported at once.
     from alibi.training.loop import train
 
-    if _INIT_FROM.value is not None:
-        _CONFIG.value.init_from = _INIT_FROM.value
     command_line.join_hosts()
     train(_CONFIG.value, _WORKDIR.value)
+
+
+def _plan() -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # devices that are here belong to what runs on them
+    from alibi.planning.plan import make_plan
+    from alibi.planning.printed import describe
+
+    if _DEVICE_KIND.value is None:
+        raise ValueError("--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for eight of it")
+    print(describe(make_plan(_CONFIG.value, _DEVICES.value, _DEVICE_KIND.value)), end="")
 
 
 if __name__ == "__main__":
     command_line.run(
         main,
         required=("config", "workdir"),
+        needless={"workdir": ("plan", "print_config")},
         addresses=("workdir", "init_from"),
         resumes=command_line.RESUMES,
     )

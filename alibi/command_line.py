@@ -9,7 +9,8 @@ import resource
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TextIO, cast
 
 import jax
@@ -40,6 +41,7 @@ def run(
     *,
     takes: str = "",
     required: tuple[str, ...] = (),
+    needless: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     addresses: tuple[str, ...] = (),
     resumes: str = "",
 ) -> None:
@@ -51,6 +53,8 @@ def run(
 
     Args:
       takes: what the words are, for messages; "": there are none.
+      required: flags that must be given.
+      needless: those of `required` that need not be where one of these other flags is set.
       addresses: flags that may name places of object stores, such as gs://BUCKET/PATH; any other that does is refused.
       resumes: of a command that goes on, what is said after "stopped; ". SIGNALS raise Interrupted in its `main`.
     """
@@ -61,7 +65,7 @@ def run(
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
     flags.FLAGS.set_gnu_getopt(bool(takes))  # flags may stand after such words
-    parse = functools.partial(_parse, required=required)
+    parse = functools.partial(_parse, required=required, needless=needless)
     app.run(lambda argv: _ending(_guarded(main, argv, addresses, resumes, takes)), flags_parser=parse)
 
 
@@ -83,6 +87,13 @@ def define_jobs_flag() -> flags.FlagHolder[int]:
     """The flag by which an entry point runs several runs of a sweep at a time."""
     text = "runs at a time, each on its share of the cores; 0: one where there is a GPU or TPU, else one a core up to 4"
     return flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
+
+
+def define_device_flags() -> tuple[flags.FlagHolder[int], flags.FlagHolder[str | None]]:
+    """The flags --devices and --device_kind, of devices that a plan is made for."""
+    count = flags.DEFINE_integer("devices", 1, "devices that the plan is made for, in all")
+    text = "kind of these devices, by JAX's name or a common one, such as 'TPU v5e' or H100"
+    return count, flags.DEFINE_string("device_kind", None, text)
 
 
 def define_host_flags() -> None:
@@ -246,11 +257,18 @@ def _ended(reason: str, code: int) -> int:
     return code
 
 
-def _parse(argv: list[str], required: tuple[str, ...] = ()) -> list[str]:
+def _parse(
+    argv: list[str],
+    required: tuple[str, ...] = (),
+    needless: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> list[str]:
     try:
         argv, overrides = _overrides(flags.FLAGS.read_flags_from_files(argv, force_gnu=False))
         rest = flags.FLAGS(argv)
-        if missing := [flag for flag in map(flags.FLAGS.__getitem__, required) if flag.value is None]:
+        needed_now = (
+            name for name in required if not any(flags.FLAGS[other].value for other in needless.get(name, ()))
+        )
+        if missing := [flag for flag in map(flags.FLAGS.__getitem__, needed_now) if flag.value is None]:
             needed = " and ".join(f"--{flag.name} ({flag.help})" for flag in missing)
             raise ValueError(f"give {needed}; --help shows how the command is used, and all flags")
         if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:

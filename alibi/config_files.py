@@ -1,6 +1,7 @@
 """Python files that a user gives: a config's get_config() and a sweep's get_sweep(); their mistakes are one line."""
 
 import contextlib
+import functools
 import importlib.util
 import os
 import pathlib
@@ -13,6 +14,21 @@ import ml_collections
 
 from alibi.ranges import check_numbers
 from configs import base
+
+_FILE = '''"""Every key of a config, as train.py --print_config wrote it: python train.py --config=FILE --workdir=DIR"""
+
+import ml_collections
+
+from configs import base
+
+nan, inf = float("nan"), float("inf")
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    config = base.get_config()
+{keys}
+    return base.apply(config, arg)
+'''
 
 CONFIGS = pathlib.Path(base.__file__).resolve().parent
 
@@ -36,6 +52,17 @@ def load_config(named: str) -> ml_collections.ConfigDict:
     _check_keys(file, config)
     check_numbers(config)
     return config
+
+
+def as_file(config: ml_collections.ConfigDict) -> str:
+    """A config file that gives `config`: every key with its value, whatever the defaults become."""
+    sections: dict[str, list[str]] = {}
+    for key in base.leaf_keys(config):
+        value = functools.reduce(lambda section, name: section[name], key.split("."), config)
+        option = key.startswith("position_options.")
+        line = f'base.set_key(config, "{key}", {value!r})' if option else f"config.{key} = {value!r}"
+        sections.setdefault(key.rpartition(".")[0], []).append(f"    {line}\n")
+    return _FILE.format(keys="\n".join("".join(lines) for lines in sections.values()))
 
 
 def call(file: str | os.PathLike[str], function: str, example: str, *arguments: Any) -> Any:

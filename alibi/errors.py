@@ -31,6 +31,11 @@ def disk_errors_named(place: object) -> Iterator[None]:
         ) from error
 
 
+def is_watched() -> bool:
+    """Whether a sweep started this process and waits for it: then what it says stands among what others say."""
+    return ERROR_FILE in os.environ
+
+
 def tell(reason: str) -> None:
     """Says on stderr why something failed; the first time also in the file that who started this process waits for."""
     print(f"error: {reason}", file=sys.stderr, flush=True)

@@ -5,10 +5,11 @@
     python scripts/reproduce.py --table=2 --scale=small --run
 
 Without --run it prints the plan: every command, with tokens, parameters, FLOPs and an
-estimate of device-hours. With it, what is missing is trained and evaluated, and the same
-command, given again, goes on where it stopped. Then WORKDIR/SCALE/SETTING/tables/ holds
-the table as Markdown, CSV and LaTeX, and the figure where the paper draws one. Tables
-share their runs; other --overrides or files have a directory of their own.
+estimate of device-hours, and with --device_kind and --devices what training takes there.
+With --run, what is missing is trained and evaluated, and the same command, given again, goes
+on where it stopped. Then WORKDIR/SCALE/SETTING/tables/ holds the table as Markdown, CSV and
+LaTeX, and the figure where the paper draws one. Tables share their runs; other --overrides
+or files have a directory of their own.
 
 The small scale divides lengths by 16 and uses the books inside this repository, or the
 text of --train_file, --valid_file and --test_file, such as WikiText-2's: a minute or two a
@@ -45,6 +46,7 @@ _FILES = {
 _DEVICE_FLOPS = flags.DEFINE_float("device_flops", None, "assumed peak FLOPs per second of a device, for the plan")
 _UTILISATION = flags.DEFINE_float("utilisation", None, "assumed share of that peak, for the plan")
 _JOBS = command_line.define_jobs_flag()
+_DEVICES, _DEVICE_KIND = command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -53,7 +55,7 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.paper.costs import describe_costs, overview
+    from alibi.paper.costs import describe_costs, describe_device, overview
     from alibi.paper.definitions import TABLES
 
     if _LIST.value:
@@ -67,7 +69,9 @@ def main() -> int:
     if _RUN.value:
         return _run(reproduction)
     processor, assumed = _processor()
+    told = describe_device(reproduction, _DEVICES.value, _DEVICE_KIND.value) if _DEVICE_KIND.value else ""
     print(describe_costs(reproduction, processor, measured=not assumed), end="")
+    print(f"\n{told}" if told else "", end="")
     return 0
 
 

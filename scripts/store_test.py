@@ -49,7 +49,7 @@ def get_sweep():
     return {{"config": "{CONFIG}", "product": {{"position": ["alibi", "none"]}}, "lengths": {list(LENGTHS)}}}
 """
 EVALUATE = ["eval_extrapolation.py", f"--lengths={','.join(map(str, LENGTHS))}", "--noreport"]
-TIMES = ("seconds", "tokens_per_second", "data_wait_seconds")  # what two runs need not have in common
+TIMES = ("seconds", "tokens_per_second", "mfu", "data_wait_seconds")  # what two runs need not have in common
 
 
 @contextlib.contextmanager

@@ -4,8 +4,9 @@
     python scripts/sweep.py --sweep=... --workdir=... --task=0/3    # and 1/3 and 2/3, where and when you like
 
 Writes results.jsonl, report.md and extrapolation.png to --workdir, and each run to
-runs/NAME in it. --dry_run shows each run's state, size and estimated time instead. On
-several hosts start it on each, with a shared --workdir and train.py's flags for that.
+runs/NAME in it. --dry_run shows each run's state, size and estimated time instead, and with
+--device_kind and --devices what its training takes there. On several hosts start it on
+each, with a shared --workdir and train.py's flags for that.
 
 --task=I/N, or a run's name, does only these runs. Tasks need not know of each other: a run
 that one is at work on is left to it, and what was done is not done again. The one that finds
@@ -30,6 +31,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "place of the runs, results and 
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
 _TASK = flags.DEFINE_string("task", None, "part of the runs: I/N, the I-th of N parts, from 0; or a run's name")
 _JOBS = command_line.define_jobs_flag()
+_DEVICES, _DEVICE_KIND = command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -40,7 +42,7 @@ def main() -> int:
     jax.config.update("jax_platforms", "cpu")
     from alibi.runs.store import open_store
     from alibi.sweeps.definition import load_sweep
-    from alibi.sweeps.estimates import plan_table
+    from alibi.sweeps.estimates import device_table, plan_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
     from alibi.sweeps.state import survey
     from alibi.sweeps.tasks import share_of
@@ -50,9 +52,13 @@ def main() -> int:
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
     share = None if _TASK.value is None else share_of(sweep, _TASK.value)
     sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value, share=share)
+    if _DEVICE_KIND.value and not _DRY_RUN.value:
+        raise ValueError("--device_kind is of the plan that --dry_run shows; a sweep runs on what is here")
     if _DRY_RUN.value:
         shown = dataclasses.replace(sweep, runs=sweep.runs if share is None else share)
+        told = device_table(shown.runs, _DEVICES.value, _DEVICE_KIND.value) if _DEVICE_KIND.value else ""
         print(plan_table(survey(shown, workdir), sweeper.jobs), end="")
+        print(f"\n{told}" if told else "", end="")
         return 0
     return run_sweeper(sweeper)
 

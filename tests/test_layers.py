@@ -58,9 +58,10 @@ ALLOWED = {
     "alibi.evaluation.extrapolation": OF_RUNS,
     "alibi.evaluation.passkey": OF_RUNS,
     "alibi.importers": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.atomic"},
+    "alibi.planning": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.reporting"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
-    | {"alibi.atomic", "alibi.config_files", "alibi.runs.store", "configs.base"},
+    | {"alibi.atomic", "alibi.config_files", "alibi.runs.store", "configs.base", "alibi.planning"},
     "alibi.paper": MODEL
     | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.reporting", "alibi.sweeps", "alibi.atomic"},
     "configs": {

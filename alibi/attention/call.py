@@ -1,8 +1,10 @@
 """One call of attention, as every backend gets it: with all arguments checked and positions given."""
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,31 @@ from alibi.attention.reference import dropout_factors, reference_attention
 from alibi.positions.bias import Bias, KnownPositions
 from alibi.positions.distance import rows_and_columns
 
+_TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar("target", default=None)
+
+
+@contextlib.contextmanager
+def traced_for(platform: str, devices: int) -> Iterator[None]:
+    """Inside, programs are traced as for so many devices of `platform`, which need not be here; none can be run."""
+    token = _TARGET.set((platform, devices))
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
+
 
 def current_platform() -> str:
-    """The platform that JAX computes on by default: "cpu", "gpu" or "tpu"."""
+    """What programs are traced for: "cpu", "gpu" or "tpu"; by default the platform that JAX computes on."""
+    if target := _TARGET.get():
+        return target[0]
     platform = jax.default_backend()
     return platform if platform in ("cpu", "tpu") else "gpu"  # "cuda" and "rocm" are GPUs too
+
+
+def current_devices() -> int:
+    """How many devices programs are traced for; by default all that there are."""
+    target = _TARGET.get()
+    return target[1] if target else jax.device_count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +105,7 @@ class AttentionCall:
     sow: Callable[[Array], None] | None = None
     key_norm: Float[Array, "*batch kv_heads"] | None = None
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
-    devices: int = dataclasses.field(default_factory=lambda: jax.device_count())
+    devices: int = dataclasses.field(default_factory=current_devices)
 
     def with_own_heads(self) -> "AttentionCall":
         """The same call with key and value heads repeated until each query head has its own (grouped queries)."""

@@ -9,6 +9,15 @@ CPU_FLOPS_PER_SECOND = 20e9
 TRAIN_PASSES, REMAT_PASSES = 3, 4
 
 
+def model_flops(config: ml_collections.ConfigDict, vocab_size: int) -> float:
+    """The operations of training on one token that the model asks for: without those that remat repeats.
+
+    Model FLOPs utilisation is these a second, divided by the devices' peak (PaLM, arXiv 2204.02311, appendix B; there
+    attention counts the keys that the causal mask hides, and here it doesn't).
+    """
+    return TRAIN_PASSES * forward_flops(config, vocab_size, config.train_length)
+
+
 def training_flops(config: ml_collections.ConfigDict, vocab_size: int) -> float:
     """The operations of training on one token."""
     passes = REMAT_PASSES if config.model.remat else TRAIN_PASSES

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from alibi.attention.call import current_platform
+
 DotGeneral = Callable[..., Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -32,7 +34,7 @@ class Products:
     @classmethod
     def of(cls, choice: str) -> "Products":
         """The products that `config.model.products` names: "plain", or "auto" for the fastest on the platform."""
-        on_cpu = choice != "plain" and jax.default_backend() == "cpu"
+        on_cpu = choice != "plain" and current_platform() == "cpu"
         return cls(choice == "plain", flat_dot_general if on_cpu else lax.dot_general, on_cpu)
 
     def norm(

@@ -13,7 +13,7 @@ from alibi.reporting.rows import latest
 from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
 from alibi.sweeps.definition import Evaluation
-from alibi.sweeps.estimates import CPU, Cost, Processor, Text, evaluation_cost, parameters, training_cost
+from alibi.sweeps.estimates import CPU, Cost, Processor, Text, device_table, evaluation_cost, parameters, training_cost
 from alibi.sweeps.launchers import Command
 from alibi.sweeps.state import RunState, evaluation_command, survey, train_command
 
@@ -52,6 +52,12 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
             lines.append(_written(evaluation_command(run, one, directory)))
         lines.append("")
     return "\n".join([*lines, _totals(states, costs, left), _assumption(processor, bool(speeds))])
+
+
+def describe_device(reproduction: Reproduction, devices: int, device_kind: str) -> str:
+    """What the training of each run takes on `devices` of a kind; ValueError as `device_table`."""
+    vocab_size = describe_text(reproduction).vocab_size
+    return device_table(reproduction.sweep.runs, devices, device_kind, vocab_size)
 
 
 def overview(reproductions: Sequence[Reproduction]) -> str:

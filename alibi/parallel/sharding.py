@@ -6,12 +6,13 @@ import re
 import jax
 import ml_collections
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PyTree
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
+_AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 
 # The first pattern that is found in a parameter's path says how its dimensions are split.
 # Kernels are [in, out], attention's [width, heads, head_dim] and [heads, head_dim, width].
@@ -27,36 +28,47 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 
 
 def make_mesh(mesh: ml_collections.ConfigDict, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh `data, fsdp, tensor` of the config's sizes over `devices` (all by default).
+    """The mesh `data, fsdp, tensor` of the config's sizes over `devices` (all by default); ValueError as `mesh_sizes`.
+
+    `abstract_mesh` is the same without devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    return jax.make_mesh(mesh_sizes(mesh, len(devices)), AXES, axis_types=_AXIS_TYPES, devices=devices)
+
+
+def abstract_mesh(mesh: ml_collections.ConfigDict, devices: int) -> AbstractMesh:
+    """That of so many devices, none of which is here: for shapes, shardings and traces; ValueError as `mesh_sizes`."""
+    return AbstractMesh(mesh_sizes(mesh, devices), AXES, axis_types=_AXIS_TYPES)
+
+
+def mesh_sizes(mesh: ml_collections.ConfigDict, devices: int) -> tuple[int, ...]:
+    """How many of `devices` lie along each of `AXES`.
 
     Raises:
       ValueError: sizes that the devices don't divide into, or more than one -1.
     """
-    devices = jax.devices() if devices is None else devices
     sizes = [mesh[axis] for axis in AXES]
     got = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size != -1 and size < 1 for size in sizes):
         raise ValueError(f"{got}: sizes must be positive, one of them may be -1 (all remaining devices)")
     known = math.prod(size for size in sizes if size != -1)
-    if -1 in sizes and len(devices) % known == 0:
-        sizes[sizes.index(-1)] = len(devices) // known
-    if math.prod(sizes) != len(devices):
-        raise ValueError(
-            f"{got} do not fit {len(devices)} devices; make their product {len(devices)}, or one of them -1"
-        )
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    if -1 in sizes and devices % known == 0:
+        sizes[sizes.index(-1)] = devices // known
+    if math.prod(sizes) != devices:
+        raise ValueError(f"{got} do not fit {devices} devices; make their product {devices}, or one of them -1")
+    return tuple(sizes)
 
 
-def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
+def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding:
     """The sharding of arrays whose dimension number `leading` is the batch."""
     return NamedSharding(mesh, P(*(None,) * leading, BATCH_AXES))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def tree_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
+def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
     """The sharding of each leaf of parameters or optimizer state, by `RULES`; other leaves are replicated.
 
     A dimension that the devices don't divide is not split.
@@ -64,7 +76,7 @@ def tree_shardings(tree: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _leaf_sharding(path, leaf, mesh), tree)
 
 
-def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> NamedSharding:
+def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     stacked = "/layers/" in f"/{name}/"  # parameters of all layers in one, see alibi.model.layers
     for pattern, axes in RULES:

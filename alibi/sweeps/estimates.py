@@ -5,7 +5,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
+from alibi.parallel.device_kinds import GIB
+from alibi.planning.plan import UTILISATIONS, Plan, make_plan
+from alibi.planning.printed import config_flags, format_hours
 from alibi.reporting.writers import aligned
+from alibi.runs import flatten
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.launchers import is_on_cpu
 from alibi.sweeps.state import RunState
@@ -135,6 +139,41 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
     else:
         told = f"about {format_duration(total)}"
     return f"{aligned(lines, left=(0, 4))}\ntime left in all: {told}\n"
+
+
+def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size: int | None = None) -> str:
+    """What the training of each run takes on `devices` of a kind, one run after the other, in a line each.
+
+    Raises:
+      ValueError: as `alibi.planning.plan.make_plan`, with the run that it is about.
+    """
+    made: dict[str, Plan] = {}  # by config without its seed
+    plans = []
+    for run in runs:
+        same = str(sorted((key, value) for key, value in flatten(run.config).items() if key != "seed"))
+        try:
+            plans.append(
+                made.setdefault(same, made.get(same) or make_plan(run.config, devices, device_kind, vocab_size))
+            )
+        except ValueError as error:
+            raise ValueError(f"run {run.name}: {error}") from None
+    shares = [f"at {share:.0%}" for share in UTILISATIONS]
+    rows = [["run", "GiB a device", *shares, "device-hours at 50%", "fits"]]
+    for run, plan in zip(runs, plans, strict=True):
+        fits = "fits" if plan.fits else config_flags(plan.change) if plan.change else "does not fit"
+        rows.append([run.name, f"{plan.memory.total / GIB:.2f}", *_hours([plan], devices), fits])
+    rows.append(["in all", "", *_hours(plans, devices), ""])
+    kind = plans[0].kind
+    note = (
+        f"trained on {devices:,} x {kind.name}, at shares of the peak; {kind.usable_memory / GIB:.2f} GiB can be used"
+    )
+    return f"{note}\n{aligned(rows, left=(0, len(rows[0]) - 1))}"
+
+
+def _hours(plans: Sequence[Plan], devices: int) -> list[str]:
+    """Of all of them, at the shares of the peak, and in hours of a device at half of it."""
+    hours = {share: sum(plan.hours(share) for plan in plans) for share in UTILISATIONS}
+    return [*map(format_hours, hours.values()), f"{devices * hours[0.5]:,.3g}"]
 
 
 def parameters(run: Run, vocab_size: int) -> int:

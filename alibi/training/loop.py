@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from typing import Any
 
 import jax
 import ml_collections
+from jax.sharding import Mesh
 
 from alibi.data.batches import TrainBatches
-from alibi.errors import FAILED, REQUEUE, disk_errors_named
+from alibi.errors import FAILED, REQUEUE, disk_errors_named, is_watched
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
@@ -26,7 +28,7 @@ from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
-from alibi.training.record import NonFiniteLossError, Record
+from alibi.training.record import NonFiniteLossError, Record, peak_tokens_per_second
 from alibi.training.setup import (
     check_config,
     check_imported,
@@ -72,7 +74,7 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
     run, mesh, steps = RunDirectory(workdir), make_mesh(config.mesh), config.train.steps
     sharding = batch_sharding(mesh)
     shards = batch_parts(sharding)
-    check_config(config, shards)
+    check_config(config, mesh)
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     model.position.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, steps)
@@ -127,7 +129,10 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
                 hosts.on_first(parent.tell)
         train_step, state = _compile_beside(start, update, abstract, feed, step)
         step = int(state.step)  # an earlier one than the latest, where that is damaged
-        record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step)))
+        if hosts.is_primary() and not is_watched():
+            print(_first_lines(config, run, mesh, about), file=sys.stderr)
+        peak = peak_tokens_per_second(config, text.vocab_size, mesh)
+        record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step, peak)))
 
         saved_at = time.monotonic()
         interrupt.updating()
@@ -152,6 +157,9 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
                 raise Interrupted(f"stopped at update {step} of {steps}; the same command goes on there")
         checkpoints.wait()
         record.write_status("finished", step)
+        record.close()
+        if hosts.is_primary() and not is_watched():
+            print(f"finished; {_next_command(run)}", file=sys.stderr)
         return run.status()
 
 
@@ -165,15 +173,36 @@ def _is_finished(run: RunDirectory) -> bool:
     """Whether nothing is left to do, which is said; also that the last checkpoint of a finished run was lost."""
     status, finished = run.status(), run.is_finished()
     if finished:
-        said = (
-            f"with {status['steps']} updates; evaluate it by\n"
-            f"  python eval_extrapolation.py --workdirs={run} --multiples=1,2,4,8"
-        )
+        said = f"with {status['steps']} updates; {_next_command(run)}"
     else:
         said = f"but its checkpoint of update {status['step']} was lost since"
     if status["state"] == "finished":
         print(f"{run} was finished before, {said}", file=sys.stderr)
     return finished
+
+
+def _next_command(run: RunDirectory) -> str:
+    return f"evaluate it by\n  python eval_extrapolation.py --workdirs={run} --multiples=1,2,4,8"
+
+
+def _first_lines(config: ml_collections.ConfigDict, run: RunDirectory, mesh: Mesh, about: dict[str, Any]) -> str:
+    """What is about to be trained, where, on what, and where it is saved."""
+    kinds = " and ".join(about["devices"])
+    hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
+    axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    steps, batch = config.train.steps, config.train.batch_tokens
+    texts = (
+        f"{split} {one['tokens']:,} tokens of {textwrap.shorten(one['source'], 60, placeholder=' ...')}"
+        for split, one in about["corpus"].items()
+    )
+    lines = [
+        f"devices: {mesh.size} x {kinds}{hosted}, mesh {axes}",
+        f"model: {config.position}, {about['parameters']:,} parameters; "
+        f"{batch:,} tokens a step, {steps * batch:,} in {steps:,} steps",
+        f"corpus ({config.data.tokenizer}): {'; '.join(texts)}",
+        f"saved in: {run}",
+    ]
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

@@ -13,9 +13,12 @@ import jax
 import ml_collections
 import numpy as np
 import tqdm
+from jax.sharding import Mesh
 
 from alibi.errors import UserError
+from alibi.model.flops import model_flops
 from alibi.parallel import hosts, peers
+from alibi.parallel.device_kinds import find_device_kind
 from alibi.runs import RunDirectory
 from alibi.runs.store import Store
 from alibi.training.checkpoint import Checkpoints
@@ -32,11 +35,21 @@ class NonFiniteLossError(UserError):
 class Record:
     """The figures of a run that goes on from update `step`; the first process writes them, all check them.
 
+    Args:
+      peak: tokens a second at the peak of the devices, of which `mfu` is the share that is reached; None: not known.
+
     Attributes:
       best: the update with the lowest validation NLL, and that NLL; None before the first validation.
     """
 
-    def __init__(self, config: ml_collections.ConfigDict, run: RunDirectory, checkpoints: Checkpoints, step: int):
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        run: RunDirectory,
+        checkpoints: Checkpoints,
+        step: int,
+        peak: float | None = None,
+    ):
         self._config, self._run, self._checkpoints = config, run, checkpoints
         self._before = run.status()  # of the process that trained here last
         self.best = hosts.told(lambda: checkpoints.best)
@@ -44,7 +57,8 @@ class Record:
         if hosts.is_primary():
             self._writer = MetricsWriter(run.store, step, tensorboard=config.log.tensorboard)
         steps, tokens = config.train.steps, config.train.batch_tokens
-        self._progress = Progress(run.name, step, steps, tokens, show=hosts.is_primary())
+        self._peak = peak
+        self._progress = Progress(run.name, step, steps, tokens, peak, show=hosts.is_primary())
         # NLL and tokens since the last row; of the process that saved the checkpoint, if it came between two rows.
         self._sums = np.array(checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0])
         self._pending: tuple[int, Metrics] | None = None
@@ -92,8 +106,10 @@ class Record:
         last, waited = self._row
         row["data_wait_seconds"] = (self._waited - waited) / (step - last)  # of an update
         self._row = step, self._waited
-        if self._progress.tokens_per_second:
-            row["tokens_per_second"] = self._progress.tokens_per_second
+        if rate := self._progress.tokens_per_second:
+            row["tokens_per_second"] = rate
+            if self._peak:
+                row["mfu"] = rate / self._peak
         if self._writer:
             self._writer.write(step, row)
         self.write_status("running", step)
@@ -176,6 +192,13 @@ class MetricsWriter:
         self._stack.close()
 
 
+def peak_tokens_per_second(config: ml_collections.ConfigDict, vocab_size: int, mesh: Mesh) -> float | None:
+    """What the devices of `mesh` would train on at their peak; None where one of them is of an unknown kind."""
+    kinds = [find_device_kind(device.device_kind) for device in mesh.devices.flat]
+    known = [kind.peak(config.model.dtype) for kind in kinds if kind]
+    return sum(known) / model_flops(config, vocab_size) if len(known) == len(kinds) else None
+
+
 def peak_memory_bytes() -> int:
     """The most memory held so far: on one device, where devices count theirs, else of this process (CPUs)."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
@@ -188,8 +211,10 @@ def peak_memory_bytes() -> int:
 class Progress:
     """A progress bar over updates, with tokens per second and the time left, on standard error."""
 
-    def __init__(self, name: str, step: int, steps: int, tokens_per_step: int, *, show: bool):
-        self._tokens_per_step = tokens_per_step
+    def __init__(
+        self, name: str, step: int, steps: int, tokens_per_step: int, peak: float | None = None, *, show: bool
+    ):
+        self._tokens_per_step, self._peak = tokens_per_step, peak
         self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)  # of updates after the first
         self._last: float | None = None
         terminal = sys.stderr.isatty()
@@ -218,6 +243,7 @@ class Progress:
         self._bar.n = step
         rate = self.tokens_per_second
         speed = f", {rate:,.0f} tokens/s" if rate else ""
+        speed += f", {rate / self._peak:.0%} MFU" if rate and self._peak else ""
         self._bar.set_postfix_str(f"loss {nll:.3f} nats ({nll / math.log(2):.3f} bits){speed}", refresh=False)
         self._bar.update(0)
 

@@ -4,22 +4,30 @@ import sys
 from collections.abc import Callable
 
 import ml_collections
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import DTYPES, DecoderLM, evaluated
 from alibi.parallel.hosts import on_first
+from alibi.parallel.sharding import batch_parts, batch_sharding
 from alibi.ranges import check_numbers
 from alibi.runs import RunDirectory
 
 
-def check_config(config: ml_collections.ConfigDict, shards: int) -> None:
-    """Raises ValueError for numbers by which no model can be trained where the batch is split into `shards` parts."""
+def check_config(config: ml_collections.ConfigDict, mesh: Mesh | AbstractMesh) -> None:
+    """Raises ValueError for numbers by which no model can be trained on `mesh`."""
     check_numbers(config)
+    heads, tensor = config.model.num_heads, mesh.shape["tensor"]
+    if heads % tensor:
+        fitting = ", ".join(str(parts) for parts in range(1, heads + 1) if heads % parts == 0)
+        raise ValueError(
+            f"mesh.tensor={tensor} splits the heads and does not divide model.num_heads={heads}; use one of {fitting}"
+        )
     if config.eval.dtype not in DTYPES:
         raise ValueError(f"eval.dtype={config.eval.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
-    sequences_per_update(config, shards)
+    sequences_per_update(config, batch_parts(batch_sharding(mesh)))
 
 
 def check_imported(config: ml_collections.ConfigDict, run: RunDirectory) -> None:

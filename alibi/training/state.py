@@ -7,7 +7,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Int, PyTree
 
 from alibi.model.decoder import DecoderLM
@@ -26,7 +26,7 @@ class TrainState:
     opt_state: PyTree
 
 
-def abstract_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh | AbstractMesh) -> TrainState:
     """Shapes, dtypes and shardings of the state, without allocating it."""
     return _abstract(functools.partial(_initial, model, optimizer), mesh)
 
@@ -38,7 +38,7 @@ def initial_state(model: DecoderLM, optimizer: optax.GradientTransformation, mes
     return jax.jit(initial, out_shardings=shardings)(seed)
 
 
-def _abstract(initial: Callable[[int], TrainState], mesh: Mesh) -> TrainState:
+def _abstract(initial: Callable[[int], TrainState], mesh: Mesh | AbstractMesh) -> TrainState:
     shapes = jax.eval_shape(initial, 0)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

@@ -21,7 +21,7 @@ from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.importers.work_directory import _fill, _whole_batch, import_run
 from alibi.model.decoder import build_model
-from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
+from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
 from alibi.runs.trained import TrainedRun
 from alibi.training.checkpoint import Checkpoints
@@ -107,7 +107,7 @@ def test_training_takes_it_for_its_own(imported):
     """By the config file that lies in it: the state after 150 updates, at the learning rate of the 151st."""
     config = config_in(imported.run.path)
     assert imported.run.differing(config) == {}
-    check_config(config, batch_parts(batch_sharding(make_mesh(config.mesh))))
+    check_config(config, make_mesh(config.mesh))
     assert prepare_files(config.data)["train"].manifest.vocab_size == 96  # its dictionary, not one made of the text
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     abstract = abstract_state(build_model(config, 96), optimizer, make_mesh(config.mesh, jax.devices()[:1]))

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from alibi.errors import ERROR_FILE
 from alibi.runs import RunDirectory
 from alibi.training import loop, record
 from alibi.training.checkpoint import Checkpoints
@@ -97,3 +98,29 @@ def test_latest_and_best_checkpoints_stay(tiny_config, tmp_path: pathlib.Path, m
         assert checkpoints.latest == 6
         assert checkpoints.best == (3, 1.0)
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()} == {"3", "6"}
+
+
+@pytest.mark.usefixtures("one_device")
+def test_what_is_said_first_and_last(
+    tiny_config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four lines before the first update, and the next command at the end; neither where a sweep waits for the run."""
+    workdir = tmp_path / "run"
+    loop.train(tiny_config(), str(workdir))
+    lines = capsys.readouterr().err.splitlines()
+    parameters = RunDirectory(workdir).provenance()["parameters"]
+    devices, model, corpus, place = lines[:4]
+    assert devices == "devices: 1 x cpu, mesh data=1, fsdp=1, tensor=1"
+    assert model == f"model: alibi, {parameters:,} parameters; 128 tokens a step, 768 in 6 steps"
+    assert corpus.startswith("corpus (bytes): train 6,000 tokens of ")
+    assert "; valid 700 tokens of " in corpus
+    assert place == f"saved in: {workdir}"
+    assert lines[-2:] == [
+        "finished; evaluate it by",
+        f"  python eval_extrapolation.py --workdirs={workdir} --multiples=1,2,4,8",
+    ]
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error"))
+    loop.train(tiny_config(), str(tmp_path / "other"))
+    quiet = capsys.readouterr().err
+    assert "devices:" not in quiet
+    assert "eval_extrapolation" not in quiet

@@ -1,0 +1,110 @@
+"""What devices can do, by the names that JAX and their makers give them."""
+
+import dataclasses
+import re
+
+GIB = 2**30
+
+_TPU = "https://docs.cloud.google.com/tpu/docs/"
+_NVIDIA = "https://www.nvidia.com/en-us/data-center/"
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceKind:
+    """One device as JAX counts them: of TPU v2, v3 and 7x a core, half a chip; of the others a chip or GPU.
+
+    Attributes:
+      name: what its maker calls it.
+      names: others by which it is found: `jax.Device.device_kind`, and what people say.
+      bfloat16, float32: the most operations a second of products of arrays of this dtype, without sparsity, as JAX
+        computes them by default: float32 on TPUs in one pass of bfloat16, on GPUs that have TF32 in that.
+      memory: bytes; of GPUs with GDDR6 without the sixteenth that error correction takes.
+      bandwidth: bytes a second between it and its memory.
+      source: where these figures stand; where it tells those of a chip, a device has half of them.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    bfloat16: float
+    float32: float
+    memory: int
+    bandwidth: float
+    source: str
+
+    @property
+    def platform(self) -> str:
+        """As in `jax.default_backend()`: tpu or gpu."""
+        return "tpu" if self.name.startswith("TPU") else "gpu"
+
+    @property
+    def usable_memory(self) -> int:
+        """What a program may take: of GPUs the 75% that JAX takes by default, of TPUs what the system leaves."""
+        return int(self.memory * (0.95 if self.platform == "tpu" else 0.75))
+
+    def peak(self, dtype: str) -> float:
+        """The most operations a second of products of `dtype`, float32 or bfloat16."""
+        return {"bfloat16": self.bfloat16, "float32": self.float32}[dtype]
+
+
+def _tpu(
+    name: str, names: tuple[str, ...], tera_flops: float, gibibytes: float, gigabytes_a_second: float, page: str
+) -> DeviceKind:
+    flops = tera_flops * 1e12
+    return DeviceKind(name, names, flops, flops, int(gibibytes * GIB), gigabytes_a_second * 1e9, _TPU + page)
+
+
+def _gpu(
+    name: str,
+    names: tuple[str, ...],
+    tera_flops: tuple[float, float],
+    gibibytes: float,
+    gigabytes_a_second: float,
+    source: str,
+) -> DeviceKind:
+    bfloat16, float32 = (flops * 1e12 for flops in tera_flops)
+    return DeviceKind(name, names, bfloat16, float32, int(gibibytes * GIB), gigabytes_a_second * 1e9, source)
+
+
+DEVICE_KINDS = (
+    _tpu("TPU v2", (), 22.5, 8, 350, "v2"),
+    _tpu("TPU v3", (), 61.5, 16, 450, "v3"),
+    _tpu("TPU v4", (), 275, 32, 1200, "v4"),
+    _tpu("TPU v5e", ("TPU v5 lite", "v5litepod"), 197, 16, 819, "v5e"),
+    _tpu("TPU v5p", ("TPU v5",), 459, 95, 2765, "v5p"),
+    _tpu("TPU v6e", ("TPU v6 lite", "Trillium"), 918, 32, 1638, "v6e"),
+    _tpu("TPU 7x", ("TPU7x", "TPU v7x", "TPU v7", "Ironwood"), 1153.5, 96, 3690, "tpu7x"),
+    # These three have neither products of bfloat16, which XLA computes in float32, nor TF32.
+    _gpu("V100 16GB", ("V100", "V100-SXM2-16GB", "V100-PCIE-16GB"), (15.7, 15.7), 16, 900, _NVIDIA + "v100/"),
+    _gpu("V100 32GB", ("V100-SXM2-32GB", "V100-PCIE-32GB"), (15.7, 15.7), 32, 900, _NVIDIA + "v100/"),
+    _gpu("T4", (), (8.1, 8.1), 15, 320, _NVIDIA + "tesla-t4/"),
+    _gpu("A100 40GB", ("A100-SXM4-40GB", "A100-PCIE-40GB"), (312, 156), 40, 1555, _NVIDIA + "a100/"),
+    _gpu("A100 80GB", ("A100", "A100-SXM4-80GB", "A100 80GB PCIe"), (312, 156), 80, 2039, _NVIDIA + "a100/"),
+    _gpu("A10", (), (125, 62.5), 22, 600, _NVIDIA + "products/a10-gpu/"),
+    _gpu("L4", (), (121, 60), 22, 300, _NVIDIA + "l4/"),
+    _gpu("L40S", (), (362, 183), 45, 864, _NVIDIA + "l40s/"),
+    _gpu("H100", ("H100 80GB HBM3", "H100 SXM"), (989.4, 494.7), 80, 3350, _NVIDIA + "h100/"),
+    _gpu("H100 PCIe", (), (756, 378), 80, 2000, _NVIDIA + "h100/"),
+    _gpu("H100 NVL", (), (835, 417), 94, 3900, _NVIDIA + "h100/"),
+    _gpu("H200", ("GH200 144G HBM3e",), (989.4, 494.7), 140, 4800, _NVIDIA + "h200/"),
+    _gpu("B200", (), (2250, 1100), 179, 8000, _NVIDIA + "dgx-b200/"),
+    _gpu("GB200", (), (2500, 1250), 185, 8000, _NVIDIA + "gb200-nvl72/"),
+)  # fmt: skip
+
+
+def find_device_kind(name: str) -> DeviceKind | None:
+    """The device of that name, with any spelling of spaces and capitals, with or without its maker's; None: unknown."""
+    wanted = _plain(name)
+    return next((kind for kind in DEVICE_KINDS if wanted in map(_plain, (kind.name, *kind.names))), None)
+
+
+def known_device_kind(name: str) -> DeviceKind:
+    """`find_device_kind`; raises ValueError, with all names that are known, where it is none."""
+    if kind := find_device_kind(name):
+        return kind
+    known = ", ".join(kind.name for kind in DEVICE_KINDS)
+    raise ValueError(f"device kind {name!r} is unknown; use one of {known} (alibi/parallel/device_kinds.py)")
+
+
+def _plain(name: str) -> str:
+    """TPU v5e, tpu-v5e and v5e are one; so are NVIDIA H100 80GB HBM3, H100 and h100-80gb-hbm3."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"\b(nvidia|tesla|geforce|google|cloud|tpu)\b", "", name.lower()))

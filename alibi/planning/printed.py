@@ -1,0 +1,106 @@
+"""A plan in words: all of it, and in one line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from alibi.parallel.device_kinds import GIB
+from alibi.planning.plan import UTILISATIONS, Plan
+from alibi.reporting.writers import aligned
+
+
+def describe(plan: Plan) -> str:
+    """All of a plan, as `train.py --plan` prints it."""
+    return "\n".join([_facts(plan), _memory(plan), _time(plan), _checkpoints(plan)])
+
+
+def config_flags(change: Mapping[str, Any]) -> str:
+    """Config keys as the flags that set them."""
+    return " ".join(f"--config.{key}={value}" for key, value in change.items())
+
+
+def format_hours(hours: float) -> str:
+    """0.2 s, 12 min, 3.5 h, 120 h."""
+    if hours < 1 / 60:
+        return f"{3600 * hours:.2g} s"
+    if hours < 1:
+        return f"{60 * hours:.0f} min"
+    return f"{hours:.1f} h" if hours < 100 else f"{hours:,.0f} h"
+
+
+def _facts(plan: Plan) -> str:
+    kind, model, train, length = plan.kind, plan.config.model, plan.config.train, plan.config.train_length
+    device_tokens = train.batch_tokens // (plan.mesh["data"] * plan.mesh["fsdp"] * plan.micro_batches)
+    repeated = "; remat computes a third more" if model.remat else ""
+    assumed = f" ({plan.vocabulary.assumed})" if plan.vocabulary.assumed else ""
+    peak = f"{kind.bandwidth / 1e9:,.0f} GB/s, {kind.peak(model.dtype) / 1e12:,.4g} TFLOP/s in {model.dtype}"
+    facts = {
+        "devices": f"{plan.devices:,} x {kind.name}: {kind.memory / GIB:g} GiB, {peak}",
+        "": kind.source,
+        "mesh": ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items()),
+        "model": f"{plan.config.position}, {plan.parameters:,} parameters, a vocabulary of "
+        f"{plan.vocabulary.size:,}{assumed}",
+        "step": f"{train.batch_tokens:,} tokens, {plan.flops_per_token * train.batch_tokens:.3g} FLOPs{repeated}; "
+        f"{plan.micro_batches} x {train.batch_tokens // length // plan.micro_batches:,} sequences of {length:,}, "
+        f"{device_tokens:,} tokens a device at a time",
+        "run": f"{train.steps:,} steps, {plan.tokens:,} tokens, {plan.flops_per_token * plan.tokens:.3g} FLOPs",
+    }
+    return "".join(f"{name:<9}{text}\n" for name, text in facts.items())
+
+
+def _memory(plan: Plan) -> str:
+    memory, model = plan.memory, plan.config.model
+    kept = "what each layer begins with, and one layer that is computed again" if model.remat else "of all layers"
+    twice = ", twice, since micro-batches add up" if plan.micro_batches > 1 else ""
+    parts = [
+        ("parameters", memory.parameters, "exact"),
+        ("optimizer state", memory.optimizer, "exact"),
+        ("gradients", memory.gradients, f"as large as the parameters{twice}"),
+        ("activations", memory.activations, f"estimated from the trace: {kept}"),
+        ("gathered", memory.gathered, "estimated: parameters of other devices, as they are needed here"),
+        ("logits", memory.logits, f"and their gradient, of up to {model.logits_chunk:,} tokens (model.logits_chunk)"),
+    ]
+    rows = [["memory of a device", "GiB", ""]]
+    rows += [[f"  {name}", _gib(size), told] for name, size, told in parts if size]
+    rows.append(["  at most", _gib(memory.total), "at one time: the state, and what the loss or the update needs"])
+    verdict = f"of {_gib(plan.kind.usable_memory)} GiB that a program can use: {_verdict(plan)}\n"
+    return aligned(rows, left=(0, 2)) + verdict
+
+
+def _verdict(plan: Plan) -> str:
+    if plan.fits:
+        return "fits"
+    if plan.change:
+        return f"does not fit; it would with {config_flags(plan.change)}"
+    return (
+        "does not fit, nor with smaller micro-batches, fsdp, remat, bfloat16 and tensor; use more devices, such "
+        "with more memory, or a smaller model"
+    )
+
+
+def _time(plan: Plan) -> str:
+    rows = [["training", "hours", "device-hours", "tokens/s"]]
+    for share in UTILISATIONS:
+        hours = plan.hours(share)
+        counted = (hours, plan.devices * hours, plan.tokens / hours / 3600)
+        rows.append(
+            [f"  at {share:.0%} of the peak", *(f"{number:,.4g}" for number in counted[:2]), f"{counted[2]:,.0f}"]
+        )
+    remat = "; with remat 75% can be reached at most" if plan.config.model.remat else ""
+    note = (
+        "the share is mfu in metrics.jsonl: products of layers and softmax, and attention to the keys that are seen\n"
+        f"not counted: compiling, input, validations, saving{remat}\n"
+    )
+    return aligned(rows, left=(0,)) + note
+
+
+def _checkpoints(plan: Plan) -> str:
+    each, kept = plan.checkpoint_bytes, plan.checkpoints_kept
+    return (
+        f"checkpoints  {each / 1e9:,.3g} GB each; {kept} are kept, and one more while it is written: "
+        f"{(kept + 1) * each / 1e9:,.3g} GB; {plan.checkpoints_written:,} or more are written, "
+        f"{plan.checkpoints_written * each / 1e9:,.4g} GB\n"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"

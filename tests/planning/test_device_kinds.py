@@ -1,0 +1,61 @@
+"""Devices by the names that JAX gives them, and what metrics make of their peaks."""
+
+import json
+import pathlib
+
+import pytest
+
+from alibi.model.flops import model_flops
+from alibi.parallel import device_kinds
+from alibi.parallel.device_kinds import DEVICE_KINDS, DeviceKind, find_device_kind
+from alibi.training import loop
+from tests.training.runs import on_one_device
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("TPU v5 lite", "TPU v5e"),
+        ("tpu-v5e", "TPU v5e"),
+        ("v5e", "TPU v5e"),
+        ("TPU v5", "TPU v5p"),
+        ("TPU v6 lite", "TPU v6e"),
+        ("TPU7x", "TPU 7x"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("h100", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB"),
+        ("Tesla V100-SXM2-32GB", "V100 32GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA L4", "L4"),
+        ("cpu", None),
+        ("", None),
+    ],
+)
+def test_names(name: str, kind: str | None) -> None:
+    found = find_device_kind(name)
+    assert (found and found.name) == kind
+
+
+def test_each_name_is_of_one_kind() -> None:
+    names = [device_kinds._plain(name) for kind in DEVICE_KINDS for name in {kind.name, *kind.names}]
+    assert len(names) == len(set(names))
+    for kind in DEVICE_KINDS:
+        assert kind.source.startswith("https://")
+        assert 1e12 < kind.float32 <= kind.bfloat16 < 1e16
+        assert kind.usable_memory < kind.memory
+
+
+def test_mfu_where_the_device_is_known(tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if CPUs were in the table: the share is of the operations that the model asks for."""
+    on_one_device(monkeypatch)
+    known = DeviceKind("cpu", (), 2e12, 1e12, 2**30, 1e9, "https://")
+    monkeypatch.setattr(device_kinds, "DEVICE_KINDS", (known,))
+    config = tiny_config(train__steps=4, log__every_steps=2)
+    loop.train(config, str(tmp_path / "run"))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    shares = [row for row in rows if "tokens_per_second" in row]
+    assert shares
+    for row in shares:
+        assert row["mfu"] == pytest.approx(row["tokens_per_second"] * model_flops(config, 256) / 1e12)

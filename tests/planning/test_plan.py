@@ -1,0 +1,204 @@
+"""A plan against what XLA says of the compiled step, and against arithmetic by hand."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+from alibi.config_files import load_config
+from alibi.model.decoder import build_model
+from alibi.model.flops import training_flops
+from alibi.parallel.device_kinds import GIB
+from alibi.parallel.sharding import abstract_mesh, batch_sharding, make_mesh
+from alibi.planning.memory import state_shapes, step_memory
+from alibi.planning.plan import Plan, Vocabulary, make_plan
+from alibi.planning.printed import config_flags, describe
+from alibi.planning.residuals import kept_bytes
+from alibi.training.optimizer import make_optimizer
+from alibi.training.state import abstract_state
+from alibi.training.step import make_train_step
+from configs import base
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VOCABULARY = 512
+
+
+def medium(**overrides: Any) -> ml_collections.ConfigDict:
+    """Two layers, large enough that what is kept of them is most of what a step takes."""
+    config = base.get_config("length=64,train.batch_tokens=8192,model.num_layers=2,model.num_heads=4")
+    for key, value in overrides.items():
+        base.set_key(config, key.replace("__", "."), value)
+    return config
+
+
+def compiled(config: ml_collections.ConfigDict, devices: int) -> jax.stages.Compiled:
+    """The training step, of one micro-batch, on so many fake devices."""
+    mesh = make_mesh(config.mesh, jax.devices()[:devices])
+    model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
+    state = abstract_state(model, optimizer, mesh)
+    shape = 1, config.train.batch_tokens // config.train_length, config.train_length
+    batch = jax.ShapeDtypeStruct(shape, np.int32, sharding=batch_sharding(mesh, leading=1))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return make_train_step(model, optimizer, 0, state_shardings=shardings).lower(state, batch, batch).compile()
+
+
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_against_the_compiled_step(mesh: dict[str, int]) -> None:
+    """Parameters and optimizer state to the byte; all of it to a quarter, of a step without remat."""
+    config = medium(**{f"mesh__{axis}": size for axis, size in mesh.items()})
+    step, abstract = compiled(config, 8), abstract_mesh(config.mesh, 8)
+    memory = step_memory(config, VOCABULARY, abstract, "cpu", state_shapes(config, VOCABULARY))
+    analysis = step.memory_analysis()
+    batch = 2 * 4 * config.train.batch_tokens // (mesh["data"] * mesh.get("fsdp", 1))  # inputs and targets, int32
+    assert memory.parameters + memory.optimizer + 4 + batch == analysis.argument_size_in_bytes, "4: the update's number"
+    whole = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+    assert memory.total == pytest.approx(whole, rel=0.25)
+    # Of each device; XLA also counts norms and the optimizer.
+    flops = config.train.batch_tokens * training_flops(config, VOCABULARY) / 8
+    assert step.cost_analysis()["flops"] == pytest.approx(flops, rel=0.15)
+
+
+def test_remat_keeps_what_layers_begin_with() -> None:
+    """With remat each layer keeps its input alone: tokens x width in float32."""
+    state = state_shapes(medium(), VOCABULARY)  # whose size is not what is asked for
+
+    def kept(layers: int, *, remat: bool) -> int:
+        config = medium(model__num_layers=layers, model__remat=remat)
+        return step_memory(config, VOCABULARY, abstract_mesh(config.mesh, 8), "tpu", state).activations
+
+    tokens, width = 8192 // 8, 128
+    assert kept(8, remat=True) - kept(7, remat=True) == 4 * tokens * width
+    layer = kept(8, remat=False) - kept(7, remat=False)
+    assert layer > 6 * 4 * tokens * width, "queries, keys, values, features and weights of attention"
+    assert kept(8, remat=True) < 0.4 * kept(8, remat=False)
+
+
+def test_what_a_program_keeps_by_hand() -> None:
+    """relu(x a) b: a's gradient needs x, which is given; b's needs relu(x a), and relu's where x a > 0."""
+
+    def function(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.maximum(x @ params["a"], 0.0) @ params["b"]
+
+    shapes = {name: jax.ShapeDtypeStruct((64, 64), jnp.float32) for name in ("a", "b")}
+    x = jax.ShapeDtypeStruct((1000, 64), jnp.float32)
+
+    def kept(share: float, *, fuses: bool) -> float:
+        return kept_bytes(function, shapes, x, share=lambda shape: share, fuses=fuses)
+
+    assert kept(1.0, fuses=True) == 4 * 1000 * 64, "only x a: all else is computed of it again"
+    assert kept(0.25, fuses=True) == 1000 * 64
+    assert kept(1.0, fuses=False) > 4 * 1000 * 64
+
+
+def test_hours_and_checkpoints_by_hand() -> None:
+    config = load_config(str(ROOT / "configs/cc100_1b3.py"))
+    plan = make_plan(config, 256, "TPU v5 lite")
+    # 25 layers of 4 x 2048^2 + 2 x 2048 x 8192 weights, 50,264 x 2048 of the softmax, half of 512 keys for each query.
+    per_token = 6 * (25 * (4 * 2048**2 + 2 * 2048 * 8192) + 50_264 * 2048 + 25 * 2 * 2048 * 256.5)
+    assert plan.flops_per_token == pytest.approx(per_token)
+    assert plan.tokens == 50_000 * 2_097_152
+    assert plan.hours(0.5) == pytest.approx(plan.tokens * per_token / (256 * 197e12 * 0.5) / 3600)
+    assert plan.checkpoint_bytes == pytest.approx(3 * 4 * plan.parameters, rel=1e-6), "Adam has two numbers for each"
+    assert (plan.checkpoints_kept, plan.checkpoints_written) == (3, 50)
+    assert plan.micro_batches == 1
+    # XLA's own figure of this step, compiled for such a slice by libtpu 0.0.42 with model.scan_layers.
+    assert plan.memory.total == pytest.approx(3.235 * GIB, rel=0.1)
+    assert "at 50% of the peak" in describe(plan)
+
+
+def planned(config: ml_collections.ConfigDict, devices: int = 8, kind: str = "L4") -> Plan:
+    return make_plan(config, devices, kind, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "change"),
+    [
+        # Of 2^19 tokens a device keeps 29 GiB, of half as many half of that.
+        ({"model__width": 1024, "train__batch_tokens": 2**22}, {"train.max_device_tokens": 2**18}),
+        # Four numbers of 4 bytes for each of 1.2e9 parameters are 18 GiB.
+        ({"model__width": 10_000, "model__num_layers": 1, "model__feed_forward": 40_000}, {"mesh.fsdp": 2}),
+    ],
+)
+def test_the_first_change_that_fits(overrides: dict[str, Any], change: dict[str, Any]) -> None:
+    config = medium(**overrides)
+    plan = planned(config)
+    assert not plan.fits
+    assert plan.change is not None
+    assert dict(plan.change).items() >= change.items()
+    assert f"does not fit; it would with {config_flags(plan.change)}" in describe(plan)
+    config.update_from_flattened_dict(dict(plan.change))
+    assert planned(config).fits
+    assert planned(config).change is None
+
+
+def test_what_nothing_makes_fit() -> None:
+    plan = planned(medium(model__width=65_536, model__num_layers=1, train__batch_tokens=64), devices=1, kind="T4")
+    assert plan.change == {}
+    assert "does not fit, nor with smaller micro-batches" in describe(plan)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "message"),
+    [
+        ({"mesh__data": 3}, "L4", "mesh.data=3, mesh.fsdp=1, mesh.tensor=1 do not fit 8 devices; make their product 8"),
+        ({"mesh__tensor": 8}, "L4", "mesh.tensor=8 splits the heads and does not divide model.num_heads=4; use one of"),
+        ({}, "TPU v9", "device kind 'TPU v9' is unknown; use one of TPU v2, TPU v3, TPU v4, TPU v5e,"),
+        ({"train__batch_tokens": 64}, "L4", "train.batch_tokens=64 must be a multiple of 512"),
+    ],
+)
+def test_refusals(overrides: dict[str, Any], kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match="^" + message.replace(".", r"\.")) as error:
+        planned(medium(**overrides), kind=kind)
+    assert "\n" not in str(error.value)
+
+
+def test_vocabularies_that_need_no_text() -> None:
+    data = base.get_config().data
+    assert Vocabulary.of(data) == Vocabulary(256)
+    data.update(tokenizer="bpe", bpe_vocab_size=1000)
+    assert Vocabulary.of(data) == Vocabulary(1000)
+    data.tokenizer = "words"
+    assert Vocabulary.of(data).assumed
+    assert not Vocabulary.of(load_config(str(ROOT / "configs/wikitext103.py")).data).assumed
+
+
+def test_the_command_lines(tmp_path: pathlib.Path) -> None:
+    """Neither needs a work directory or makes anything; what --print_config prints is a config file."""
+
+    def said(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "train.py"), f"--config={ROOT / 'configs/quickstart.py'}", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    printed = said("--print_config", "--config.train.steps=123", "--config.position_options.num_buckets=64")
+    (tmp_path / "mine.py").write_text(printed.stdout)
+    config = load_config(str(tmp_path / "mine.py"))
+    assert (config.train.steps, config.position_options.num_buckets) == (123, 64)
+    (tmp_path / "mine.py").unlink()
+    plan = said("--plan", "--devices=2", "--device_kind=NVIDIA H100 80GB HBM3")
+    assert plan.stdout.startswith("devices  2 x H100: 80 GiB, 3,350 GB/s, 494.7 TFLOP/s in float32")
+    assert plan.stderr == ""
+    refused = said("--plan", "--devices=2", "--device_kind=H100", "--config.mesh.fsdp=3")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    sizes = "mesh.data=-1, mesh.fsdp=3, mesh.tensor=1"
+    assert refused.stderr == f"error: {sizes} do not fit 2 devices; make their product 2, or one of them -1\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("[!_b]*.py")), ids=lambda path: path.stem)
+def test_configs_as_files(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    from alibi.config_files import as_file
+
+    config = load_config(f"{path}:position=alibi,position_options.slopes=0.5:0.25,length=64")
+    (tmp_path / "same.py").write_text(as_file(config))
+    again = load_config(str(tmp_path / "same.py"))
+    assert json.dumps(again.to_dict(), sort_keys=True) == json.dumps(config.to_dict(), sort_keys=True)
+    assert load_config(f"{tmp_path / 'same.py'}:train.steps=7").train.steps == 7
