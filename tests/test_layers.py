@@ -70,7 +70,8 @@ ALLOWED = {
         "configs.wikitext2",
         "configs.books",
         "configs.quickstart",
-    },  # a config may vary another one
+        "configs.sweeps",
+    },  # a config may vary another one, and a sweep
 }
 
 

@@ -114,7 +114,7 @@ def evaluate_each(
             failures.append(known if path in known else f"{path}: {known}")
             if is_primary():
                 tell(failures[-1])
-    output.finish(report=report)
+    output.finish(report=report, workdirs=paths)
     return failures
 
 

@@ -1,8 +1,9 @@
 """An output directory of evaluations: what is in it, and how rows, dumps and the report come into it."""
 
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import tqdm
@@ -11,10 +12,11 @@ from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
 from alibi.evaluation.windows import Part, Windows
 from alibi.parallel.hosts import is_primary
+from alibi.reporting.curves import RunSource
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import Device, Row, Scoring, latest
-from alibi.runs import evaluation_hash, git_commit
+from alibi.runs import RunDirectory, evaluation_hash, flatten, git_commit
 from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
 
@@ -68,10 +70,15 @@ class Output:
         with self.store.fetched(find_name(self.store, of)) as path:
             return what_is_in(path) == of
 
-    def finish(self, *, report: bool) -> None:
-        """Writes results.jsonl, and where it is asked for the report, which is printed."""
+    def finish(self, *, report: bool, workdirs: Sequence[str] = ()) -> None:
+        """Writes results.jsonl, and where it is asked for the report, which is printed; it tells of `workdirs`."""
         shown: list[str] = []
-        self._guard(lambda: shown.append(write_report(self.store)) if report else merge_rows(self.store))
+
+        def write() -> None:
+            runs = [source for workdir in workdirs if (source := run_source(workdir))]
+            shown.append(write_report(self.store, runs=runs))
+
+        self._guard(write if report else lambda: merge_rows(self.store))
         for text in shown:  # outside: what can't be printed has been written
             print(text)
 
@@ -85,6 +92,16 @@ class Output:
                 f"output directory {self.store} can't be written ({error.strerror or error}); "
                 "make space or choose another --output_dir; rows written so far are kept"
             ) from error
+
+
+def run_source(workdir: str) -> RunSource | None:
+    """What a report tells of the run in `workdir`; None where it isn't whole."""
+    directory = RunDirectory(workdir)
+    try:
+        config, words = flatten(directory.config()), directory.provenance().get("command", [])
+    except ValueError:
+        return None
+    return RunSource(directory.name, config, f"python {shlex.join(words)}" if words else "", directory.store)
 
 
 def say(message: str) -> None:

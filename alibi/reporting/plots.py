@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import os
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 import matplotlib
@@ -14,8 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from alibi.atomic import made_whole
+from alibi.reporting import tables
 from alibi.reporting.report import Panel, Series
 from alibi.reporting.tables import Number, Table
+from alibi.reporting.writers import heading_text
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), distinct under every common colour blindness; its yellow
 # is left out, which is too pale on white. Marker and dash differ as well, for print without colours.
@@ -31,6 +34,7 @@ FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lec
 DOTS_PER_INCH = 200
 MAX_TICKS = 16  # labels of lengths that fit side by side
 LABEL_HEIGHT = 0.06  # of the axes: what one line of direct labels needs
+LABEL_WIDTH = 22  # letters, after which a label goes on in the next line
 
 
 def draw_extrapolation(panel: Panel, path: str | os.PathLike) -> None:
@@ -42,20 +46,20 @@ def draw_extrapolation(panel: Panel, path: str | os.PathLike) -> None:
 def draw_context_use(panel: Panel, path: str | os.PathLike) -> None:
     """Writes the figure of what context gains to the PNG file `path`.
 
-    The bars are 95% intervals of single runs, and the standard deviation over seeds where there are several.
+    The bars are 95% intervals of single runs, and the mean and standard deviation over seeds where there are several.
     """
     with png(path) as figure:
         axes = figure.add_subplot()
-        styles = zip(panel.series, _labels(panel.series), _style_numbers(panel.series), strict=True)
-        for series, label, number in styles:
+        for series, number in zip(panel.series, style_numbers(panel.series), strict=True):
             found = {length: cell for length, cell in series.cells.items() if isinstance(cell, Number)}
             errors = [[abs(cell.span[side] - cell.mean) for cell in found.values()] for side in (0, 1)]
             axes.errorbar(
-                [*found], [cell.mean for cell in found.values()], errors, label=label, capsize=4,
+                [*found], [cell.mean for cell in found.values()], errors, label=wrapped(series.label), capsize=4,
                 color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)],
                 ls=DASHES[number % len(DASHES)],
             )  # fmt: skip
-        _draw_lengths(axes, panel)
+        bars = tables.SPREAD if panel.has_seeds else "95% interval of a single run"
+        _draw_lengths(axes, panel, f"bars: {bars}")
         axes.axhline(0, color="#555555", linewidth=1.5)
         axes.set_yscale("symlog", linthresh=0.01)  # a gain of hundredths is read beside losses of several nats
         axes.set_ylabel("nats a token gained by context")
@@ -75,7 +79,9 @@ def draw_passkeys(table: Table, path: str | os.PathLike) -> None:
                 if labels[1] == length:
                     number = names.index(labels[0])
                     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-                    axes.plot([*found], [*found.values()], color=colour, marker=marker, label=labels[0])
+                    axes.plot(
+                        [*found], [*found.values()], color=colour, marker=marker, label=wrapped(heading_text(labels[0]))
+                    )
             axes.set_xscale("log", base=2)
             axes.set_ylim(-0.02, 1.02)
             axes.set_title(f"windows of {length:,}")
@@ -103,9 +109,9 @@ def png(
 
 def draw_axes(axes: Axes, panel: Panel) -> None:
     """Draws `panel` into `axes`: lines, train lengths, ticks and labels."""
-    named = zip(panel.series, _labels(panel.series), _style_numbers(panel.series), strict=True)
-    lines = [line for series, label, number in named if (line := _draw_line(axes, series, label, number))]
-    _draw_lengths(axes, panel)
+    styled = zip(panel.series, style_numbers(panel.series), strict=True)
+    lines = [line for series, number in styled if (line := _draw_line(axes, series, number))]
+    _draw_lengths(axes, panel, f"bands: {tables.SPREAD}" if panel.has_seeds else "")
     axes.set_yscale("log")
     ticks = perplexity_ticks(*axes.get_ylim())
     axes.set_yticks(ticks, [f"{tick:,.10g}" for tick in ticks])
@@ -115,15 +121,13 @@ def draw_axes(axes: Axes, panel: Panel) -> None:
     axes.grid()
 
 
-def _labels(series: Sequence[Series]) -> list[str]:
-    """The methods' names where they tell the lines apart and are all that the runs' names say, else those."""
-    positions = [one.position for one in series]
-    alike = len({one.train_length for one in series}) <= 1 and len(set(positions)) == len(positions)
-    plain = all(one.label in (one.position, f"{one.position}-L{one.train_length}") for one in series)
-    return positions if alike and plain else [one.label for one in series]
+def wrapped(label: str) -> str:
+    """The label in lines that leave room for the figure."""
+    return textwrap.fill(label, LABEL_WIDTH)
 
 
-def _style_numbers(series: Sequence[Series]) -> list[int]:
+def style_numbers(series: Sequence[Series]) -> list[int]:
+    """Of each series its place in COLOURS, MARKERS and DASHES, which go round."""
     positions = [one.position for one in series]
     if len(set(positions)) < len(positions):
         return list(range(len(series)))
@@ -132,23 +136,32 @@ def _style_numbers(series: Sequence[Series]) -> list[int]:
     return [KNOWN_METHODS.index(name) if name in KNOWN_METHODS else next(others) for name in positions]
 
 
-def _draw_line(axes: Axes, series: Series, label: str, number: int) -> Line2D | None:
-    """The line of the series' finite means, and the range of its seeds; None without any."""
+def _draw_line(axes: Axes, series: Series, number: int) -> Line2D | None:
+    """The line of the series' finite means, and the band of its seeds; None without any."""
     cells = {length: cell for length, cell in series.cells.items() if isinstance(cell, Number)}
-    seeds = {length: cell.values for length, cell in cells.items() if math.isfinite(cell.mean)}
-    if not seeds:
+    cells = {length: cell for length, cell in cells.items() if math.isfinite(cell.mean)}
+    if not cells:
         return None
     colour = COLOURS[number % len(COLOURS)]
     dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
-    means = [cells[length].mean for length in seeds]
-    (line,) = axes.plot([*seeds], means, lw=2.5, markersize=9, label=label, color=colour, ls=dashes, marker=marker)
-    if any(len(values) > 1 for values in seeds.values()):
-        low, high = [min(values) for values in seeds.values()], [max(values) for values in seeds.values()]
-        axes.fill_between([*seeds], low, high, color=colour, alpha=0.2, linewidth=0)
+    means = [cell.mean for cell in cells.values()]
+    (line,) = axes.plot(
+        [*cells], means, lw=2.5, markersize=9, label=series.label, color=colour, ls=dashes, marker=marker
+    )
+    if any(cell.deviation for cell in cells.values()):
+        low, high = zip(*map(band, cells.values()), strict=True)
+        axes.fill_between([*cells], low, high, color=colour, alpha=0.2, linewidth=0)
     return line
 
 
-def _draw_lengths(axes: Axes, panel: Panel) -> None:
+def band(cell: Number) -> tuple[float, float]:
+    """The mean less and plus the standard deviation; a log scale ends at the least seed where that is below zero."""
+    low, high = cell.span
+    return (low if low > 0 else min(cell.values)), high
+
+
+def _draw_lengths(axes: Axes, panel: Panel, spread_is: str) -> None:
+    """The axis of lengths, with the train lengths, and a line below it that says what bands or bars are."""
     axes.set_xscale("log", base=2)
     ticks = apart(panel.lengths, len(panel.lengths) and (panel.lengths[-1] / panel.lengths[0]) ** (1 / MAX_TICKS))
     axes.set_xticks(ticks, [f"{length:,}" for length in ticks])
@@ -156,7 +169,8 @@ def _draw_lengths(axes: Axes, panel: Panel) -> None:
         axes.tick_params(axis="x", rotation=60)
     axes.xaxis.set_minor_locator(NullLocator())
     windows = "" if panel.stride is None or panel.use is not None else f", stride {panel.stride:,}"
-    axes.set_xlabel(f"evaluation length in tokens ({panel.corpus}, {panel.split}{windows})")
+    label = f"evaluation length in tokens ({panel.corpus}, {panel.split}{windows})"
+    axes.set_xlabel("\n".join(filter(None, [textwrap.fill(label, 80), spread_is])))
     for length in sorted({series.train_length for series in panel.series}):
         axes.axvline(length, color="#555555", linestyle=":", linewidth=1.5, zorder=0)
         axes.annotate(
@@ -193,23 +207,29 @@ def _draw_labels(axes: Axes, lines: Iterable[Line2D]) -> None:
     low, high = (math.log(limit) for limit in axes.get_ylim())
     right = max((length for length, *_ in ends), default=0)
     heights = [(math.log(value) - low) / (high - low) for _, value, _ in ends]
-    for (length, value, line), height, wanted in zip(ends, spread(heights, LABEL_HEIGHT), heights, strict=True):
-        label, colour = line.get_label(), line.get_color()
+    names = [f"{line.get_label()}" + ("" if length == right else f" (to {length:,.0f})") for length, _, line in ends]
+    labels = [wrapped(name) for name in names]
+    sizes = [LABEL_HEIGHT * (1 + label.count("\n")) for label in labels]
+    smaller = min(1.0, 1 / sum(sizes)) if sizes else 1.0  # where there are more than the axes are high
+    placed = spread(heights, [size * smaller for size in sizes])
+    for (length, value, line), label, height, wanted in zip(ends, labels, placed, heights, strict=True):
+        colour = line.get_color()
         moved = length == right and abs(height - wanted) > LABEL_HEIGHT / 4
         axes.annotate(
-            label if length == right else f"{label} (to {length:,.0f})", (length, value), (1.03, height),
+            label, (length, value), (1.03, height), fontsize=FONT_SIZE * smaller,
             textcoords="axes fraction", va="center", color=colour, fontweight="bold", annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.5} if moved else None,
         )  # fmt: skip
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Moves ascending `heights` apart to at least `gap`, and down again where that leaves the axes at 1."""
-    placed: list[float] = []
-    for height in heights:
-        placed.append(max(height, placed[-1] + gap) if placed else height)
-    ceiling = max(1.0, gap * len(placed))
+def spread(heights: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Moves what has these `sizes` and ascending `heights` apart, and down again where that leaves the axes at 1."""
+    gaps = [(one + other) / 2 for one, other in itertools.pairwise(sizes)]
+    placed = [*heights[:1]]
+    for height, gap in zip(heights[1:], gaps, strict=True):
+        placed.append(max(height, placed[-1] + gap))
+    ceiling = max(1.0, sum(sizes))
     for index in reversed(range(len(placed))):
         placed[index] = min(placed[index], ceiling)
-        ceiling = placed[index] - gap
+        ceiling = placed[index] - (gaps[index - 1] if index else 0.0)
     return placed

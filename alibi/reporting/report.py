@@ -1,4 +1,4 @@
-"""The report of a directory: its rows -> results.jsonl, report.md, extrapolation.png and a table for the terminal."""
+"""The report of a directory: its rows -> results.jsonl, report.md, report.html, figures and tables for the terminal."""
 
 import dataclasses
 import os
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from alibi.reporting import tables
+from alibi.reporting.curves import RunSource
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
@@ -19,6 +20,9 @@ REPORT_FILE = "report.md"
 FIGURE_FILE = "extrapolation.png"
 CONTEXT_FIGURE_FILE = "context_use.png"
 PASSKEY_FIGURE_FILE = "passkey.png"
+PAGE_FILE = "report.html"
+
+_KEYS = re.compile(r"-(?=L\d+(?:-|$)|[A-Za-z_]\w*=)")  # before each key of a run's name
 
 # What a row holds of the numbers that tables show.
 VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
@@ -57,6 +61,12 @@ class Panel:
     def lengths(self) -> list[int]:
         return sorted({length for series in self.series for length in series.cells})
 
+    @property
+    def has_seeds(self) -> bool:
+        """Whether there is a number of several seeds."""
+        cells = (cell for series in self.series for cell in series.cells.values())
+        return any(isinstance(cell, Number) and cell.deviation is not None for cell in cells)
+
 
 def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     """Groups `rows` into panels, each in order of first appearance; a later row replaces an earlier one of its cell.
@@ -66,11 +76,30 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     found = []
     rows = [row for row in latest(rows) if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
     rows = [row for row in rows if row.passkey is None]
+    names = series_names(rows)
     for (corpus, split, stride, use), group in _grouped(rows, _panel_key).items():
-        by_series = _grouped(group, lambda row: (row.series, row.position, row.train_length))
+        by_series = _grouped(group, lambda row: (names[row.series], row.position, row.train_length))
         in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
         found.append(Panel(corpus, split, stride, kind, _make_series(by_series, kind), tuple(in_order), use))
     return found
+
+
+def series_names(rows: Iterable[Row]) -> dict[str, str]:
+    """What tables and figures call each `Row.series`: its run's name without the keys that all runs share.
+
+    Of names as sweeps make them, METHOD-L128-KEY=VALUE, the train length is left out where there is one, and keys where
+    all have the same value; names of other forms stay, as do all where the short ones would not be distinct.
+    """
+    rows = list(rows)
+    names = {row.series: _KEYS.split(row.series.partition(" ")[0]) for row in rows}
+    shared = set.intersection(*map(set, names.values())) if len(names) > 1 else set()
+    if len({row.train_length for row in rows}) == 1:
+        shared.add(f"L{rows[0].train_length}")
+    short = {}
+    for series, (method, *keys) in names.items():
+        _, space, override = series.partition(" ")
+        short[series] = "-".join([method, *(key for key in keys if key not in shared)]) + space + override
+    return short if len({*short.values()}) == len(short) else {series: series for series in short}
 
 
 def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind) -> tuple[Series, ...]:
@@ -126,7 +155,8 @@ def passkey_tables(rows: Iterable[Row]) -> list[Table]:
     found = [row for row in latest(rows) if row.passkey is not None]
     if not found:
         return []
-    lines = _grouped(found, lambda row: (row.series, row.eval_length))
+    names = series_names(found)
+    lines = _grouped(found, lambda row: (names[row.series], row.eval_length))
     by_distance = {line: _grouped(group, _distance) for line, group in lines.items()}
     columns = sorted(set().union(*by_distance.values()))
     facts = [
@@ -187,12 +217,10 @@ def explanation(panel: Panel) -> str:
         return (
             "Nats a token that the same tokens save by the longer windows: above zero where the model uses the longer "
             "context, zero where it only survives it. In brackets: the 95% interval of a single run, by resampling "
-            "windows. ±: the standard deviation over seeds."
+            f"windows. ±: {tables.SPREAD}."
         )
     text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
-    cells = (cell for series in panel.series for cell in series.cells.values())
-    several = any(isinstance(cell, Number) and cell.deviation is not None for cell in cells)
-    return text + (" ±: the standard deviation over seeds." if several else "")
+    return text + (f" ±: {tables.SPREAD}." if panel.has_seeds else "")
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:
@@ -202,39 +230,43 @@ def failed_runs(failures: Mapping[str, str]) -> str:
 
 
 def write_report(
-    directory: str | os.PathLike | Store, title: str = "Extrapolation", failures: Mapping[str, str] | None = None
+    directory: str | os.PathLike | Store,
+    title: str = "Extrapolation",
+    failures: Mapping[str, str] | None = None,
+    runs: Sequence[RunSource] = (),
 ) -> str:
-    """Writes results.jsonl of the rows in `directory`, report.md and one figure a panel; returns the text tables.
+    """Writes results.jsonl of the rows in `directory`, report.md, report.html and figures; returns the text tables.
 
-    The first panel's figure is extrapolation.png; those of further panels (other
-    splits, strides, corpora) have a suffix. `failures`, reasons by run, are listed
-    at the end. Without rows and failures nothing is written.
+    There is one figure a panel: the first panel's is extrapolation.png; those of further
+    panels (other splits, strides, corpora) have a suffix. `failures`, reasons by run, are listed
+    at the end. `runs` are those whose commands, configs and training curves the page has.
+    Without rows and failures nothing is written.
     """
     store = open_store(directory)
     rows = merge_rows(store)
     if not rows and not failures:
         return f"no results in {store}/{ROWS_FILE} yet\n"
-    from alibi.reporting import plots  # matplotlib: two seconds that an evaluation without a report need not wait
+    from alibi.reporting import page, plots  # matplotlib: two seconds that an evaluation without a report need not wait
 
     markdown, text = [f"# {title}\n"], []
-    for index, (panel, in_bits) in enumerate(zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)):
-        figure = FIGURE_FILE if index == 0 else f"extrapolation-{_suffix(panel)}.png"
+    measured, gains, passkeys = measured_panels(rows), panels(rows, tables.CONTEXT_GAIN), passkey_tables(rows)
+    for index, kinds in enumerate(measured):
+        figure = FIGURE_FILE if index == 0 else f"extrapolation-{_suffix(kinds[0])}.png"
         with store.made(figure) as file:
-            plots.draw_extrapolation(panel, file)
-        knows_bytes = any(row.bits_per_byte is not None for row in panel.rows)
-        for table in map(build_table, (panel, in_bits) if knows_bytes else (panel,)):
+            plots.draw_extrapolation(kinds[0], file)
+        for table in map(build_table, kinds):
             markdown.append(to_markdown(table))
             text.append(to_text(table))
-        markdown += [explanation(panel) + "\n", f"![perplexity by evaluation length]({figure})\n"]
+        markdown += [explanation(kinds[0]) + "\n", f"![perplexity by evaluation length]({figure})\n"]
         text.append(f"figure: {store}/{figure}\n")
-    for index, panel in enumerate(panels(rows, tables.CONTEXT_GAIN)):
+    for index, panel in enumerate(gains):
         figure = CONTEXT_FIGURE_FILE if index == 0 else f"context_use-{index + 1}.png"
         with store.made(figure) as file:
             plots.draw_context_use(panel, file)
         table = build_table(panel)
         markdown += [to_markdown(table), explanation(panel) + "\n", f"![nats gained by context]({figure})\n"]
         text += [to_text(table), f"figure: {store}/{figure}\n"]
-    for table in passkey_tables(rows):
+    for table in passkeys:
         with store.made(PASSKEY_FIGURE_FILE) as file:
             plots.draw_passkeys(table, file)
         markdown += [to_markdown(table), f"![keys found again, by distance]({PASSKEY_FIGURE_FILE})\n"]
@@ -242,7 +274,16 @@ def write_report(
     if failures:
         markdown.append(failed_runs(failures))
     store.write(REPORT_FILE, "\n".join(markdown))
-    return "\n".join([*text, f"report: {store}/{REPORT_FILE}\n"])
+    names = series_names(latest(rows))
+    called = {row.run: names[row.series] for row in latest(rows) if row.override is None}
+    store.write(PAGE_FILE, page.make_page(title, measured, gains, passkeys, called, failures or {}, runs))
+    return "\n".join([*text, f"report: {store}/{REPORT_FILE}, {store}/{PAGE_FILE}\n"])
+
+
+def measured_panels(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
+    """Of each corpus, split and windows the perplexities, and bits per byte where the text's bytes are known."""
+    pairs = zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)
+    return [pair if any(row.bits_per_byte is not None for row in pair[0].rows) else pair[:1] for pair in pairs]
 
 
 def _suffix(panel: Panel) -> str:

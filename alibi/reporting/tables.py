@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+# What stands after ± in tables, and what bands and bars of several seeds show.
+SPREAD = "mean and standard deviation over seeds"
 
 
 @dataclasses.dataclass(frozen=True)

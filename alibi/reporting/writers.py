@@ -1,6 +1,7 @@
-"""A `Table` as Markdown, plain text, CSV and LaTeX; a further format is one more function of a table."""
+"""A `Table` as Markdown, plain text, HTML, CSV and LaTeX; a further format is one more function of a table."""
 
 import csv
+import html
 import io
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -49,6 +50,37 @@ def to_text(table: Table, width: int = 100) -> str:
     caption, notes = textwrap.wrap(table.caption, width), enumerate(table.notes, start=1)
     lines = aligned([header, rule, *body]) + "".join(f"[{number}] {note}\n" for number, note in notes)
     return "\n".join([*caption, "", lines])
+
+
+def to_html(table: Table) -> str:
+    """A table whose headings are buttons; each cell holds the value to sort by, "" where there is no number."""
+
+    def cell(parts: Sequence[Part]) -> str:
+        texts = [_texts(table, part) for part in parts]
+        shown = " / ".join(f"{html.escape(text)}<small>{html.escape(ratio)}</small>" for text, ratio in texts if text)
+        number = next((part for part in parts if isinstance(part, Number)), None)
+        best = ' class="best"' if number is not None and number.best else ""
+        return f'<td{best} data-value="{"" if number is None else repr(number.mean)}">{shown}</td>'
+
+    def label(heading: Heading, first: bool) -> str:
+        text = html.escape(heading_text(heading))
+        value = heading if isinstance(heading, int) else text
+        return f'<th scope="row" data-value="{value}">{text}</th>' if first else f'<td data-value="{value}">{text}</td>'
+
+    columns = [*zip(*table.labels, strict=True)] or [() for _ in table.label_header]
+    kinds = ["number" if all(isinstance(one, int) for one in column) else "text" for column in columns]
+    headings = [*zip(table.label_header, kinds, strict=True), *((heading, "number") for heading in table.header)]
+    head = "".join(
+        f'<th scope="col" data-type="{kind}"><button type="button">{html.escape(heading_text(heading))}</button></th>'
+        for heading, kind in headings
+    )
+    body = "\n".join(
+        f"<tr>{''.join(label(one, number == 0) for number, one in enumerate(labels))}{''.join(map(cell, cells))}</tr>"
+        for labels, cells in zip(table.labels, table.cells, strict=True)
+    )
+    notes = "".join(f"<p>[{number}] {html.escape(note)}</p>" for number, note in enumerate(table.notes, start=1))
+    start = f"<table><caption>{html.escape(table.caption)}</caption><thead><tr>{head}</tr></thead>"
+    return f'<div class="table">{start}\n<tbody>\n{body}\n</tbody></table>{notes}</div>'
 
 
 def to_csv(table: Table) -> str:

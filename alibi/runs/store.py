@@ -121,6 +121,12 @@ class Store(abc.ABC):
     def drop_log(self, name: str, step: int) -> None:
         """Removes the rows of `log` that are of a later step, and lines that are no rows."""
 
+    def read_log(self, name: str) -> list[dict[str, Any]]:
+        """The rows of `log`, in their order; none where there are none, and without lines that are no rows."""
+        files = self.names(f"{name}.jsonl") or self.names(name)
+        lines = b"".join(self.read_all(files)).splitlines()
+        return [json.loads(line) for line in lines if _step_of(line) < math.inf]
+
     def read(self, name: str) -> bytes:
         """The content of a file; FileNotFoundError where there is none."""
         return self.read_version(name)[0]

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
 import sys
 import threading
 import time
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from alibi.errors import FAILED, REQUEUE, UserError, disk_errors_named
 from alibi.parallel.signals import Interrupted
+from alibi.reporting.curves import RunSource
 from alibi.reporting.report import write_report
+from alibi.runs import flatten
 from alibi.runs.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
 from alibi.runs.store import LostError, open_store
-from alibi.sweeps.definition import Evaluation, Run, Sweep
+from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed, format_duration
 from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, places, suitable_jobs
 from alibi.sweeps.state import (
@@ -91,7 +94,9 @@ class Sweeper:
         self._evaluated: set[str] = set()
         self.unfinished: list[str] = []
         self.left: list[str] = []
-        self.report = report or functools.partial(write_report, self.store, sweep.title)
+        self.report = report or functools.partial(
+            write_report, self.store, sweep.title, runs=run_sources(sweep, self.store)
+        )
         self.launcher = launcher or LocalProcesses()
         self._claim: Claim | None = None
 
@@ -298,6 +303,17 @@ class Sweeper:
     def _check_claim(self) -> None:
         if self._claim is not None:
             self._claim.check()
+
+
+def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
+    """The configs, commands and work directories of the sweep's runs, for the report's page."""
+    sources = []
+    for run in sweep.runs:
+        command = train_command(run, workdir)
+        flags = shlex.join(command.flags).replace(f"{PROJECT}/", "")
+        store = run_directory(workdir, run).store
+        sources.append(RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", store))
+    return sources
 
 
 def run_sweeper(sweeper: Sweeper) -> int:

@@ -35,7 +35,7 @@ def test_rows_may_go_to_an_object_store(alibi_run, evaluated, s3_bucket):
     assert row.nll_nats == rows_by_cell(evaluated)["alibi-run", 16].nll_nats
     names = open_store(f"{s3_bucket}/out").names()
     assert [name for name in names if not name.startswith("rows/alibi-run/16-")] == [
-        "extrapolation.png", "nll/alibi-run-length=16-stride=16.npz", "report.md", "results.jsonl"
+        "extrapolation.png", "nll/alibi-run-length=16-stride=16.npz", "report.html", "report.md", "results.jsonl"
     ]  # fmt: skip
 
 

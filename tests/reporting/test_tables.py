@@ -2,7 +2,7 @@
 
 import pytest
 
-from alibi.reporting.report import build_table, explanation, panels
+from alibi.reporting.report import build_table, explanation, panels, series_names
 from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Missing, Number, write_perplexity
 from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 from tests.reporting.rowmaker import make_row
@@ -22,9 +22,9 @@ MARKDOWN = """\
 
 | run | trained at L | 128 | 256 |
 | --- | ---: | ---: | ---: |
-| sinusoidal-L128 | 128 | **8.00** (×1.00) | 1,234 (×154) |
-| alibi-L128 | 128 | 9.00 (×1.00) | **8.10** (×0.90) |
-| learned-L128 | 128 | 10.00 (×1.00) | no result [1] |
+| sinusoidal | 128 | **8.00** (×1.00) | 1,234 (×154) |
+| alibi | 128 | 9.00 (×1.00) | **8.10** (×0.90) |
+| learned | 128 | 10.00 (×1.00) | no result [1] |
 
 [1] learned has 128 positions\x20\x20
 """
@@ -33,11 +33,11 @@ TEXT = """\
 Perplexity by evaluation length: books, split valid, non-overlapping windows (stride = length);
 1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu x1.
 
-run              trained at L            128            256
----------------  ------------  -------------  -------------
-sinusoidal-L128           128  8.00 (×1.00)*   1,234 (×154)
-alibi-L128                128   9.00 (×1.00)  8.10 (×0.90)*
-learned-L128              128  10.00 (×1.00)  no result [1]
+run         trained at L            128            256
+----------  ------------  -------------  -------------
+sinusoidal           128  8.00 (×1.00)*   1,234 (×154)
+alibi                128   9.00 (×1.00)  8.10 (×0.90)*
+learned              128  10.00 (×1.00)  no result [1]
 [1] learned has 128 positions
 """
 
@@ -60,11 +60,11 @@ def test_csv_and_latex_of_a_table_of_ours():
     table = build_table(panel)
     assert to_csv(table).splitlines() == [
         "run,trained at L,128,256",
-        "sinusoidal-L128,128,8,1234",
-        "alibi-L128,128,9,8.1",
-        "learned-L128,128,10,learned has 128 positions",
+        "sinusoidal,128,8,1234",
+        "alibi,128,9,8.1",
+        "learned,128,10,learned has 128 positions",
     ]
-    assert r"alibi-L128 & 128 & 9.00 ($\times$1.00) & \textbf{8.10 ($\times$0.90)} \\" in to_latex(table)
+    assert r"alibi & 128 & 9.00 ($\times$1.00) & \textbf{8.10 ($\times$0.90)} \\" in to_latex(table)
     assert r"\begin{tabular}{llrr}" in to_latex(table)
 
 
@@ -82,8 +82,8 @@ def test_bits_per_byte_and_a_cell_that_was_not_evaluated():
     (panel,) = panels([make_row(eval_length=128, perplexity=8.0), make_row("t5", 256, 4.0)], BITS_PER_BYTE)
     table = build_table(panel)
     # log2(8) = 3; without a value at its own L there is no ratio; a best needs two to compare.
-    assert (table.labels, table.header) == ((("alibi-L128", 128), ("t5-L128", 128)), (128, 256))
-    assert body(table) == ["| alibi-L128 | 128 | 3.000 (×1.00) |  |", "| t5-L128 | 128 |  | 2.000 |"]
+    assert (table.labels, table.header) == ((("alibi", 128), ("t5", 128)), (128, 256))
+    assert body(table) == ["| alibi | 128 | 3.000 (×1.00) |  |", "| t5 | 128 |  | 2.000 |"]
     assert not any(number.best for row in table.cells for cell in row for number in cell if number)
     assert table.caption.startswith("Bits per byte by evaluation length: books")
 
@@ -93,14 +93,14 @@ def test_runs_that_differ_only_in_their_seed_become_mean_and_standard_deviation(
     table = build_table(panel)
     ((number,),) = table.cells[0]
     assert (number.mean, number.deviation, len(number.values)) == (9.0, 1.0, 3)
-    assert body(table) == ["| alibi-L128 | 128 | 9.00 ± 1.00 (×1.00) |"]
+    assert body(table) == ["| alibi | 128 | 9.00 ± 1.00 (×1.00) |"]
     assert "seed 0, 1, 2;" in table.caption
     assert "standard deviation over seeds" in explanation(panel)
 
 
 def test_one_failed_seed_does_not_hide_the_others():
     (panel,) = panels([make_row(perplexity=8.0), make_row(perplexity=None, seed=1, error="no memory left")])
-    assert body(build_table(panel)) == ["| alibi-L128 | 128 | 8.00 (×1.00) |"]
+    assert body(build_table(panel)) == ["| alibi | 128 | 8.00 (×1.00) |"]
 
 
 def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
@@ -125,7 +125,7 @@ def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
 
 def test_a_later_step_of_the_same_run_replaces_the_earlier_one():
     (panel,) = panels([make_row(perplexity=9.0), make_row(perplexity=7.0, step=900)])
-    assert body(build_table(panel)) == ["| alibi-L128 | 128 | 7.00 (×1.00) |"]
+    assert body(build_table(panel)) == ["| alibi | 128 | 7.00 (×1.00) |"]
     assert "step 900;" in build_table(panel).caption
 
 
@@ -154,10 +154,37 @@ def test_perplexities_are_printed_with_as_many_digits_as_mean_something(value, t
         ("alibi-seed12", 1, "alibi-seed12"),  # its seed is the row's, not what its name looks like
     ],
 )
-def test_the_label_of_a_run_is_its_name_without_the_seed(run, seed, label):
+def test_a_series_is_the_name_of_its_runs_without_the_seed(run, seed, label):
     assert make_row(run=run, seed=seed).series == label
 
 
 def test_a_pipe_or_newline_in_an_error_does_not_break_the_markdown():
     (panel,) = panels([make_row(run="a|b", perplexity=None, error="x")])
     assert "| a\\|b | 128 | no result [1] |" in to_markdown(build_table(panel))
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        # One train length, and a key that all share: neither tells the runs apart.
+        (("alibi-L128-clip_norm=0.5", "t5-L128-clip_norm=0.5"), ("alibi", "t5")),
+        (("alibi-L128-steps=1e-3", "alibi-L128-steps=1e-4"), ("alibi-steps=1e-3", "alibi-steps=1e-4")),
+        (("alibi-L128-window=8-steps=9", "t5-L128-steps=9"), ("alibi-window=8", "t5")),
+        # Names that a user gave say what he wants, and names that would be the same stay whole.
+        (("sinusoidal", "sinusoidal-window"), ("sinusoidal", "sinusoidal-window")),
+        (("alibi", "alibi-L128"), ("alibi", "alibi-L128")),
+        (("alibi-L128-steps=9",), ("alibi-steps=9",)),
+    ],
+)
+def test_tables_and_figures_name_runs_by_the_keys_that_differ(runs, names):
+    assert tuple(series_names([make_row(run=run) for run in runs]).values()) == names
+
+
+def test_train_lengths_stand_in_names_where_there_are_several():
+    rows = [make_row(run="alibi-L64", train_length=64), make_row(run="alibi-L128")]
+    assert series_names(rows) == {"alibi-L64": "alibi-L64", "alibi-L128": "alibi-L128"}
+
+
+def test_a_method_that_another_is_tested_as_keeps_what_it_is_tested_as():
+    as_yarn = make_row(run="rotary-L128", override={"position": "yarn", "options": {"factor": 4}, "window": None})
+    assert [*series_names([make_row(run="rotary-L128"), as_yarn]).values()] == ["rotary", "rotary as yarn(factor=4)"]
