@@ -23,10 +23,13 @@ done
 D=$(mktemp -dt alibi-slurm.XXXXXX)
 PORT=$((20000 + $$ % 4000 * 3))  # another one's Slurm may run beside this
 export SLURM_CONF=$D/slurm.conf JAX_PLATFORMS=cpu ALIBI_CACHE=$D/cache PYTHONPATH=$PWD
-daemons=()
+daemons=()  # in sessions of their own: what stops this script, as Ctrl-C, reaches them only by `cleanup`
 cleanup() {
   timeout 10 scancel --user="$USER" 2> /dev/null || true
-  sleep 2
+  for _ in {1..40}; do  # what a job has started ends before the daemons that see to it
+    [ -n "$(timeout 10 squeue --noheader 2> /dev/null)" ] || break
+    sleep 1
+  done
   for pid in "${daemons[@]}"; do kill "$pid" 2> /dev/null || true; done
   wait
   [ -z "${KEEP:-}" ] || cp -r "$D" "$KEEP"
@@ -61,11 +64,11 @@ PartitionName=low Nodes=n[1-2] Default=YES PriorityTier=1 PreemptMode=REQUEUE Gr
 PartitionName=high Nodes=n[1-2] PriorityTier=10 PreemptMode=OFF
 CONF
 echo "CgroupPlugin=cgroup/v1" > "$D/cgroup.conf"
-munged --foreground --force --key-file="$D/munge/key" --socket="$D/munge/socket" --pid-file="$D/munge/pid" \
+setsid munged --foreground --force --key-file="$D/munge/key" --socket="$D/munge/socket" --pid-file="$D/munge/pid" \
   --log-file="$D/munge/log" --seed-file="$D/munge/seed" > "$D/munge/said" 2>&1 & daemons+=($!)
 sleep 1
-slurmctld -D -f "$SLURM_CONF" -i > "$D/slurmctld.log" 2>&1 & daemons+=($!)
-for name in n1 n2; do slurmd -D -N "$name" > "$D/slurmd.$name.log" 2>&1 & daemons+=($!); done
+setsid slurmctld -D -f "$SLURM_CONF" -i > "$D/slurmctld.log" 2>&1 & daemons+=($!)
+for name in n1 n2; do setsid slurmd -D -N "$name" > "$D/slurmd.$name.log" 2>&1 & daemons+=($!); done
 until [ "$(sinfo --noheader --format=%T --partition=low 2> /dev/null)" = idle ]; do sleep 1; done
 
 # A job's script, as README gives it: the rest of its arguments are those of srun.
