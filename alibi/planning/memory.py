@@ -72,8 +72,9 @@ def step_memory(
     The state is told exactly. The rest is an estimate: activations from what reverse-mode differentiation of the
     traced program keeps (`alibi.planning.residuals`), which is what XLA keeps on CPUs, while on accelerators and
     outside of loops what elementwise operations give is taken to be computed again; logits and gathered parameters by
-    their sizes. Of four steps that XLA compiled for TPU v5e, the 1.3B model's on 256 of them included, it was within a
-    tenth, and within a quarter of those compiled for CPUs; it was compared with none for GPUs.
+    their sizes. It was within a tenth of six steps that XLA compiled for TPU v5e
+    (results/benchmarks/planning.md), and within a quarter of those compiled for CPUs; it was compared with none for
+    GPUs.
     """
     parameters = _local_bytes(state.params, mesh)
     accumulates = micro_batches(config, _parts(mesh)) > 1
@@ -100,12 +101,14 @@ def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
 
 def _activations(config: ml_collections.ConfigDict, vocab_size: int, mesh: AbstractMesh, platform: str) -> float:
     """Of all layers: each keeps the same, so two tell what any number does."""
-    layers = config.model.num_layers
+    model = config.model
     kept = functools.partial(_kept, config, vocab_size, mesh, platform)
-    one, two = (kept(count, remat=config.model.remat) for count in (1, 2))
-    total = one + (layers - 1) * (two - one)
-    if config.model.remat:  # the layer that is computed again
-        total += kept(2, remat=False, in_loop=False) - kept(1, remat=False, in_loop=False)
+    # A loop over layers keeps all that the trace of one keeps. On CPUs that is what XLA does anyway.
+    fuses = platform != "cpu" and not (model.scan_layers and not model.remat)
+    one, two = (kept(layers, remat=model.remat, fuses=fuses) for layers in (1, 2))
+    total = one + (model.num_layers - 1) * (two - one)
+    if model.remat:  # the layer that is computed again
+        total += kept(2, remat=False, fuses=fuses) - kept(1, remat=False, fuses=fuses)
     return total
 
 
@@ -117,12 +120,10 @@ def _kept(
     layers: int,
     *,
     remat: bool,
-    in_loop: bool | None = None,
+    fuses: bool,
 ) -> float:
     """What a model of so many layers keeps of one micro-batch, its embedding included and its softmax not."""
     config = ml_collections.ConfigDict(config.to_dict())
-    # As a loop they keep what the trace of one layer keeps, all of it.
-    in_loop = config.model.scan_layers if in_loop is None else in_loop
     config.model.update(num_layers=layers, remat=remat, scan_layers=False)
     parts, tensor = _parts(mesh), mesh.shape["tensor"]
     rows = sequences_per_update(config, parts) // micro_batches(config, parts)
@@ -146,13 +147,15 @@ def _kept(
             jax.ShapeDtypeStruct((rows, config.train_length), np.int32),
             key,
             share=share,
-            fuses=platform != "cpu" and (remat or not in_loop),
+            fuses=fuses,
         )
 
 
 def _gathered_bytes(config: ml_collections.ConfigDict, params: Any, mesh: AbstractMesh) -> int:
-    """Parameters that a device has besides its own part: of all layers, since their gathering is done once for both
-    passes; with remat, which parts these, and in a loop of `GATHERED_LAYERS`; and the embedding."""
+    """Of the parameters that a device has besides its own part: those of all layers, since both passes share them.
+
+    With remat, which parts the passes, and in a loop only those of `GATHERED_LAYERS`, and the embedding.
+    """
     if mesh.shape["fsdp"] == 1:
         return 0
     tensor_alone = AbstractMesh((1, 1, mesh.shape["tensor"]), mesh.axis_names)

@@ -1,7 +1,6 @@
 """What a run takes on devices that need not be here: memory, operations, time, checkpoints; and what makes it fit."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -157,8 +156,8 @@ def _changes(plan: Plan, mesh: AbstractMesh) -> Iterator[Mapping[str, Any]]:
     """Config keys that take less memory, from what costs least on.
 
     One alone: smaller micro-batches, which cost no operations; parameters split by fsdp, which are then sent around;
-    remat, which takes a third more time. Then two and three of them, as far as they go; and last also with products of
-    bfloat16, which change what the run computes, and with heads and features split by tensor.
+    remat, which takes a third more time. Then two and three of them, with fsdp as far as it goes; and last also with
+    products of bfloat16, which change what the run computes, and with heads and features split by tensor.
     """
     config, length, heads = plan.config, plan.config.train_length, plan.config.model.num_heads
     shards, tensor = batch_parts(batch_sharding(mesh)), mesh.shape["tensor"]
@@ -168,10 +167,13 @@ def _changes(plan: Plan, mesh: AbstractMesh) -> Iterator[Mapping[str, Any]]:
     split = [{"mesh.data": -1, "mesh.fsdp": n} for n in parts]
     again = [] if config.model.remat else [{"model.remat": True}]
     yield from (*smaller, *split, *again)
-    furthest: list[dict[str, Any]] = [changes[-1] for changes in (smaller, split, again) if changes]
-    for count in (2, 3):
-        for chosen in itertools.combinations(furthest, count):
-            yield _joined(chosen)
+    whole = split[-1:]  # parameters split over all that also split the batch
+    pairs: list[list[dict[str, Any]]] = [whole, again, [*whole, *again]]
+    for others in pairs:
+        if len(others) == 2:
+            yield _joined(others)
+        yield from (_joined([one, *others]) for one in smaller if others)
+    furthest = [*smaller[-1:], *whole, *again]
     rounded = [] if config.model.dtype == "bfloat16" else [{"model.dtype": "bfloat16"}]
     yield from rounded
     yield _joined([*furthest, *rounded])
