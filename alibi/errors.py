@@ -10,6 +10,7 @@ from collections.abc import Iterator
 FAILED = 1  # the user must mend something, or we: to start again is no use
 REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped with what was done saved; the same command goes on
 ERROR_FILE = "ALIBI_ERROR_FILE"  # in the environment: the file of `tell`
+OF_SWEEP = "ALIBI_OF_SWEEP"  # in the environment: set where a sweep started the process
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -33,7 +34,7 @@ def disk_errors_named(place: object) -> Iterator[None]:
 
 def is_watched() -> bool:
     """Whether a sweep started this process and waits for it: then what it says stands among what others say."""
-    return ERROR_FILE in os.environ
+    return OF_SWEEP in os.environ
 
 
 def tell(reason: str) -> None:

@@ -82,7 +82,7 @@ srun --kill-on-bad-exit=0 $TASKS .venv/bin/python train.py --config=configs/quic
 code=$?
 echo "ended with $code"
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
-if [ $code -eq 75 ] || [ $code -gt 130 ]; then
+if [ $code -eq 75 ] || [ $code -eq 129 ] || [ $code -gt 130 ]; then
   # Not where Slurm ends the job itself: it requeues what it preempts, and what was cancelled is to stay so.
   [ "$(squeue --noheader --format=%t --job=$job)" != R ] || scontrol requeue $job
 fi

@@ -11,6 +11,7 @@ stopped by a signal (exit code 75) or killed goes on, what failed is not started
 of each engine. Look at the runs by `python scripts/status.py DIR`.
 """
 
+import json
 import os
 import pathlib
 import sys
@@ -22,10 +23,35 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from alibi import command_line
 
-ENGINES = {  # with the flags that not all have
-    "local": ("at_once",),
-    "slurm": ("at_once", "nodes", "time", "sbatch"),
-    "jobset": ("image", "queue", "accelerator", "topology", "chips_per_host", "namespace", "service_account"),
+
+def _local():
+    from alibi.sweeps.engines import Local
+
+    return Local(_AT_ONCE.value or 1)
+
+
+def _slurm():
+    from alibi.sweeps.engines import Slurm
+
+    return Slurm(_NODES.value, _TIME.value, _SBATCH.value, _AT_ONCE.value or 0)
+
+
+def _jobset():
+    from alibi.sweeps.jobset import JobSet
+
+    needed = (_IMAGE, _QUEUE, _ACCELERATOR, _TOPOLOGY)
+    if missing := [flag.name for flag in needed if not flag.value]:
+        raise ValueError(f"--engine=jobset needs --{missing[0]} ({flags.FLAGS[missing[0]].help})")
+    return JobSet(*(flag.value for flag in (*needed, _CHIPS, _NAMESPACE, _ACCOUNT)))
+
+
+ENGINES = {  # what makes each, and the flags that not all have
+    "local": (_local, ("at_once",)),
+    "slurm": (_slurm, ("at_once", "nodes", "time", "sbatch")),
+    "jobset": (
+        _jobset,
+        ("image", "queue", "accelerator", "topology", "chips_per_host", "namespace", "service_account"),
+    ),
 }
 
 _ENGINE = flags.DEFINE_enum("engine", None, list(ENGINES), "what runs it")
@@ -33,7 +59,7 @@ _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep(), or")
 command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string("workdir", None, "place of the run or the sweep; may be gs://BUCKET/PATH")
 _GO = flags.DEFINE_bool("go", False, "submit it; local: run it")
-_SHARED = flags.DEFINE_bool("shared", False, "other machines see --workdir and this clone, though it doesn't look so")
+_SHARED = flags.DEFINE_bool("shared", False, "other machines see what the job needs, though it doesn't look so")
 _NAME = flags.DEFINE_string("name", None, "of the job; by default the last part of --workdir")
 _TASKS = flags.DEFINE_integer("tasks", None, "parts of the sweep; by default one for each run", lower_bound=1)
 _RESTARTS = flags.DEFINE_integer("restarts", 100, "of each task, after it was stopped or killed", lower_bound=0)
@@ -62,12 +88,14 @@ def main() -> int:
     from alibi.runs.store import open_store
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.tasks import pin_anew
+    from alibi.sweeps.watch import SUBMITTED_FILE
 
     if (_SWEEP.value is None) == (flags.FLAGS.config is None):
         raise ValueError("give --sweep=FILE.py, or --config=FILE.py of one run; --help shows how the command is used")
     engine = _engine()
-    sweep, store = _SWEEP.value and load_sweep(_SWEEP.value), open_store(_WORKDIR.value)
-    job = _job(store, len(sweep.runs) if sweep else 0)
+    sweep, store = load_sweep(_SWEEP.value) if _SWEEP.value is not None else None, open_store(_WORKDIR.value)
+    _check_configs(sweep, engine.devices)
+    job = _job(engine, store, len(sweep.runs) if sweep else 0)
     text = engine.render(job)
     if not _GO.value:
         print(text, end="")
@@ -77,75 +105,63 @@ def main() -> int:
     if sweep:
         pin_anew(store, sweep)
     print(text, end="", flush=True)
+    if not sweep:  # so that there is something to look at before it starts
+        store.write(SUBMITTED_FILE, json.dumps({"engine": _ENGINE.value, "name": job.name}) + "\n")
     code = engine.submit(job)
     print(f"look at it by: python scripts/status.py {store}", file=sys.stderr)
     return code
 
 
 def _engine():
-    from alibi.sweeps.engines import Local, Slurm
-    from alibi.sweeps.jobset import JobSet
-
-    for engine, names in ENGINES.items():
-        if given := [name for name in names if flags.FLAGS[name].present and name not in ENGINES[_ENGINE.value]]:
+    make, known = ENGINES[_ENGINE.value]
+    for engine, (_, names) in ENGINES.items():
+        if given := [name for name in names if flags.FLAGS[name].present and name not in known]:
             raise ValueError(f"--{given[0]} is of --engine={engine}; leave it out of --engine={_ENGINE.value}")
-    if _ENGINE.value == "local":
-        return Local(_AT_ONCE.value or 1)
-    if _ENGINE.value == "slurm":
-        return Slurm(_NODES.value, _TIME.value, _SBATCH.value, _AT_ONCE.value or 0)
-    if missing := [flag.name for flag in (_IMAGE, _QUEUE, _TOPOLOGY) if flag.value is None]:
-        raise ValueError(f"--engine=jobset needs --{missing[0]} ({flags.FLAGS[missing[0]].help})")
-    return JobSet(
-        _IMAGE.value, _QUEUE.value, _ACCELERATOR.value, _TOPOLOGY.value, _CHIPS.value, _NAMESPACE.value, _ACCOUNT.value
-    )
+    return make()
 
 
-def _job(store, runs: int):
+def _check_configs(sweep, devices: int | None) -> None:
+    """Raises ValueError for a config that can't be trained, where it is known on the devices that it will have."""
+    from alibi.runs import completed
+    from alibi.training.setup import check_trainable
+
+    if sweep is None:
+        check_trainable(completed(flags.FLAGS.config), devices)
+        return
+    for run in sweep.runs:
+        try:
+            check_trainable(run.config, devices)
+        except ValueError as error:
+            raise ValueError(f"run {run.name}: {error}") from None
+
+
+def _job(engine, store, runs: int):
     """What is to be run; raises ValueError where other machines would not see what it needs."""
     from alibi.atomic import is_address
     from alibi.runs.directory import check_address
-    from alibi.sweeps.definition import PROJECT
-    from alibi.sweeps.engines import Job, check_shared
+    from alibi.sweeps.definition import resolve
+    from alibi.sweeps.engines import Job
     from alibi.sweeps.launchers import Command
 
+    if not runs and (given := [flag.name for flag in (_TASKS, _AT_ONCE) if flag.value is not None]):
+        raise ValueError(f"--{given[0]} is of a sweep's tasks; leave it out with --config")
     if _TASKS.value is not None and _TASKS.value > runs:
-        raise ValueError(
-            f"--tasks={_TASKS.value}: the sweep has {runs} runs; give at most as many tasks"
-            if runs
-            else "--tasks parts a sweep; leave it out with --config"
-        )
+        raise ValueError(f"--tasks={_TASKS.value}: the sweep has {runs} runs; give at most as many tasks")
     if is_address(str(store)):
         check_address(str(store))
-    elif _ENGINE.value == "jobset" and not _SHARED.value:
-        raise ValueError(
-            f"--workdir {store} is a path, which pods don't see; give gs://BUCKET/PATH, or --shared if they do"
-        )
-    elif _ENGINE.value == "slurm" and not _SHARED.value:
-        check_shared(store.path, "--workdir")
-    if _ENGINE.value == "slurm" and not _SHARED.value:
-        check_shared(PROJECT, "this clone")
-    workdir = f"--workdir={store}"
     if runs:
-        command = Command("scripts/sweep.py", (f"--sweep={_file(_SWEEP.value)}", workdir))
+        file, words = resolve(os.path.expanduser(_SWEEP.value)).absolute(), []
+        script, given = "scripts/sweep.py", f"--sweep={engine.path_of(file)}"
     else:
-        config, *overrides = command_line.config_words()
-        file, colon, argument = config.removeprefix("--config=").partition(":")
-        command = Command("train.py", (f"--config={_file(file)}{colon}{argument}", *overrides, workdir))
+        config, *words = command_line.config_words()
+        name, colon, argument = config.removeprefix("--config=").partition(":")
+        file = resolve(os.path.expanduser(name)).absolute()
+        script, given = "train.py", f"--config={engine.path_of(file)}{colon}{argument}"
+    if not _SHARED.value:
+        engine.check_seen(str(store), file)
+    command = Command(script, (given, *words, f"--workdir={store}"))
     tasks = (_TASKS.value or runs) if runs else 0
     return Job(_NAME.value or store.name, command, str(store), tasks, _RESTARTS.value, _GRACE.value)
-
-
-def _file(name: str) -> str:
-    """The path of a file where the command runs: on machines that see this one's files, or in an image."""
-    from alibi.sweeps.definition import PROJECT
-
-    path = pathlib.Path(name).expanduser()
-    path = (path if path.exists() else PROJECT / path).absolute()
-    if _ENGINE.value != "jobset":
-        return str(path)
-    if not path.is_relative_to(PROJECT):
-        raise ValueError(f"{path} lies outside this repository, which is what --image holds; move it to configs/")
-    return os.fspath(path.relative_to(PROJECT))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_a_sweep_in_tasks_by_submit_is_reported_once_all_have_ended(files: dict[
     refused = run(files, "scripts/sweep.py", f"--sweep={changed}", f"--workdir={workdir}", "--task=0/2")
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
-    assert line.startswith(f"error: the runs of the sweep have changed since tasks began in {workdir} (changed: alibi-")
+    assert line.startswith(f"error: the runs of the sweep have changed since it began in {workdir} (changed: alibi-")
 
 
 def test_a_sweep_goes_on_after_a_run_that_fails(files: dict[str, pathlib.Path]) -> None:
@@ -143,10 +143,15 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files: dict[str, pathlib.Path]) 
 
 def test_train_then_evaluate_with_a_stride_and_a_dump(files: dict[str, pathlib.Path]) -> None:
     workdir, output = files["folder"] / "alone", files["folder"] / "output"
-    trained = run(files, "train.py", f"--config={files['config']}:position=rotary", f"--workdir={workdir}")
+    words = (f"--config={files['config']}:position=rotary", f"--workdir={workdir}")
+    trained = run(files, "scripts/submit.py", "--engine=local", *words, "--go")  # the same as train.py by itself
     assert trained.returncode == 0, trained.stderr
     assert json.loads((workdir / "status.json").read_text())["state"] == "finished"
     assert list((workdir / "tensorboard").iterdir())
+    assert trained.stderr.startswith("devices: "), "no sweep started it, so it says what it is"
+    assert f"finished; evaluate it by\n  python eval_extrapolation.py --workdirs={workdir}" in trained.stderr
+    assert trained.stderr.endswith(f"look at it by: python scripts/status.py {workdir}\n")
+    assert json.loads((workdir / "submitted.json").read_text()) == {"engine": "local", "name": "alone"}
     scored = run(
         files, "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=24", "--stride=5", "--dump_nll",
         f"--output_dir={output}", f"--text_file={files['valid']}",

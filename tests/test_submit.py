@@ -26,7 +26,10 @@ def submit(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedP
             ["--engine=local", SWEEP, "--workdir=x", "--time=1:00"],
             "--time is of --engine=slurm; leave it out of --engine=",
         ),
-        (["--engine=jobset", CONFIG, "--workdir=gs://b/x"], "--engine=jobset needs --image (jobset: container image"),
+        (
+            ["--engine=jobset", CONFIG, "--workdir=gs://b/x", *SLICE, "--image="],
+            "--engine=jobset needs --image (jobset:",
+        ),
         (
             ["--engine=slurm", CONFIG, "--workdir=/tmp/x"],
             "--workdir /tmp/x lies under /tmp, which other machines don't",
@@ -34,6 +37,18 @@ def submit(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedP
         (
             ["--engine=jobset", CONFIG, "--workdir=/x", *SLICE],
             "--workdir /x is a path, which pods don't see; give gs://",
+        ),
+        (
+            ["--engine=jobset", SWEEP, "--workdir=gs://b/x", *SLICE, "--topology=8x8"],
+            "run sinusoidal-L128-seed0: train.batch_tokens=2048 must be a multiple of 8192 (train_length=128 x",
+        ),
+        (
+            ["--engine=slurm", f"{CONFIG}:mesh.tensor=3,mesh.data=5", "--workdir=x"],
+            "mesh.tensor=3 splits the heads and does not divide model.num_heads=4; use one of 1, 2, 4",
+        ),
+        (
+            ["--engine=local", CONFIG, "--workdir=x", "--at_once=2"],
+            "--at_once is of a sweep's tasks; leave it out with",
         ),
         (["--engine=slurm", CONFIG, "--workdir=s3://b/x"], "work directory s3://b/x can't hold checkpoints"),
         (
@@ -55,10 +70,10 @@ def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path: pathlib.Path, wo
 
 
 def test_a_job_is_printed_with_what_its_config_was_given(tmp_path: pathlib.Path) -> None:
-    words = [f"{CONFIG}:position=t5", "--config.train.steps", "7", "--noconfig.log.tensorboard"]
+    words = [f"{CONFIG}:position=t5", "--config.train.steps", "70", "--noconfig.log.tensorboard"]
     ended = submit("--engine=slurm", *words, "--nodes=2", "--shared", f"--workdir={tmp_path}/new")
     assert ended.returncode == 0, ended.stderr
-    config = f"--config={ROOT}/configs/quickstart.py:position=t5 --config.train.steps=7 --config.log.tensorboard=False"
+    config = f"--config={ROOT}/configs/quickstart.py:position=t5 --config.train.steps=70 --config.log.tensorboard=False"
     assert f"train.py {config} --workdir={tmp_path}/new --multihost\n" in ended.stdout
     assert ended.stderr == "nothing was submitted; --go does\n"
     assert not (tmp_path / "new").exists()

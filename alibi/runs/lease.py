@@ -65,7 +65,12 @@ class Claim:
         self._lease: _Lease | None = None
         self.file: IO[Any] | None = None
         self.file = _locked(store, doing)
-        if self.file is None:
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # a full disk
+                self.file.truncate(0)
+                self.file.write(_machine())
+                self.file.flush()
+        else:
             self._lease = _Lease(store, doing, beat, stale, quiet)
             self.store = store.guarded(self._lease.check_by_clock)
 
@@ -121,6 +126,13 @@ def is_held(store: Store) -> bool:
     except (FileNotFoundError, LookupError, TypeError, ValueError):
         return False
     return age.total_seconds() < STALE_SECONDS and not _is_gone(lease)
+
+
+def was_held_here(store: Store) -> bool:
+    """Whether a process of this machine was the last one to lock `store`, so that its lock could be seen here."""
+    with contextlib.suppress(FileNotFoundError):
+        return bool(here := _machine()) and store.read(LOCK_FILE).decode() == here
+    return False
 
 
 def last_sign(store: Store) -> datetime.datetime | None:

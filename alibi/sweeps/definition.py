@@ -216,17 +216,11 @@ def _override(given: Mapping[str, Any], config: ml_collections.ConfigDict) -> Ov
 def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluation]) -> None:
     """Raises ValueError for what the model, its training or its evaluation would refuse, hours later perhaps."""
     # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
-    from alibi.data.cache import check_paths
     from alibi.data.pieces import SPLITS
     from alibi.evaluation.windows import plan
-    from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
-    from alibi.training.optimizer import make_optimizer
-    from alibi.training.setup import sequences_per_update
+    from alibi.training.setup import check_trainable
 
-    check_paths(config.data)
-    build_model(config, UNKNOWN_VOCABULARY)
-    sequences_per_update(config, 1)
-    make_optimizer(config.optimizer, config.train.steps)
+    check_trainable(config)
     for one in evaluations:
         if one.passkey and config.data.tokenizer != "bytes":
             raise ValueError(f"data.tokenizer={config.data.tokenizer} with passkeys, which are told to byte models")

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from alibi.atomic import is_address
 from alibi.errors import FAILED, REQUEUE, UserError
 from alibi.sweeps.definition import PROJECT
-from alibi.sweeps.launchers import Command, LocalProcesses, places
+from alibi.sweeps.launchers import Command, LocalProcesses, check_jobs, places
 
 # Of a disk of one machine, or of its memory.
 LOCAL_TYPES = {
@@ -76,6 +76,15 @@ class Engine(abc.ABC):
     """Something that runs jobs on machines."""
 
     program = ""  # by which it is given work
+    devices: int | None = None  # of each task, where that is known before it begins
+
+    def path_of(self, file: pathlib.Path) -> str:
+        """The path of this machine's `file` where the commands run; raises ValueError where it is not there."""
+        return str(file)
+
+    def check_seen(self, workdir: str, file: pathlib.Path) -> None:
+        """Raises ValueError where the commands seem not to see what they need: `workdir`, `file`, this clone."""
+        return None  # on this machine they do
 
     @abc.abstractmethod
     def render(self, job: Job) -> str:
@@ -98,6 +107,7 @@ class Local(Engine):
     """Processes of this machine, `at_once` at a time, each on its share of the cores and GPUs."""
 
     def __init__(self, at_once: int = 1):
+        check_jobs(at_once, "--at_once")
         self._places = places(at_once)[::-1]
         self._at_once = at_once
 
@@ -142,6 +152,15 @@ class Slurm(Engine):
         self._nodes, self._time, self._options = nodes, time, options
         self._most = f"%{at_once}" if at_once else ""
 
+    def check_seen(self, workdir: str, file: pathlib.Path) -> None:
+        if not is_address(workdir):
+            check_shared(workdir, "--workdir", "give one on a shared file system, or gs://BUCKET/PATH")
+        check_shared(PROJECT, "this clone", "clone it to a shared file system")
+        check_shared(file, "the file", "move it to a shared file system")
+        # Not resolved: in a virtual environment it is a link to a Python that each machine may have.
+        python = pathlib.Path(sys.executable).parent
+        check_shared(python, "this Python of", "use a virtual environment on a shared file system, such as the clone's")
+
     def render(self, job: Job) -> str:
         log = "%x-%A_%a.log" if job.tasks else "%x-%j.log"
         if not is_address(job.workdir):
@@ -185,8 +204,9 @@ code=$?
 echo "ended with exit code $code" >&2
 # The last task of an array has the number of the array itself.
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
-# {requeue}: stopped with what was done saved. Above 130: killed.
-if {{ [ $code -eq {requeue} ] || [ $code -gt 130 ]; }} && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+# {requeue}: stopped with what was done saved. From 129 on: killed, but by 130 a person's Ctrl-C.
+again() {{ [ $code -eq {requeue} ] || [ $code -eq 129 ] || [ $code -gt 130 ]; }}
+if again && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
   # Not where Slurm ends the job itself: it requeues what it preempts, and what was cancelled is to stay so.
   [ "$(squeue --noheader --format=%t --job=$job)" != R ] || scontrol requeue $job
 fi
@@ -215,8 +235,11 @@ def handed_over(words: Sequence[str], text: str) -> str:
     return ended.stdout.strip()
 
 
-def check_shared(path: str | os.PathLike[str], what: str) -> None:
-    """Raises ValueError where `path` lies on a file system that other machines don't see, as far as its type tells."""
+def check_shared(path: str | os.PathLike[str], what: str, mend: str) -> None:
+    """Raises ValueError where `path` lies on a file system that other machines don't see, as far as its type tells.
+
+    The message begins with `what` the path is, and says by `mend` what to do.
+    """
     place = pathlib.Path(path).expanduser().resolve()
     under = next((prefix for prefix in LOCAL_PREFIXES if place.is_relative_to(prefix)), None)
     kind = _file_system(place)
@@ -224,8 +247,7 @@ def check_shared(path: str | os.PathLike[str], what: str) -> None:
         return
     where = f"under {under}" if under else f"on a file system of type {kind}"
     raise ValueError(
-        f"{what} {place} lies {where}, which other machines don't see; give one on a shared file system "
-        "(--workdir may also be gs://BUCKET/PATH), or --shared if they do see it"
+        f"{what} {place} lies {where}, which other machines don't see; {mend}, or give --shared if they do see it"
     )
 
 

@@ -22,7 +22,7 @@ from alibi.runs.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
 from alibi.runs.store import LostError, open_store
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed
-from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, places, suitable_jobs
+from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, check_jobs, places, suitable_jobs
 from alibi.sweeps.state import (
     Directory,
     RunState,
@@ -33,10 +33,11 @@ from alibi.sweeps.state import (
     train_command,
     write_failure,
 )
-from alibi.sweeps.tasks import claim_place, pin
+from alibi.sweeps.tasks import claim_place, pin, pin_anew
 
 # For how long a task, when its other runs are done, waits for one that another process is at work on: what a killed
-# task left of itself is gone by then, its lease included.
+# task left of itself is gone by then, its lease included. Of several hosts the first one waits as long, and leaves
+# before the others, whose run waits for the first one's for five minutes, have given up.
 LEAVE_SECONDS = 120.0
 # Ranks as the launchers of clusters tell them. Asking JAX would claim this host's devices, which the runs need.
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
@@ -85,6 +86,8 @@ class Sweeper:
             )
         if jobs > 1 and flags:
             raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
+        if jobs:
+            check_jobs(jobs, "--jobs")
         self.flags, self.primary = flags, primary
         self.is_task, self._runs = share is not None, tuple(sweep.runs if share is None else share)
         self.jobs = min(jobs or (1 if flags else suitable_jobs()), len(self._runs))
@@ -98,7 +101,7 @@ class Sweeper:
         self.report = report or functools.partial(
             write_report, self.store, sweep.title, runs=run_sources(sweep, self.store)
         )
-        self.launcher = launcher or LocalProcesses()
+        self.launcher = launcher or LocalProcesses(of_sweep=True)
         self._claim: Claim | None = None
 
     def execute(self) -> dict[str, str]:
@@ -110,7 +113,8 @@ class Sweeper:
         Raises:
           ValueError: a work directory that can't be written, or of a task one that keeps another sweep.
           LostError: another sweep has taken the work directory over, thinking this one gone.
-          Interrupted: a signal asked the sweep to stop, or of several hosts its run on any of them.
+          Interrupted: a signal asked the sweep to stop, or of several hosts its run on any of them; or the first one
+            of them met a run that another process was at work on.
         """
         failures: dict[str, str] = {}
         started = time.monotonic()
@@ -121,9 +125,7 @@ class Sweeper:
                 results = pool.map(lambda run: self._execute_run(run, failures, until), runs)
                 return [run for run, ended in zip(runs, results, strict=True) if not ended]
 
-            # Several hosts of a task would not know of each other's leaving: they wait, as all do who are no task.
-            patient = not self.is_task or bool(self.flags)
-            held = bring(self._runs, math.inf if patient else 0.0)
+            held = bring(self._runs, 0.0 if self.is_task else math.inf)
             self.left = [run.name for run in bring(held, time.monotonic() + LEAVE_SECONDS)]
             if self.is_task and self.primary:
                 self._report_if_last()
@@ -143,6 +145,8 @@ class Sweeper:
             with self._alone(run, heading, until) as lock:
                 reason = self._bring_to_end(run, heading, dataclasses.replace(place, lock=lock))
         except HeldError as held:
+            if self.flags:
+                raise self._left_together(held) from None
             say(f"{heading}: {held.fact}; left to it")
             return False
         except (ValueError, OSError) as error:  # such as a damaged file of this run: the others go on
@@ -171,13 +175,16 @@ class Sweeper:
         """Holds `run`, when no other process does; gives the file descriptor of its lock, if that is one.
 
         Raises:
-          HeldError: another process was still at work on it at `until`.
+          HeldError: another process was still at work on it at `until`. With several hosts also where it has ended
+            before: meanwhile the others have begun with what there was to do when they came.
           LostError: another process has taken it over meanwhile, thinking this one gone.
         """
         if not self.primary:  # the first process alone claims a run
             yield None
             return
         directory, told = run_directory(self.store, run), False
+        if self.flags:
+            until = time.monotonic() + LEAVE_SECONDS
         while True:
             try:
                 claim = Claim(claim_place(self.store, run), "at work", quiet=told)
@@ -195,6 +202,8 @@ class Sweeper:
             if self.launcher.stopped:
                 raise Interrupted
         try:
+            if told and self.flags:
+                raise HeldError(f"another process was at work on {run.name}")
             # What it runs inherits the lock: it lasts until that has ended, whatever becomes of this process.
             yield None if claim.file is None else claim.file.fileno()
             claim.check()
@@ -275,12 +284,18 @@ class Sweeper:
 
     def _run(self, command: Command, place: Place) -> Ended:
         ended = self.launcher.run(dataclasses.replace(command, flags=(*command.flags, *self.flags)), place)
-        if ended.code == REQUEUE and self.flags:
-            self.launcher.stopped = True  # the other hosts' sweeps see the same
+        if self.flags and (ended.code == REQUEUE or ended.code < 0):
+            # The other hosts' processes lost this one, or this one waited in vain for the first one's.
+            self.launcher.stopped = True
             raise Interrupted
         if ended.code == REQUEUE:
             raise PreemptedError(ended.message or "it was stopped by a signal")
         return ended
+
+    def _left_together(self, held: HeldError) -> Interrupted:
+        """What ends the first of several hosts where it met another process: the others wait for a run of its."""
+        self.launcher.stopped = True  # no further run is begun
+        return Interrupted(f"{held.fact}; the same command, given again on all hosts, goes on when that has ended")
 
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[None]:
@@ -292,10 +307,15 @@ class Sweeper:
             if self.is_task:
                 pin(self.store, self.sweep)
             else:
-                self._claim = awaited(self.store, "at work", say)
+                # The other hosts would not know that this one waits.
+                self._claim = Claim(self.store, "at work") if self.flags else awaited(self.store, "at work", say)
+        except HeldError as held:
+            raise self._left_together(held) from None
         except OSError as error:
             raise ValueError(f"work directory {self.store} can't be written ({error}); choose another") from None
         try:
+            if not self.is_task:
+                pin_anew(self.store, self.sweep)
             yield
         finally:
             if self._claim is not None:

@@ -7,18 +7,33 @@ it failed with a code that says that a person must mend something. The fields ar
 """
 
 import math
+import os
+import pathlib
 import re
 import sys
 from typing import Any
 
 import yaml
 
+from alibi.atomic import is_address
 from alibi.errors import REQUEUE
+from alibi.sweeps.definition import PROJECT
 from alibi.sweeps.engines import Engine, Job, handed_over
 from alibi.sweeps.launchers import Command
 
 # Of a container: stopped with what was done saved, and killed by a signal that no person sent by Ctrl-C.
 AGAIN = [REQUEUE, 129, *range(131, 160)]
+# The kinds of TPU by the label that their nodes have, and how many devices JAX counts on each chip.
+ACCELERATORS = {
+    "tpu-v3-device": 2,
+    "tpu-v3-slice": 2,
+    "tpu-v4-podslice": 1,
+    "tpu-v5-lite-device": 1,
+    "tpu-v5-lite-podslice": 1,
+    "tpu-v5p-slice": 1,
+    "tpu-v6e-slice": 1,
+    "tpu7x": 2,
+}
 LONGEST = 40  # of a name, of which those of jobs, pods and hosts are made, of 63 characters at most
 
 
@@ -28,7 +43,7 @@ class JobSet(Engine):
     Args:
       image: with this repository as its working directory, and what it needs installed.
       queue: the LocalQueue of Kueue.
-      accelerator: the kind of TPU, as nodes are labelled, such as tpu-v5-lite-podslice.
+      accelerator: the kind of TPU, one of `ACCELERATORS`.
       topology: of the slice, in chips, such as 4x4 or 2x2x2.
       chips_per_host: of its machines.
       namespace, service_account: "": the default ones; the account is by which pods reach buckets.
@@ -46,6 +61,9 @@ class JobSet(Engine):
         namespace: str = "",
         service_account: str = "",
     ):
+        if accelerator not in ACCELERATORS:
+            known = ", ".join(ACCELERATORS)
+            raise ValueError(f"--accelerator={accelerator} is no label of nodes with TPUs; use one of {known}")
         if not re.fullmatch(r"\d+(x\d+){1,2}", topology):
             raise ValueError(f"--topology={topology} is none of a TPU slice; give its chips, such as 4x4 or 2x2x2")
         chips = math.prod(map(int, topology.split("x")))
@@ -56,6 +74,18 @@ class JobSet(Engine):
         self._image, self._queue, self._namespace, self._account = image, queue, namespace, service_account
         self._accelerator, self._topology = accelerator, topology
         self.hosts, self._chips = chips // chips_per_host, chips_per_host
+        self.devices = chips * ACCELERATORS[accelerator]
+
+    def path_of(self, file: pathlib.Path) -> str:
+        if not file.is_relative_to(PROJECT):
+            raise ValueError(f"{file} lies outside this repository, which is what --image holds; move it to configs/")
+        return os.fspath(file.relative_to(PROJECT))
+
+    def check_seen(self, workdir: str, file: pathlib.Path) -> None:
+        if not is_address(workdir):
+            raise ValueError(
+                f"--workdir {workdir} is a path, which pods don't see; give gs://BUCKET/PATH, or --shared if they do"
+            )
 
     def render(self, job: Job) -> str:
         name = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")[:LONGEST].strip("-") or "job"

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TypeVar
 
-from alibi.errors import ERROR_FILE
+from alibi.errors import ERROR_FILE, OF_SWEEP
 from alibi.parallel.signals import Interrupted, answered
 from alibi.runs import usable_cores
 from alibi.sweeps.definition import PROJECT
@@ -84,17 +84,20 @@ def places(jobs: int) -> list[Place]:
 
     GPUs only where there is one for each: fewer are seen by all.
 
-    Raises:
-      ValueError: fewer than one job, or more than there are cores.
+    There must be a core for each, see `check_jobs`.
     """
-    most = usable_cores()
-    if not 1 <= jobs <= most:
-        raise ValueError(f"jobs={jobs} must be between 1 and {most}, the processor cores of this machine")
     if jobs == 1 or not hasattr(os, "sched_getaffinity"):
         return [Place(number) for number in range(jobs)]
     cores, gpus = _dealt(sorted(os.sched_getaffinity(0)), jobs), _dealt(visible_gpus(), jobs)
     alone = all(gpus)
     return [Place(number, frozenset(cores[number]), tuple(gpus[number]) if alone else ()) for number in range(jobs)]
+
+
+def check_jobs(jobs: int, flag: str) -> None:
+    """Raises ValueError where this machine has no core for each of `jobs` processes, which `flag` asked for."""
+    most = usable_cores()
+    if not 1 <= jobs <= most:
+        raise ValueError(f"{flag}={jobs} must be between 1 and {most}, the processor cores of this machine")
 
 
 def _dealt(things: Sequence[Thing], jobs: int) -> list[Sequence[Thing]]:
@@ -122,9 +125,13 @@ def is_on_cpu() -> bool:
 
 
 class LocalProcesses(Launcher):
-    """Processes of this machine; the signals that ask this one to stop are passed on to each exactly once."""
+    """Processes of this machine; the signals that ask this one to stop are passed on to each exactly once.
 
-    def __init__(self) -> None:
+    Those `of_sweep` leave to the sweep what a user is told before and after a run.
+    """
+
+    def __init__(self, of_sweep: bool = False) -> None:
+        self._of_sweep = {OF_SWEEP: "1"} if of_sweep else {}
         self._running: list[subprocess.Popen] = []
         self._starting = threading.RLock()
 
@@ -165,7 +172,8 @@ class LocalProcesses(Launcher):
                 stdin=subprocess.DEVNULL,
                 env=os.environ
                 | {"PYTHONPATH": path, "TQDM_POSITION": str(place.number), ERROR_FILE: error_file}
-                | gpus,
+                | gpus
+                | self._of_sweep,
                 pass_fds=[] if place.lock is None else [place.lock],
                 process_group=0,
                 preexec_fn=functools.partial(_settle, place.cores) if sys.platform == "linux" else None,

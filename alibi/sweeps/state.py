@@ -116,8 +116,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
     # Where there is no work directory, such as on a machine that was given the rows alone, they can still be complete.
     step = run.config.train.steps if status["state"] == "missing" else status["step"]
     key = (run.name, step, evaluation_hash(run.config))
-    found = [row for row in rows if (row.run, row.step, row.config_hash) == key]
-    missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
+    missing = missing_of(run.evaluations, rows, key)
     if status["state"] == "missing" and not missing:
         status |= {"state": "finished", "step": step}
     if differing:
@@ -127,7 +126,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
         status["state"] = "interrupted"
     if missing and not differing:  # a run that has all its results needs no checkpoint
         status |= _lost(directory, status)
-    seconds = [row.seconds for row in found if row.seconds is not None]
+    seconds = [row.seconds for row in rows if _key(row) == key and row.seconds is not None]
     return RunState(
         run=run,
         state=status["state"],
@@ -152,6 +151,18 @@ def _lost(directory: RunDirectory, status: Mapping[str, Any]) -> dict[str, Any]:
     if status["state"] != "finished" or status["step"] in saved:
         return {}
     return {"state": "interrupted", "step": saved[-1]}
+
+
+def missing_of(
+    evaluations: Sequence[Evaluation], rows: Sequence[Row], key: tuple[str, int, str]
+) -> tuple[Evaluation, ...]:
+    """What of `evaluations` there are no rows of, for the run whose name, step and `evaluation_hash` are `key`."""
+    found = [row for row in rows if _key(row) == key]
+    return tuple(left for one in evaluations if (left := _still_missing(one, found)))
+
+
+def _key(row: Row) -> tuple[str, int, str | None]:
+    return row.run, row.step, row.config_hash
 
 
 def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:

@@ -1,16 +1,20 @@
 """A sweep in tasks, which no process leads: which runs each does, and that all do those of one and the same sweep."""
 
-import hashlib
+import dataclasses
 import json
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from alibi.reporting.rows import Override, Row
 from alibi.runs import evaluation_hash
 from alibi.runs.lease import is_held
 from alibi.runs.store import Store
-from alibi.sweeps.definition import Run, Sweep
+from alibi.sweeps.definition import Evaluation, Run, Sweep
+from alibi.sweeps.state import missing_of
 from configs import base
 
-SWEEP_FILE = "sweep.json"  # the runs that tasks do, each with a hash of what it is
+SWEEP_FILE = "sweep.json"  # the runs of the sweep, each with what its results are of and which they are
 TASKS = "tasks"  # NAME/: who is at work on a run
 
 
@@ -31,10 +35,10 @@ def share_of(sweep: Sweep, task: str) -> tuple[Run, ...]:
             f"mean {nearest!r}? --dry_run lists them"
         )
     number, tasks = map(int, found.groups())
+    if not tasks:
+        raise ValueError(f"--task={task}: N of I/N must be at least 1, such as --task=0/{count}")
     if number >= tasks:
-        raise ValueError(
-            f"--task={task}: tasks are counted from 0, so there are 0/{tasks} to {max(tasks - 1, 0)}/{tasks}"
-        )
+        raise ValueError(f"--task={task}: tasks are counted from 0, so there are 0/{tasks} to {tasks - 1}/{tasks}")
     if number >= count:
         raise ValueError(
             f"--task={task} is beyond the sweep's {count} runs; give --task=0/{count} to {count - 1}/{count}"
@@ -47,31 +51,48 @@ def claim_place(store: Store, run: Run) -> Store:
     return store / TASKS / run.name
 
 
+@dataclasses.dataclass(frozen=True)
+class Pinned:
+    """A run as the work directory keeps it: the hash of its config, its updates, and the results that it is to have."""
+
+    config: str
+    steps: int
+    evaluations: tuple[Evaluation, ...]
+
+    @classmethod
+    def of(cls, run: Run) -> "Pinned":
+        return cls(evaluation_hash(run.config), run.config.train.steps, run.evaluations)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Pinned":
+        return cls(content["config"], content["steps"], tuple(map(_evaluation, content["evaluations"])))
+
+    def has_all(self, name: str, rows: Sequence[Row]) -> bool:
+        """Whether nothing is missing of the results of the run `name`."""
+        return not missing_of(self.evaluations, rows, (name, self.steps, self.config))
+
+
 def pin(store: Store, sweep: Sweep) -> None:
     """Keeps what the sweep is, where nobody has; raises ValueError where the sweep that was kept is another one."""
     if not store.create(SWEEP_FILE, _content(sweep)):
         check_pinned(store, sweep)
+        if not pinned(store):  # it was damaged
+            store.write(SWEEP_FILE, _content(sweep))
 
 
 def pin_anew(store: Store, sweep: Sweep) -> None:
     """Keeps what the sweep is; raises ValueError where tasks are at work on another one."""
-    check_submittable(store, sweep)
-    store.write(SWEEP_FILE, _content(sweep))
-
-
-def check_submittable(store: Store, sweep: Sweep) -> None:
-    """Raises ValueError where tasks are at work in `store` on another sweep than this one."""
-    at_work = [name for name in _known(store) if is_held(store / TASKS / name)]
     try:
         check_pinned(store, sweep)
     except ValueError as error:
-        if at_work:
+        if at_work := [name for name in pinned(store) if is_held(store / TASKS / name)]:
             raise ValueError(f"{error}; at work are tasks on {', '.join(at_work)}") from None
+    store.write(SWEEP_FILE, _content(sweep))
 
 
 def check_pinned(store: Store, sweep: Sweep) -> None:
     """Raises ValueError where `store` keeps another sweep than this one; what differs is named."""
-    before, now = _known(store), _described(sweep)
+    before, now = pinned(store), {run.name: Pinned.of(run) for run in sweep.runs}
     if not before or list(before.items()) == list(now.items()):
         return
     told = {
@@ -81,31 +102,35 @@ def check_pinned(store: Store, sweep: Sweep) -> None:
     }
     differing = "; ".join(f"{what}: {', '.join(names)}" for what, names in told.items() if names) or "their order"
     raise ValueError(
-        f"the runs of the sweep have changed since tasks began in {store} ({differing}); give the sweep and its config "
+        f"the runs of the sweep have changed since it began in {store} ({differing}); give the sweep and its config "
         f"as they were, or another --workdir, or, when no task is at work, remove {store}/{SWEEP_FILE}"
     )
 
 
-def _described(sweep: Sweep) -> dict[str, str]:
-    """For each run in order, what its results are of and which they are."""
-    return {
-        run.name: hashlib.sha256(f"{evaluation_hash(run.config)} {run.evaluations}".encode()).hexdigest()[:12]
-        for run in sweep.runs
-    }
-
-
-def _content(sweep: Sweep) -> str:
-    return json.dumps({"title": sweep.title, "runs": _described(sweep)}, indent=2) + "\n"
-
-
-def _known(store: Store) -> dict[str, str]:
-    """What `store` keeps; nothing where that is missing or damaged."""
+def pinned(store: Store) -> dict[str, Pinned]:
+    """The runs of the sweep in `store` by name, in order; none where it keeps none, or what it keeps is damaged."""
     try:
-        return dict(json.loads(store.read(SWEEP_FILE))["runs"])
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        runs = json.loads(store.read(SWEEP_FILE))["runs"]
+        return {name: Pinned.from_json(content) for name, content in runs.items()}
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 
-def known_runs(store: Store) -> list[str]:
-    """The names of the runs that tasks do in `store`, in order; none where no task has begun there."""
-    return list(_known(store))
+def _content(sweep: Sweep) -> str:
+    runs = {run.name: _fields(Pinned.of(run)) for run in sweep.runs}
+    return json.dumps({"title": sweep.title, "runs": runs}, indent=2) + "\n"
+
+
+def _fields(value: Any) -> Any:
+    """`value` for JSON; of what is a dataclass the fields that are not at their defaults, so that one may be added."""
+    if isinstance(value, Override):
+        return value.to_json()
+    if dataclasses.is_dataclass(value):
+        told = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
+        return {name: _fields(one) for name, (one, default) in told.items() if one != default}
+    return [*map(_fields, value)] if isinstance(value, tuple) else value
+
+
+def _evaluation(content: Mapping[str, Any]) -> Evaluation:
+    override = Override.from_json(content["override"]) if "override" in content else None
+    return Evaluation(**{**content, "lengths": tuple(content["lengths"]), "override": override})

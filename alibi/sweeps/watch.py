@@ -5,16 +5,19 @@ import dataclasses
 import datetime
 from collections.abc import Sequence
 
+from alibi.reporting.recorded import find_rows
 from alibi.reporting.report import REPORT_FILE
 from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import RunDirectory
-from alibi.runs.lease import is_held, last_sign
+from alibi.runs.lease import is_held, last_sign, was_held_here
 from alibi.runs.store import Store
 from alibi.sweeps.state import read_failures
-from alibi.sweeps.tasks import TASKS, known_runs
+from alibi.sweeps.tasks import TASKS, pinned
 
-# After a sign of life that is younger than this a run is believed to be at work, though its lock is not to be seen.
+# After a sign of life that is younger than this a run of another machine is believed to be at work, though no lock is
+# to be seen: on some file systems only the machine itself sees its locks.
 BELIEVED = datetime.timedelta(minutes=5)
+SUBMITTED_FILE = "submitted.json"  # of one training: it was given to an engine, which starts it some time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Standing:
     """How one run stands; None where something isn't known.
 
     Attributes:
-      state: waiting, starting, running, evaluating, interrupted, failed, finished or damaged.
+      state: waiting, starting, running, trained (results are missing), evaluating, interrupted, failed, finished or
+        damaged.
       train_nll: nats a token, of the last row of metrics.
       seconds_left: until its last update.
       sign: when it was last heard of.
@@ -50,22 +54,24 @@ def standings(store: Store, now: datetime.datetime) -> list[Standing]:
     Raises:
       ValueError: there is neither a run nor a sweep.
     """
-    runs = known_runs(store)
-    runs += [name for name in (store / "runs").folders() if name not in runs]
+    known = pinned(store)
+    runs = [*known, *(name for name in (store / "runs").folders() if name not in known)]
     if runs:
-        failures = read_failures(store)
+        failures, rows = read_failures(store), find_rows(store)
 
         def standing(name: str) -> Standing:
-            return _standing(store / "runs" / name, store / TASKS / name, failures.get(name, ""), now)
+            complete = known[name].has_all(name, rows) if name in known else None
+            return _standing(store / "runs" / name, store / TASKS / name, failures.get(name, ""), complete, now)
 
         with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each question takes its time
             return list(pool.map(standing, runs))
-    if not any(map(store.exists, ("config.json", "status.json", "slurm"))):
+    if not any(map(store.exists, ("config.json", "status.json", SUBMITTED_FILE))):
         raise ValueError(f"{store} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py")
-    return [_standing(store, store / TASKS, "", now)]
+    return [_standing(store, store / TASKS, "", None, now)]
 
 
-def _standing(place: Store, task: Store, failure: str, now: datetime.datetime) -> Standing:
+def _standing(place: Store, task: Store, failure: str, complete: bool | None, now: datetime.datetime) -> Standing:
+    """How one run stands, of which a sweep says why it failed, and has all results or not (None: there is no sweep)."""
     directory = RunDirectory(str(place))
     held, evaluated = is_held(place), is_held(task)
     signs = [last_sign(place), last_sign(task)]
@@ -78,9 +84,11 @@ def _standing(place: Store, task: Store, failure: str, now: datetime.datetime) -
     except (ValueError, TypeError) as error:
         return Standing(place.name, "damaged", reason=str(error))
     if state == "running":
-        state = "running" if held or (sign and now - sign < BELIEVED) else "interrupted"
-    elif state == "finished":
-        state = "evaluating" if evaluated else "failed" if failure else "finished"
+        believed = sign and now - sign < BELIEVED and not was_held_here(place)
+        state = "running" if held or believed else "interrupted"
+    elif state == "finished" or (state == "missing" and complete):  # of rows that came from elsewhere
+        done = "trained" if complete is False else "finished"
+        state = "evaluating" if evaluated else "failed" if failure else done
     elif held or evaluated:
         state = "starting"
     elif failure:

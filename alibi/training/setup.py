@@ -1,5 +1,6 @@
 """What happens before the first update: checks that cost nothing first, then the data and what validates on it."""
 
+import math
 import sys
 from collections.abc import Callable
 
@@ -7,13 +8,15 @@ import ml_collections
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
+from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model.decoder import DTYPES, DecoderLM, evaluated
+from alibi.model.decoder import DTYPES, UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
 from alibi.parallel.hosts import on_first
-from alibi.parallel.sharding import batch_parts, batch_sharding
+from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.ranges import check_numbers
 from alibi.runs import RunDirectory
+from alibi.training.optimizer import make_optimizer
 
 
 def check_config(config: ml_collections.ConfigDict, mesh: Mesh | AbstractMesh) -> None:
@@ -28,6 +31,18 @@ def check_config(config: ml_collections.ConfigDict, mesh: Mesh | AbstractMesh) -
     if config.eval.dtype not in DTYPES:
         raise ValueError(f"eval.dtype={config.eval.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     sequences_per_update(config, batch_parts(batch_sharding(mesh)))
+
+
+def check_trainable(config: ml_collections.ConfigDict, devices: int | None = None) -> None:
+    """Raises ValueError for what training would refuse before it reads its text, on so many devices.
+
+    Where their number isn't known (None), these are as few as the mesh asks for.
+    """
+    check_paths(config.data)
+    fewest = math.prod(size for size in config.mesh.values() if size != -1)
+    check_config(config, abstract_mesh(config.mesh, devices or fewest))
+    build_model(config, UNKNOWN_VOCABULARY).position.check_length(config.train_length)
+    make_optimizer(config.optimizer, config.train.steps)
 
 
 def check_imported(config: ml_collections.ConfigDict, run: RunDirectory) -> None:

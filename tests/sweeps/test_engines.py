@@ -50,8 +50,9 @@ code=$?
 echo "ended with exit code $code" >&2
 # The last task of an array has the number of the array itself.
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
-# 75: stopped with what was done saved. Above 130: killed.
-if {{ [ $code -eq 75 ] || [ $code -gt 130 ]; }} && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 100 ]; then
+# 75: stopped with what was done saved. From 129 on: killed, but by 130 a person's Ctrl-C.
+again() {{ [ $code -eq 75 ] || [ $code -eq 129 ] || [ $code -gt 130 ]; }}
+if again && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 100 ]; then
   # Not where Slurm ends the job itself: it requeues what it preempts, and what was cancelled is to stay so.
   [ "$(squeue --noheader --format=%t --job=$job)" != R ] || scontrol requeue $job
 fi
@@ -78,6 +79,7 @@ def test_a_training_of_several_machines_is_one_job_of_slurm():
         (FAILED, "R", 0, False),  # a person must mend something
         (REQUEUE, "R", 0, True),
         (REQUEUE, "CG", 0, False),  # Slurm ends it, and requeues what it preempts
+        (129, "R", 0, True),  # by SIGHUP, as Python started
         (130, "R", 0, False),
         (137, "R", 99, True),
         (137, "R", 100, False),
@@ -230,7 +232,11 @@ def test_a_jobset_starts_again_what_was_stopped_or_killed_and_fails_otherwise():
             lambda: JobSet(*SLICE, topology="2x3"),
             "--topology=2x3 has 6 chips, which --chips_per_host=4 does not divide",
         ),
-        (lambda: Local(10**6), "jobs=1000000 must be between 1 and"),
+        (
+            lambda: JobSet("i", "q", "nonsense", topology="4x4"),
+            "--accelerator=nonsense is no label of nodes with TPUs; use one of tpu-v3-device, ",
+        ),
+        (lambda: Local(10**6), "--at_once=1000000 must be between 1 and"),
     ],
 )
 def test_what_an_engine_does_not_take(make, message):
@@ -273,17 +279,72 @@ def test_local_tasks_go_on_after_a_stop_and_not_after_a_failure(tmp_path, capfd)
     assert Local().submit(Job("tasks", job.command, job.workdir, tasks=1, restarts=0)) == REQUEUE
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "devices"),
+    [("tpu-v5-lite-podslice", 16), ("tpu-v6e-slice", 16), ("tpu-v3-slice", 32), ("tpu7x", 32)],
+)
+def test_a_slice_has_the_devices_that_jax_counts(accelerator, devices):
+    """Of v3 and 7x a device is a core, half a chip."""
+    assert JobSet("i", "q", accelerator, topology="4x4").devices == devices
+
+
+def test_paths_where_the_commands_run():
+    file = PROJECT / "configs" / "base.py"
+    jobset = JobSet(*SLICE, topology="4x4")
+    assert (Local().path_of(file), jobset.path_of(file)) == (str(file), "configs/base.py")
+    with pytest.raises(ValueError, match=r"/elsewhere/x.py lies outside this repository, which is what --image holds"):
+        jobset.path_of(pathlib.Path("/elsewhere/x.py"))
+    with pytest.raises(
+        ValueError, match=r"--workdir /x is a path, which pods don't see; give gs://BUCKET/PATH, or --sha"
+    ):
+        jobset.check_seen("/x", file)
+    jobset.check_seen("gs://b/x", file)
+
+
+@pytest.mark.parametrize(
+    ("local", "said"),
+    [
+        (
+            "/nfs/run",
+            "--workdir /nfs/run lies on .* of type ext4, .*; give one on a shared file system, or gs://BUCKET",
+        ),
+        (
+            str(PROJECT),
+            f"this clone {PROJECT} lies on a file system of type ext4, which .*; clone it to a shared file sy",
+        ),
+        (
+            "/nfs/x.py",
+            "the file /nfs/x.py lies on .* of type ext4, which other machines don't see; move it to a shared",
+        ),
+        (
+            str(pathlib.Path(sys.executable).parent.resolve()),
+            "this Python of .* lies on .*; use a virtual environment on",
+        ),
+    ],
+)
+def test_slurm_asks_of_each_path_that_its_job_needs(monkeypatch, local, said):
+    monkeypatch.setattr(engines, "LOCAL_PREFIXES", ())
+    monkeypatch.setattr(engines, "_file_system", lambda place: "nfs4")
+    Slurm().check_seen("/nfs/run", pathlib.Path("/nfs/x.py"))
+    monkeypatch.setattr(engines, "_file_system", lambda place: "ext4" if str(place) == local else "nfs4")
+    with pytest.raises(ValueError, match=said):
+        Slurm().check_seen("/nfs/run", pathlib.Path("/nfs/x.py"))
+    Slurm().check_seen("gs://b/run", pathlib.Path("/nfs/y.py")) if local == "/nfs/run" else None
+
+
 def test_a_place_that_other_machines_do_not_see(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"--workdir /tmp/runs lies under /tmp, which other machines don't see; give"):
-        check_shared("/tmp/runs", "--workdir")
+    with pytest.raises(
+        ValueError, match=r"--workdir /tmp/runs lies under /tmp, which other machines don't see; give another, or"
+    ):
+        check_shared("/tmp/runs", "--workdir", "give another")
     seen = pathlib.Path("/data/runs/new")
     for kind in ("ext4", "xfs", "tmpfs", "overlay"):
         monkeypatch.setattr(engines, "_file_system", lambda place, kind=kind: kind)
         with pytest.raises(ValueError, match=f"/data/runs/new lies on a file system of type {kind}, which"):
-            check_shared(seen, "--workdir")
+            check_shared(seen, "--workdir", "give another")
     for kind in ("nfs4", "lustre", "fuse.gcsfuse", ""):  # "": the system doesn't tell
         monkeypatch.setattr(engines, "_file_system", lambda place, kind=kind: kind)
-        check_shared(seen, "--workdir")
+        check_shared(seen, "--workdir", "give another")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mounted by /proc")

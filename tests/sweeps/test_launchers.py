@@ -10,9 +10,11 @@ import time
 
 import pytest
 
+from alibi.errors import OF_SWEEP
 from alibi.parallel.signals import Interrupted
+from alibi.sweeps.execute import Sweeper
 from alibi.sweeps.launchers import Command, LocalProcesses, Place, describe_exit, places
-from tests.sweeps.sweepmaker import PROJECT
+from tests.sweeps.sweepmaker import PROJECT, sweep_of
 from tests.test_multihost import free_port
 
 
@@ -56,6 +58,14 @@ def test_the_reason_of_a_failed_run_of_several_hosts_is_kept(tmp_path):
     assert ended.reason("training").startswith("model.num_heads=3 does not divide model.width=")
 
 
+@pytest.mark.parametrize("of_sweep", [True, False])
+def test_a_process_knows_whether_a_sweep_waits_for_it(tmp_path, capfd, of_sweep):
+    """Then it leaves out what a user is told before and after a run; a job of `submit.py --engine=local` does not."""
+    with LocalProcesses(of_sweep) as launcher:
+        launcher.run(Command(script(tmp_path, "import os, sys; print(sys.argv[1] in os.environ)"), (OF_SWEEP,)))
+    assert capfd.readouterr().out == f"{of_sweep}\n"
+
+
 def test_a_crash_ends_only_its_own_process(tmp_path):
     with LocalProcesses() as launcher:
         crashed = launcher.run(Command(script(tmp_path, "import os; os.kill(os.getpid(), 9)"), ()))
@@ -78,8 +88,8 @@ def test_runs_at_a_time_have_cores_and_gpus_of_their_own(tmp_path, monkeypatch):
         assert [place.gpus for place in places(2)] == [("3",), ("GPU-5", "7")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert not any(place.gpus for place in places(len(cores))), "too few for one each: all see it"
-    with pytest.raises(ValueError, match=f"jobs={len(cores) + 1} must be between 1 and {len(cores)}"):
-        places(len(cores) + 1)
+    with pytest.raises(ValueError, match=f"--jobs={len(cores) + 1} must be between 1 and {len(cores)}"):
+        Sweeper(sweep_of(), tmp_path, jobs=len(cores) + 1)
     seen = "sorted(os.sched_getaffinity(0)), os.environ['TQDM_POSITION'], os.environ['CUDA_VISIBLE_DEVICES']"
     code = f"import os, sys; print({seen}, file=open(sys.argv[1], 'w'))"
     with LocalProcesses() as launcher:

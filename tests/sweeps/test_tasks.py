@@ -1,21 +1,25 @@
 """Tasks of a sweep: which runs each does, that no run is done twice, and that all do one and the same sweep."""
 
 import concurrent.futures
+import dataclasses
 import fcntl
 import functools
+import json
 import pathlib
 import time
 
 import pytest
 
 from alibi.errors import REQUEUE
-from alibi.runs.lease import Claim
+from alibi.parallel.signals import Interrupted
+from alibi.runs.lease import Claim, is_held
 from alibi.runs.store import Folder
-from alibi.sweeps import execute
+from alibi.sweeps import execute, tasks
+from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.execute import Sweeper, run_sweeper
 from alibi.sweeps.launchers import Ended, Launcher
 from alibi.sweeps.state import read_failures
-from alibi.sweeps.tasks import SWEEP_FILE, claim_place, known_runs, pin, pin_anew, share_of
+from alibi.sweeps.tasks import SWEEP_FILE, claim_place, pin, pin_anew, pinned, share_of
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 from tests.sweeps.test_execute import no_locks
@@ -37,7 +41,7 @@ def test_a_task_has_every_nth_run_or_the_named_one(task, positions):
     [
         ("6/7", "--task=6/7 is beyond the sweep's 6 runs; give --task=0/6 to 5/6"),
         ("3/3", "--task=3/3: tasks are counted from 0, so there are 0/3 to 2/3"),
-        ("0/0", "--task=0/0: tasks are counted from 0"),
+        ("0/0", "--task=0/0: N of I/N must be at least 1, such as --task=0/6"),
         ("t5-L128", "--task=t5-L128 is neither a part of the sweep, such as 0/6, nor one of its 6 runs; did you mean "
          "'t5-L128-seed0'"),
     ],
@@ -97,7 +101,7 @@ def test_tasks_that_overlap_do_each_run_once_and_one_of_them_reports(tmp_path, m
     assert len(trainer.commands) == 6, "a command was run twice"
     assert set(trainer.commands) == done("alibi", "t5", "none")
     assert 1 <= len(reports) <= 3
-    assert known_runs(Folder(tmp_path)) == [run.name for run in sweep.runs]
+    assert list(pinned(Folder(tmp_path))) == [run.name for run in sweep.runs]
     again = Trainer(sweep, tmp_path)
     assert run_sweeper(Sweeper(sweep, tmp_path, share=shares[0], launcher=again, report=lambda _: "the report")) == 0
     assert again.commands == [], "a retry finds all done"
@@ -152,9 +156,7 @@ def test_a_sweep_that_changed_between_tasks_is_refused_with_what_differs(tmp_pat
     store = Folder(tmp_path)
     pin(store, before)
     pin(store, sweep_of(product={"position": ["alibi", "t5"], "seed": [0]}, multiples=[1]))
-    with pytest.raises(
-        ValueError, match=r"have changed since tasks began in .* \(changed: alibi-L128-seed0; new: none"
-    ):
+    with pytest.raises(ValueError, match=r"have changed since it began in .* \(changed: alibi-L128-seed0; new: none"):
         Sweeper(now, tmp_path, share=now.runs).execute()
     with pytest.raises(ValueError, match=r"\(their order\); give the sweep and its config as they were"):
         pin(store, sweep_of(product={"position": ["t5", "alibi"], "seed": [0]}, multiples=[1]))
@@ -163,6 +165,87 @@ def test_a_sweep_that_changed_between_tasks_is_refused_with_what_differs(tmp_pat
         pin_anew(store, now)
     at_work.release()
     pin_anew(store, now)
-    assert known_runs(store) == [run.name for run in now.runs]
-    (tmp_path / SWEEP_FILE).write_text("{")
-    pin(store, before)  # what is damaged says nothing
+    assert list(pinned(store)) == [run.name for run in now.runs]
+    for damaged in ("{", '{"runs": {"alibi-L128-seed0": "0a1b2c3d4e5f"}}'):  # and one of before, which was of hashes
+        (tmp_path / SWEEP_FILE).write_text(damaged)
+        pin(store, before)
+        assert list(pinned(store)) == [run.name for run in before.runs], "what is damaged says nothing"
+
+
+def test_what_is_kept_of_a_sweep_outlives_new_keys_of_evaluations(tmp_path, monkeypatch):
+    """What is at its default isn't written, so that a sweep under way goes on with a version that knows more keys."""
+    override = {"position": "rotary_ntk", "options": {"factor": 4.0}}
+    evaluations = [{"lengths": [64, 128], "stride": 32}, {"lengths": [128], "override": override}]
+    sweep, store = sweep_of(product={"position": ["rotary"]}, evaluations=evaluations), Folder(tmp_path)
+    pin(store, sweep)
+    (kept,) = json.loads((tmp_path / SWEEP_FILE).read_text())["runs"].values()
+    assert kept["evaluations"][1] == {"lengths": [64, 128], "stride": 32, "split": "valid"}
+    (run,) = sweep.runs
+    assert pinned(store)[run.name].evaluations == run.evaluations
+
+    @dataclasses.dataclass(frozen=True)
+    class Younger(Evaluation):
+        """With a key that there was not when the sweep began."""
+
+        temperature: float = 1.0
+
+    def of_today(**more):
+        fields = [{one.name: getattr(each, one.name) for one in dataclasses.fields(each)} for each in run.evaluations]
+        today = dataclasses.replace(run, evaluations=tuple(Younger(**one, **more) for one in fields))
+        return dataclasses.replace(sweep, runs=(today,))
+
+    monkeypatch.setattr(tasks, "Evaluation", Younger)
+    pin(store, of_today())
+    with pytest.raises(ValueError, match=r"\(changed: rotary-L128-seed0\)"):
+        pin(store, of_today(temperature=0.5))
+
+
+def test_a_sweep_without_tasks_keeps_what_it_is_unless_tasks_do_another(tmp_path, swift):
+    before, now = (sweep_of(product={"position": [name]}, multiples=[1]) for name in ("alibi", "t5"))
+    store = Folder(tmp_path)
+    execute.Sweeper(before, tmp_path, launcher=Trainer(before, tmp_path), report=lambda _: "the report").execute()
+    assert list(pinned(store)) == ["alibi-L128-seed0"]
+    at_work, other = Claim(claim_place(store, before.runs[0]), "at work"), Trainer(now, tmp_path)
+    with pytest.raises(ValueError, match="at work are tasks on alibi-L128-seed0"):
+        Sweeper(now, tmp_path, launcher=other, report=lambda _: "the report").execute()
+    assert not is_held(store)
+    at_work.release()
+    assert other.commands == []
+    Sweeper(now, tmp_path, launcher=other, report=lambda _: "the report").execute()
+    assert list(pinned(store)) == ["t5-L128-seed0"]
+
+
+@pytest.mark.parametrize("given_back", [True, False])
+def test_of_several_hosts_the_first_leaves_a_held_run_so_that_all_begin_again(tmp_path, monkeypatch, swift, given_back):
+    """The others have begun with what there was to do: their run would wait for one that is done meanwhile."""
+    monkeypatch.setattr(execute, "LEAVE_SECONDS", 60.0 if given_back else 0.1)
+    sweep = sweep_of(product={"position": ["alibi", "t5"]}, multiples=[1])
+    held, trainer = Claim(claim_place(Folder(tmp_path), sweep.runs[0]), "at work"), Trainer(sweep, tmp_path)
+    first = Sweeper(sweep, tmp_path, share=sweep.runs, flags=("--multihost=True",), launcher=trainer)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        left = pool.submit(run_sweeper, first)
+        if given_back:
+            time.sleep(0.6)  # it has looked, for 0.3 s
+            held.release()
+        with pytest.raises(Interrupted, match="the same command, given again on all hosts, goes on"):
+            left.result()
+    held.release()
+    assert trainer.commands == []
+    assert not is_held(claim_place(Folder(tmp_path), sweep.runs[0]))
+
+
+def test_of_several_hosts_one_whose_process_met_nobody_is_started_again(tmp_path):
+    """JAX ends a process by SIGABRT where the first one's doesn't come: that is no failure of the run."""
+    sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
+    trainer = Trainer(sweep, tmp_path, ends={"alibi": Ended(-6)})
+    other = Sweeper(sweep, tmp_path, share=sweep.runs, flags=("--multihost=True",), primary=False, launcher=trainer)
+    with pytest.raises(Interrupted):
+        run_sweeper(other)
+
+
+def test_hosts_without_tasks_leave_a_work_directory_that_is_held(tmp_path):
+    held, sweep = Claim(Folder(tmp_path), "at work"), sweep_of(product={"position": ["alibi"]}, multiples=[1])
+    first = Sweeper(sweep, tmp_path, flags=("--multihost=True",), launcher=Trainer(sweep, tmp_path))
+    with pytest.raises(Interrupted, match="another process is at work in"):
+        run_sweeper(first)
+    held.release()

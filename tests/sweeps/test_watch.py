@@ -4,12 +4,13 @@ import datetime
 
 import pytest
 
-from alibi.runs.lease import Claim
+from alibi.runs.lease import LOCK_FILE, Claim
 from alibi.runs.store import Folder
 from alibi.sweeps.state import write_failure
 from alibi.sweeps.tasks import claim_place, pin
-from alibi.sweeps.watch import standings, summary, table
-from tests.sweeps.sweepmaker import finish, sweep_of
+from alibi.sweeps.watch import SUBMITTED_FILE, standings, summary, table
+from tests.reporting.rowmaker import append_rows
+from tests.sweeps.sweepmaker import finish, result, sweep_of
 
 
 def test_a_line_for_each_run_that_has_begun_or_not(tmp_path):
@@ -29,6 +30,9 @@ def test_a_line_for_each_run_that_has_begun_or_not(tmp_path):
         Claim(claim_place(store, runs["t5"]), "at work"),
         Claim(Folder(tmp_path / "runs" / name("none")), "training"),
     ]
+    assert standings(store, now)[0].state == "trained", "its result isn't there yet"
+    assert not standings(store, now)[0].is_over
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run=name("alibi"))])
     found = standings(store, now)
     states = ["finished", "evaluating", "running", "interrupted", "failed", "failed", "waiting"]
     assert [(one.name, one.state) for one in found] == list(zip(map(name, methods), states, strict=True))
@@ -50,8 +54,11 @@ def test_a_line_for_each_run_that_has_begun_or_not(tmp_path):
     assert summary(store, found) == f"{tmp_path}: {counts}\n"
     for claim in claims:
         claim.release()
-    # Its lock is gone, but it was heard of just now: as where locks of other machines aren't seen.
-    assert standings(store, now - datetime.timedelta(minutes=11))[2].state == "running"
+    soon = now - datetime.timedelta(minutes=11)
+    assert standings(store, soon)[2].state == "interrupted", "its lock was of this machine, and is gone"
+    # Another machine's lock perhaps can't be seen here; it was heard of just now.
+    (tmp_path / "runs" / name("none") / LOCK_FILE).write_text("another machine")
+    assert standings(store, soon)[2].state == "running"
     assert standings(store, now)[2].state == "interrupted"
 
 
@@ -70,6 +77,20 @@ def test_a_single_run_and_one_that_begins(tmp_path):
     (one,) = standings(place, now)
     assert (one.state, one.is_over) == ("damaged", True)
     assert "status.json is damaged" in table([one], now)
+
+
+def test_a_training_that_was_submitted_waits(tmp_path):
+    (tmp_path / SUBMITTED_FILE).write_text("{}")
+    (one,) = standings(Folder(tmp_path), datetime.datetime.now(datetime.UTC))
+    assert (one.name, one.state, one.is_over) == (tmp_path.name, "waiting", False)
+
+
+def test_a_run_whose_rows_came_from_elsewhere_is_finished(tmp_path):
+    sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
+    pin(Folder(tmp_path), sweep)
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
+    (one,) = standings(Folder(tmp_path), datetime.datetime.now(datetime.UTC))
+    assert one.state == "finished"
 
 
 def test_what_is_no_work_directory(tmp_path):

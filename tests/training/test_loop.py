@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.errors import ERROR_FILE
+from alibi.errors import OF_SWEEP
 from alibi.runs import RunDirectory
 from alibi.training import loop, record
 from alibi.training.checkpoint import Checkpoints
@@ -119,7 +119,7 @@ def test_what_is_said_first_and_last(
         "finished; evaluate it by",
         f"  python eval_extrapolation.py --workdirs={workdir} --multiples=1,2,4,8",
     ]
-    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error"))
+    monkeypatch.setenv(OF_SWEEP, "1")
     loop.train(tiny_config(), str(tmp_path / "other"))
     quiet = capsys.readouterr().err
     assert "devices:" not in quiet

@@ -1,0 +1,34 @@
+"""What training refuses before it reads its text, which whoever gives it to a cluster wants to know at once."""
+
+import re
+
+import pytest
+
+from alibi.config_files import load_config
+from alibi.training.setup import check_trainable
+
+
+@pytest.mark.parametrize(
+    ("keys", "devices", "message"),
+    [
+        ("mesh.tensor=3", 16, "mesh.data=-1, mesh.fsdp=1, mesh.tensor=3 do not fit 16 devices"),
+        ("mesh.tensor=3,mesh.data=5", None, "mesh.tensor=3 splits the heads and does not divide model.num_heads=4"),
+        ("mesh.data=3", None, "train.batch_tokens=2048 must be a multiple of 384"),
+        ("", 64, "train.batch_tokens=2048 must be a multiple of 8192"),
+        ("mesh.data=0", None, "sizes must be positive"),
+        ("mesh.data=-1,mesh.fsdp=-1", None, "one of them may be -1"),
+        ("position=bogus", None, "'bogus'"),
+        ("model.num_heads=3", None, "num_heads=3 does not divide model.width=128"),
+        ("optimizer.name=bogus", None, "'bogus'"),
+        ("train.steps=7", None, "optimizer.warmup_steps=50 must be at least 0 and below train.steps=7"),
+        ("data.train=gs://b/text", None, "gs://b/text"),
+    ],
+)
+def test_what_training_would_refuse(keys: str, devices: int | None, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_trainable(load_config(f"configs/quickstart.py:{keys}"), devices)
+
+
+@pytest.mark.parametrize(("keys", "devices"), [("", None), ("", 16), ("mesh.tensor=4,mesh.data=-1", 64)])
+def test_what_can_be_trained(keys: str, devices: int | None) -> None:
+    check_trainable(load_config(f"configs/quickstart.py:{keys}"), devices)
