@@ -128,7 +128,7 @@ def _check_configs(sweep, devices: int | None) -> None:
     if sweep is None:
         check_trainable(completed(flags.FLAGS.config), devices)
         return
-    for run in sweep.runs:
+    for run in sweep.runs if devices else ():  # as it was loaded they were checked for devices of any number
         try:
             check_trainable(run.config, devices)
         except ValueError as error:
