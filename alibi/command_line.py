@@ -150,7 +150,8 @@ def override() -> Override:
 def host_flags() -> list[str]:
     """The flags of `define_host_flags` that were given, for a process that this one starts."""
     names = ("multihost", "coordinator_address", "num_processes", "process_id")
-    return [f"--{name}={flags.FLAGS[name].value}" for name in names if flags.FLAGS[name].value not in (None, False)]
+    values = {name: flags.FLAGS[name].value for name in names}
+    return [f"--{name}={value}" for name, value in values.items() if value is not None and value is not False]
 
 
 def join_hosts() -> None:

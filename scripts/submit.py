@@ -104,9 +104,9 @@ def main() -> int:
     engine.check_installed()
     if sweep:
         pin_anew(store, sweep)
-    print(text, end="", flush=True)
-    if not sweep:  # so that there is something to look at before it starts
+    else:  # so that there is something to look at before it starts
         store.write(SUBMITTED_FILE, json.dumps({"engine": _ENGINE.value, "name": job.name}) + "\n")
+    print(text, end="", flush=True)
     code = engine.submit(job)
     print(f"look at it by: python scripts/status.py {store}", file=sys.stderr)
     return code

@@ -1,5 +1,6 @@
 """What every entry point does with its flags."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -124,6 +125,25 @@ def test_flags_that_entry_points_share_belong_to_whoever_asks_for_them() -> None
     names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(__name__)}
     assert names == {"multihost", "coordinator_address", "num_processes", "process_id", "jobs"}
     flags.FLAGS.remove_flag_values(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "given_on"),
+    [
+        ([], []),
+        (["--multihost"], ["--multihost=True"]),
+        (["--nomultihost"], []),
+        (["--coordinator_address=a:1", "--num_processes=2", "--process_id=0"],) * 2,  # the first process too
+    ],
+)
+def test_flags_of_hosts_are_given_on(monkeypatch: pytest.MonkeyPatch, words: list[str], given_on: list[str]) -> None:
+    values = flags.FlagValues()
+    monkeypatch.setattr(flags, "FLAGS", values)
+    for define in ("DEFINE_bool", "DEFINE_string", "DEFINE_integer"):
+        monkeypatch.setattr(flags, define, functools.partial(getattr(flags, define), flag_values=values))
+    command_line.define_host_flags()
+    values(["sweep.py", *words])
+    assert command_line.host_flags() == given_on
 
 
 @pytest.mark.parametrize("number", SIGNALS)
