@@ -69,6 +69,38 @@ def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path: pathlib.Path, wo
     assert not workdir.exists()
 
 
+def test_a_sweep_is_printed_with_the_options_of_its_engine(tmp_path: pathlib.Path) -> None:
+    options = (
+        "--nodes=2",
+        "--at_once=3",
+        "--time=4:00:00",
+        "--sbatch=--partition=gpu",
+        "--sbatch=--mem=8G",
+        "--tasks=2",
+    )
+    ended = submit(
+        "--engine=slurm", SWEEP, *options, "--restarts=5", "--grace=60", "--shared", f"--workdir={tmp_path}/new"
+    )
+    assert ended.returncode == 0, ended.stderr
+    given = [line.removeprefix("#SBATCH ") for line in ended.stdout.splitlines() if line.startswith("#SBATCH ")]
+    assert given == [
+        "--job-name=new",
+        "--array=0-1%3",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--time=4:00:00",
+        "--signal=TERM@60",
+        "--requeue",
+        "--open-mode=append",
+        f"--output={tmp_path}/new/slurm/%x-%A_%a.log",
+        "--partition=gpu",
+        "--mem=8G",
+    ]
+    sweep = f"--sweep={ROOT}/configs/sweeps/quickstart.py --workdir={tmp_path}/new"
+    assert f'scripts/sweep.py {sweep} "--task=$SLURM_ARRAY_TASK_ID/2" --multihost\n' in ended.stdout
+    assert '"${SLURM_RESTART_COUNT:-0}" -lt 5 ]' in ended.stdout
+
+
 def test_a_job_is_printed_with_what_its_config_was_given(tmp_path: pathlib.Path) -> None:
     words = [f"{CONFIG}:position=t5", "--config.train.steps", "70", "--noconfig.log.tensorboard"]
     ended = submit("--engine=slurm", *words, "--nodes=2", "--shared", f"--workdir={tmp_path}/new")
