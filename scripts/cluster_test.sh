@@ -71,7 +71,7 @@ setsid slurmctld -D -f "$SLURM_CONF" -i > "$D/slurmctld.log" 2>&1 & daemons+=($!
 for name in n1 n2; do setsid slurmd -D -N "$name" > "$D/slurmd.$name.log" 2>&1 & daemons+=($!); done
 until [ "$(sinfo --noheader --format=%T --partition=low 2> /dev/null)" = idle ]; do sleep 1; done
 
-# A job's script, as README gives it: the rest of its arguments are those of srun.
+# A job's script, as docs/training.md gives it: the rest of its arguments are those of srun.
 cat > "$D/job.sh" <<'JOB'
 #!/bin/bash
 trap : TERM

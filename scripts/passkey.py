@@ -24,6 +24,7 @@ _LENGTHS = flags.DEFINE_list("lengths", None, "lengths of windows in tokens, in 
 _PROMPTS = flags.DEFINE_integer("prompts", 200, "keys to be found at each length and distance")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where rows and report go")
+_REPORT = flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
 command_line.define_override_flags()
 command_line.define_host_flags()
 
@@ -39,6 +40,7 @@ def main() -> int:
         prompts=_PROMPTS.value,
         checkpoint=_CHECKPOINT.value,
         override=command_line.override(),
+        report=_REPORT.value,
     )
     command_line.join_hosts()
     return 1 if evaluate_passkeys(_WORKDIRS.value, options) else 0

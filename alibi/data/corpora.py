@@ -2,8 +2,9 @@
 
 import ml_collections
 
-from alibi.data.embedded import Books, PassKeys
+from alibi.data.embedded import Books
 from alibi.data.hosted import Hub, Tfds
+from alibi.data.passkeys import PassKeys
 from alibi.data.pieces import Corpus
 from alibi.data.textfiles import TextFiles
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from alibi.data.embedded import ASKED, DIGITS, TOLD, Books, draw_key
+from alibi.data.embedded import Books
+from alibi.data.passkeys import DIGITS, LEAST, distances, make_prompts
 from alibi.evaluation.extrapolation import MULTIPLES, evaluate_each
 from alibi.evaluation.output import Output, row_of, say
 from alibi.evaluation.perplexity import Scorer
@@ -24,43 +25,6 @@ from alibi.model.decoder import DecoderLM
 from alibi.parallel.hosts import any_of, together
 from alibi.reporting.rows import Override, Passkey
 from alibi.runs.trained import TrainedRun
-
-BEFORE_KEY = TOLD.index("{")  # bytes of the sentence that tells a key, before the key
-LEAST = 32  # the smallest distance that is measured, a power of two
-NEAREST = DIGITS + 1 + ASKED.index("{")  # the distance where no text stands between key and question
-
-
-def distances(length: int) -> list[int]:
-    """The distances that are measured in windows of `length` tokens: the powers of two from `LEAST` on that fit."""
-    return [
-        1 << power for power in range(LEAST.bit_length() - 1, length.bit_length()) if 1 << power <= _farthest(length)
-    ]
-
-
-def _farthest(length: int) -> int:
-    return length + 1 - DIGITS - BEFORE_KEY
-
-
-def make_prompts(text: bytes, length: int, distance: int, prompts: int) -> Int[np.ndarray, "prompts length+1"]:
-    """Windows of `length` inputs and the token after them: book text, in it a key, and at the end its question.
-
-    The last five tokens are the key, as it is to be answered.
-
-    Args:
-      text: of a book, from which each prompt takes a part of its own.
-      distance: tokens from each digit of the key to the same digit of the answer.
-
-    Raises:
-      ValueError: a distance that is too short for the question, or doesn't fit into the window.
-    """
-    if not NEAREST <= distance <= _farthest(length):
-        raise ValueError(f"distance={distance} must be from {NEAREST} to {_farthest(length)} in a window of {length}")
-    random, before, made = np.random.default_rng([length, distance]), _farthest(length) - distance, []
-    for start in np.linspace(0, len(text) - length, prompts).astype(int):
-        book, key = text[start : start + length], draw_key(random)
-        told, asked = TOLD.format(key).encode(), ASKED.format(key).encode().removesuffix(b".")
-        made.append(book[:before] + told + book[before : before + distance - NEAREST] + asked)
-    return np.stack([np.frombuffer(prompt, np.uint8) for prompt in made])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +37,7 @@ class Options:
     prompts: int = 200  # at each length and distance
     checkpoint: str = "latest"  # latest, best or a step
     override: Override | None = None  # what is put in the place of what each run was trained with
+    report: bool = True  # write the tables and figures at the end
 
     def __post_init__(self) -> None:
         if self.prompts < 1:
@@ -97,7 +62,7 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
                 prompts = make_prompts(text, length, distance, options.prompts)
                 together(functools.partial(_evaluate, run, scorer, prompts, distance, output))
 
-    return evaluate_each(workdirs, options.output_dir, evaluate)
+    return evaluate_each(workdirs, options.output_dir, evaluate, report=options.report)
 
 
 def _byte_run(workdir: str, options: Options) -> TrainedRun:

@@ -11,7 +11,8 @@
 as dictionaries of config keys, which may also hold a `name` and the evaluation keys.
 Evaluation keys, for the sweep or for one run: `multiples` or `lengths`, `stride` (a
 number or several; default: the length), `split` (default: valid), `context_use` (True:
-the same tokens at each length too), `override` (what the run is tested under in place of
+the same tokens at each length too), `passkey` (True: keys to be found
+again at each length, in place of perplexity), `override` (what the run is tested under in place of
 what it was trained with: {"position": "rotary_ntk", "options": {"factor": 4}, "window": 256},
 any of these) and `evaluations`, a list of dictionaries of these. Values given with `product`
 or `runs` win over `config`.
@@ -33,7 +34,7 @@ from alibi.ranges import check_numbers
 from alibi.reporting.rows import Override
 from configs import base
 
-EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "override")
+EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
 SWEEP_KEYS = ("config", "product", "runs", "evaluations", "title", *EVALUATION_KEYS)
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -46,6 +47,7 @@ class Evaluation:
     stride: int | None
     split: str
     context_use: bool = False  # whether the same tokens are scored at each length too
+    passkey: bool = False  # whether keys are to be found again at each length, in place of perplexity
     override: Override | None = None  # as `effective` gives it
 
 
@@ -186,8 +188,11 @@ def _evaluations(given: Mapping[str, Any], config: ml_collections.ConfigDict) ->
             raise ValueError(f"evaluation lengths must be whole numbers of tokens, at least 1; got {list(lengths)}")
         stride, split = part.get("stride"), part.get("split", "valid")
         strides = stride if isinstance(stride, Sequence) else [stride]
-        context_use, override = part.get("context_use", False), _override(part.get("override", {}), config)
-        evaluations += [Evaluation(tuple(lengths), one, split, context_use, override) for one in strides]
+        context_use, passkey = part.get("context_use", False), part.get("passkey", False)
+        if passkey and {"stride", "split", "context_use"} & part.keys():
+            raise ValueError(f"an evaluation of passkeys has lengths and an override alone; got {dict(part)}")
+        override = _override(part.get("override", {}), config)
+        evaluations += [Evaluation(tuple(lengths), one, split, context_use, passkey, override) for one in strides]
     if not evaluations:
         raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
     return tuple(evaluations)
@@ -223,6 +228,8 @@ def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluati
     sequences_per_update(config, 1)
     make_optimizer(config.optimizer, config.train.steps)
     for one in evaluations:
+        if one.passkey and config.data.tokenizer != "bytes":
+            raise ValueError(f"data.tokenizer={config.data.tokenizer} with passkeys, which are told to byte models")
         if one.split not in SPLITS:
             raise ValueError(f"split {one.split!r} is unknown; use one of {', '.join(SPLITS)}")
         if not config.data[one.split]:

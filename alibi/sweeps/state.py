@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from alibi.data.passkeys import distances
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Row
 from alibi.runs import RunDirectory, evaluation_hash
@@ -91,9 +92,10 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
             flags.append("--position_options=" + ",".join(f"{name}={one}" for name, one in told))
         if override.window is not None:
             flags.append(f"--window={override.window}")
-    flags += [f"--split={evaluation.split}", f"--output_dir={open_store(workdir)}", "--noreport"]
+    flags += [] if evaluation.passkey else [f"--split={evaluation.split}"]
+    flags += [f"--output_dir={open_store(workdir)}", "--noreport"]
     flags.append(f"--checkpoint={run.config.train.steps}")  # where it is damaged, no other stands in for it
-    return Command("eval_extrapolation.py", tuple(flags))
+    return Command("scripts/passkey.py" if evaluation.passkey else "eval_extrapolation.py", tuple(flags))
 
 
 def survey(sweep: Sweep, workdir: Directory) -> list[RunState]:
@@ -111,9 +113,13 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
         differing = directory.differing(run.config)
     except ValueError as error:
         status |= {"state": "failed", "reason": str(error)}
-    key = (run.name, status["step"], evaluation_hash(run.config))
+    # Where there is no work directory, such as on a machine that was given the rows alone, they can still be complete.
+    step = run.config.train.steps if status["state"] == "missing" else status["step"]
+    key = (run.name, step, evaluation_hash(run.config))
     found = [row for row in rows if (row.run, row.step, row.config_hash) == key]
     missing = tuple(left for one in run.evaluations if (left := _still_missing(one, found)))
+    if status["state"] == "missing" and not missing:
+        status |= {"state": "finished", "step": step}
     if differing:
         told = ", ".join(f"{key} ({there!r} there, {here!r} in the sweep)" for key, (there, here) in differing.items())
         status |= {"state": "conflict", "reason": f"{directory} holds a run of another config; differing: {told}"}
@@ -153,6 +159,11 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
     # A limit is final; any other error may be gone when it is tried again.
     known = [row for row in rows if (row.is_measured or row.limit) and row.override == evaluation.override]
     known = [row for row in known if row.split == evaluation.split]
+    if evaluation.passkey:
+        keys = {(row.eval_length, row.passkey.distance) for row in known if row.passkey is not None}
+        asked = {length: {(length, distance) for distance in distances(length)} for length in evaluation.lengths}
+        lengths = [length for length in evaluation.lengths if not asked[length] <= keys]
+        return dataclasses.replace(evaluation, lengths=tuple(lengths)) if lengths else None
     windows = {(row.eval_length, row.stride) for row in known if row.context_use is None and row.passkey is None}
     lengths = [length for length in evaluation.lengths if (length, evaluation.stride or length) not in windows]
     if evaluation.context_use and not lengths:

@@ -1,14 +1,27 @@
-"""Four position methods on books in which keys are told and asked for again; then `scripts/passkey.py` of their runs.
+"""Every position method on books in which keys are told and asked for again, and whether trained models find them.
 
-python scripts/sweep.py --sweep=configs/sweeps/passkey.py --workdir=workdirs/passkey
-python scripts/passkey.py --workdirs=$(ls -d workdirs/passkey/runs/* | paste -sd,) --output_dir=workdirs/passkey
+python scripts/sweep.py --sweep=configs/sweeps/passkey.py --workdir=workdirs/passkey --jobs=0
+
+Trained at L = 128, asked at up to 8 times that: `scripts/passkey.py` of each run. Methods that only change how a
+trained model is tested are asked on the runs of the method that they change.
 """
+
+from configs.sweeps import all_methods
+
+LENGTHS = {"multiples": [1, 2, 4, 8]}
 
 
 def get_sweep() -> dict:
     return {
         "title": "Books with keys: train at 128, test up to 1,024",
         "config": "configs/passkey.py",
-        "product": {"position": ["sinusoidal", "rotary", "t5", "alibi"], "train_length": [128], "seed": [0]},
-        "multiples": [1, 2, 4, 8],
+        "runs": [run(name) for name in all_methods.METHODS],
     }
+
+
+def run(name: str) -> dict:
+    """One run of a method, and the keys that it finds, as what it was trained with and as what else it is tested as."""
+    keys = {"position": name, **all_methods.METHODS[name], "seed": 0, "train.steps": 2000}
+    asked = LENGTHS | {"passkey": True}
+    others = [asked | {"override": override} for override in all_methods.TESTED_AS.get(name, ())]
+    return keys | {"name": f"{name}-seed0", "evaluations": [LENGTHS, asked, *others]}

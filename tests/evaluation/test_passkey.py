@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.data.embedded import ASKED, TOLD, Books, PassKeys
-from alibi.evaluation.passkey import Options, distances, evaluate_passkeys, make_prompts
+from alibi.data.embedded import Books
+from alibi.data.passkeys import ASKED, TOLD, PassKeys, distances, make_prompts
+from alibi.evaluation.passkey import Options, evaluate_passkeys
 from alibi.reporting.rows import Override, read_rows
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file

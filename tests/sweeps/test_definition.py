@@ -111,6 +111,8 @@ def test_the_flags_give_train_py_the_same_config():
         ({"stride": 64.0}, "stride=64.0 must be a whole number"),
         ({"split": "train2"}, "split 'train2' is unknown; use one of train, valid, test"),
         ({"split": "test"}, "data.test is empty"),
+        ({"passkey": True, "split": "test"}, "an evaluation of passkeys has lengths and an override alone"),
+        ({"passkey": True, "config": "configs/books.py"}, "data.tokenizer=words with passkeys"),
         ({"product": {"seed": [0]}, "runs": [{"seed": 0}]}, "runs of equal name: alibi-L128-seed0"),
         ({"runs": [{"name": "../x"}]}, "must do as a directory's name"),
         ({"config": "configs/absent.py"}, "there is no config file '.*configs/absent.py'"),

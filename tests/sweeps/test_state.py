@@ -164,6 +164,43 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
     assert survey(sweep, tmp_path)[0].missing == ()
 
 
+def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
+    asked = {"lengths": [37, 128], "passkey": True, "override": {"window": 64}}
+    sweep = sweep_of(product={"position": ["alibi"]}, evaluations=[asked])
+    (run,) = sweep.runs
+    finish(sweep, tmp_path, run.name)
+    perplexity, keys = survey(sweep, tmp_path)[0].missing
+    assert keys.lengths == (128,), "windows of 37 tokens hold no key and its question"
+    command = evaluation_command(run, keys, tmp_path)
+    assert command.script == "scripts/passkey.py"
+    assert {"--lengths=128", "--window=64", "--checkpoint=500", "--noreport"} < {*command.flags}
+    assert not [flag for flag in command.flags if flag.startswith("--split")]
+
+    def found(distance):
+        key = {"distance": distance, "prompts": 9, "accuracy": 0.5}
+        return result(
+            sweep,
+            eval_length=128,
+            mode="passkey",
+            passkey=key,
+            override={"position": None, "options": {}, "window": 64},
+        )
+
+    append_rows(tmp_path / "results.jsonl", [found(32)])
+    assert survey(sweep, tmp_path)[0].missing == (perplexity, keys), "the key 64 tokens back hasn't been asked for"
+    append_rows(tmp_path / "results.jsonl", [found(64)])
+    assert survey(sweep, tmp_path)[0].missing == (perplexity,)
+
+
+def test_a_run_whose_rows_are_all_there_needs_no_work_directory(tmp_path):
+    """Rows that were committed or copied: a sweep goes on with what they lack, elsewhere too."""
+    sweep = sweep_of()
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", length) for length in (128, 256)])
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "t5", 128)])
+    assert [state.describe() for state in survey(sweep, tmp_path)] == ["done", "missing"]
+    assert survey(sweep, tmp_path)[0].tokens_left == 0
+
+
 def test_a_length_that_a_method_has_not_is_no_missing_use_of_context(tmp_path):
     sweep = sweep_of(product={"position": ["learned"]}, multiples=[1, 2], context_use=True)
     finish(sweep, tmp_path, "learned-L128-seed0")
