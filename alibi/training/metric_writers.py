@@ -5,7 +5,7 @@ A further one is a `MetricWriter` and a line of `open_writers`.
 
 import abc
 import contextlib
-import importlib.util
+import importlib
 import io
 import json
 import os
@@ -39,13 +39,23 @@ class MetricWriter(abc.ABC):
 
 
 def check_writers(config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError where the config asks for a writer whose package isn't installed; imports none."""
+    """Raises ValueError where the config asks for a writer whose package can't be imported.
+
+    They are imported here, before there are other threads: some of these make imports lazy for a moment, by etils, and
+    then those of the main thread are too, and fail.
+    """
+    if config.log.tensorboard:
+        importlib.import_module("tensorboardX")
     for package in OPTIONAL:
-        if config.log[package] and importlib.util.find_spec(package) is None:
+        if not config.log[package]:
+            continue
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
             raise ValueError(
-                f"log.{package}=True needs the package {package}, which isn't installed here; pip install {package}, "
-                f"or leave log.{package} at False"
-            )
+                f"log.{package}=True needs the package {package}, which can't be imported here ({error}); "
+                f"pip install {package}, or leave log.{package} at False"
+            ) from None
 
 
 def open_writers(config: ml_collections.ConfigDict, run: RunDirectory, step: int) -> list[MetricWriter]:
@@ -80,7 +90,7 @@ class TensorBoard(MetricWriter):
     """Event files in tensorboard/, where points after `resume_step` are dropped; at an address written at the end."""
 
     def __init__(self, store: Store, resume_step: int):
-        from tensorboardX import SummaryWriter  # takes a second to import
+        from tensorboardX import SummaryWriter  # a second to import, which not every process needs
 
         self._stack = contextlib.ExitStack()
         folder = self._stack.enter_context(store.filled("tensorboard"))
