@@ -145,9 +145,11 @@ class Hub(_Hosted):
 
     def _builder(self) -> Any:
         import datasets
+        import huggingface_hub.utils
 
         if not is_terminal():
             datasets.disable_progress_bars()
+            huggingface_hub.utils.disable_progress_bars()
         data = self._data
         # The library would take state.json for data.
         if self._local and any((pathlib.Path(self._name) / name).exists() for name in _SAVED_TO_DISK):

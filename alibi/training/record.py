@@ -117,7 +117,7 @@ class Record:
         if not math.isfinite(nll):
             self._refuse(f"update {step}: validation loss {nll}")
         perplexity = math.exp(min(nll, 700))
-        self._say(f"{self._run.name}: update {step}: validation {nll:.4f} nats, perplexity {perplexity:.3f}")
+        self._say(f"{self._run.name}: update {step:,}: validation {nll:.4f} nats, perplexity {perplexity:.3f}")
         self._write(step, {"valid_nll": nll})
         improved = self.best is None or nll < self.best[1]
         if improved:
