@@ -26,18 +26,21 @@ _INIT_FROM = flags.DEFINE_string(
 )
 _PLAN = flags.DEFINE_bool("plan", False, "say what the run takes on --devices of --device_kind, and train nothing")
 _PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "print the whole config, as a config file, and train nothing")
-_DEVICES, _DEVICE_KIND = command_line.define_device_flags()
+command_line.define_device_flags()
 command_line.define_host_flags()
 
 
 def main() -> None:
     if _INIT_FROM.value is not None:
         _CONFIG.value.init_from = _INIT_FROM.value
+    devices = command_line.planned_devices(_PLAN.value, "--plan")
     if _PRINT_CONFIG.value:
         print(config_files.as_file(_CONFIG.value), end="")
         return
     if _PLAN.value:
-        _plan()
+        if devices is None:
+            raise ValueError("--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for 8 of it")
+        _plan(*devices)
         return
     # Only now, so that a wrong flag is reported at once.
     from alibi.training.loop import train
@@ -46,16 +49,14 @@ def main() -> None:
     train(_CONFIG.value, _WORKDIR.value)
 
 
-def _plan() -> None:
+def _plan(devices: int, device_kind: str) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # devices that are here belong to what runs on them
     from alibi.planning.plan import make_plan
     from alibi.planning.printed import describe
 
-    if _DEVICE_KIND.value is None:
-        raise ValueError("--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for eight of it")
-    print(describe(make_plan(_CONFIG.value, _DEVICES.value, _DEVICE_KIND.value)), end="")
+    print(describe(make_plan(_CONFIG.value, devices, device_kind)), end="")
 
 
 if __name__ == "__main__":

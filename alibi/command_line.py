@@ -89,11 +89,30 @@ def define_jobs_flag() -> flags.FlagHolder[int]:
     return flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
 
 
-def define_device_flags() -> tuple[flags.FlagHolder[int], flags.FlagHolder[str | None]]:
+def define_device_flags() -> None:
     """The flags --devices and --device_kind, of devices that a plan is made for."""
-    count = flags.DEFINE_integer("devices", 1, "devices that the plan is made for, in all")
+    flags.DEFINE_integer("devices", 1, "devices that the plan is made for, in all")
     text = "kind of these devices, by JAX's name or a common one, such as 'TPU v5e' or H100"
-    return count, flags.DEFINE_string("device_kind", None, text)
+    flags.DEFINE_string("device_kind", None, text)
+
+
+def planned_devices(plans: bool, when: str) -> tuple[int, str] | None:
+    """--devices and --device_kind; None where they weren't given.
+
+    Args:
+      plans: whether a plan is printed.
+      when: what asks for one.
+
+    Raises:
+      ValueError: they would be ignored, since there is no plan, or a number of devices of no kind.
+    """
+    values = flags.FLAGS
+    given = next((name for name in ("device_kind", "devices") if values[name].present), None)
+    if given and not plans:
+        raise ValueError(f"--{given} is of the plan that {when} prints; leave it out, or ask for that")
+    if given and values.device_kind is None:
+        raise ValueError("--devices needs their kind too, such as --device_kind='TPU v5e'")
+    return (values.devices, values.device_kind) if given else None
 
 
 def define_host_flags() -> None:

@@ -46,7 +46,7 @@ _FILES = {
 _DEVICE_FLOPS = flags.DEFINE_float("device_flops", None, "assumed peak FLOPs per second of a device, for the plan")
 _UTILISATION = flags.DEFINE_float("utilisation", None, "assumed share of that peak, for the plan")
 _JOBS = command_line.define_jobs_flag()
-_DEVICES, _DEVICE_KIND = command_line.define_device_flags()
+command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -58,10 +58,13 @@ def main() -> int:
     from alibi.paper.costs import describe_costs, describe_device, overview
     from alibi.paper.definitions import TABLES
 
+    planned = _TABLE.value is not None and not (_LIST.value or _RUN.value)
+    devices = command_line.planned_devices(planned, "--table=N without --run")
     if _LIST.value:
         print(overview([_reproduction(number) for number in TABLES]), end="")
-        if _SCALE.value != "paper":
-            print(f"\nRun before, and not counted here: results/tables-{_SCALE.value}/README.md")
+        page = pathlib.Path("results", f"tables-{_SCALE.value}", "README.md")
+        if (pathlib.Path(__file__).resolve().parents[1] / page).exists():
+            print(f"\nRun before, and not counted here: {page}")
         return 0
     if _TABLE.value is None:
         raise ValueError("give --table=N, 1 to 15, or --list")
@@ -69,7 +72,7 @@ def main() -> int:
     if _RUN.value:
         return _run(reproduction)
     processor, assumed = _processor()
-    told = describe_device(reproduction, _DEVICES.value, _DEVICE_KIND.value) if _DEVICE_KIND.value else ""
+    told = describe_device(reproduction, *devices) if devices else ""
     print(describe_costs(reproduction, processor, measured=not assumed), end="")
     print(f"\n{told}" if told else "", end="")
     return 0

@@ -31,7 +31,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "place of the runs, results and 
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
 _TASK = flags.DEFINE_string("task", None, "part of the runs: I/N, the I-th of N parts, from 0; or a run's name")
 _JOBS = command_line.define_jobs_flag()
-_DEVICES, _DEVICE_KIND = command_line.define_device_flags()
+command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
 
 
@@ -47,16 +47,15 @@ def main() -> int:
     from alibi.sweeps.state import survey
     from alibi.sweeps.tasks import share_of
 
+    devices = command_line.planned_devices(_DRY_RUN.value, "--dry_run")
     workdir = open_store(_WORKDIR.value)
     sweep = load_sweep(_SWEEP.value)
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
     share = None if _TASK.value is None else share_of(sweep, _TASK.value)
     sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value, share=share)
-    if _DEVICE_KIND.value and not _DRY_RUN.value:
-        raise ValueError("--device_kind is of the plan that --dry_run shows; a sweep runs on what is here")
     if _DRY_RUN.value:
         shown = dataclasses.replace(sweep, runs=sweep.runs if share is None else share)
-        told = device_table(shown.runs, _DEVICES.value, _DEVICE_KIND.value) if _DEVICE_KIND.value else ""
+        told = device_table(shown.runs, *devices) if devices else ""
         print(plan_table(survey(shown, workdir), sweeper.jobs), end="")
         print(f"\n{told}" if told else "", end="")
         return 0

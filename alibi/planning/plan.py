@@ -19,6 +19,7 @@ from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import check_config, micro_batches
 from alibi.training.state import TrainState
 
+MOST_DOUBLINGS = 6  # of devices that don't suffice
 UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak; well kept accelerators reach the first two
 WIKITEXT103_WORDS = 267_744  # of the dictionary that the paper's rule makes of its train text
 
@@ -51,7 +52,7 @@ class Plan:
       parameters: numbers that the model learns.
       flops_per_token: of training, without what remat computes again.
       checkpoint_bytes: of one checkpoint.
-      change: config keys that make it fit; None where it fits, empty where none was found.
+      change: config keys that make it fit, on `devices_needed`; None where it fits, empty where none was found.
     """
 
     config: ml_collections.ConfigDict
@@ -65,6 +66,7 @@ class Plan:
     flops_per_token: float
     checkpoint_bytes: int
     change: Mapping[str, Any] | None
+    devices_needed: int
 
     @property
     def fits(self) -> bool:
@@ -132,28 +134,40 @@ def make_plan(config: ml_collections.ConfigDict, devices: int, device_kind: str,
         flops_per_token=model_flops(config, vocabulary.size),
         checkpoint_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)),
         change=None,
+        devices_needed=devices,
     )
-    return plan if plan.fits else dataclasses.replace(plan, change=_fitting_change(plan, mesh, state))
+    if plan.fits:
+        return plan
+    fitting = ((change, count) for change, count in _changes(plan, mesh) if _fits(plan, change, count, state))
+    change, needed = next(fitting, ({}, devices))
+    return dataclasses.replace(plan, change=change, devices_needed=needed)
 
 
-def _fitting_change(plan: Plan, mesh: AbstractMesh, state: TrainState) -> Mapping[str, Any]:
-    """The first of `_changes` by which the run fits; empty where none does."""
-    for change in _changes(plan, mesh):
-        config = ml_collections.ConfigDict(plan.config.to_dict())
-        config.update_from_flattened_dict(dict(change))
-        try:
-            other = abstract_mesh(config.mesh, plan.devices)
-            check_config(config, other)
-        except ValueError:  # heads or a batch that so many parts don't divide
-            continue
-        memory = step_memory(config, plan.vocabulary.size, other, plan.kind.platform, state)
-        if memory.total <= plan.kind.usable_memory:
-            return change
-    return {}
+def _fits(plan: Plan, change: Mapping[str, Any], devices: int, state: TrainState) -> bool:
+    """Whether the run would fit on so many devices, its config changed."""
+    config = ml_collections.ConfigDict(plan.config.to_dict())
+    config.update_from_flattened_dict(dict(change))
+    try:
+        mesh = abstract_mesh(config.mesh, devices)
+        check_config(config, mesh)
+    except ValueError:  # heads or a batch that so many parts don't divide
+        return False
+    memory = step_memory(config, plan.vocabulary.size, mesh, plan.kind.platform, state)
+    return memory.total <= plan.kind.usable_memory
 
 
-def _changes(plan: Plan, mesh: AbstractMesh) -> Iterator[Mapping[str, Any]]:
-    """Config keys that take less memory, from what costs least on.
+def _changes(plan: Plan, mesh: AbstractMesh) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Config keys that take less memory, with the devices that they are for; these first, then ever more."""
+    for change in _changes_here(plan, mesh):
+        yield change, plan.devices
+    smallest = {"train.max_device_tokens": plan.config.train_length, "mesh.data": 1, "mesh.fsdp": -1}
+    smallest |= {} if plan.config.model.remat else {"model.remat": True}
+    for doublings in range(1, MOST_DOUBLINGS + 1):
+        yield smallest, plan.devices * 2**doublings
+
+
+def _changes_here(plan: Plan, mesh: AbstractMesh) -> Iterator[Mapping[str, Any]]:
+    """Those that need no further devices, from what costs least on.
 
     One alone: smaller micro-batches, which cost no operations; parameters split by fsdp, which are then sent around;
     remat, which takes a third more time. Then two and three of them, with fsdp as far as it goes; and last also with

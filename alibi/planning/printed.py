@@ -5,7 +5,7 @@ from typing import Any
 
 from alibi.parallel.device_kinds import GIB
 from alibi.planning.plan import UTILISATIONS, Plan
-from alibi.reporting.writers import aligned
+from alibi.reporting.writers import aligned, format_duration
 
 
 def describe(plan: Plan) -> str:
@@ -16,15 +16,6 @@ def describe(plan: Plan) -> str:
 def config_flags(change: Mapping[str, Any]) -> str:
     """Config keys as the flags that set them."""
     return " ".join(f"--config.{key}={value}" for key, value in change.items())
-
-
-def format_hours(hours: float) -> str:
-    """0.2 s, 12 min, 3.5 h, 120 h."""
-    if hours < 1 / 60:
-        return f"{3600 * hours:.2g} s"
-    if hours < 1:
-        return f"{60 * hours:.0f} min"
-    return f"{hours:.1f} h" if hours < 100 else f"{hours:,.0f} h"
 
 
 def _facts(plan: Plan) -> str:
@@ -69,22 +60,22 @@ def _memory(plan: Plan) -> str:
 def _verdict(plan: Plan) -> str:
     if plan.fits:
         return "fits"
-    if plan.change:
-        return f"does not fit; it would with {config_flags(plan.change)}"
-    return (
-        "does not fit, nor with smaller micro-batches, fsdp, remat, bfloat16 and tensor; use more devices, such "
-        "with more memory, or a smaller model"
-    )
+    if not plan.change:
+        return "does not fit, nor on more devices; use some with more memory, or a smaller model"
+    if plan.devices_needed > plan.devices:
+        return (
+            f"does not fit on {plan.devices:,} in any way; it would on {plan.devices_needed:,} with "
+            f"{config_flags(plan.change)}"
+        )
+    return f"does not fit; it would with {config_flags(plan.change)}"
 
 
 def _time(plan: Plan) -> str:
-    rows = [["training", "hours", "device-hours", "tokens/s"]]
+    rows = [["training", "time", "device-hours", "tokens/s"]]
     for share in UTILISATIONS:
         hours = plan.hours(share)
-        counted = (hours, plan.devices * hours, plan.tokens / hours / 3600)
-        rows.append(
-            [f"  at {share:.0%} of the peak", *(f"{number:,.4g}" for number in counted[:2]), f"{counted[2]:,.0f}"]
-        )
+        counted = (format_duration(3600 * hours), _count(plan.devices * hours), f"{plan.tokens / hours / 3600:,.0f}")
+        rows.append([f"  at {share:.0%} of the peak", *counted])
     remat = "; with remat 75% can be reached at most" if plan.config.model.remat else ""
     note = (
         "the share is mfu in metrics.jsonl: products of layers and softmax, and attention to the keys that are seen\n"
@@ -100,6 +91,11 @@ def _checkpoints(plan: Plan) -> str:
         f"{(kept + 1) * each / 1e9:,.3g} GB; {plan.checkpoints_written:,} or more are written, "
         f"{plan.checkpoints_written * each / 1e9:,.4g} GB\n"
     )
+
+
+def _count(number: float) -> str:
+    """With as many digits as tell something."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _gib(size: int) -> str:

@@ -27,6 +27,9 @@ class Around(PositionMethod):
     def init_layer(self, key: PRNGKeyArray) -> Params:
         return self.other.init_layer(key)
 
+    def within_limits(self, params: PyTree) -> PyTree:
+        return self.other.within_limits(params)
+
     def embed(
         self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
     ) -> Float[Array, "*batch length width"]:

@@ -176,6 +176,17 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str
     return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))
 
 
+def format_duration(seconds: float | None) -> str:
+    """0.2 s, 45 s, 12 min, 3.5 h, 1,200 h; "unknown" for None."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2g} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{seconds / 3600:,.0f} h"
+
+
 _LATEX = str.maketrans(
     {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", TIMES: r"$\times$"}
     | {character: f"\\{character}" for character in "&%$#_{}"}

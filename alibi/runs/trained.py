@@ -103,7 +103,8 @@ class TrainedRun:
         while True:
             try:
                 with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
-                    return checkpoints.restore_params(self.step, abstract)
+                    # Older versions kept parameters beyond their limits, which they heeded when they used them.
+                    return self.model.position.within_limits(checkpoints.restore_params(self.step, abstract))
             except ValueError as error:
                 failed[self.step] = error
             there = hosts.told(lambda: _find_steps(self.directory, self._checkpoint))

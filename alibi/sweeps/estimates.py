@@ -3,12 +3,12 @@
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
-from alibi.parallel.device_kinds import GIB
-from alibi.planning.plan import UTILISATIONS, Plan, make_plan
-from alibi.planning.printed import config_flags, format_hours
-from alibi.reporting.writers import aligned
+from alibi.parallel.device_kinds import GIB, known_device_kind
+from alibi.planning.plan import UTILISATIONS, Plan, Vocabulary, make_plan
+from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import flatten
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.launchers import is_on_cpu
@@ -109,15 +109,6 @@ def rough_rate(run: Run) -> float | None:
     return CPU_FLOPS_PER_SECOND / training_flops(run.config, vocab_size) if vocab_size else None
 
 
-def format_duration(seconds: float | None) -> str:
-    """45 s, 12 min, 3.5 h; "unknown" for None."""
-    if seconds is None:
-        return "unknown"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
     """What --dry_run prints: each run's parameters, tokens to train on, estimated time left and state."""
     speed = Speed.of(states)
@@ -147,23 +138,23 @@ def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size
     Raises:
       ValueError: as `alibi.planning.plan.make_plan`, with the run that it is about.
     """
+    kind = known_device_kind(device_kind)
     made: dict[str, Plan] = {}  # by config without its seed
     plans = []
     for run in runs:
         same = str(sorted((key, value) for key, value in flatten(run.config).items() if key != "seed"))
-        try:
-            plans.append(
-                made.setdefault(same, made.get(same) or make_plan(run.config, devices, device_kind, vocab_size))
-            )
-        except ValueError as error:
-            raise ValueError(f"run {run.name}: {error}") from None
+        if same not in made:
+            try:
+                made[same] = make_plan(run.config, devices, device_kind, vocab_size)
+            except ValueError as error:
+                raise ValueError(f"run {run.name}: {error}") from None
+        plans.append(made[same])
     shares = [f"at {share:.0%}" for share in UTILISATIONS]
-    rows = [["run", "GiB a device", *shares, "device-hours at 50%", "fits"]]
+    rows = [["run", "GiB a device", *shares, "device-hours at 50%", "fits, or would with"]]
     for run, plan in zip(runs, plans, strict=True):
-        fits = "fits" if plan.fits else config_flags(plan.change) if plan.change else "does not fit"
+        fits = "fits" if plan.fits else _listed(plan.change or {}) or "does not fit"
         rows.append([run.name, f"{plan.memory.total / GIB:.2f}", *_hours([plan], devices), fits])
     rows.append(["in all", "", *_hours(plans, devices), ""])
-    kind = plans[0].kind
     note = (
         f"trained on {devices:,} x {kind.name}, at shares of the peak; {kind.usable_memory / GIB:.2f} GiB can be used"
     )
@@ -173,7 +164,12 @@ def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size
 def _hours(plans: Sequence[Plan], devices: int) -> list[str]:
     """Of all of them, at the shares of the peak, and in hours of a device at half of it."""
     hours = {share: sum(plan.hours(share) for plan in plans) for share in UTILISATIONS}
-    return [*map(format_hours, hours.values()), f"{devices * hours[0.5]:,.3g}"]
+    return [*(format_duration(3600 * one) for one in hours.values()), f"{devices * hours[0.5]:,.3g}"]
+
+
+def _listed(change: Mapping[str, Any]) -> str:
+    """Config keys as sweep files and configs' arguments take them."""
+    return ",".join(f"{key}={value}" for key, value in change.items())
 
 
 def parameters(run: Run, vocab_size: int) -> int:
@@ -194,7 +190,5 @@ def _known_parameters(state: RunState) -> int | None:
 
 def _vocab_size(run: Run) -> int | None:
     """As far as the config alone tells."""
-    data = run.config.data
-    if data.tokenizer == "bytes":
-        return 256
-    return data.bpe_vocab_size if data.tokenizer == "bpe" and not data.tokenizer_file else None
+    vocabulary = Vocabulary.of(run.config.data)
+    return None if vocabulary.assumed else vocabulary.size

@@ -6,11 +6,10 @@ import datetime
 from collections.abc import Sequence
 
 from alibi.reporting.report import REPORT_FILE
-from alibi.reporting.writers import aligned
+from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import RunDirectory
 from alibi.runs.lease import is_held, last_sign
 from alibi.runs.store import Store
-from alibi.sweeps.estimates import format_duration
 from alibi.sweeps.state import read_failures
 from alibi.sweeps.tasks import TASKS, known_runs
 

@@ -129,10 +129,10 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
             start = functools.partial(parent.state if parent else initial_state, model, optimizer, mesh, config.seed)
             if parent:
                 hosts.on_first(parent.tell)
-        train_step, state = _compile_beside(start, update, abstract, feed, step)
-        step = int(state.step)  # an earlier one than the latest, where that is damaged
         if hosts.is_primary() and not is_watched():
             print(_first_lines(config, run, mesh, about), file=sys.stderr)
+        train_step, state = _compile_beside(start, update, abstract, feed, step)
+        step = int(state.step)  # an earlier one than the latest, where that is damaged
         peak = peak_tokens_per_second(config, text.vocab_size, mesh)
         record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step, peak)))
 

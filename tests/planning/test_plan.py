@@ -141,9 +141,22 @@ def test_the_first_change_that_fits(overrides: dict[str, Any], change: dict[str,
 
 
 def test_what_nothing_makes_fit() -> None:
-    plan = planned(medium(model__width=65_536, model__num_layers=1, train__batch_tokens=64), devices=1, kind="T4")
+    plan = planned(medium(model__width=65_536, model__num_layers=1, train__batch_tokens=512), devices=1, kind="T4")
     assert plan.change == {}
-    assert "does not fit, nor with smaller micro-batches" in describe(plan)
+    assert "does not fit, nor on more devices" in describe(plan)
+
+
+def test_the_devices_that_would_suffice() -> None:
+    """Four numbers of 4 bytes for each of 1.2e9 parameters are 18 GiB: two devices of 11.25 GiB hold half of them each.
+
+    But a layer's parameters are also gathered as they are needed, and these are one layer's.
+    """
+    config = medium(model__width=10_000, model__num_layers=1, model__feed_forward=40_000, train__batch_tokens=1024)
+    plan = planned(config, devices=1, kind="T4")
+    assert plan.devices_needed == 4
+    assert "does not fit on 1 in any way; it would on 4 with --config.train.max_device_tokens=64" in describe(plan)
+    config.update_from_flattened_dict(dict(plan.change or {}))
+    assert planned(config, devices=4, kind="T4").fits
 
 
 @pytest.mark.parametrize(
@@ -189,6 +202,12 @@ def test_the_command_lines(tmp_path: pathlib.Path) -> None:
     refused = said("--plan", "--devices=2", "--device_kind=H100", "--config.mesh.fsdp=3")
     assert (refused.returncode, refused.stdout) == (1, "")
     sizes = "mesh.data=-1, mesh.fsdp=3, mesh.tensor=1"
+    for ignored in (
+        ["--device_kind=H100", "--workdir=x"],
+        ["--devices=2", "--print_config"],
+        ["--plan", "--devices=2"],
+    ):
+        assert said(*ignored).returncode == 1
     assert refused.stderr == f"error: {sizes} do not fit 2 devices; make their product 2, or one of them -1\n"
     assert not list(tmp_path.iterdir())
 

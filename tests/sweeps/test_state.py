@@ -3,10 +3,11 @@
 import pytest
 
 from alibi.paper.costs import PROCESSORS
+from alibi.reporting.writers import format_duration
 from alibi.runs.lease import Claim
 from alibi.runs.store import Folder
 from alibi.sweeps import estimates
-from alibi.sweeps.estimates import Speed, format_duration, plan_table
+from alibi.sweeps.estimates import Speed, plan_table
 from alibi.sweeps.launchers import describe_exit
 from alibi.sweeps.state import evaluation_command, read_failures, survey, write_failure
 from tests.reporting.rowmaker import append_rows
@@ -105,14 +106,14 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     states = survey(sweep, tmp_path)
     assert Speed.of(states).seconds_left(states) is None
     # Three passes of two operations for each of 4 x 196,608 + 256 x 128 weights, attention to 64.5 keys a query:
-    # 1,024,000 tokens at 20e9 operations a second, and 15 s for each of two processes.
+    # 1,024,000 tokens at 60e9 operations a second, and 15 s for each of two processes.
     flops = 3 * 2 * (4 * 196_608 + 256 * 128 + 2 * 4 * 128 * 64.5)
-    assert Speed.of(states).seconds_left(states[:1], rough=True) == pytest.approx(1_024_000 * flops / 20e9 + 30)
-    rough = "time left in all: ~{} (~: rough, training at 20 GFLOP/s a run, until one run has shown the speed)\n"
+    assert Speed.of(states).seconds_left(states[:1], rough=True) == pytest.approx(1_024_000 * flops / 60e9 + 30)
+    rough = "time left in all: ~{} (~: rough, training at 60 GFLOP/s a run, until one run has shown the speed)\n"
     # One rule for sweeps and for the paper's tables at the small scale.
-    assert PROCESSORS["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(1_024_000 * flops / 20e9)
-    assert plan_table(states).endswith(rough.format("10 min"))
-    assert plan_table(states, jobs=2).endswith(rough.format("5 min"))
+    assert PROCESSORS["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(1_024_000 * flops / 60e9)
+    assert plan_table(states).endswith(rough.format("4 min"))
+    assert plan_table(states, jobs=2).endswith(rough.format("2 min"))
     monkeypatch.setattr(estimates, "is_on_cpu", lambda: False)
     assert plan_table(states).endswith("time left in all: unknown until one run has shown the speed\n")
     finish(sweep, tmp_path, "alibi-L128-seed0")

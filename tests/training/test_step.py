@@ -145,6 +145,18 @@ def test_an_update_ends_within_the_limits_of_the_method(tiny_config, scan_layers
     np.testing.assert_allclose(upwards(state.params)["r1"], 5.01)
 
 
+@pytest.mark.parametrize(
+    ("position", "option"), [("kerple_log", "logit_scale=log_n"), ("randomised", "method=kerple_log")]
+)
+def test_a_method_around_another_has_its_limits(tiny_config, position: str, option: str) -> None:
+    name, _, value = option.partition("=")
+    model = build_model(tiny_config(position=position, **{f"position_options__{name}": value}), VOCABULARY)
+    params = {"position": {"r1": jnp.full(4, -1.0), "r2": jnp.full(4, 3.0)}}
+    found = model.position.within_limits(params)["position"]
+    np.testing.assert_array_equal(found["r1"], np.float32(0.01))
+    np.testing.assert_array_equal(found["r2"], 3.0)
+
+
 def test_no_parameter_of_a_position_method_is_decayed() -> None:
     """Whatever its leaf is called, shared by all layers or in each."""
     leaves = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
