@@ -149,13 +149,17 @@ def length_spec(panel: Panel, styles: Mapping[str, int]) -> Spec:
         "scale": {"type": "log", "base": 2, "domain": ends, "nice": False},
         "axis": {"values": panel.lengths, "format": ",d", "labelOverlap": "greedy"},
     }  # fmt: skip
+    ticks: Spec = {"tickCount": 6, "format": "~r"}
+    if values and not gain:
+        least, most = min(value["low"] for value in values), max(value["high"] for value in values)
+        ticks = {"values": plots.perplexity_ticks(0.95 * least, 1.05 * most), "format": ",~r"}
     scale = {"type": "symlog", "constant": 0.01} if gain else {"type": "log", "nice": False, "padding": 12}
     y = {
         "field": "value",
         "type": "quantitative",
         "title": title,
         "scale": scale,
-        "axis": {"tickCount": 6, "format": "~r" if gain else ",~r"},
+        "axis": ticks,
     }
     spread: Spec = {"mark": {"type": "rule"} if gain else {"type": "area", "opacity": 0.2}}
     spread["encoding"] = {"y": y | {"field": "low"}, "y2": {"field": "high"}}

@@ -141,7 +141,7 @@ class Sweeper:
         place = self._places.pop()  # a list's own operations need no lock
         try:
             with self._alone(run, heading, until) as lock:
-                reason = self._bring_to_end(run, heading, dataclasses.replace(place, lock=lock))
+                reason = self._bring_to_end(run, heading, dataclasses.replace(place, lock=lock, name=run.name))
         except HeldError as held:
             say(f"{heading}: {held.fact}; left to it")
             return False
@@ -351,4 +351,5 @@ def _listed(evaluation: Evaluation) -> str:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+    # In one piece: print writes the line's end by itself, and other threads speak here too.
+    print(f"{time.strftime('%H:%M:%S')} {text}\n", end="", flush=True)
