@@ -68,7 +68,9 @@ def _draw_gains(axes: Axes, panel: Panel) -> None:
     # Gains of hundredths are read beside losses of several nats.
     if ends and max(ends) > max(LARGE_GAIN, MOST_RATIO * min(ends)):
         axes.set_yscale("symlog", linthresh=0.01)
-    for series, cells, number in zip(panel.series, found, style_numbers(panel.series), strict=True):
+    for series, cells, number in zip(
+        panel.series, found, style_numbers([one.position for one in panel.series]), strict=True
+    ):
         errors = [[abs(cell.span[side] - cell.mean) for cell in cells.values()] for side in (0, 1)]
         axes.errorbar(
             [*cells], [cell.mean for cell in cells.values()], errors, label=wrapped(series.label), capsize=4,
@@ -155,7 +157,7 @@ def png(
 
 def draw_axes(axes: Axes, panel: Panel) -> None:
     """Draws `panel` into `axes`: lines, train lengths, ticks and labels."""
-    styled = zip(panel.series, style_numbers(panel.series), strict=True)
+    styled = zip(panel.series, style_numbers([one.position for one in panel.series]), strict=True)
     lines = [line for series, number in styled if (line := _draw_line(axes, series, number))]
     _draw_lengths(axes, panel, f"bands: {tables.SPREAD}" if panel.has_seeds else "")
     axes.set_yscale("log")
@@ -172,11 +174,10 @@ def wrapped(label: str) -> str:
     return textwrap.fill(label, LABEL_WIDTH)
 
 
-def style_numbers(series: Sequence[Series]) -> list[int]:
-    """Of each series its place in COLOURS, MARKERS and DASHES, which go round."""
-    positions = [one.position for one in series]
+def style_numbers(positions: Sequence[str]) -> list[int]:
+    """Of series of these position methods their places in COLOURS, MARKERS and DASHES, which go round."""
     if len(set(positions)) < len(positions):
-        return list(range(len(series)))
+        return list(range(len(positions)))
     left = [number for number, method in enumerate(KNOWN_METHODS) if method not in positions]
     others = itertools.chain(reversed(left), itertools.count(len(KNOWN_METHODS)))
     return [KNOWN_METHODS.index(name) if name in KNOWN_METHODS else next(others) for name in positions]
