@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int, Integer
 
 from alibi.positions.bias import Bias, KnownPositions, per_head, per_key, per_query, static
@@ -39,7 +40,7 @@ class QueryProducts(Bias):
     ) -> Float[Array, "*batch heads rows columns"]:
         """The product of each token, which makes a row, with the vector of its distance to each column."""
         columns = column_positions.shape[-1]
-        if self.in_order and self.vectors.shape[0] > columns + BAND:
+        if self.in_order and self.vectors.shape[0] > BAND and columns > 1:
             first = column_positions[0] - row_positions[0] - self.lowest
             return _in_bands(self.tokens, self.vectors, first, columns)
         if columns == 1:
@@ -74,8 +75,8 @@ def _in_bands(
     """The product of each row with the vector at place `first` + column - row, for each column.
 
     Each band of rows is multiplied with the vectors of its own distances, which are few more than there are columns,
-    so no product with all vectors is ever held. In memory a row's products then end one place before those of the
-    next row, but for the padding: seen with rows that are shorter by one, they stand below each other.
+    so no product with all vectors is ever held. The columns of a row are a range of its band's products, which begins
+    one place before that of the row above.
     """
     *batch, rows, heads, head_dim = tokens.shape
     bands = -(-rows // BAND)
@@ -86,15 +87,17 @@ def _in_bands(
     of_bands = jnp.stack([of_tile[:, start : start + width] for start in starts], axis=1)
     tokens = jnp.pad(tokens.reshape(-1, rows, heads, head_dim), ((0, 0), (0, filled - rows), (0, 0), (0, 0)))
     by_band = tokens.reshape(-1, bands, BAND, heads, head_dim).transpose(3, 1, 0, 2, 4)
-    # One batch dimension, which XLA's CPU backend has fast products for.
-    products = jnp.einsum(
-        "brd,bnd->brn",
-        by_band.reshape(heads * bands, -1, head_dim),
-        of_bands.reshape(heads * bands, width, head_dim),
-        precision="highest",
-    )
-    flat = products.reshape(heads, bands, -1, BAND * width)[..., BAND - 1 : BAND - 1 + BAND * (width - 1)]
-    of_rows = flat.reshape(heads, bands, -1, BAND, width - 1)[..., :columns].transpose(2, 0, 1, 3, 4)
+    # One batch dimension, which XLA's CPU backend has fast products for; the barriers keep transposes out of them.
+    of_bands = of_bands.reshape(heads * bands, width, head_dim)
+    by_band = by_band.reshape(heads * bands, -1, head_dim)
+    products = jnp.einsum("brd,bnd->brn", *lax.optimization_barrier((by_band, of_bands)), precision="highest")
+    products = lax.optimization_barrier(products).reshape(heads, bands, -1, BAND, width)
+
+    def columns_of(row: Array, start: Array) -> Array:
+        return lax.dynamic_slice_in_dim(row, start, columns, axis=-1)
+
+    of_rows = jax.vmap(columns_of, in_axes=(3, 0), out_axes=3)(products, jnp.arange(BAND - 1, -1, -1))
+    of_rows = of_rows.transpose(2, 0, 1, 3, 4)
     return of_rows.reshape(-1, heads, filled, columns)[:, :, :rows].reshape(*batch, heads, rows, columns)
 
 
