@@ -130,8 +130,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.checkpoint.keep = 1
 
     config.log = ml_collections.ConfigDict()
-    config.log.every_steps = 10  # updates between rows of metrics.jsonl and TensorBoard points
-    config.log.tensorboard = True
+    config.log.every_steps = 10  # updates between rows of metrics.jsonl, which go to these places too:
+    config.log.tensorboard = True  # TensorBoard's files in the work directory
+    config.log.wandb = False  # Weights & Biases (pip install wandb); with WANDB_MODE=offline to files alone
+    config.log.trackio = False  # Trackio (pip install trackio)
+    config.log.project = ""  # of W&B and Trackio; empty: the directory of the sweep, or the one above the run's own
     return apply(config, arg)
 
 

@@ -58,9 +58,10 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_text: dict[str, pathlib
 
 def run(files: dict[str, pathlib.Path], *words: object, cwd: pathlib.Path = ROOT) -> subprocess.CompletedProcess:
     environment = os.environ | {"ALIBI_CACHE": str(files["folder"] / "cache"), "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=300)
+    assert b"\r" not in done.stdout + done.stderr, "what is no terminal gets whole lines, and no bar is drawn anew"
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def rows(folder: pathlib.Path) -> list[dict]:
@@ -72,6 +73,13 @@ def test_sweep_trains_evaluates_and_reports_then_has_nothing_to_do(files: dict[s
     command = ("scripts/sweep.py", f"--sweep={files['sweep']}", f"--workdir={workdir}", "--jobs=2")
     done = run(files, *command)
     assert done.returncode == 0, done.stderr
+    for name in ("alibi-L16-seed0", "learned-L16-seed0"):
+        own = [line for line in done.stderr.splitlines() if line.startswith(name)]
+        assert own[0].startswith(f"{name}: update 3: validation "), "of two runs at a time each line is whole and named"
+        assert own[2].startswith(f"{name}: update 6 of 6 (100%), loss ")
+        assert own[3].startswith(f"{name} at 16: perplexity ")
+        assert len(own) == 5
+    assert len(done.stderr.splitlines()) == 10
     by_cell = {(row["position"], row["eval_length"]): row for row in rows(workdir)}
     assert set(by_cell) == {(position, length) for position in ("alibi", "learned") for length in (16, 32)}
     size = files["valid"].stat().st_size

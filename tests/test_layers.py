@@ -24,6 +24,7 @@ OF_RUNS = (
             "evaluation.output",
             "reporting",
             "errors",
+            "progress",
         )
     }
     | {"alibi.evaluation.extrapolation"}
@@ -40,11 +41,12 @@ ALLOWED = {
     "alibi.atomic": set(),
     "alibi.errors": set(),
     "alibi.host_memory": set(),
+    "alibi.progress": set(),
     "alibi.ranges": set(),
     "alibi.config_files": {"alibi.ranges", "alibi.runs", "configs.base"},
     "alibi.command_line": {"alibi.atomic", "alibi.config_files", "alibi.data", "alibi.errors", "alibi.host_memory"}
     | {"alibi.parallel", "alibi.ranges", "alibi.reporting", "configs.base"},
-    "alibi.data": {"alibi.atomic", "alibi.errors", "alibi.data.shared"},
+    "alibi.data": {"alibi.atomic", "alibi.errors", "alibi.progress", "alibi.data.shared"},
     "alibi.data.shared": {"alibi.atomic", "alibi.data", "alibi.runs.store"},
     "alibi.runs.store": {"alibi.atomic", "alibi.errors", "alibi.runs.bucket"},
     "alibi.runs.bucket": {"alibi.atomic", "alibi.runs.store"},
@@ -52,7 +54,8 @@ ALLOWED = {
     "alibi.runs": {"alibi.data", "alibi.atomic", "alibi.errors", "alibi.runs.store"},
     "alibi.evaluation": MODEL | {"alibi.reporting", "alibi.errors", "alibi.atomic", "alibi.runs.store"},
     "alibi.training": MODEL
-    | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.evaluation", "alibi.errors", "alibi.atomic"},
+    | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.evaluation", "alibi.errors", "alibi.atomic"}
+    | {"alibi.progress"},
     "alibi.runs.trained": MODEL | {"alibi.data", "alibi.runs", "alibi.evaluation", "alibi.training", "alibi.reporting"},
     "alibi.evaluation.output": OF_RUNS,
     "alibi.evaluation.extrapolation": OF_RUNS,
@@ -61,7 +64,7 @@ ALLOWED = {
     "alibi.planning": MODEL | {"alibi.data", "alibi.runs", "alibi.training", "alibi.reporting"},
     "alibi.sweeps": MODEL
     | {"alibi.data", "alibi.runs", "alibi.training", "alibi.evaluation", "alibi.reporting", "alibi.errors"}
-    | {"alibi.atomic", "alibi.config_files", "alibi.runs.store", "configs.base", "alibi.planning"},
+    | {"alibi.atomic", "alibi.config_files", "alibi.runs.store", "configs.base", "alibi.planning", "alibi.progress"},
     "alibi.paper": MODEL
     | {"alibi.data", "alibi.runs", "alibi.runs.store", "alibi.reporting", "alibi.sweeps", "alibi.atomic"},
     "configs": {

@@ -23,7 +23,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall
-from alibi.attention.cpu.rows import dot_rows
+from alibi.attention.cpu.rows import dot_rows, sum_first
 from alibi.attention.reference import MASKED
 from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
@@ -132,18 +132,22 @@ class _Group:
         q: Float[Array, "batch heads q features"],
         k: Float[Array, "batch heads k features"],
         place: Place,
-        bias: Any,
+        added: Any,
     ) -> Float[Array, "batch heads q k"]:
-        """The logits of one tile, scaled, with its bias and masked, float32."""
+        """The logits of one tile, scaled, with the values of its bias and masked, float32."""
         logits = _product(q, k, 3, 3, self.plan) * q.shape[-1] ** -0.5
-        if bias is not None:
-            logits = logits + tile_bias(bias, self.plan, self.sides, place)
+        if added is not None:
+            logits = logits + added
         visible = tile_visible(self.plan, self.sides, place)
         return logits if visible is None else jnp.where(visible, logits, MASKED)
 
     def bias_of(self, place: Place) -> Any:
         """The bias cut to one tile."""
         return None if self.bias is None else self.bias.cut(part_of(self.plan, place))
+
+    def values_of(self, place: Place, bias: Any) -> Any:
+        """The values of a bias that has been cut to one tile; one for all batch entries where they share it."""
+        return None if bias is None else tile_bias(bias, self.plan, self.sides, place)
 
     @property
     def adds_values(self) -> bool:
@@ -175,7 +179,7 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
         largest, total, out = state
         place = group.place(q_block, k_block)
         bias = group.bias_of(place)
-        logits = group.logits(q, group.keys(group.k, k_block), place, bias)
+        logits = group.logits(q, group.keys(group.k, k_block), place, group.values_of(place, bias))
         larger = jnp.maximum(largest, logits.max(axis=-1))
         exponentials = jnp.exp(logits - larger[..., None])
         rescale = jnp.exp(largest - larger)
@@ -270,8 +274,8 @@ def _backward_rows(
         place = group.place(q_block, k_block)
         k, v = group.keys(group.k, k_block), group.keys(group.v, k_block)
         bias = group.bias_of(place)
-        logits, bias_vjp = jax.vjp(functools.partial(group.logits, q, k, place), bias)
-        weights = jnp.exp(logits - lse)
+        added_to_logits, bias_vjp = jax.vjp(functools.partial(group.values_of, place), bias)
+        weights = jnp.exp(group.logits(q, k, place, added_to_logits) - lse)
         dropped, dweights = group.dropout(weights, place), _product(block_dout, v, 3, 3, plan)
         if group.adds_values:
             added, added_vjp = jax.vjp(functools.partial(group.added, place), bias, dropped)
@@ -281,7 +285,9 @@ def _backward_rows(
                 dbias = dbias.with_added(dbias_of_values, part_of(plan, place))
         dlogits = weights * (group.dropout(dweights, place) - delta)
         if dbias is not None:
-            dbias = dbias.with_added(bias_vjp(dlogits)[0], part_of(plan, place))
+            # Those of keys that a query does not see are zero, like their weights.
+            of_all = dlogits if added_to_logits.shape[0] > 1 else sum_first(dlogits)[None]
+            dbias = dbias.with_added(bias_vjp(of_all)[0], part_of(plan, place))
         dlogits = dlogits.astype(q.dtype)
         dropped = dropped.astype(v.dtype)
         dq = dq + _product(dlogits, k, 3, 2, plan)

@@ -16,6 +16,7 @@ from typing import Any
 import ml_collections
 
 from alibi.data.pieces import Corpus, Piece, split_long
+from alibi.progress import is_terminal
 
 # The libraries retry for 23 s (datasets) to minutes (TFDS) before they say that there is no network.
 PROBE_SECONDS = 2.5
@@ -144,7 +145,11 @@ class Hub(_Hosted):
 
     def _builder(self) -> Any:
         import datasets
+        import huggingface_hub.utils
 
+        if not is_terminal():
+            datasets.disable_progress_bars()
+            huggingface_hub.utils.disable_progress_bars()
         data = self._data
         # The library would take state.json for data.
         if self._local and any((pathlib.Path(self._name) / name).exists() for name in _SAVED_TO_DISK):
@@ -256,6 +261,8 @@ class Tfds(_Hosted):
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds
 
+        if not is_terminal():
+            tfds.disable_progress_bar()
         data = self._data
         if self._name.startswith("huggingface:"):
             raise _ExplainedError(f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix")

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import tqdm
 import xxhash
 
 from alibi.atomic import made_whole, write_whole
@@ -25,6 +24,7 @@ from alibi.data.dictionary import count_words
 from alibi.data.pieces import Corpus, Shard, make_bar, watched
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.errors import UserError
+from alibi.progress import Progress
 
 _POLL_SECONDS = 0.3
 
@@ -70,13 +70,13 @@ class Making:
                 return self.make(tokenizer, makers.host, makers.hosts, bar)
 
             def show() -> None:
-                bar.update(sum(_read(path)["bytes"] for path in self.folder.glob("*.json")) - bar.n)
+                bar.update(sum(_read(path)["bytes"] for path in self.folder.glob("*.json")) - bar.done)
 
             step = makers.workers * makers.hosts
             firsts = [makers.host * makers.workers + worker for worker in range(makers.workers)]
             return max(in_workers([functools.partial(self._work, first, step) for first in firsts], show))
 
-    def make(self, tokenizer: Tokenizer, first: int, step: int, bar: tqdm.tqdm | None = None) -> int:
+    def make(self, tokenizer: Tokenizer, first: int, step: int, bar: Progress | None = None) -> int:
         """Makes each `step`-th shard from the `first` on, shown on `bar`; returns how many shards there are."""
         total = 0
         for number, shard in enumerate(self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)):

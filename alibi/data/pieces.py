@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import tqdm
+from alibi.progress import Progress
 
 # Corpora cut longer documents after a line end, else after a space, else between two characters. Small enough for a
 # core's cache, so that what is done to a piece, one thing after the other, need not fetch it from memory again.
@@ -19,7 +19,6 @@ SHARD_BYTES = 64 << 20  # of text that become one file of tokens; what a killed 
 BORDER = re.compile(rb"\n[!-~\xc3-\xe0\xe4-\xf4]")
 
 SPLITS = ("train", "valid", "test")
-BAR_DELAY = 0.5  # seconds before a progress bar appears: what is quick, or fails at once, shows none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,17 +178,15 @@ def _numbered(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[tuple[int, 
             number, size = number + 1, 0
 
 
-def make_bar(corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool) -> tqdm.tqdm:
-    """A bar on stderr over the bytes of `split`, which says the `purpose` too; it shows nothing without `progress`."""
+def make_bar(corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool) -> Progress:
+    """The progress over the bytes of `split`, which says the `purpose` too; nothing is shown without `progress`."""
     size = corpus.size(split)
     total = size if max_bytes < 0 else min(max_bytes, size or max_bytes)
     title = ", ".join(filter(None, [f"{corpus.name} {split}", purpose]))
-    return tqdm.tqdm(
-        total=total, desc=title, unit="B", unit_scale=True, delay=BAR_DELAY, leave=False, disable=not progress
-    )
+    return Progress(title, total, "bytes", show=progress)
 
 
-def watched(pieces: Iterable[Piece], bar: tqdm.tqdm) -> Iterator[Piece]:
+def watched(pieces: Iterable[Piece], bar: Progress) -> Iterator[Piece]:
     """The same pieces, each shown on `bar` when it has been used."""
     for piece in pieces:
         yield piece

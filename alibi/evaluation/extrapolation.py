@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import jax
 import numpy as np
-import tqdm
 from jaxtyping import PyTree
 
 from alibi.data.cache import content_key
@@ -26,6 +25,7 @@ from alibi.evaluation.output import Output, OutputError, row_of, say
 from alibi.evaluation.perplexity import Score
 from alibi.evaluation.windows import SAME_TOKENS, Part, Windows, plan, plan_contexts
 from alibi.parallel.hosts import any_of, is_primary, on_first, together
+from alibi.progress import Progress
 from alibi.reporting.rows import ContextUse, Override, Row
 from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
@@ -237,9 +237,7 @@ class RunEvaluation:
 
     def _score(self, params: PyTree, windows: Windows | Part) -> Score:
         tokens, scorer, title = self.text.tokens, self.trained.scorer, self._title(windows)
-        hidden = None if is_primary() else True  # None: only where stderr is no terminal
-        total = windows.num_tokens
-        with tqdm.tqdm(desc=title, total=total, unit="token", unit_scale=True, leave=False, disable=hidden) as bar:
+        with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
             if isinstance(windows, Part):
                 return scorer.score_windows(params, tokens, windows, progress=bar.update)
             return scorer.score(params, tokens, windows.length, windows.stride, progress=bar.update)

@@ -2,12 +2,11 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 
 import jax
-import tqdm
 
+from alibi import progress
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
 from alibi.evaluation.windows import Part, Windows
@@ -105,9 +104,9 @@ def run_source(workdir: str) -> RunSource | None:
 
 
 def say(message: str) -> None:
-    """Writes a line to stderr, above a progress bar; of several processes the first one does."""
+    """Writes a line to stderr; of several processes the first one does."""
     if is_primary():
-        tqdm.tqdm.write(message, file=sys.stderr)
+        progress.say(message)
 
 
 def row_of(run: TrainedRun, *, windows: Windows | Part, corpus: str, split: str, tokens_sha256: str | None) -> Row:

@@ -142,9 +142,12 @@ class Bias(flax.struct.PyTreeNode):
         raise MissingFunctionError(f"{type(self).__name__} adds values and needs of_values(weights, ...)")
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "Bias":
-        """The same bias for a call with these positions, after computing once what all tiles would compute again."""
-        del query_positions, key_positions
-        return self
+        """The same bias for a call with these positions, after computing once what all tiles would compute again.
+
+        By default that is what the biases among its fields compute once.
+        """
+        sides = query_positions, key_positions
+        return self._with_fields(lambda value, field: value, lambda bias: bias.tabulated(*sides))
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
         """For each dimension of a field that is cut, the range of it that belongs to `part` of the call."""

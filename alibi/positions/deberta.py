@@ -7,31 +7,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.base import About, Params, PositionMethod, Positions
-from alibi.positions.bias import Bias, per_key, per_query, static
-from alibi.positions.lookup import looked_up
+from alibi.positions.bias import Bias, shared
+from alibi.positions.lookup import KeyProducts, QueryProducts
 
 PARTS = 3  # of a logit: content to content, content to position, position to content
 
 
 class DebertaBias(Bias):
-    """(q_i . Kr[i - j] + k_j . Qr[j - i]) / sqrt(3 head_dim), the products being at hand for each query and key.
+    """(q_i . Kr[i - j] + k_j . Qr[j - i]) / sqrt(3 head_dim).
 
     Attributes:
-      of_queries: the products of each query, by key position minus query position from `lowest` on.
-      of_keys: the products of each key, by query position minus key position from `lowest_of_keys` on.
+      to_positions, from_positions: the first product, and the second.
     """
 
-    of_queries: Float[Array, "*batch q heads behind"] = per_query()
-    of_keys: Float[Array, "*batch k heads ahead"] = per_key()
-    lowest: int = static()
-    lowest_of_keys: int = static()
+    to_positions: Bias = shared()
+    from_positions: Bias = shared()
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*batch heads q k"]:
-        to_positions = looked_up(self.of_queries, self.lowest, query_positions, key_positions)
-        from_positions = looked_up(self.of_keys, self.lowest_of_keys, key_positions, query_positions)
-        return to_positions + from_positions.swapaxes(-1, -2)
+        sides = query_positions, key_positions
+        return self.to_positions(*sides) + self.from_positions(*sides)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +87,9 @@ class Deberta(PositionMethod):
         x: Float[Array, "batch length width"],
         key: Float[Array, "batch length heads head_dim"],
         before: PyTree[Float[Array, "batch heads ..."]] | None,
-    ) -> Float[Array, "batch length heads distances"]:
-        # Row j - i + k for the distance i - j, which under a causal mask is 0 or more.
-        del x, before
-        rows = slice(0, self.clip + 1) if self.causal else slice(None)
-        return self._products(params, key.astype(jnp.float32) * PARTS**-0.5, "query_kernel", rows)
+    ) -> Float[Array, "batch length heads head_dim"]:
+        del params, x, before
+        return key.astype(jnp.float32) * (PARTS * self.head_dim) ** -0.5
 
     def content_bias(
         self,
@@ -104,18 +98,17 @@ class Deberta(PositionMethod):
         of_queries: PyTree[Float[Array, "batch q heads ..."]],
         of_keys: PyTree[Float[Array, "batch k heads ..."]],
     ) -> DebertaBias:
-        # Row i - j + k for the distance j - i, which under a causal mask is 0 or less.
         del of_queries
-        rows = slice(self.clip, None) if self.causal else slice(None)
-        products = self._products(params, query, "key_kernel", rows)
+        query = query.astype(jnp.float32) * self.head_dim**-0.5
+        # Under a causal mask i - j is 0 or more, so of Kr rows k and above are read, and of Qr those up to k.
+        of_kr, of_qr = (slice(self.clip, None), slice(0, self.clip + 1)) if self.causal else (slice(None), slice(None))
         lowest = 1 - self.clip
-        return DebertaBias(products, of_keys, lowest, 0 if self.causal else lowest)
+        return DebertaBias(
+            QueryProducts(query, self._vectors(params, "key_kernel", of_kr), lowest),
+            KeyProducts(of_keys, self._vectors(params, "query_kernel", of_qr), 0 if self.causal else lowest),
+        )
 
-    def _products(
-        self, params: Params, x: Float[Array, "batch length heads head_dim"], kernel: str, rows: slice
-    ) -> Float[Array, "batch length heads distances"]:
-        """The scaled products of queries or keys with projected rows of the table, the last row first."""
+    def _vectors(self, params: Params, kernel: str, rows: slice) -> Float[Array, "distances heads head_dim"]:
+        """Rows of the table, projected, the last row first: by j - i for Kr, and by i - j for Qr."""
         table, weights = params["table"].astype(jnp.float32)[rows], params[kernel].astype(jnp.float32)
-        vectors = jnp.einsum("nw,whd->nhd", table[::-1], weights, precision="highest")
-        x = x.astype(jnp.float32) * self.head_dim**-0.5
-        return jnp.einsum("blhd,nhd->blhn", x, vectors, precision="highest")
+        return jnp.einsum("nw,whd->nhd", table[::-1], weights, precision="highest")

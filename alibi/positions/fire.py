@@ -4,14 +4,27 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.bias import Bias, per_head, shared
-from alibi.positions.distance import rows_and_columns
+from alibi.positions.bias import Bias, KnownPositions, per_head, shared, static
+from alibi.positions.distance import DistanceBias
+from alibi.positions.relu_network import Network, relu_network, relu_network_by_parts
 
 HIDDEN = 32  # units between the one input of the network and its heads
 EPSILON = 1e-6  # added to the denominator, as in the paper's code
+
+
+class LogDistance(DistanceBias):
+    """psi(d) = log(c d + 1) at the distance d on either side, where each head has the same c."""
+
+    symmetric = True
+    c: Float[Array, " heads"] = per_head()
+
+    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+        distance = jnp.asarray(distance).astype(jnp.float32)[None]
+        return jnp.log1p(self.c.reshape(-1, *(1,) * (distance.ndim - 1)) * distance)
 
 
 class FireBias(Bias):
@@ -20,28 +33,30 @@ class FireBias(Bias):
     Attributes:
       hidden_kernel, hidden_bias, kernel: of f, a network with one hidden layer of ReLUs. A bias of its outputs,
         which the paper's code has, would add a constant to each row of logits, and softmax ignores that.
+      log_distance: psi of the distance; once it is a table, f is evaluated by the parts in which it is linear.
       c, threshold: learned, above 0; the threshold in tokens.
     """
 
     hidden_kernel: Float[Array, " hidden"] = shared()
     hidden_bias: Float[Array, " hidden"] = shared()
     kernel: Float[Array, "hidden heads"] = per_head(axis=1)
+    log_distance: Bias = shared()
     c: Float[Array, ""] = shared()
     threshold: Float[Array, ""] = shared()
+    by_parts: bool = static(default=False)
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*#batch heads q k"]:
-        rows, columns = rows_and_columns(query_positions, key_positions)
-        distance = jnp.log1p(self.c * jnp.abs(rows - columns).astype(jnp.float32))
-        scale = jnp.log1p(self.c * jnp.maximum(rows.astype(jnp.float32), self.threshold))
-        normalized = (distance / (scale + EPSILON))[..., None]
-        hidden = jax.nn.relu(normalized * _last(self.hidden_kernel, normalized) + _last(self.hidden_bias, normalized))
-        return jnp.moveaxis(jnp.matmul(hidden, self.kernel, precision="highest"), -1, -3)
+        scale = jnp.log1p(self.c * jnp.maximum(query_positions.astype(jnp.float32), self.threshold)) + EPSILON
+        log_distance = self.log_distance(query_positions, key_positions)
+        of_rows = (1.0 / scale)[..., None, :, None]
+        of_rows = of_rows.reshape((1,) * (log_distance.ndim - of_rows.ndim) + of_rows.shape)
+        evaluate = relu_network_by_parts if self.by_parts else relu_network
+        return evaluate(log_distance, of_rows, Network(self.hidden_kernel, self.hidden_bias, self.kernel))
 
-
-def _last(x: Float[Array, " features"], like: Array) -> Array:
-    return x.reshape((1,) * (like.ndim - 1) + x.shape)
+    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
+        return super().tabulated(query_positions, key_positions).replace(by_parts=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +70,7 @@ class Fire(PositionMethod):
     about = About(
         formula="f(ln(c (i - j) + 1) / ln(c max(T, i) + 1)), f a network with 32 hidden units, c and T learned",
         source="Li et al. 2023, [arXiv 2310.04418](https://arxiv.org/abs/2310.04418), section 3.1",
-        caveats="no function of the distance alone, so it is computed for each pair of query and key",
+        caveats="no function of the distance alone, so each pair of query and key is computed",
     )
 
     threshold: int = 512
@@ -78,10 +93,12 @@ class Fire(PositionMethod):
         }
 
     def bias(self, params: Params) -> FireBias:
+        c = jnp.abs(params["c"])
         return FireBias(
             hidden_kernel=params["hidden_kernel"],
             hidden_bias=params["hidden_bias"],
             kernel=params["kernel"],
-            c=jnp.abs(params["c"]),
+            log_distance=LogDistance(jnp.broadcast_to(c, self.num_heads)),
+            c=c,
             threshold=jnp.abs(params["threshold_multiple"]) * self.threshold,
         )

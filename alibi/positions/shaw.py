@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.bias import Bias, per_query, shared, static
-from alibi.positions.lookup import looked_up
+from alibi.positions.bias import Bias, KnownPositions, per_query, shared, static
+from alibi.positions.lookup import in_order, looked_up
 
 
 class ShawBias(Bias):
@@ -16,15 +16,20 @@ class ShawBias(Bias):
 
     Attributes:
       products: of each query with each vector a, scaled; those of `lowest` = -k to k, or to 0 under a causal mask.
+      in_order: queries and keys stand at consecutive positions.
     """
 
     products: Float[Array, "*batch q heads distances"] = per_query()
     lowest: int = static()
+    in_order: bool = static(default=False, kw_only=True)
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*batch heads q k"]:
-        return looked_up(self.products, self.lowest, query_positions, key_positions)
+        return looked_up(self.products, self.lowest, query_positions, key_positions, in_order=self.in_order)
+
+    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
+        return self.replace(in_order=in_order(query_positions, key_positions))
 
 
 class ShawValuesBias(ShawBias):
@@ -47,7 +52,7 @@ class ShawValuesBias(ShawBias):
         def look_up(products: Array) -> Array:
             return self.replace(products=products)(query_positions, key_positions)
 
-        sums = jax.linear_transpose(look_up, self.products)(weights.astype(self.products.dtype))[0]
+        sums = jax.vjp(look_up, self.products)[1](weights.astype(self.products.dtype))[0]
         return jnp.einsum("...qhn,nd->...hqd", sums, self.value_vectors, precision="highest")
 
 

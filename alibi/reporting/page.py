@@ -3,31 +3,23 @@
 Charts are Vega-Lite's, whose JavaScript stands in the page; its policy forbids the browser every request.
 """
 
-import dataclasses
 import functools
 import html
 import json
-import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alibi.reporting import plots, tables
-from alibi.reporting.curves import RunSource, differing, training_curve
-from alibi.reporting.report import Panel, Series, build_table, explanation
-from alibi.reporting.tables import Number, Table
+from alibi.reporting.charts import COLOURS, SIGNS, Spec, length_spec, training_spec
+from alibi.reporting.curves import Point, RunSource, differing, training_curve
+from alibi.reporting.report import Panel, build_table, explanation, series_names
+from alibi.reporting.rows import Row, latest
+from alibi.reporting.tables import Table
 from alibi.reporting.writers import to_html
 
 HERE = pathlib.Path(__file__).parent
-# Of Vega: the shapes of plots.MARKERS, and its dashes.
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
-SIGNS = ("●", "■", "▲", "◆", "▼", "✚", "◀", "▶")  # the same as text
-DASHES = ([1, 0], [8, 4], [8, 3, 2, 3], [2, 3], [8, 2, 2, 2, 2, 2])
-COLOURS = (*plots.COLOURS[:-1], "currentColor")  # black on white, white on black
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name: nothing is loaded from there
-
-Spec = dict[str, Any]
 
 
 def make_page(
@@ -35,7 +27,7 @@ def make_page(
     measured: Sequence[tuple[Panel, ...]],
     gains: Sequence[Panel],
     passkeys: Sequence[Table],
-    names: Mapping[str, str],
+    rows: Sequence[Row],
     failures: Mapping[str, str],
     runs: Sequence[RunSource],
 ) -> str:
@@ -44,19 +36,23 @@ def make_page(
     Args:
       measured: of each corpus, split and windows the panel of each kind of number.
       gains: panels of what context gains.
-      names: what each run is called in charts, by the run's own name.
+      rows: all of these, by which runs have their names in charts.
       failures: reasons by run.
       runs: those whose config, command and perhaps metrics are known.
     """
     specs: list[Spec] = []
-    series = list(
-        {one.label: one for panel in [*(group[0] for group in measured), *gains] for one in panel.series}.values()
-    )
-    styles = dict(zip((one.label for one in series), plots.style_numbers(series), strict=True))
+    curves = {run.name: points for run in runs if (points := training_curve(run.store))}
+    names = series_names(latest(rows))
+    labels = {row.run: names[row.series] for row in latest(rows) if row.override is None}
+    labels |= {name: name for name in curves if name not in labels}  # a run that failed, for example
+    shown = [*(group[0] for group in measured), *gains]
+    positions = {one.label: one.position for panel in shown for one in panel.series}
+    positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
+    styles = dict(zip(positions, plots.style_numbers([*positions.values()]), strict=True))
     sections = [_measured_section(panels, number, styles, specs) for number, panels in enumerate(measured)]
     sections += [_gain_section(panel, styles, specs) for panel in gains]
     sections += [_section("Keys found again", to_html(table)) for table in passkeys]
-    sections += [_training_section(runs, names, styles, specs), _runs_section(runs), _failed_section(failures)]
+    sections += [_training_section(curves, runs, labels, styles, specs), _runs_section(runs), _failed_section(failures)]
     data = json.dumps(specs, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -138,142 +134,20 @@ def _figure(spec: Spec, note: str, specs: list[Spec]) -> str:
     return f"<figure>{place}<figcaption>{caption}</figcaption></figure>"
 
 
-def length_spec(panel: Panel, styles: Mapping[str, int]) -> Spec:
-    """The chart of `panel` for Vega-Lite: lines over the evaluation length, with markers, bands and train lengths."""
-    gain = panel.kind is tables.CONTEXT_GAIN
-    values = [value for series in panel.series for value in _length_values(series)]
-    title = panel.kind.title.lower() if gain else f"{panel.kind.title.lower()} (log scale)"
-    ends = [length * factor for length, factor in zip((panel.lengths[0], panel.lengths[-1]), (0.9, 1.1), strict=True)]
-    x = {
-        "field": "length", "type": "quantitative", "title": "evaluation length in tokens (log scale)",
-        "scale": {"type": "log", "base": 2, "domain": ends, "nice": False},
-        "axis": {"values": panel.lengths, "format": ",d", "labelOverlap": "greedy"},
-    }  # fmt: skip
-    scale = {"type": "symlog", "constant": 0.01} if gain else {"type": "log", "nice": False, "padding": 12}
-    y = {
-        "field": "value",
-        "type": "quantitative",
-        "title": title,
-        "scale": scale,
-        "axis": {"tickCount": 6, "format": "~r" if gain else ",~r"},
-    }
-    spread: Spec = {"mark": {"type": "rule"} if gain else {"type": "area", "opacity": 0.2}}
-    spread["encoding"] = {"y": y | {"field": "low"}, "y2": {"field": "high"}}
-    tooltip = [
-        {"field": "run", "title": "run"}, {"field": "length", "format": ",d", "title": "evaluation length"},
-        {"field": "text", "title": panel.kind.title}, {"field": "ratio", "title": "of its own at L"},
-        {"field": "seeds", "title": "seeds"},
-    ]  # fmt: skip
-    trained = sorted({series.train_length for series in panel.series})
-    marks = {
-        "data": {"values": [{"length": length, "text": f"trained at L = {length:,}"} for length in trained]},
-        "encoding": {"x": x},
-        "layer": [
-            {"mark": {"type": "rule", "strokeDash": [2, 3], "color": "currentColor", "opacity": 0.6}},
-            {
-                "mark": {"type": "text", "align": "left", "dx": 4, "y": 8, "color": "currentColor", "opacity": 0.8},
-                "encoding": {"text": {"field": "text"}},
-            },
-        ],
-    }
-    of_method = _encoding([series.label for series in panel.series], styles)
-    lines = {
-        "transform": SHOWN,
-        "encoding": {"x": x, "color": of_method["color"]},
-        "layer": [
-            spread,
-            {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {"y": y, "strokeDash": of_method["strokeDash"]}},
-            {
-                "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-                "encoding": {"y": y, "shape": of_method["shape"], "tooltip": tooltip},
-            },
-        ],
-    }
-    description = f"{panel.kind.title} by evaluation length, {panel.corpus}, split {panel.split}, on logarithmic axes"
-    if gain:
-        description = f"{panel.kind.title}, by evaluation length, {panel.corpus}, split {panel.split}"
-    return _spec(description, values, [marks, lines])
-
-
-# A method that the page has switched off has no lines.
-SHOWN = [{"filter": "indexof(off, datum.run) < 0"}]
-
-
-def _spec(description: str, values: list[dict[str, Any]], layers: list[Spec]) -> Spec:
-    return {
-        "$schema": SCHEMA, "description": description, "width": "container", "height": 380,
-        "params": [{"name": "off", "value": []}], "data": {"values": values}, "layer": layers,
-    }  # fmt: skip
-
-
-def _length_values(series: Series) -> Iterable[dict[str, Any]]:
-    """A series' points; numbers that a log scale has no place for are left to the table."""
-    for length, cell in series.cells.items():
-        if isinstance(cell, Number) and math.isfinite(cell.mean):
-            low, high = plots.band(cell) if cell.kind.is_loss else cell.span
-            yield {
-                "run": series.label, "length": length, "value": cell.mean, "low": low, "high": high,
-                "text": cell.text, "ratio": "" if cell.ratio is None else tables.write_ratio(cell.ratio),
-                "seeds": len(cell.values),
-            }  # fmt: skip
-
-
-def _encoding(labels: Iterable[str], styles: Mapping[str, int]) -> dict[str, Spec]:
-    """Colour, marker and dash of each method, the same in every chart; the page's checkboxes are their legend."""
-    labels = list(dict.fromkeys(labels))
-    looks: dict[str, Sequence[Any]] = {"color": COLOURS, "shape": SHAPES, "strokeDash": DASHES}
-    return {
-        channel: {
-            "field": "run", "type": "nominal", "legend": None,
-            "scale": {"domain": labels, "range": [all_[styles[label] % len(all_)] for label in labels]},
-        }
-        for channel, all_ in looks.items()
-    }  # fmt: skip
-
-
 def _training_section(
-    runs: Sequence[RunSource], names: Mapping[str, str], styles: Mapping[str, int], specs: list[Spec]
+    curves: Mapping[str, Sequence[Point]],
+    runs: Sequence[RunSource],
+    labels: Mapping[str, str],
+    styles: Mapping[str, int],
+    specs: list[Spec],
 ) -> str:
     """The training curves of the runs whose metrics are there; nothing where there are none."""
-    values = [
-        {"run": names[run.name], "name": run.name, **dataclasses.asdict(point)}
-        for run in runs
-        if run.name in names
-        for point in training_curve(run.store)
-    ]
-    if not values:
+    if not curves:
         return ""
-    x = {
-        "field": "step",
-        "type": "quantitative",
-        "title": "updates",
-        "axis": {"format": ",d"},
-        "scale": {"nice": False},
-    }
-    y = {"field": "nats", "type": "quantitative", "title": "nats a token", "scale": {"zero": False}}
-    looks = _encoding((value["run"] for value in values), styles)
-    tooltip = [
-        {"field": "name", "title": "run"}, {"field": "step", "format": ",d", "title": "updates"},
-        {"field": "nats", "format": ".4f", "title": "nats a token"}, {"field": "split", "title": "text"},
-    ]  # fmt: skip
-    lines = {
-        "transform": SHOWN,
-        "encoding": {"x": x, "y": y, "color": looks["color"], "detail": {"field": "name"}, "tooltip": tooltip},
-        "layer": [
-            {"transform": [{"filter": "datum.split == 'train'"}], "mark": {"type": "line", "strokeWidth": 1.2}},
-            {
-                "transform": [{"filter": "datum.split == 'valid'"}],
-                "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-                "encoding": {"shape": looks["shape"]},
-            },
-        ],
-    }
-    seen = {value["name"] for value in values}
     note = "Lines: training, the mean since the point before. Markers: validation."
-    missing = [run.name for run in runs if run.name not in seen]
-    if missing:
+    if missing := [run.name for run in runs if run.name not in curves]:
         note += f" Without metrics here: {', '.join(missing)}."
-    return _section("Training", _figure(_spec("Loss by updates of each run", values, [lines]), note, specs))
+    return _section("Training", _figure(training_spec(curves, labels, styles), note, specs))
 
 
 def _runs_section(runs: Sequence[RunSource]) -> str:

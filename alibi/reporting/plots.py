@@ -1,6 +1,7 @@
 """The extrapolation figure: perplexity against evaluation length, one line a method."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -35,12 +36,20 @@ DOTS_PER_INCH = 200
 MAX_TICKS = 16  # labels of lengths that fit side by side
 LABEL_HEIGHT = 0.06  # of the axes: what one line of direct labels needs
 LABEL_WIDTH = 22  # letters, after which a label goes on in the next line
+LARGE_GAIN = 0.05  # nats a token: a scale is logarithmic where there are larger ones
+MOST_RATIO = 20  # that are so many times as large as others
+MOST_LINES = 12  # that a figure shows in one part
+LINES_OF_PART = 8  # that each part has at most, where there are several
 
 
 def draw_extrapolation(panel: Panel, path: str | os.PathLike) -> None:
-    """Writes the figure of `panel` to the PNG file `path`; a length without a result has no marker."""
-    with png(path) as figure:
-        draw_axes(figure.add_subplot(), panel)
+    """Writes the figure of `panel` to the PNG file `path`; a length without a result has no marker.
+
+    Of more lines than MOST_LINES there are several parts, each with a scale of its own: the best ones come first.
+    """
+    with _parts(panel, path) as parts:
+        for axes, part in parts:
+            draw_axes(axes, part)
 
 
 def draw_context_use(panel: Panel, path: str | os.PathLike) -> None:
@@ -48,23 +57,62 @@ def draw_context_use(panel: Panel, path: str | os.PathLike) -> None:
 
     The bars are 95% intervals of single runs, and the mean and standard deviation over seeds where there are several.
     """
-    with png(path) as figure:
-        axes = figure.add_subplot()
-        for series, number in zip(panel.series, style_numbers(panel.series), strict=True):
-            found = {length: cell for length, cell in series.cells.items() if isinstance(cell, Number)}
-            errors = [[abs(cell.span[side] - cell.mean) for cell in found.values()] for side in (0, 1)]
-            axes.errorbar(
-                [*found], [cell.mean for cell in found.values()], errors, label=wrapped(series.label), capsize=4,
-                color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)],
-                ls=DASHES[number % len(DASHES)],
-            )  # fmt: skip
-        bars = tables.SPREAD if panel.has_seeds else "95% interval of a single run"
-        _draw_lengths(axes, panel, f"bars: {bars}")
-        axes.axhline(0, color="#555555", linewidth=1.5)
-        axes.set_yscale("symlog", linthresh=0.01)  # a gain of hundredths is read beside losses of several nats
-        axes.set_ylabel("nats a token gained by context")
-        axes.grid()
-        axes.legend(fontsize=FONT_SIZE - 3)
+    with _parts(panel, path) as parts:
+        for axes, part in parts:
+            _draw_gains(axes, part)
+
+
+def _draw_gains(axes: Axes, panel: Panel) -> None:
+    found = [{length: cell for length, cell in one.cells.items() if isinstance(cell, Number)} for one in panel.series]
+    ends = [abs([*cells.values()][-1].mean) for cells in found if cells]
+    # Gains of hundredths are read beside losses of several nats.
+    if ends and max(ends) > max(LARGE_GAIN, MOST_RATIO * min(ends)):
+        axes.set_yscale("symlog", linthresh=0.01)
+    for series, cells, number in zip(
+        panel.series, found, style_numbers([one.position for one in panel.series]), strict=True
+    ):
+        errors = [[abs(cell.span[side] - cell.mean) for cell in cells.values()] for side in (0, 1)]
+        axes.errorbar(
+            [*cells], [cell.mean for cell in cells.values()], errors, label=wrapped(series.label), capsize=4,
+            color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)],
+            ls=DASHES[number % len(DASHES)],
+        )  # fmt: skip
+    bars = tables.SPREAD if panel.has_seeds else "95% interval of a single run"
+    _draw_lengths(axes, panel, f"bars: {bars}")
+    axes.axhline(0, color="#555555", linewidth=1.5)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylabel("nats a token gained by context")
+    axes.grid()
+    axes.legend(fontsize=FONT_SIZE - 3, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+@contextlib.contextmanager
+def _parts(panel: Panel, path: str | os.PathLike) -> Iterator[Iterator[tuple[Axes, Panel]]]:
+    """The axes of a figure, each with the part of `panel` that it shows, where it has more lines than one can show."""
+    if len(panel.series) <= MOST_LINES:
+        with png(path) as figure:
+            yield iter([(figure.add_subplot(), panel)])
+        return
+    count = math.ceil(len(panel.series) / LINES_OF_PART)
+    worth = 1 if panel.kind is tables.CONTEXT_GAIN else -1
+    series = sorted(panel.series, key=lambda one: _last(one, worth), reverse=True)
+    bounds = [number * len(series) // count for number in range(count + 1)]
+    parts = [dataclasses.replace(panel, series=tuple(series[a:b])) for a, b in itertools.pairwise(bounds)]
+    rows = math.ceil(count / 2)
+    with png(path, (20, 6 * rows), DOTS_PER_INCH // 2) as figure:
+        figure.suptitle(
+            f"{len(series)} lines by their value at the greatest length, best first; each part has its own scale"
+        )
+        grid = figure.subplots(rows, 2).ravel()
+        for axes in grid[count:]:
+            axes.remove()
+        yield zip(grid[:count], parts, strict=True)
+
+
+def _last(series: Series, sign: int) -> tuple[int, float]:
+    """The last length that a series has a number of, and that number times `sign`."""
+    found = [(length, sign * cell.mean) for length, cell in series.cells.items() if isinstance(cell, Number)]
+    return max(found, default=(0, 0.0))
 
 
 def draw_passkeys(table: Table, path: str | os.PathLike) -> None:
@@ -109,7 +157,7 @@ def png(
 
 def draw_axes(axes: Axes, panel: Panel) -> None:
     """Draws `panel` into `axes`: lines, train lengths, ticks and labels."""
-    styled = zip(panel.series, style_numbers(panel.series), strict=True)
+    styled = zip(panel.series, style_numbers([one.position for one in panel.series]), strict=True)
     lines = [line for series, number in styled if (line := _draw_line(axes, series, number))]
     _draw_lengths(axes, panel, f"bands: {tables.SPREAD}" if panel.has_seeds else "")
     axes.set_yscale("log")
@@ -126,11 +174,10 @@ def wrapped(label: str) -> str:
     return textwrap.fill(label, LABEL_WIDTH)
 
 
-def style_numbers(series: Sequence[Series]) -> list[int]:
-    """Of each series its place in COLOURS, MARKERS and DASHES, which go round."""
-    positions = [one.position for one in series]
+def style_numbers(positions: Sequence[str]) -> list[int]:
+    """Of series of these position methods their places in COLOURS, MARKERS and DASHES, which go round."""
     if len(set(positions)) < len(positions):
-        return list(range(len(series)))
+        return list(range(len(positions)))
     left = [number for number, method in enumerate(KNOWN_METHODS) if method not in positions]
     others = itertools.chain(reversed(left), itertools.count(len(KNOWN_METHODS)))
     return [KNOWN_METHODS.index(name) if name in KNOWN_METHODS else next(others) for name in positions]

@@ -74,9 +74,10 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     Each number has its ratio to the one of its series at the train length, and is marked where it is the lowest.
     """
     found = []
-    rows = [row for row in latest(rows) if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
+    rows = latest(rows)
+    names = series_names(rows)  # of all rows, so that a run has one name in all panels
+    rows = [row for row in rows if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
     rows = [row for row in rows if row.passkey is None]
-    names = series_names(rows)
     for (corpus, split, stride, use), group in _grouped(rows, _panel_key).items():
         by_series = _grouped(group, lambda row: (names[row.series], row.position, row.train_length))
         in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
@@ -152,10 +153,11 @@ def build_table(panel: Panel) -> Table:
 
 def passkey_tables(rows: Iterable[Row]) -> list[Table]:
     """One line a series and length of windows, one column a distance of the key; no table where none was measured."""
-    found = [row for row in latest(rows) if row.passkey is not None]
+    rows = latest(rows)
+    names = series_names(rows)
+    found = [row for row in rows if row.passkey is not None]
     if not found:
         return []
-    names = series_names(found)
     lines = _grouped(found, lambda row: (names[row.series], row.eval_length))
     by_distance = {line: _grouped(group, _distance) for line, group in lines.items()}
     columns = sorted(set().union(*by_distance.values()))
@@ -274,9 +276,7 @@ def write_report(
     if failures:
         markdown.append(failed_runs(failures))
     store.write(REPORT_FILE, "\n".join(markdown))
-    names = series_names(latest(rows))
-    called = {row.run: names[row.series] for row in latest(rows) if row.override is None}
-    store.write(PAGE_FILE, page.make_page(title, measured, gains, passkeys, called, failures or {}, runs))
+    store.write(PAGE_FILE, page.make_page(title, measured, gains, passkeys, rows, failures or {}, runs))
     return "\n".join([*text, f"report: {store}/{REPORT_FILE}, {store}/{PAGE_FILE}\n"])
 
 

@@ -16,7 +16,8 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
 # what evaluations of any run now take.
 YOUNGER = {"imported_from": "", "init_from": "", "model.window": 0, "model.skip_epsilon": 0.0, "eval.dtype": "float32",
            "data.document_end": "file", "data.tokenizer_train_bytes": -1, "data.passkey_distance": 0,
-           "model.scan_layers": False, "model.products": "auto"}  # fmt: skip
+           "model.scan_layers": False, "model.products": "auto",
+           "log.wandb": False, "log.trackio": False, "log.project": ""}  # fmt: skip
 
 
 def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

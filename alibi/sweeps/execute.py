@@ -143,7 +143,7 @@ class Sweeper:
         place = self._places.pop()  # a list's own operations need no lock
         try:
             with self._alone(run, heading, until) as lock:
-                reason = self._bring_to_end(run, heading, dataclasses.replace(place, lock=lock))
+                reason = self._bring_to_end(run, heading, dataclasses.replace(place, lock=lock, name=run.name))
         except HeldError as held:
             if self.flags:
                 raise self._left_together(held) from None
@@ -371,4 +371,5 @@ def _listed(evaluation: Evaluation) -> str:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+    # In one piece: print writes the line's end by itself, and other threads speak here too.
+    print(f"{time.strftime('%H:%M:%S')} {text}\n", end="", flush=True)

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import functools
 import glob
+import io
 import itertools
 import os
 import signal
@@ -20,10 +21,11 @@ import threading
 import warnings
 from collections.abc import Sequence
 from types import FrameType
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from alibi.errors import ERROR_FILE, OF_SWEEP
 from alibi.parallel.signals import Interrupted, answered
+from alibi.progress import is_terminal, say
 from alibi.runs import usable_cores
 from alibi.sweeps.definition import PROJECT
 
@@ -31,6 +33,8 @@ from alibi.sweeps.definition import PROJECT
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
 # A run on one core takes the least time of that core, but some runs end later than others.
 MOST_JOBS = 4
+# For which the last lines of a process are waited for: one that it left behind may hold its stderr open.
+LAST_LINES_SECONDS = 5.0
 Thing = TypeVar("Thing")
 # Loaded here: between fork and exec another thread may hold the loader's lock.
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -40,10 +44,11 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 class Place:
     """Where a process runs."""
 
-    number: int = 0  # the line of its progress bar among those of the others
+    number: int = 0  # the line of its progress bar among those of the others, on a terminal
     cores: frozenset[int] | None = None  # of the processor, that it may use; None: all
     gpus: tuple[str, ...] = ()  # of NVIDIA, that it alone sees; none: what there is
     lock: int | None = None  # a file descriptor that it holds open too, so that its lock lasts as long as the process
+    name: str = ""  # with which each line that it writes to stderr begins, where that is no terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,10 +157,13 @@ class LocalProcesses(Launcher):
                 self._running.append(child)
                 if self.stopped:  # the signal came as it started
                     child.send_signal(signal.SIGTERM)
+            lines = threading.Thread(target=_pass_lines, args=(child.stderr, place.name), daemon=True)
+            lines.start()
             try:
                 code = child.wait()
             finally:
                 self._running.remove(child)
+                lines.join(LAST_LINES_SECONDS)
             if self.stopped:
                 raise Interrupted
             return Ended(code, file.read().strip())
@@ -170,6 +178,8 @@ class LocalProcesses(Launcher):
             return subprocess.Popen(
                 [sys.executable, str(PROJECT / command.script), *command.flags],
                 stdin=subprocess.DEVNULL,
+                # To a file lines of several processes come whole, and with their names, only through this one.
+                stderr=None if is_terminal() else subprocess.PIPE,
                 env=os.environ
                 | {"PYTHONPATH": path, "TQDM_POSITION": str(place.number), ERROR_FILE: error_file}
                 | gpus
@@ -188,6 +198,15 @@ class LocalProcesses(Launcher):
         for child in running:
             # Only of Ctrl-C a second one says more than the first.
             child.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
+
+
+def _pass_lines(stream: IO[bytes] | None, name: str) -> None:
+    """Writes what a child says to this process's stderr, line by line; nothing where the child does so itself."""
+    if stream is None:
+        return
+    for line in io.TextIOWrapper(stream, "utf-8", "replace"):  # a carriage return ends a line too
+        if line := line.rstrip():
+            say(line if not name or line.startswith(name) else f"{name}: {line}")
 
 
 def _settle(cores: frozenset[int] | None) -> None:

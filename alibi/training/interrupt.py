@@ -1,5 +1,6 @@
 """Signals, answered by a run as soon as nothing is lost by it."""
 
+import contextlib
 import os
 import signal
 from types import FrameType
@@ -45,8 +46,9 @@ class Interrupt:
             return  # it is on its way out
         if not self._alone:
             peers.announce_preemption()
-        # Not print: the signal may have come in the middle of one.
-        os.write(2, b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n")
+        # Not print: the signal may have come in the middle of one. And who reads it may be gone.
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n")
 
     def _interrupted(self) -> Interrupted:
         return Interrupted("stopped before the first update; the same command goes on")

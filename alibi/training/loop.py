@@ -26,6 +26,7 @@ from alibi.runs.store import LostError
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
+from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
 from alibi.training.record import NonFiniteLossError, Record, peak_tokens_per_second
@@ -75,6 +76,7 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
     sharding = batch_sharding(mesh)
     shards = batch_parts(sharding)
     check_config(config, mesh)
+    hosts.on_first(lambda: check_writers(config))
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     model.position.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, steps)

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: rows of metrics, a progress bar, and its status on disk."""
+"""What a run tells while it trains: rows of metrics, its progress, and its status on disk."""
 
 import collections
 import contextlib
@@ -12,16 +12,16 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
-import tqdm
 from jax.sharding import Mesh
 
 from alibi.errors import UserError
 from alibi.model.flops import model_flops
 from alibi.parallel import hosts, peers
 from alibi.parallel.device_kinds import find_device_kind
+from alibi.progress import Progress, say
 from alibi.runs import RunDirectory
-from alibi.runs.store import Store
 from alibi.training.checkpoint import Checkpoints
+from alibi.training.metric_writers import open_writers
 from alibi.training.step import Metrics
 
 UNLOGGED = "unlogged"
@@ -53,19 +53,18 @@ class Record:
         self._config, self._run, self._checkpoints = config, run, checkpoints
         self._before = run.status()  # of the process that trained here last
         self.best = hosts.told(lambda: checkpoints.best)
-        self._writer = None
-        if hosts.is_primary():
-            self._writer = MetricsWriter(run.store, step, tensorboard=config.log.tensorboard)
+        self._writers = open_writers(config, run, step) if hosts.is_primary() else []
+        self._finished = False
         steps, tokens = config.train.steps, config.train.batch_tokens
         self._peak = peak
-        self._progress = Progress(run.name, step, steps, tokens, peak, show=hosts.is_primary())
+        self._progress = UpdateProgress(run.name, step, steps, tokens, peak, show=hosts.is_primary())
         # NLL and tokens since the last row; of the process that saved the checkpoint, if it came between two rows.
         self._sums = np.array(checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0])
         self._pending: tuple[int, Metrics] | None = None
         self._waited, self._row = 0.0, (step, 0.0)  # now; at the last row, and its update
         self._train_nll = self._before.get("train_nll")  # of the last row
         if step:
-            self._progress.say(f"{run}: going on from the checkpoint of update {step} of {steps}")
+            self._say(f"{run}: going on from the checkpoint of update {step} of {steps}")
 
     def dispatched(self, step: int, metrics: Metrics, *, data_wait_seconds: float = 0.0) -> None:
         """Keeps the metrics of update `step`, which the devices still compute, and fetches those of the one before.
@@ -110,17 +109,16 @@ class Record:
             row["tokens_per_second"] = rate
             if self._peak:
                 row["mfu"] = rate / self._peak
-        if self._writer:
-            self._writer.write(step, row)
+        self._write(step, row)
         self.write_status("running", step)
 
     def validated(self, step: int, nll: float) -> bool:
         """Records a validation; whether it is the best so far. Raises NonFiniteLossError where `nll` is no number."""
         if not math.isfinite(nll):
             self._refuse(f"update {step}: validation loss {nll}")
-        self._progress.say(f"update {step}: validation {nll:.4f} nats, perplexity {math.exp(min(nll, 700)):.3f}")
-        if self._writer:
-            self._writer.write(step, {"valid_nll": nll})
+        perplexity = math.exp(min(nll, 700))
+        self._say(f"{self._run.name}: update {step:,}: validation {nll:.4f} nats, perplexity {perplexity:.3f}")
+        self._write(step, {"valid_nll": nll})
         improved = self.best is None or nll < self.best[1]
         if improved:
             self.best = step, nll
@@ -143,6 +141,7 @@ class Record:
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
         """Writes where the run stands, with its last loss, speed, memory and best checkpoint so far."""
+        self._finished = state == "finished"
         if not hosts.is_primary():
             return
         figures: dict[str, Any] = {
@@ -156,40 +155,16 @@ class Record:
     def close(self) -> None:
         peers.expect_update(False)
         self._progress.close()
-        if self._writer:
-            self._writer.close()
+        while self._writers:
+            self._writers.pop().close(self._finished)
 
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        for writer in self._writers:
+            writer.write(step, values)
 
-class MetricsWriter:
-    """Writes rows to the metrics of a run, and points to TensorBoard.
-
-    Args:
-      store: the work directory, of which this makes metrics.jsonl (of an address metrics/STEP.jsonl) and tensorboard/.
-      resume_step: rows after this step, of a run that was stopped later than it was saved, are dropped.
-      tensorboard: whether event files are written; at an address they are when this is closed.
-    """
-
-    def __init__(self, store: Store, resume_step: int, *, tensorboard: bool):
-        self._store = store
-        store.drop_log("metrics", resume_step)
-        self._stack = contextlib.ExitStack()
-        self._tensorboard = None
-        if tensorboard:
-            from tensorboardX import SummaryWriter  # takes a second to import
-
-            folder = self._stack.enter_context(store.filled("tensorboard"))
-            self._tensorboard = SummaryWriter(str(folder), purge_step=resume_step + 1)
-            self._stack.callback(self._tensorboard.close)
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """One row: the values after `step` updates."""
-        self._store.log("metrics", {"step": step, **values})
-        if self._tensorboard is not None:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._stack.close()
+    def _say(self, line: str) -> None:
+        if hosts.is_primary():
+            say(line)
 
 
 def peak_tokens_per_second(config: ml_collections.ConfigDict, vocab_size: int, mesh: Mesh) -> float | None:
@@ -208,8 +183,8 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-class Progress:
-    """A progress bar over updates, with tokens per second and the time left, on standard error."""
+class UpdateProgress:
+    """The progress of updates, with loss, tokens per second and the time left, on standard error."""
 
     def __init__(
         self, name: str, step: int, steps: int, tokens_per_step: int, peak: float | None = None, *, show: bool
@@ -217,16 +192,7 @@ class Progress:
         self._tokens_per_step, self._peak = tokens_per_step, peak
         self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)  # of updates after the first
         self._last: float | None = None
-        terminal = sys.stderr.isatty()
-        self._bar = tqdm.tqdm(
-            desc=name,
-            initial=step,
-            total=steps,
-            disable=not show,
-            unit="update",
-            mininterval=0.2 if terminal else 15.0,
-            bar_format="{desc}: {percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt} updates, {remaining} left{postfix}",
-        )
+        self._shown = Progress(name, steps, "update", done=step, show=show, last=True)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -240,22 +206,16 @@ class Progress:
         if self._last is not None:
             self._seconds.append(max(now - self._last, 0.0))
         self._last = now
-        self._bar.n = step
         rate = self.tokens_per_second
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         speed += f", {rate / self._peak:.0%} MFU" if rate and self._peak else ""
-        self._bar.set_postfix_str(f"loss {nll:.3f} nats ({nll / math.log(2):.3f} bits){speed}", refresh=False)
-        self._bar.update(0)
+        loss = f"loss {nll:.3f} nats ({nll / math.log(2):.3f} bits)"
+        self._shown.update(step - self._shown.done, loss + speed)
 
     def pause(self, seconds: float) -> None:
         """Leaves `seconds` of validation or saving out of the rate."""
         if self._last is not None:
             self._last += seconds
 
-    def say(self, line: str) -> None:
-        """Prints a line above the bar."""
-        if not self._bar.disable:
-            self._bar.write(line, file=sys.stderr)
-
     def close(self) -> None:
-        self._bar.close()
+        self._shown.close()

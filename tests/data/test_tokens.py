@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from alibi.data import cache, making, pieces, tokens
+from alibi import progress
+from alibi.data import cache, making, tokens
 from alibi.data.tokenizers import ByteTokenizer
 from configs import base
 
@@ -249,7 +250,7 @@ def test_what_a_killed_process_left_is_removed(data, tmp_path):
 
 
 def test_progress_goes_to_stderr_and_only_when_wanted(data, capsys, monkeypatch):
-    monkeypatch.setattr(pieces, "BAR_DELAY", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     tokens.prepare(data, "train", progress=False)
     assert capsys.readouterr() == ("", "")
     tokens.prepare(data, "valid", progress=True)
@@ -260,7 +261,7 @@ def test_progress_goes_to_stderr_and_only_when_wanted(data, capsys, monkeypatch)
 
 @pytest.mark.parametrize("tokenizer", ["words", "bpe"])
 def test_reading_all_text_for_a_tokenizer_shows_its_progress(data, capsys, monkeypatch, tokenizer):
-    monkeypatch.setattr(pieces, "BAR_DELAY", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     data.tokenizer, data.bpe_vocab_size = tokenizer, 260
     tokens.prepare(data, "valid", progress=True)
     assert f"text train, reading for {tokenizer}" in capsys.readouterr().err

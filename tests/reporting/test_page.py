@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from alibi.reporting import plots
+from alibi.reporting.charts import length_spec
 from alibi.reporting.curves import MOST_POINTS, RunSource, differing, training_curve
-from alibi.reporting.page import length_spec
 from alibi.reporting.report import measured_panels, write_report
 from alibi.reporting.rows import read_rows
 from alibi.runs.store import open_store
@@ -213,6 +213,25 @@ def test_the_chart_has_the_numbers_of_the_rows():
     assert (one["value"], one["seeds"]) == (9.0, 2)
     assert (one["low"], one["high"]) == pytest.approx((9 - 2**0.5, 9 + 2**0.5))
     assert len(values) == len(ROWS) - 1
+
+
+def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, monkeypatch):
+    """Keys alone, another length's perplexity, a curve alone as of a run that failed: each is one checkbox."""
+    monkeypatch.setattr(plots, "draw_extrapolation", lambda _, file: file.touch())
+    monkeypatch.setattr(plots, "draw_passkeys", lambda _, file: file.touch())
+    key = {"distance": 64, "prompts": 9, "accuracy": 0.5}
+    rows = [
+        make_row("alibi", run="alibi-L128-seed0", mode="passkey", passkey=key),
+        make_row("t5", 256, 9.0, run="t5-L256-seed0", train_length=256),
+    ]
+    append_rows(tmp_path / "results.jsonl", rows)
+    runs = [
+        source(position, log(tmp_path / position, [{"step": 1, "train_nll": 4.0}])) for position in ("alibi", "none")
+    ]
+    write_report(tmp_path, "Keys", {"none-L128-seed0": "diverged"}, runs)
+    page = (tmp_path / "report.html").read_text()
+    assert re.findall(r'name="method" value="(.*?)"', page) == ["t5-L256", "alibi-L128", "none-L128-seed0"]
+    assert "Without metrics here" not in page.partition('<script type="application/json"')[0]
 
 
 def test_the_committed_page_is_made_of_the_committed_rows(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The report's files and the figure: what is drawn, and that it can be read."""
 
+import dataclasses
 import itertools
 import struct
 
@@ -7,16 +8,20 @@ import pytest
 from matplotlib.figure import Figure
 
 from alibi.positions import METHODS
+from alibi.reporting import tables
 from alibi.reporting.plots import (
     COLOURS,
     DOTS_PER_INCH,
     FONT_SIZE,
     KNOWN_METHODS,
     draw_axes,
+    draw_context_use,
+    draw_extrapolation,
     perplexity_ticks,
     spread,
 )
 from alibi.reporting.report import panels, write_report
+from alibi.reporting.rows import ContextUse
 from tests.reporting.rowmaker import append_rows, make_row
 
 CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
@@ -131,3 +136,32 @@ def test_without_rows_there_is_no_report(tmp_path):
 def test_a_report_without_rows_says_why_there_are_none(tmp_path):
     write_report(tmp_path, failures={"t5-L128": "no memory left"})
     assert "- t5-L128: no memory left" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("kind", [tables.PERPLEXITY, tables.CONTEXT_GAIN], ids=["perplexity", "gain"])
+def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(tmp_path, monkeypatch, kind):
+    """Thirty names beside one chart could not be told apart, and a legend of them left no room for the lines."""
+    names, drawn = [f"method-{number:02}" for number in range(17)], []
+    order = [*names[8:], *names[:8]]
+    rows = [
+        make_row(name, length, (4.0 if length == 128 else 5.0 + rank), run=name)
+        for rank, name in enumerate(order)
+        for length in (128, 256)
+    ]
+    if kind is tables.CONTEXT_GAIN:
+        gains = [0.0 if row.eval_length == 128 else 5.0 - row.perplexity for row in rows]
+        uses = [ContextUse(100, 128, gain, (gain - 0.1, gain + 0.1)) for gain in gains]
+        rows = [dataclasses.replace(row, context_use=use) for row, use in zip(rows, uses, strict=True)]
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: drawn.append(figure) or path.touch())
+    draw = draw_context_use if kind is tables.CONTEXT_GAIN else draw_extrapolation
+    (panel,) = panels(rows, kind)
+    draw(panel, tmp_path / "figure.png")
+    parts = [[name for name in _labels(axes) if name in names] for axes in drawn[0].axes]
+    assert parts == [order[:5], order[5:11], order[11:]]
+    highest = [axes.get_ylim()[1] for axes in drawn[0].axes]
+    if kind is tables.PERPLEXITY:
+        assert highest[0] < 10 < highest[1] < 17 < highest[2], "each part has its own scale"
+
+
+def _labels(axes) -> list[str]:
+    return axes.get_legend_handles_labels()[1]

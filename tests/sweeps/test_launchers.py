@@ -48,6 +48,25 @@ def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_pa
     assert capfd.readouterr().err == "bar\nerror: no such file\nerror: 1 of 1 failed\n"
 
 
+def test_lines_of_processes_at_a_time_are_whole_and_named(tmp_path, capfd):
+    """Each writes its lines in two halves, between which the other one writes."""
+    code = (
+        "import sys, time\n"
+        "for half in ('up', 'date 1\\n', 'bar 1%\\rbar ', '2%\\r\\n\\n', 'own-0 ends', ''):\n"
+        "    sys.stderr.write(half); sys.stderr.flush(); time.sleep(0.05)\n"
+    )
+    command, names = Command(script(tmp_path, code), ()), ("own-0", "own-1")
+    with LocalProcesses() as launcher, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: launcher.run(command, Place(name=name)), names))
+    said = capfd.readouterr().err
+    assert "\r" not in said
+    assert sorted(said.splitlines()) == sorted(
+        line
+        for name, last in zip(names, ("own-0 ends", "own-1: own-0 ends"), strict=True)
+        for line in (f"{name}: update 1", f"{name}: bar 1%", f"{name}: bar 2%", last)
+    )
+
+
 def test_the_reason_of_a_failed_run_of_several_hosts_is_kept(tmp_path):
     """There stderr is another one, since JAX connected them."""
     flags = (f"--coordinator_address=localhost:{free_port()}", "--num_processes=1", "--process_id=0")

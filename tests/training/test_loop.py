@@ -47,7 +47,7 @@ def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path
 def test_the_speed_is_that_of_the_last_updates_and_never_negative(monkeypatch) -> None:
     clock = iter([*range(60), *range(60, 160, 2), 155])
     monkeypatch.setattr(record.time, "perf_counter", lambda: next(clock))
-    progress = record.Progress("run", 0, 1000, tokens_per_step=10, show=False)
+    progress = record.UpdateProgress("run", 0, 1000, tokens_per_step=10, show=False)
     for step in range(110):
         progress.update(step, 1.0)
         assert progress.tokens_per_second == pytest.approx(10.0) or step < 1 or step >= 60

@@ -1,4 +1,4 @@
-"""Sums over features, written so that XLA computes them at the speed of the CPU."""
+"""Sums, written so that XLA computes them at the speed of the CPU."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -11,3 +11,12 @@ def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch feature
     As `(a * b).sum(axis=-1)` it takes ten times as long on CPUs where the first dimension is 1.
     """
     return jnp.vecdot(a.astype(jnp.float32), b.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+
+
+def sum_first(x: Float[Array, "first ..."]) -> Float[Array, "..."]:
+    """The sum over the first dimension, float32.
+
+    As `x.sum(axis=0)` it takes 40 to 100 times as long on CPUs, be the dimension as small as 2 (measured at 2^19 and
+    2^22 numbers).
+    """
+    return jnp.einsum("i,i...->...", jnp.ones(x.shape[0]), x, precision=lax.Precision.HIGHEST)

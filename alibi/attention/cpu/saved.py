@@ -19,7 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall, within
-from alibi.attention.cpu.rows import dot_rows
+from alibi.attention.cpu.rows import dot_rows, sum_first
 from alibi.attention.reference import MASKED
 from alibi.positions.bias import Part
 from alibi.positions.distance import rows_and_columns
@@ -167,7 +167,7 @@ def _backward(
         dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, precision) - scaled_delta)
         if learned is not None:
             rows_dbias = dlogits.reshape(batch, -1, *dlogits.shape[1:])
-            dbias.append(_widened(rows_dbias if learned.ndim > 1 else rows_dbias.sum(axis=0), k.shape[1]))
+            dbias.append(_widened(rows_dbias if learned.ndim > 1 else sum_first(rows_dbias), k.shape[1]))
         dlogits = lax.optimization_barrier(dlogits)
         dq.append(_product(dlogits, k[:, :seen], 2, 1, precision))
         # These two products contract the queries of [queries, keys]. With the small operand first and

@@ -1,0 +1,239 @@
+"""Where the metrics of a run are written: JSON lines, which the project itself reads, and what people watch runs in.
+
+A further one is a `MetricWriter` and a line of `open_writers`.
+"""
+
+import abc
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import ml_collections
+
+from alibi.atomic import is_address
+from alibi.progress import say
+from alibi.runs import RunDirectory
+from alibi.runs.store import Store
+
+OPTIONAL = ("wandb", "trackio")  # packages that the config key log.PACKAGE asks for
+TRACKED_FILE = "tracked.json"  # of a work directory: what W&B and Trackio know its run by
+INIT_SECONDS = 20.0  # for which W&B's service is waited for at the start of a run,
+FINISH_SECONDS = 60.0  # and at its end, until what was written has arrived there
+
+
+class MetricWriter(abc.ABC):
+    """One place that rows of metrics go to."""
+
+    @abc.abstractmethod
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Writes the values after `step` updates, to those that were written of that step before."""
+
+    def close(self, finished: bool) -> None:  # noqa: B027, most have nothing to do
+        """Ends the writing; `finished`: whether the run came to its end, or may go on from here."""
+
+
+def check_writers(config: ml_collections.ConfigDict) -> None:
+    """Raises ValueError where the config asks for a writer whose package can't be imported.
+
+    They are imported here, before there are other threads: some of these make imports lazy for a moment, by etils, and
+    then those of the main thread are too, and fail.
+    """
+    if config.log.tensorboard:
+        importlib.import_module("tensorboardX")
+    for package in OPTIONAL:
+        if not config.log[package]:
+            continue
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ValueError(
+                f"log.{package}=True needs the package {package}, which can't be imported here ({error}); "
+                f"pip install {package}, or leave log.{package} at False"
+            ) from None
+
+
+def open_writers(config: ml_collections.ConfigDict, run: RunDirectory, step: int) -> list[MetricWriter]:
+    """The writers that `config` chooses, of a run that goes on after update `step`."""
+    writers: list[MetricWriter] = [JsonLines(run.store, step)]
+    if config.log.tensorboard:
+        writers.append(TensorBoard(run.store, step))
+    if config.log.wandb or config.log.trackio:
+        known = tracked(run, config.log.project)
+        if config.log.wandb:
+            writers.append(WeightsAndBiases(run, known, config.to_dict()))
+        if config.log.trackio:
+            writers.append(Trackio(run, known, config.to_dict()))
+    return writers
+
+
+class JsonLines(MetricWriter):
+    """Rows of metrics.jsonl, at an address of metrics/STEP.jsonl.
+
+    Rows after `resume_step`, of a run that was stopped later than it was saved, are dropped.
+    """
+
+    def __init__(self, store: Store, resume_step: int):
+        self._store = store
+        store.drop_log("metrics", resume_step)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self._store.log("metrics", {"step": step, **values})
+
+
+class TensorBoard(MetricWriter):
+    """Event files in tensorboard/, where points after `resume_step` are dropped; at an address written at the end."""
+
+    def __init__(self, store: Store, resume_step: int):
+        from tensorboardX import SummaryWriter  # a second to import, which not every process needs
+
+        self._stack = contextlib.ExitStack()
+        folder = self._stack.enter_context(store.filled("tensorboard"))
+        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1)
+        self._stack.callback(self._writer.close)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, finished: bool) -> None:
+        self._stack.close()
+
+
+def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
+    """The "id" and "project" that services know the run by: those of its first start, which its directory keeps.
+
+    `project`, where it is given, is that of the service. Otherwise it is called as the sweep's directory is, or as the
+    directory in which the run's own lies.
+    """
+    kept: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found = json.loads(run.store.read(TRACKED_FILE))
+        kept = {key: value for key, value in found.items() if isinstance(value, str)}
+    above = [part for part in str(run).split("/")[:-1] if part and part != "runs"]
+    default = {
+        "id": f"{_plain(run.name)[:50]}-{uuid.uuid4().hex[:8]}",
+        "project": _plain((above or ["runs"])[-1])[:100],
+    }
+    known = default | kept | ({"project": project} if project else {})
+    if known != kept:
+        run.store.write(TRACKED_FILE, json.dumps(known, indent=2) + "\n")
+    return known
+
+
+def _plain(name: str) -> str:
+    """The name in letters that services and file names take."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
+
+
+class _Service(MetricWriter):
+    """A package that sends metrics to somewhere else: whatever it raises is one line, and training goes on.
+
+    Args:
+      known: see `tracked`.
+      config: the run's.
+    """
+
+    called: str
+
+    def __init__(self, run: RunDirectory, known: dict[str, str], config: dict[str, Any]):
+        self._name, self._known, self._config = run.name, known, config
+        self._opened: Any = None  # the package's own run
+        with self._told("no metrics are written there"):
+            with _quiet():
+                self._opened, where = self._open(run)
+            say(f"{self._name}: {where}")
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        if self._opened is not None:
+            with self._told("no more metrics are written there"):
+                self._opened.log(values, step=step)
+
+    def close(self, finished: bool) -> None:
+        if self._opened is not None:
+            with self._told("its last metrics may not be there"), _quiet():
+                self._finish(finished)
+
+    @abc.abstractmethod
+    def _open(self, run: RunDirectory) -> tuple[Any, str]:
+        """The package's own run, which has a method `log`, and a line that says where it is looked at."""
+
+    def _finish(self, finished: bool) -> None:
+        self._opened.finish()
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Whatever is raised inside ends this writer, and is told in a line."""
+        try:
+            yield
+        except Exception as error:
+            self._opened = None
+            say(f"{self._name}: {self.called} failed, {what}, and training goes on ({_first_line(error)})")
+
+
+class WeightsAndBiases(_Service):
+    """Weights & Biases; where its service can't be reached the run is kept offline.
+
+    Its files are in wandb/ of the work directory, or of the current one where that is an address; WANDB_DIR names
+    another place.
+    """
+
+    called = "W&B"
+
+    def _open(self, run: RunDirectory) -> tuple[Any, str]:
+        import wandb
+
+        why = ""
+        try:
+            opened = self._init(wandb, run)
+        except Exception as error:
+            wandb.teardown()  # or the id would still be in use
+            opened, why = self._init(wandb, run, mode="offline"), f" ({_first_line(error)})"
+        if opened.offline:
+            return opened, f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
+        return opened, f"W&B: {opened.url}"
+
+    def _init(self, wandb: Any, run: RunDirectory, **mode: str) -> Any:
+        folder = None if is_address(str(run)) or "WANDB_DIR" in os.environ else str(run)
+        times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
+        return wandb.init(
+            project=self._known["project"], id=self._known["id"], resume="allow", name=run.name, config=self._config,
+            dir=folder, settings=wandb.Settings(console="off", silent=True, **times), **mode,
+        )  # fmt: skip
+
+    def _finish(self, finished: bool) -> None:
+        self._opened.finish(exit_code=0 if finished else 1)
+
+
+class Trackio(_Service):
+    """Trackio, whose database is in TRACKIO_DIR of the environment, or else in Hugging Face's cache."""
+
+    called = "Trackio"
+
+    def _open(self, run: RunDirectory) -> tuple[Any, str]:
+        import trackio
+
+        project, name = self._known["project"], self._known["id"]  # it knows a run by its name alone
+        opened = trackio.init(project=project, name=name, resume="allow", config=self._config, embed=False)
+        return opened, f"Trackio: trackio show --project={project}"
+
+    def _finish(self, finished: bool) -> None:
+        import trackio
+
+        trackio.finish()  # the run's own method would be called again when the process ends
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What Python prints inside is not seen; a package that takes this for no terminal asks the user nothing."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
