@@ -23,7 +23,8 @@ from alibi.sweeps.launchers import Command
 
 # Of a container: stopped with what was done saved, and killed by a signal that no person sent by Ctrl-C.
 AGAIN = [REQUEUE, 129, *range(131, 160)]
-# The kinds of TPU by the label that their nodes have, and how many devices JAX counts on each chip.
+# The kinds of TPU by the label that their nodes have (https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus),
+# and how many devices JAX counts on each chip (alibi/parallel/device_kinds.py).
 ACCELERATORS = {
     "tpu-v3-device": 2,
     "tpu-v3-slice": 2,
