@@ -93,7 +93,9 @@ class Sweeper:
         self.jobs = min(jobs or (1 if flags else suitable_jobs()), len(self._runs))
         self._places = places(self.jobs)[::-1]  # those that are free; the first one is taken first
         self._reporting = threading.Lock()
-        self._shown = ""  # the latest report
+        self._shown = ""  # the latest report,
+        self._is_stale = False  # whether a run has ended since,
+        self._report_due = 0.0  # and the time of the next one, by the clock
         self._trained: set[str] = set()  # names of the runs that this start brought so far
         self._evaluated: set[str] = set()
         self.unfinished: list[str] = []
@@ -129,6 +131,9 @@ class Sweeper:
             self.left = [run.name for run in bring(held, time.monotonic() + LEAVE_SECONDS)]
             if self.is_task and self.primary:
                 self._report_if_last()
+            elif self._is_stale:
+                with disk_errors_named(self.store):
+                    self._report()
         hours, minutes = divmod(int(time.monotonic() - started) // 60, 60)
         ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
         print(f"\n{self._shown}\ntook {hours} h {minutes} min; {ended}", flush=True)
@@ -211,19 +216,23 @@ class Sweeper:
             claim.release()
 
     def _record(self, run: Run, reason: str) -> None:
-        """Writes the report, after each run, so that there is something to look at from the first one on.
+        """Writes the report, from the first run on, so that there is something to look at.
 
-        A task doesn't: what it had read might be older than what another one has written by now.
+        It is left to a later run where reports would take more than a tenth of the time: they read all metrics. A task
+        writes none: what it had read might be older than what another one has written by now.
         """
         with disk_errors_named(self.store):
             write_failure(self.store, run.name, reason)
-            if not self.is_task:
+            self._is_stale = True
+            if not self.is_task and time.monotonic() >= self._report_due:
                 self._report()
 
     def _report(self) -> None:
         # Failures of an earlier start that were not tried again yet included, those of another sweep not.
         names = {run.name for run in self.sweep.runs}
+        begun = time.monotonic()
         self._shown = self.report({name: why for name, why in read_failures(self.store).items() if name in names})
+        self._is_stale, self._report_due = False, time.monotonic() + 10 * (time.monotonic() - begun)
 
     def _report_if_last(self) -> None:
         """Writes the report of a sweep all of whose runs have ended, as the last task finds it, or several at once."""
