@@ -28,6 +28,7 @@ from configs import quickstart
 TURN_SECONDS = 0.5  # of each part of one contender in one round
 LENGTHS = "128,512,2048,8192"
 REFERENCES = ("none", "alibi")
+AT_ONCE = 5  # methods measured in turn with the references: each process holds one or two GB
 # ALiBi and rotary are measured for those that only have other slopes or angles.
 LEFT_OUT = ("alibi_interpolated", "alibi_ntk", "rotary_interpolated", "rotary_ntk")
 
@@ -68,16 +69,29 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for length in lengths:
         if arguments.batch_tokens % length:
             raise ValueError(f"--batch_tokens={arguments.batch_tokens} must be a multiple of the length {length}")
-    return [row for length in lengths for row in _compare_length(names, length, arguments)]
+    references = [name for name in REFERENCES if name in names]
+    others = [name for name in names if name not in references]
+    groups = [others[start : start + AT_ONCE] for start in range(0, len(others), AT_ONCE)] or [[]]
+    return [
+        row
+        for length in lengths
+        for number, group in enumerate(groups)
+        for row in _compare_length(references, group, length, arguments)[len(references) * (number > 0) :]
+    ]
 
 
-def _compare_length(names: list[str], length: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    tokens = arguments.batch_tokens
+def _compare_length(
+    references: list[str], others: list[str], length: int, arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Rows of the references, then of the others, all measured in turn."""
+    names, tokens = [*references, *others], arguments.batch_tokens
     keys = f"length={length},train.batch_tokens={tokens}"
     contenders: dict[str, Contender] = {
         name: PositionContender(_position_step, (quickstart.get_config(f"position={name},{keys}"),)) for name in names
     }
-    runners, peak = run_rounds(contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title=f"L={length}")
+    runners, peak = run_rounds(
+        contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title=f"L={length}", preparing=2
+    )
     rows = [_row(name, length, tokens, runners, peak, arguments.rounds) for name in names]
     print(f"\nthe quickstart's model at L={length}, {tokens} tokens a step, float32\n{measured_on(rows[0])}\n")
     print_table(

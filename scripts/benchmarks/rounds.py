@@ -1,5 +1,6 @@
 """Times contenders in turn, round by round, and prints what was found."""
 
+import concurrent.futures
 import dataclasses
 import datetime
 import importlib.metadata
@@ -85,19 +86,21 @@ class _Failing:
 
 
 def run_rounds(
-    contenders: Mapping[str, Contender], rounds: int, *, turn_seconds: float, title: str
+    contenders: Mapping[str, Contender], rounds: int, *, turn_seconds: float, title: str, preparing: int = 1
 ) -> tuple[dict[str, Runner], float]:
     """Every contender, timed in turn in each round, and the float32 peak that was measured among them, FLOP/s.
 
     Args:
       turn_seconds: of each part of one contender in one round, but at least one call.
       title: of the progress line.
+      preparing: contenders that are prepared at a time, which slows their compilations down.
     """
     runners = {MATMUL: Runner(matmul_contender())} | {name: Runner(one) for name, one in contenders.items()}
     try:
-        for name, runner in runners.items():  # one at a time: their compilations would slow each other down
-            _progress(f"{title}: preparing {name}")
-            runner.prepare(turn_seconds)
+        with concurrent.futures.ThreadPoolExecutor(preparing) as pool:
+            prepared = pool.map(lambda runner: runner.prepare(turn_seconds), runners.values())
+            for name, _ in zip(runners, prepared, strict=True):
+                _progress(f"{title}: prepared {name}")
         for number in range(rounds):
             _progress(f"{title}: round {number + 1} of {rounds}")
             # In turn from both ends, so that none always comes after the same one.
