@@ -8,13 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int, Integer
 
+from alibi.positions.bands import BAND, products_in_bands, whole_bands
 from alibi.positions.bias import Bias, KnownPositions, Part, per_head, per_key, per_query, static
 from alibi.positions.distance import rows_and_columns
-
-BAND = 64  # rows whose products are computed together
 
 
 class QueryProducts(Bias):
@@ -24,8 +22,9 @@ class QueryProducts(Bias):
       tokens: the queries, scaled, float32.
       vectors: of the distances `lowest`, `lowest` + 1, ...; the first and the last serve beyond them.
       in_order: queries and keys stand at consecutive positions.
-      laid_out_for: how many tokens are in the call whose distances the vectors are, all in order, after `BAND` - 1
-        that no token needs; each tile then takes a range of them. 0: they are those of the method.
+      laid_out_for: 0, or the number of tokens of the call for which the vectors have been laid out: there is one for
+        each of its distances, from that of the last token and the first partner up, after `BAND` - 1 that fill up a
+        band. A tile then cuts out a range of them.
     """
 
     tokens: Float[Array, "*batch q heads head_dim"] = per_query()
@@ -41,7 +40,7 @@ class QueryProducts(Bias):
     ) -> Float[Array, "*batch heads q k"]:
         rows, columns = self._sides(query_positions, key_positions)
         if self.laid_out_for:
-            return _in_bands(self.tokens, self.vectors, columns.shape[-1], self.of_keys)
+            return products_in_bands(self.tokens, self.vectors, columns.shape[-1], swapped=self.of_keys)
         products = self._products(rows, columns)
         return products.swapaxes(-1, -2) if self.of_keys else products
 
@@ -84,7 +83,7 @@ class QueryProducts(Bias):
         spans = super().spans(field, part)
         if field.name == "vectors" and self.laid_out_for and part.queries and part.keys:
             (row, rows), (column, columns) = self._sides(part.queries, part.keys)
-            filled = _bands(rows) * BAND
+            filled = whole_bands(rows)
             spans[0] = (self.laid_out_for + BAND - 1 - filled + column - row, filled + columns)
         return spans
 
@@ -95,131 +94,6 @@ class KeyProducts(QueryProducts):
     tokens: Float[Array, "*batch k heads head_dim"] = per_key()
 
     of_keys = True
-
-
-def _bands(rows: int) -> int:
-    return -(-rows // BAND)
-
-
-def _in_bands(
-    tokens: Float[Array, "*batch rows heads head_dim"],
-    vectors: Float[Array, "distances heads head_dim"],
-    columns: int,
-    swapped: bool,
-) -> Float[Array, "*batch heads _ _"]:
-    """The product of each row with a vector for each column, which is that of the row above and the column before.
-
-    Each band of rows is multiplied with the vectors of its own distances, which are few more than there are columns,
-    so no product with all vectors is ever held. The columns of a row are a range of its band's products, which begins
-    one place before that of the row above. Differentiable once, in reverse mode.
-
-    Args:
-      vectors: the last `columns` belong to the first row of a whole number of bands; any before all rows' are left out.
-      swapped: columns become rows of the result.
-    """
-    *batch, rows, heads, head_dim = tokens.shape
-    of_tile = vectors[-(_bands(rows) * BAND + columns) :]
-    found = _band_products(tokens.reshape(-1, rows, heads, head_dim), of_tile, columns, swapped)
-    return found.reshape(*batch, *found.shape[1:])
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _band_products(
-    tokens: Float[Array, "batch rows heads head_dim"],
-    vectors: Float[Array, "distances heads head_dim"],
-    columns: int,
-    swapped: bool,
-) -> Float[Array, "batch heads _ _"]:
-    batch, rows, heads, _ = tokens.shape
-    products = _product("brd,bnd->brn", _by_band(tokens), _of_bands(vectors, columns))
-
-    def shifted(products: Array) -> Array:
-        by_row = products.reshape(-1, BAND, BAND + columns)
-        ranges = _ranges(by_row, jnp.arange(BAND - 1, -1, -1), columns)
-        ranges = ranges.reshape(heads, -1, batch, BAND, columns).transpose(2, 0, 1, 3, 4)
-        of_rows = ranges.reshape(batch, heads, -1, columns)[:, :, :rows]
-        return of_rows.swapaxes(2, 3) if swapped else of_rows
-
-    return _kernel(shifted, products)
-
-
-def _saving(tokens: Array, vectors: Array, columns: int, swapped: bool) -> tuple[Array, tuple[Array, Array]]:
-    return _band_products(tokens, vectors, columns, swapped), (tokens, vectors)
-
-
-def _backward(columns: int, swapped: bool, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    tokens, vectors = saved
-    batch, rows, heads, head_dim = tokens.shape
-    bands, width = _bands(rows), BAND + columns
-
-    def by_band(gradient: Array) -> Array:
-        of_rows = gradient.swapaxes(2, 3) if swapped else gradient
-        filled = jnp.pad(of_rows, ((0, 0), (0, 0), (0, bands * BAND - rows), (0, 0)))
-        return filled.reshape(batch, heads, bands, BAND, columns).transpose(1, 2, 0, 3, 4)
-
-    def shifted_back(of_rows: Array) -> Array:
-        wide = jnp.pad(of_rows.reshape(-1, BAND, columns), ((0, 0), (0, 0), (BAND, BAND)))
-        return _ranges(wide, jnp.arange(1, BAND + 1), width).reshape(heads * bands, -1, width)
-
-    of_products = _kernel(shifted_back, _kernel(by_band, gradient))
-    of_tokens = _product("brn,bnd->brd", of_products, _of_bands(vectors, columns))
-    of_tokens = of_tokens.reshape(heads, bands, batch, BAND, head_dim).transpose(2, 1, 3, 0, 4)
-    # The small operand first and transposed: see the backward pass of `blocked`.
-    of_bands = _product("bdr,brn->bdn", _by_band(tokens).swapaxes(1, 2), of_products)
-    add_up = jax.linear_transpose(lambda vectors: _of_bands(vectors, columns), vectors)
-    return of_tokens.reshape(batch, -1, heads, head_dim)[:, :rows], add_up(of_bands.swapaxes(1, 2))[0]
-
-
-_band_products.defvjp(_saving, _backward)
-
-
-def _by_band(tokens: Float[Array, "batch rows heads head_dim"]) -> Float[Array, "heads_bands batch_band head_dim"]:
-    batch, rows, heads, head_dim = tokens.shape
-    filled = jnp.pad(tokens, ((0, 0), (0, _bands(rows) * BAND - rows), (0, 0), (0, 0)))
-    by_band = filled.reshape(batch, -1, BAND, heads, head_dim).transpose(3, 1, 0, 2, 4)
-    return by_band.reshape(-1, batch * BAND, head_dim)
-
-
-def _of_bands(
-    vectors: Float[Array, "distances heads head_dim"], columns: int
-) -> Float[Array, "heads_bands width head_dim"]:
-    """The vectors of each band: as many as there are columns, and one more for each of its rows."""
-    starts = jnp.arange(vectors.shape[0] - columns - BAND, -1, -BAND)
-    windows = jax.vmap(lambda start: lax.dynamic_slice_in_dim(vectors, start, BAND + columns))(starts)
-    return windows.transpose(2, 0, 1, 3).reshape(-1, BAND + columns, vectors.shape[-1])
-
-
-def _ranges(x: Float[Array, "rest band _"], starts: Int[Array, " band"], size: int) -> Float[Array, "rest band size"]:
-    """A range of each row, from its own start on. (As rows to be copied, XLA is fast at it.)"""
-    take = jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, size, axis=-1), (1, 0), 1)
-    return take(x, starts)
-
-
-def _product(pattern: str, left: Array, right: Array) -> Array:
-    # One batch dimension, which XLA's CPU backend has fast products for; the barriers keep transposes out of them.
-    return lax.optimization_barrier(jnp.einsum(pattern, *lax.optimization_barrier((left, right)), precision="highest"))
-
-
-def _kernel(function: Callable[[Array], Array], x: Array) -> Array:
-    """The function of x, computed by itself.
-
-    On CPUs XLA would otherwise compute it once for each use, and with strides, four times as slowly each. It fuses
-    through barriers, but not into a branch, which it takes here always: nothing is above infinity.
-    """
-
-    def in_a_branch(x: Array) -> Array:
-        of_all = jax.eval_shape(function, x)
-        # As a matrix, since XLA would else leave transposes to those who use the result.
-        shape = (-1, of_all.shape[-1])
-        taken = lax.cond(
-            x.reshape(-1)[0] > jnp.inf,
-            lambda x: jnp.zeros(of_all.shape, of_all.dtype).reshape(shape),
-            lambda x: function(x).reshape(shape),
-            x,
-        )
-        return taken.reshape(of_all.shape)
-
-    return lax.platform_dependent(x, cpu=in_a_branch, default=function)
 
 
 def in_order(query_positions: KnownPositions, key_positions: KnownPositions) -> bool:
