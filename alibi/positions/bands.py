@@ -35,8 +35,8 @@ def products_in_bands(
 
     Args:
       tokens: one for each row.
-      vectors: of the distances in order, the last `whole_bands(rows)` + `columns` of which are read. Of these, row i and
-        column j have number `whole_bands(rows)` - 1 - i + j.
+      vectors: of the distances in order, the last `whole_bands(rows)` + `columns` of which are read. Of these, row i
+        and column j have number `whole_bands(rows)` - 1 - i + j.
       swapped: the result is `[*batch, heads, columns, rows]`, and else `[*batch, heads, rows, columns]`.
     """
     *batch, rows, heads, head_dim = tokens.shape
