@@ -138,9 +138,11 @@ def _cost(name: str, speeds: list[dict[str, Any]]) -> str:
     found = [row for row in speeds if row["contender"] == measured and row["run"]["of_none"]]
     if not found:
         return "cost not yet"
-    return f"training{'' if measured == name else f', as `{measured}`,'} at " + ", ".join(
-        f"{row['run']['of_none']:.2f} of `none` at {row['length']:,}" for row in found
+    shares, lengths = (
+        ", ".join(form(row) for row in found)
+        for form in (lambda row: f"{row['run']['of_none']:.2f}", lambda row: f"{row['length']:,}")
     )
+    return f"training{'' if measured == name else f', as `{measured}`,'} at {shares} of `none` at {lengths} tokens"
 
 
 def main() -> None:
