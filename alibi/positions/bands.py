@@ -126,8 +126,8 @@ def _kernel(function: Callable[[Array], Array], x: Array) -> Array:
     """The function of x, in a kernel of its own.
 
     On CPUs XLA would else compute it as a part of each kernel that uses it, at a quarter of the speed where it
-    transposes. A barrier doesn't keep it from that, but a branch does; here it is always taken, as nothing is above
-    infinity.
+    transposes. A barrier doesn't keep it from that, but a branch does. Nothing is above infinity, nor is NaN, so it is
+    always the function that is computed.
     """
 
     def in_a_branch(x: Array) -> Array:

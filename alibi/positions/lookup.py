@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
-from alibi.positions.bands import BAND, products_in_bands, whole_bands
+from alibi.positions.bands import BAND, products_in_bands
 from alibi.positions.bias import Bias, KnownPositions, Part, per_head, per_key, per_query, static
 from alibi.positions.distance import rows_and_columns
 
@@ -22,16 +22,16 @@ class QueryProducts(Bias):
       tokens: the queries, scaled, float32.
       vectors: of the distances `lowest`, `lowest` + 1, ...; the first and the last serve beyond them.
       in_order: queries and keys stand at consecutive positions.
-      laid_out_for: 0, or the number of tokens of the call for which the vectors have been laid out: there is one for
-        each of its distances, from that of the last token and the first partner up, after `BAND` - 1 that fill up a
-        band. A tile then cuts out a range of them.
+      laid_out: the vectors have been laid out for a call whose tokens and partners are in order: that of token i
+        and partner j has number `BAND` - 2 + n - i + j, where n is the number of tokens. `lowest` and positions are
+        not read then.
     """
 
     tokens: Float[Array, "*batch q heads head_dim"] = per_query()
     vectors: Float[Array, "distances heads head_dim"] = per_head(axis=1)
     lowest: int = static()
     in_order: bool = static(default=False)
-    laid_out_for: int = static(default=0)
+    laid_out: bool = static(default=False)
 
     of_keys = False
 
@@ -39,7 +39,7 @@ class QueryProducts(Bias):
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*batch heads q k"]:
         rows, columns = self._sides(query_positions, key_positions)
-        if self.laid_out_for:
+        if self.laid_out:
             return products_in_bands(self.tokens, self.vectors, columns.shape[-1], swapped=self.of_keys)
         products = self._products(rows, columns)
         return products.swapaxes(-1, -2) if self.of_keys else products
@@ -61,7 +61,7 @@ class QueryProducts(Bias):
         return looked_up(products, self.lowest, row_positions, column_positions, in_order=self.in_order)
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
-        if not in_order(query_positions, key_positions):
+        if self.laid_out or not in_order(query_positions, key_positions):
             return self
         rows, columns = self._sides(query_positions, key_positions)
         if self.vectors.shape[0] <= BAND or min(rows.size, columns.size) == 1:
@@ -69,22 +69,22 @@ class QueryProducts(Bias):
         first = int(columns[0]) - int(rows[-1]) - (BAND - 1)
         places = np.arange(first, first + BAND + rows.size + columns.size - 1) - self.lowest
         vectors = self.vectors[np.clip(places, 0, self.vectors.shape[0] - 1)]
-        return self.replace(vectors=vectors, in_order=True, laid_out_for=rows.size)
+        return self.replace(vectors=vectors, in_order=True, laid_out=True)
 
     def padded(self, queries: int, keys: int) -> Bias:
         padded = super().padded(queries, keys)
-        if not self.laid_out_for:
+        if not self.laid_out:
             return padded
-        rows, columns = self._sides(queries, keys)
-        vectors = jnp.pad(self.vectors, ((rows, columns), (0, 0), (0, 0)), mode="edge")
-        return padded.replace(vectors=vectors, laid_out_for=self.laid_out_for + rows)
+        return padded.replace(vectors=jnp.pad(self.vectors, (self._sides(queries, keys), (0, 0), (0, 0)), mode="edge"))
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
         spans = super().spans(field, part)
-        if field.name == "vectors" and self.laid_out_for and part.queries and part.keys:
-            (row, rows), (column, columns) = self._sides(part.queries, part.keys)
-            filled = whole_bands(rows)
-            spans[0] = (self.laid_out_for + BAND - 1 - filled + column - row, filled + columns)
+        if field.name == "vectors" and self.laid_out and (part.queries or part.keys):
+            tokens = self.tokens.shape[-3]
+            of_rows, of_columns = self._sides(part.queries, part.keys)
+            row, rows = of_rows or (0, tokens)
+            column, columns = of_columns or (0, self.vectors.shape[0] - (BAND - 1) - tokens)
+            spans[0] = (tokens - row - rows + column, BAND - 1 + rows + columns)
         return spans
 
 

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.positions.bias import Bias
+from alibi.attention import AttentionOptions, method_attention_fn
+from alibi.positions.bias import Bias, Part
+from alibi.positions.deberta import Deberta
 from alibi.positions.fire import FireBias, LogDistance
 from alibi.positions.lookup import KeyProducts, QueryProducts
 
@@ -39,6 +41,63 @@ def test_products_of_consecutive_positions_are_those_of_any(kind, distances: int
     assert plain.tabulated(queries, keys).in_order
     assert not plain.in_order
     compare(plain, lambda bias: bias.tabulated(queries, keys), queries, keys)
+
+
+@pytest.mark.parametrize("kind", [QueryProducts, KeyProducts])
+def test_any_part_of_products_that_are_laid_out_is_that_part_of_the_whole(kind) -> None:
+    """Filled up or not, cut on both sides, on one, or again: attention and decoding cut in all of these ways."""
+    rng = np.random.default_rng(0)
+    queries, keys = np.arange(70) + 20, np.arange(90)
+    tokens = jnp.asarray(rng.normal(size=(2, 70 if kind is QueryProducts else 90, 3, 8)), jnp.float32)
+    plain = kind(tokens, jnp.asarray(rng.normal(size=(100, 3, 8)), jnp.float32), -50)
+    whole = np.asarray(plain(jnp.asarray(queries), jnp.asarray(keys)))
+    known = plain.tabulated(queries, keys)
+    assert known.laid_out
+    assert known.tabulated(queries, keys) is known
+    parts = [
+        (Part(queries=(5, 33), keys=(7, 50)), np.s_[:, :, 5:38, 7:57]),
+        (Part(heads=(1, 2), queries=(64, 6), keys=(89, 1)), np.s_[:, 1:3, 64:70, 89:90]),
+        (Part(keys=(5, 17)), np.s_[:, :, :, 5:22]),
+        (Part(queries=(3, 20)), np.s_[:, :, 3:23]),
+    ]
+    for part, place in parts:
+        of_queries, of_keys = (
+            jnp.arange(start, start + size) for start, size in (part.queries or (0, 70), part.keys or (0, 90))
+        )
+        # What fills a side up would be in the result where that side is not cut.
+        for bias in (known, known.padded(10, 6)) if part.queries and part.keys else (known,):
+            np.testing.assert_allclose(bias.cut(part)(of_queries, of_keys), whole[place], atol=2e-5)
+    again = known.cut(Part(queries=(0, 30), keys=(10, 60))).cut(Part(queries=(10, 15), keys=(20, 25)))
+    np.testing.assert_allclose(again(jnp.arange(15), jnp.arange(25)), whole[:, :, 10:25, 30:55], atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 60])
+def test_deberta_by_tiles_in_bands_is_the_dense_formula(window: int | None) -> None:
+    """Values and gradients where there are more vectors than a band has rows, in tiles that no band divides."""
+    method = Deberta(num_heads=4, head_dim=8, width=32, train_length=16, max_distance=90)
+    params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(1))}
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 130, 4, 8)) for i in (2, 3, 4))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(options: AttentionOptions):
+        def loss(params, q, k, v):
+            positions = np.arange(130)
+            attend = method_attention_fn(
+                method,
+                params,
+                q.reshape(2, 130, 32),
+                query_positions=positions,
+                key_positions=positions,
+                options=options,
+            )
+            attended = attend(q, k, v)
+            return jnp.sin(3.0 * attended).sum(), attended
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v)
+
+    dense, tiles = (run(AttentionOptions(backend=one, block=48, window=window)) for one in ("reference", "blocked"))
+    for expected, got in zip(jax.tree.leaves(dense), jax.tree.leaves(tiles), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("first_key", "keys"), [(0, 40), (0, 300), (250, 20)])
