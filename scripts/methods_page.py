@@ -136,13 +136,16 @@ def _cost(name: str, speeds: list[dict[str, Any]]) -> str:
     """How many times as fast as without positions a model is trained, at each length."""
     measured = COSTS.get(name, name)
     found = [row for row in speeds if row["contender"] == measured and row["run"]["of_none"]]
+    if name == "none":
+        return "the others' speeds are multiples of its own"
     if not found:
         return "cost not yet"
     shares, lengths = (
         ", ".join(form(row) for row in found)
         for form in (lambda row: f"{row['run']['of_none']:.2f}", lambda row: f"{row['length']:,}")
     )
-    return f"training{'' if measured == name else f', as `{measured}`,'} at {shares} of `none` at {lengths} tokens"
+    like = "" if measured == name else f", like `{measured}`,"
+    return f"it trains{like} at {shares} times the speed of `none` at {lengths} tokens"
 
 
 def main() -> None:

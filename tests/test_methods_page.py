@@ -48,5 +48,5 @@ def test_what_was_measured_is_told_by_method(script):
     assert " and 3.000 at 16 L" in script._extrapolation("randomised", [*rows, drawn])
     names = ("t5", "rotary")
     speeds = [{"contender": one, "length": length, "run": {"of_none": 0.9}} for one in names for length in (128, 2048)]
-    assert script._cost("t5", speeds) == "training at 0.90, 0.90 of `none` at 128, 2,048 tokens"
-    assert script._cost("rotary_ntk", speeds).startswith("training, as `rotary`, at 0.90, 0.90 of `none` at 128")
+    assert script._cost("t5", speeds) == "it trains at 0.90, 0.90 times the speed of `none` at 128, 2,048 tokens"
+    assert script._cost("rotary_ntk", speeds).startswith("it trains, like `rotary`, at 0.90, 0.90 times the speed")
