@@ -93,7 +93,7 @@ def run_rounds(
     Args:
       turn_seconds: of each part of one contender in one round, but at least one call.
       title: of the progress line.
-      preparing: contenders that are prepared at a time, which slows their compilations down.
+      preparing: contenders that are prepared at a time; what they tell of their preparation is then no measurement.
     """
     runners = {MATMUL: Runner(matmul_contender())} | {name: Runner(one) for name, one in contenders.items()}
     try:
