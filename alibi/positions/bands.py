@@ -17,16 +17,11 @@ from jaxtyping import Array, Float, Int
 BAND = 64  # rows that are multiplied together
 
 
-def whole_bands(rows: int) -> int:
-    """So many rows and what fills up the last band."""
-    return -(-rows // BAND) * BAND
-
-
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def products_in_bands(
     tokens: Float[Array, "*batch rows heads head_dim"],
     vectors: Float[Array, "distances heads head_dim"],
     columns: int,
-    *,
     swapped: bool,
 ) -> Float[Array, "*batch heads _ _"]:
     """The product of each token with the vector of its distance to each of so many columns.
@@ -35,78 +30,68 @@ def products_in_bands(
 
     Args:
       tokens: one for each row.
-      vectors: of the distances in order, the last `whole_bands(rows)` + `columns` of which are read. Of these, row i
-        and column j have number `whole_bands(rows)` - 1 - i + j.
+      vectors: of the distances in order, at least `BAND` - 1 + rows + `columns`. Counted from the last of these, row i
+        and column j have number rows + `BAND` - 2 - i + j.
       swapped: the result is `[*batch, heads, columns, rows]`, and else `[*batch, heads, rows, columns]`.
     """
-    *batch, rows, heads, head_dim = tokens.shape
-    of_tile = vectors[-(whole_bands(rows) + columns) :]
-    found = _in_bands(tokens.reshape(-1, rows, heads, head_dim), of_tile, columns, swapped)
-    return found.reshape(*batch, *found.shape[1:])
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _in_bands(
-    tokens: Float[Array, "batch rows heads head_dim"],
-    vectors: Float[Array, "distances heads head_dim"],
-    columns: int,
-    swapped: bool,
-) -> Float[Array, "batch heads _ _"]:
-    batch, rows, heads, _ = tokens.shape
-    products = _product("brd,bnd->brn", _by_band(tokens), _of_bands(vectors, columns))
+    *batch, rows, heads, _ = tokens.shape
+    by_band = _by_band(tokens)
+    products = _product("brd,bnd->brn", by_band, _of_bands(vectors, rows, columns))
 
     def shifted(products: Array) -> Array:
         by_row = products.reshape(-1, BAND, BAND + columns)
-        ranges = _ranges(by_row, jnp.arange(BAND - 1, -1, -1), columns)
-        ranges = ranges.reshape(heads, -1, batch, BAND, columns).transpose(2, 0, 1, 3, 4)
-        of_rows = ranges.reshape(batch, heads, -1, columns)[:, :, :rows]
-        return of_rows.swapaxes(2, 3) if swapped else of_rows
+        of_columns = _ranges(by_row, jnp.arange(BAND - 1, -1, -1), columns)
+        of_rows = _by_row(of_columns, heads, rows, by_band.shape[1])
+        return of_rows.transpose((0, 2, 3, 1) if swapped else (0, 2, 1, 3))
 
-    return _kernel(shifted, products)
+    found = _kernel(shifted, products)
+    return found.reshape(*batch, *found.shape[1:])
 
 
 def _saving(tokens: Array, vectors: Array, columns: int, swapped: bool) -> tuple[Array, tuple[Array, Array]]:
-    return _in_bands(tokens, vectors, columns, swapped), (tokens, vectors)
+    return products_in_bands(tokens, vectors, columns, swapped), (tokens, vectors)
 
 
 def _backward(columns: int, swapped: bool, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     tokens, vectors = saved
-    batch, rows, heads, head_dim = tokens.shape
-    bands, width = whole_bands(rows) // BAND, BAND + columns
-
-    def by_band(gradient: Array) -> Array:
-        of_rows = gradient.swapaxes(2, 3) if swapped else gradient
-        filled = jnp.pad(of_rows, ((0, 0), (0, 0), (0, bands * BAND - rows), (0, 0)))
-        return filled.reshape(batch, heads, bands, BAND, columns).transpose(1, 2, 0, 3, 4)
+    rows, heads, _ = tokens.shape[-3:]
+    by_band, of_bands = _by_band(tokens), _of_bands(vectors, rows, columns)
 
     def shifted_back(of_rows: Array) -> Array:
         wide = jnp.pad(of_rows.reshape(-1, BAND, columns), ((0, 0), (0, 0), (BAND, BAND)))
-        return _ranges(wide, jnp.arange(1, BAND + 1), width).reshape(heads * bands, -1, width)
+        return _ranges(wide, jnp.arange(1, BAND + 1), BAND + columns).reshape(*by_band.shape[:2], -1)
 
-    of_products = _kernel(shifted_back, _kernel(by_band, gradient))
-    of_tokens = _product("brn,bnd->brd", of_products, _of_bands(vectors, columns))
-    of_tokens = of_tokens.reshape(heads, bands, batch, BAND, head_dim).transpose(2, 1, 3, 0, 4)
+    of_rows = gradient.reshape(-1, *gradient.shape[-3:]).transpose((0, 3, 1, 2) if swapped else (0, 2, 1, 3))
+    of_products = _kernel(shifted_back, _kernel(_by_band, of_rows))
+    of_tokens = _by_row(_product("brn,bnd->brd", of_products, of_bands), heads, rows, by_band.shape[1])
     # The small operand first and transposed: see the backward pass of `blocked`.
-    of_bands = _product("bdr,brn->bdn", _by_band(tokens).swapaxes(1, 2), of_products)
-    add_up = jax.linear_transpose(lambda vectors: _of_bands(vectors, columns), vectors)
-    return of_tokens.reshape(batch, -1, heads, head_dim)[:, :rows], add_up(of_bands.swapaxes(1, 2))[0]
+    of_vectors = _product("bdr,brn->bdn", by_band.swapaxes(1, 2), of_products).swapaxes(1, 2)
+    add_up = jax.linear_transpose(lambda vectors: _of_bands(vectors, rows, columns), vectors)
+    return of_tokens.reshape(tokens.shape), add_up(of_vectors)[0]
 
 
-_in_bands.defvjp(_saving, _backward)
+products_in_bands.defvjp(_saving, _backward)
 
 
-def _by_band(tokens: Float[Array, "batch rows heads head_dim"]) -> Float[Array, "heads_bands batch_band head_dim"]:
-    batch, rows, heads, head_dim = tokens.shape
-    filled = jnp.pad(tokens, ((0, 0), (0, whole_bands(rows) - rows), (0, 0), (0, 0)))
-    by_band = filled.reshape(batch, -1, BAND, heads, head_dim).transpose(3, 1, 0, 2, 4)
-    return by_band.reshape(-1, batch * BAND, head_dim)
+def _by_band(x: Float[Array, "*batch rows heads n"]) -> Float[Array, "heads_bands batch_band n"]:
+    """The rows of each head and band, of all batch entries; the last band is filled up with zeros."""
+    *_, rows, heads, n = x.shape
+    filled = jnp.pad(x.reshape(-1, rows, heads, n), ((0, 0), (0, -rows % BAND), (0, 0), (0, 0)))
+    by_band = filled.reshape(filled.shape[0], -1, BAND, heads, n).transpose(3, 1, 0, 2, 4)
+    return by_band.reshape(by_band.shape[0] * by_band.shape[1], -1, n)
+
+
+def _by_row(x: Float[Array, "..."], heads: int, rows: int, batch_band: int) -> Float[Array, "batch rows heads n"]:
+    """The inverse of `_by_band`, whose rows may have been split further."""
+    by_band = x.reshape(heads, -1, batch_band // BAND, BAND, x.shape[-1])
+    return by_band.transpose(2, 1, 3, 0, 4).reshape(batch_band // BAND, -1, heads, x.shape[-1])[:, :rows]
 
 
 def _of_bands(
-    vectors: Float[Array, "distances heads head_dim"], columns: int
+    vectors: Float[Array, "distances heads head_dim"], rows: int, columns: int
 ) -> Float[Array, "heads_bands width head_dim"]:
     """The vectors of each band: as many as there are columns, and one more for each of its rows."""
-    starts = jnp.arange(vectors.shape[0] - columns - BAND, -1, -BAND)
+    starts = vectors.shape[0] - columns - BAND * (1 + jnp.arange(-(-rows // BAND)))
     windows = jax.vmap(lambda start: lax.dynamic_slice_in_dim(vectors, start, BAND + columns))(starts)
     return windows.transpose(2, 0, 1, 3).reshape(-1, BAND + columns, vectors.shape[-1])
 

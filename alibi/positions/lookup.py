@@ -40,7 +40,7 @@ class QueryProducts(Bias):
     ) -> Float[Array, "*batch heads q k"]:
         rows, columns = self._sides(query_positions, key_positions)
         if self.laid_out:
-            return products_in_bands(self.tokens, self.vectors, columns.shape[-1], swapped=self.of_keys)
+            return products_in_bands(self.tokens, self.vectors, columns.shape[-1], self.of_keys)
         products = self._products(rows, columns)
         return products.swapaxes(-1, -2) if self.of_keys else products
 
