@@ -140,10 +140,8 @@ def _cost(name: str, speeds: list[dict[str, Any]]) -> str:
         return "the others' speeds are multiples of its own"
     if not found:
         return "cost not yet"
-    shares, lengths = (
-        ", ".join(form(row) for row in found)
-        for form in (lambda row: f"{row['run']['of_none']:.2f}", lambda row: f"{row['length']:,}")
-    )
+    shares = ", ".join(f"{row['run']['of_none']:.2f}" for row in found)
+    lengths = ", ".join(f"{row['length']:,}" for row in found)
     like = "" if measured == name else f", like `{measured}`,"
     return f"it trains{like} at {shares} times the speed of `none` at {lengths} tokens"
 

@@ -71,19 +71,17 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     references = [name for name in REFERENCES if name in names]
     others = [name for name in names if name not in references]
     groups = [others[start : start + AT_ONCE] for start in range(0, len(others), AT_ONCE)] or [[]]
-    return [
-        row
-        for length in lengths
-        for number, group in enumerate(groups)
-        for row in _compare_length(references, group, length, arguments)[len(references) * (number > 0) :]
-    ]
+    rows = []
+    for length in lengths:
+        for number, group in enumerate(groups):
+            found = _compare_length([*references, *group], length, arguments)
+            rows += found[len(references) :] if number else found
+    return rows
 
 
-def _compare_length(
-    references: list[str], others: list[str], length: int, arguments: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Rows of the references, then of the others, all measured in turn."""
-    names, tokens = [*references, *others], arguments.batch_tokens
+def _compare_length(names: list[str], length: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row of each, all measured in turn."""
+    tokens = arguments.batch_tokens
     keys = f"length={length},train.batch_tokens={tokens}"
     contenders: dict[str, Contender] = {
         name: PositionContender(_position_step, (quickstart.get_config(f"position={name},{keys}"),)) for name in names

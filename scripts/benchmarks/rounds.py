@@ -97,10 +97,13 @@ def run_rounds(
     """
     runners = {MATMUL: Runner(matmul_contender())} | {name: Runner(one) for name, one in contenders.items()}
     try:
+
+        def prepare(name: str) -> None:
+            _progress(f"{title}: preparing {name}")
+            runners[name].prepare(turn_seconds)
+
         with concurrent.futures.ThreadPoolExecutor(preparing) as pool:
-            prepared = pool.map(lambda runner: runner.prepare(turn_seconds), runners.values())
-            for name, _ in zip(runners, prepared, strict=True):
-                _progress(f"{title}: prepared {name}")
+            list(pool.map(prepare, runners))  # which raises what one of them has raised
         for number in range(rounds):
             _progress(f"{title}: round {number + 1} of {rounds}")
             # In turn from both ends, so that none always comes after the same one.
