@@ -16,7 +16,7 @@ from alibi.positions.bias import Bias, Part
 # Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
 # products, larger ones leave the cache and compute more of what the causal mask hides.
 BLOCK = 512  # queries or keys
-TILE_WEIGHTS = 2**19  # of all batch entries and heads that go together
+TILE_WEIGHTS = 2**20  # of all batch entries and heads that go together
 # An accelerator does a whole batch at once.
 ACCELERATOR_TILE_WEIGHTS = 2**26
 
@@ -86,10 +86,11 @@ def make_plan(call: AttentionCall) -> Plan:
     q_block, k_block = (_block(length, call.options.block or BLOCK) for length in (q_length, k_length))
     room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
     batch_group = at_once(batch, room // (q_block * k_block), call.devices)
-    if platform == "cpu" and call.bias is not None and call.bias.bounded:
-        # A tile of two heads must be computed as soon as one of them needs it, so such heads go one by one.
-        # That doesn't depend on skip_epsilon, so that skipping doesn't change how products are rounded.
-        room //= 2
+    if platform == "cpu" and call.bias is not None:
+        # Batch entries share a bias, but each head has its own, which fills the cache too. A tile of two heads with a
+        # bounded one must be computed as soon as one of them needs it, so such heads go one by one. (That doesn't
+        # depend on skip_epsilon, so that skipping doesn't change how products are rounded.)
+        room //= 4 if call.bias.bounded else 2
     head_group = at_once(heads, room // (batch_group * q_block * k_block), call.devices)
     return Plan(
         batch,

@@ -16,6 +16,7 @@ from alibi.attention.reference import dropout_factors
 from alibi.attention.skipping import LOGIT_ROUNDING, ranges_of
 from alibi.attention.tiles import make_plan
 from alibi.positions import AlibiBias, make_position
+from alibi.positions.fire import LogDistance
 from tests.attention import calls
 
 
@@ -147,12 +148,14 @@ def test_the_share_of_dropped_weights_is_the_rate():
     [
         (AlibiBias(alibi_slopes(8)), 1, 0.0, "cpu", (1, 1)),
         (AlibiBias(alibi_slopes(8)), 1, None, "cpu", (1, 1)),  # whose tiles round as those of 0.0 do
-        (AlibiBias(alibi_slopes(8)), 4, 0.0, "cpu", (2, 1)),
+        (AlibiBias(alibi_slopes(8)), 4, 0.0, "cpu", (4, 1)),
         (AlibiBias(alibi_slopes(8)), 4, 0.0, "gpu", (4, 8)),
-        (None, 1, 0.0, "cpu", (1, 2)),
+        (LogDistance(jnp.ones(8)), 1, 0.0, "cpu", (1, 2)),  # which has no bound
+        (LogDistance(jnp.ones(8)), 4, 0.0, "cpu", (4, 1)),
+        (None, 1, 0.0, "cpu", (1, 4)),
     ],
 )
-def test_heads_with_reaches_of_their_own_share_no_tile(bias, batch, epsilon, platform, groups, devices):
+def test_which_batch_entries_and_heads_share_a_tile(bias, batch, epsilon, platform, groups, devices):
     x, positions = jnp.zeros((batch, 2048, 8, 16)), np.arange(2048)
     call = AttentionCall(
         x, x, x, bias, True, positions, positions, options=AttentionOptions(skip_epsilon=epsilon, platform=platform)
