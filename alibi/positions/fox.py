@@ -30,6 +30,10 @@ class FoxBias(Bias):
         of_queries, of_keys = (jnp.swapaxes(c, -1, -2) for c in (self.of_queries, self.of_keys))
         return of_queries[..., :, None] - of_keys[..., None, :]
 
+    @property
+    def of_key(self) -> Float[Array, "*batch k heads"]:
+        return -self.of_keys
+
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         # Of a block of keys the nearest has forgotten least, and c only falls.
         return blocks.largest_of_queries(self.of_queries) - blocks.least_of_keys(self.of_keys)

@@ -85,6 +85,22 @@ def test_without_bias():
         np.testing.assert_allclose(got, needed, atol=1e-5)
 
 
+@pytest.mark.parametrize("of_sequences", [False, True])
+@pytest.mark.parametrize(("q_length", "k_length", "causal"), CALLS)
+def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, k_length, causal, of_sequences):
+    """Its gradient is the written one's, summed over what shares it; nothing has the size of the logits."""
+    query, key, value, _, out = _inputs(q_length, k_length)
+    bias = np.random.default_rng(1).standard_normal((2, 2, 1, k_length) if of_sequences else (2, 1, k_length))
+    whole = np.broadcast_to(bias, (*bias.shape[:-2], q_length, k_length))
+    expected, expected_gradients = _value_and_gradients(query, key, value, whole, out, causal)
+    actual, gradients = _value_and_gradients(query, key, value, bias, out, causal)
+    assert gradients[3].shape == bias.shape
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    for got, needed in zip(gradients[:3], expected_gradients[:3], strict=True):
+        np.testing.assert_allclose(got, needed, atol=1e-6)
+    np.testing.assert_allclose(gradients[3], expected_gradients[3].sum(-2, keepdims=True), atol=2e-5)
+
+
 def test_a_constant_bias_costs_no_gradient():
     query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(128, 128, heads=3))
 

@@ -52,14 +52,15 @@ def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads valu
     """The call by `saved_attention`; it must be one that `cannot_save` has no reason against."""
     bias = None
     queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
-    if call.bias is not None:
+    if call.bias is not None and call.bias.of_key is not None:
+        bias = jnp.swapaxes(call.bias.of_key, 1, 2)[:, :, None]
+    elif call.bias is not None:
         whole = Part(queries=(0, queries.size), keys=(0, keys.size))
         bias = call.bias.cut(whole)(queries, keys)
     if call.window is not None:
         near = within(*rows_and_columns(queries, keys), call.window)
-        hidden = jnp.where(near, 0.0, MASKED)[None]
-        shape = call.weights_shape[-3:]
-        bias = jnp.broadcast_to(hidden, shape) if bias is None else bias + jnp.broadcast_to(hidden, bias.shape)
+        hidden = jnp.broadcast_to(jnp.where(near, 0.0, MASKED), call.weights_shape[-3:])
+        bias = hidden if bias is None else bias + hidden
     return saved_attention(call.query, call.key, call.value, bias, causal=call.causal, precision=call.precision)
 
 
@@ -67,7 +68,7 @@ def saved_attention(
     query: Float[Array, "batch q heads head_dim"],
     key: Float[Array, "batch k heads head_dim"],
     value: Float[Array, "batch k heads value_dim"],
-    bias: Float[Array, "*batch heads q k"] | None,
+    bias: Float[Array, "*batch heads #q k"] | None,
     *,
     causal: bool,
     precision: lax.PrecisionLike = None,
@@ -82,15 +83,15 @@ def saved_attention(
     in the dtype of `value`, which the result has too. No dimension may have the size zero.
 
     Args:
-      bias: what is added to the scaled logits, float32, for all sequences or for each of them;
-        its gradient is computed only where it is wanted.
+      bias: what is added to the scaled logits, float32, for all sequences or for each of them, and for all queries or
+        for each of them; its gradient is computed only where it is wanted.
       causal: query i sees the keys 0 to i + k - q, as the last query stands at the last key. A
         query that stands before the first key gives zeros.
       precision: of the products, as in `jax.lax.dot_general`.
     """
     unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
     if unseen:
-        query, bias = query[:, unseen:], None if bias is None else bias[..., unseen:, :]
+        query, bias = query[:, unseen:], None if bias is None else _rows(bias, unseen, None)
     wide = (x.astype(jnp.float32) for x in (query, key, value))
     out = _attention(*wide, bias, causal, precision, value.dtype).astype(value.dtype)
     return jnp.pad(out, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else out
@@ -145,8 +146,8 @@ def _forward_saving(
     """`_forward`; its inputs say whether their gradients are wanted (`perturbed`)."""
     added = None if bias is None else bias.value
     out, saved = _forward(query.value, key.value, value.value, added, causal, precision, kept, MOST_ROWS)
-    # None if the gradient of the bias is not wanted; its rank says whether the bias has a batch dimension.
-    learned = jnp.zeros((*added.shape[:-3], 0)) if added is not None and bias.perturbed else None
+    # None if the gradient of the bias is not wanted; its shape is what the gradient must know of the bias's.
+    learned = jnp.zeros((*added.shape[:-1], 0)) if added is not None and bias.perturbed else None
     return out, (*saved, learned)
 
 
@@ -166,8 +167,11 @@ def _backward(
         scaled_dout, scaled_delta = lax.optimization_barrier((folded_dout[:, rows] / total, delta[:, rows] / total))
         dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, precision) - scaled_delta)
         if learned is not None:
-            rows_dbias = dlogits.reshape(batch, -1, *dlogits.shape[1:])
-            dbias.append(_widened(rows_dbias if learned.ndim > 1 else sum_first(rows_dbias), k.shape[1]))
+            of_rows = dlogits
+            if learned.shape[-2] == 1:  # a product is the fastest sum over rows
+                of_rows = _product(jnp.ones((*dlogits.shape[:2], 1)), dlogits, 1, 1, precision)
+            of_rows = of_rows.reshape(batch, -1, *of_rows.shape[1:])
+            dbias.append(_widened(of_rows if learned.ndim > 3 else sum_first(of_rows), k.shape[1]))
         dlogits = lax.optimization_barrier(dlogits)
         dq.append(_product(dlogits, k[:, :seen], 2, 1, precision))
         # These two products contract the queries of [queries, keys]. With the small operand first and
@@ -180,7 +184,7 @@ def _backward(
         _unfold(jnp.concatenate(dq, axis=1) * head_dim**-0.5, batch),
         _unfold_transposed(dk, batch),
         _unfold_transposed(dv, batch),
-        jnp.concatenate(dbias, axis=-2) if dbias else None,
+        None if learned is None else sum(dbias) if learned.shape[-2] == 1 else jnp.concatenate(dbias, axis=-2),
     )
 
 
@@ -200,7 +204,7 @@ def _biased(
     _, rows, seen = logits.shape
     added = jnp.zeros((1, rows, seen))
     if bias is not None:
-        added = bias[..., start : start + rows, :seen].astype(jnp.float32)
+        added = _rows(bias, start, start + rows)[..., :seen].astype(jnp.float32)
     if causal:
         last = np.arange(start, start + rows) + k_length - q_length
         # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
@@ -209,6 +213,11 @@ def _biased(
     heads = logits.shape[0] // batch
     added = jnp.broadcast_to(added[None] if added.ndim == 3 else added, (batch, heads, rows, seen))
     return logits + added.reshape(logits.shape)
+
+
+def _rows(bias: Float[Array, "... #q k"], start: int, stop: int | None) -> Float[Array, "... #rows k"]:
+    """The bias of a range of queries, or the one that all of them have."""
+    return bias if bias.shape[-2] == 1 else bias[..., start:stop, :]
 
 
 def _product(a: Folded, b: Folded, of_a: int, of_b: int, precision: Any) -> Float[Array, "batch_heads rows columns"]:
