@@ -9,6 +9,9 @@ trained model is tested are asked on the runs of the method that they change.
 from configs.sweeps import all_methods
 
 LENGTHS = {"multiples": [1, 2, 4, 8]}
+STEPS = 2_000
+# After which these find no key yet, at any distance, while the others find all that are within 128 tokens.
+LATE = dict.fromkeys(("kerple-power", "sandwich", "fire", "fox", "rotary-frequencies"), 4000)
 
 
 def get_sweep() -> dict:
@@ -21,7 +24,7 @@ def get_sweep() -> dict:
 
 def run(name: str) -> dict:
     """One run of a method, and the keys that it finds, as what it was trained with and as what else it is tested as."""
-    keys = {"position": name, **all_methods.METHODS[name], "seed": 0, "train.steps": 2000}
+    keys = {"position": name, **all_methods.METHODS[name], "seed": 0, "train.steps": LATE.get(name, STEPS)}
     asked = LENGTHS | {"passkey": True}
     others = [asked | {"override": override} for override in all_methods.TESTED_AS.get(name, ())]
     return keys | {"name": f"{name}-seed0", "evaluations": [LENGTHS, asked, *others]}

@@ -180,12 +180,11 @@ def _backward(
         transposed_q, transposed_dout = lax.optimization_barrier(transposed)
         dk = dk + _widened(_product(transposed_q, dlogits, 2, 1, precision), k.shape[1])
         dv = dv + _widened(_product(transposed_dout, exponential, 2, 1, precision), k.shape[1])
-    return (
-        _unfold(jnp.concatenate(dq, axis=1) * head_dim**-0.5, batch),
-        _unfold_transposed(dk, batch),
-        _unfold_transposed(dv, batch),
-        None if learned is None else sum(dbias) if learned.shape[-2] == 1 else jnp.concatenate(dbias, axis=-2),
-    )
+    of_bias = None
+    if learned is not None:
+        of_bias = sum_first(jnp.stack(dbias)) if learned.shape[-2] == 1 else jnp.concatenate(dbias, axis=-2)
+    of_query = _unfold(jnp.concatenate(dq, axis=1) * head_dim**-0.5, batch)
+    return of_query, _unfold_transposed(dk, batch), _unfold_transposed(dv, batch), of_bias
 
 
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
