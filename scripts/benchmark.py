@@ -2,6 +2,7 @@
 
     python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
     python scripts/benchmark.py train                 # and at 128 to 8,192 tokens, with attention's share of the time
+    python scripts/benchmark.py profile               # where a training step's time goes, by part of the model
     python scripts/benchmark.py positions             # training, scoring and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
     python scripts/benchmark.py skipping --workdirs=A,B  # how many tiles the bias of trained runs leaves out
@@ -27,13 +28,14 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, data, decode, evaluate, generate, positions, skipping, training
+from benchmarks import adaptive, attention, data, decode, evaluate, generate, positions, profile, skipping, training
 
 from alibi.atomic import local_path
 
 ROUNDS = {"train": 15, "positions": 7, "data": 5, "skipping": 5}  # of short turns
 COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
+    "profile": ("where a training step's time goes", profile.add_arguments),
     "positions": ("the position methods, against each other", positions.add_arguments),
     "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
     "skipping": ("the tiles that the bias of trained runs leaves out", skipping.add_arguments),

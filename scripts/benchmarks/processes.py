@@ -31,11 +31,13 @@ class Step:
       run: does a number of steps and waits for the last.
       memory_bytes: what the compiler says that one step needs, if it does.
       flops: of one step, where that is what it is for.
+      program: gives the compiled program of one step as text, where somebody reads it.
     """
 
     run: Callable[[int], None]
     memory_bytes: int | None = None
     flops: float | None = None
+    program: Callable[[], str] | None = None
 
 
 @dataclasses.dataclass

@@ -86,7 +86,8 @@ def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tup
         jax.block_until_ready(metrics)
 
     memory = compiled.memory_analysis()
-    return Step(run, memory_bytes=memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else None)
+    size = memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else None
+    return Step(run, memory_bytes=size, program=compiled.as_text)
 
 
 def _torch_step(config: ml_collections.ConfigDict, compiled: bool) -> Step:

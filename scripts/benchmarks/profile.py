@@ -1,0 +1,104 @@
+"""`scripts/benchmark.py profile`: where the time of a training step goes, by part of the model."""
+
+import argparse
+import collections
+import pathlib
+import re
+import tempfile
+from typing import Any
+
+from alibi.host_memory import keep_freed_memory
+from benchmarks.processes import seconds_of, warm_up
+from benchmarks.rounds import about, known, print_table
+from benchmarks.training import SHAPES
+from benchmarks.training_contenders import VOCABULARY, random_batch, training_step
+
+# By the scopes in which Flax and JAX trace the step; the first that a kernel's scope matches.
+PARTS = {
+    "projections of attention": r"/attention/(query|key|value|out)/",
+    "attention": r"/attention/",
+    "feed-forward": r"/layers_\d+/(?!\w*norm)",
+    "norms": r"norm/",
+    "embedding and loss": r"DecoderLM",
+    "optimizer": "",
+}
+# These only hold the kernels inside them.
+CONTROL = re.compile(r"(while|conditional|call)[.\d]*$")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--position", default="alibi", help="position method")
+    parser.set_defaults(command=profile)
+
+
+def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Shares of the step's kernels, a row for each part, kind and pass; `rounds` steps are traced."""
+    keep_freed_memory()
+    rows = []
+    for shape in [known(name, SHAPES, "shape") for name in arguments.shapes.split(",")]:
+        rows += _profile(shape, arguments.position, arguments.rounds)
+    return rows
+
+
+def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
+    import jax
+
+    config = SHAPES[shape](f"position={position}")
+    step = training_step(config, VOCABULARY, random_batch(config))
+    warm_up(step.run)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            seconds = seconds_of(step.run, rounds) / rounds
+        (trace,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        times = _times(jax.profiler.ProfileData.from_file(str(trace)), step.program(), rounds)
+    total = sum(times.values())
+    print(
+        f"\n{shape}, {position}: {seconds * 1e3:.1f} ms a step while it was traced, {rounds} steps; its kernels took "
+        f"{total * 1e3:.1f} ms in all, which is more where some run at the same time\n"
+    )
+    cells = [
+        [part, kind, *(f"{times[part, kind, way] / total:.1%}" for way in ("forward", "backward"))]
+        for part in PARTS
+        for kind in ("products", "the rest")
+        if any(times[part, kind, way] for way in ("forward", "backward"))
+    ]
+    print_table(["part", "of it", "forward", "backward"], cells)
+    return [
+        {
+            "benchmark": "profile",
+            "shape": shape,
+            "position": position,
+            "part": part,
+            "kind": kind,
+            "pass": way,
+            "seconds": spent,
+            "share": spent / total,
+            "step_seconds": seconds,
+            **about(rounds),
+        }
+        for (part, kind, way), spent in times.items()
+    ]
+
+
+def _times(trace: Any, program: str, steps: int) -> collections.Counter[tuple[str, str, str]]:
+    """Seconds of a step by part, kind and pass, from the trace of some steps and the program that they ran."""
+    kernels = {}
+    for name, line in re.findall(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*)$", program, re.M):
+        called, scope = (re.search(pattern, line) for pattern in (r"calls=%([\w.\-]+)", r'op_name="([^"]*)"'))
+        kernels[name] = called and called[1], scope[1] if scope else "", " dot(" in line
+    bodies = dict(re.findall(r"^%([\w.\-]+) [^\n]*\{\n(.*?)^\}", program, re.M | re.S))
+    times: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    for plane in trace.planes:
+        for line in plane.lines:
+            for event in line.events:
+                if event.name not in kernels or CONTROL.match(event.name):
+                    continue
+                body, scope, is_product = kernels[event.name]
+                part = next(part for part, pattern in PARTS.items() if re.search(pattern, scope))
+                kind = "products" if is_product or " dot(" in bodies.get(body, "") else "the rest"
+                way = "backward" if "transpose(" in scope or part == "optimizer" else "forward"
+                times[part, kind, way] += event.duration_ns * 1e-9 / steps
+    if not times:
+        raise RuntimeError("the trace names no kernel of the program: a step is profiled so on CPUs alone")
+    return times
