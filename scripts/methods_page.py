@@ -2,8 +2,8 @@
 
     python scripts/methods_page.py
 
-Measured are what results/methods holds: results.jsonl of configs/sweeps/all_methods.py, and speed.json of
-scripts/benchmark.py positions.
+Measured are what results/ holds: methods/results.jsonl of configs/sweeps/all_methods.py, methods/speed.json of
+scripts/benchmark.py positions, and passkey/results.jsonl of configs/sweeps/passkey.py.
 """
 
 import json
@@ -25,6 +25,7 @@ from alibi.reporting.rows import Override, Row, latest, read_rows
 PAGE = ROOT / "docs" / "methods.md"
 ROWS = ROOT / "results" / "methods" / "results.jsonl"
 SPEED = ROOT / "results" / "methods" / "speed.json"
+KEYS = ROOT / "results" / "passkey" / "results.jsonl"
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}  # the quickstart's model, of 4 layers
 LAYERS = 4
 RUNS = {"randomised": "randomised-rotary"}  # what the sweep calls the runs of a method, if not by its name
@@ -48,10 +49,10 @@ This page is made by `python scripts/methods_page.py`.
 
 def page() -> str:
     """The page, as Markdown."""
-    rows = latest(read_rows(ROWS))
+    rows, keys = latest(read_rows(ROWS)), latest(read_rows(KEYS))
     speeds = json.loads(SPEED.read_text()) if SPEED.exists() else []
     parts = [HEAD.format(layers=LAYERS, **SIZES), _overview()]
-    parts += [_section(name, rows, speeds) for name in METHODS]
+    parts += [_section(name, rows, keys, speeds) for name in METHODS]
     return "\n".join(parts)
 
 
@@ -88,7 +89,7 @@ def _added(method: PositionMethod) -> int:
     return sizes[0] + LAYERS * sizes[1]
 
 
-def _section(name: str, rows: list[Row], speeds: list[dict[str, Any]]) -> str:
+def _section(name: str, rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
     method = METHODS[name]
     about = _about(make_position(name, **SIZES))
     summary = " ".join((method.__doc__ or "").strip().split("\n\n")[0].split())
@@ -102,7 +103,7 @@ def _section(name: str, rows: list[Row], speeds: list[dict[str, Any]]) -> str:
             f"- Options: {options or 'none'} ([source code]({file}))",
             f"- Source: {about.source}",
             f"- Caveats: {about.caveats}",
-            f"- Measured: {_extrapolation(name, rows)}; {_cost(name, speeds)}",
+            f"- Measured: {_extrapolation(name, rows)}; {_keys_found(name, keys)}; {_cost(name, speeds)}",
             "",
         ]
     )
@@ -110,9 +111,7 @@ def _section(name: str, rows: list[Row], speeds: list[dict[str, Any]]) -> str:
 
 def _extrapolation(name: str, rows: list[Row]) -> str:
     """Bits per byte at L and 16 L, and what the same tokens gain by 16 L: means over seeds."""
-    series = RUNS.get(name, name.replace("_", "-"))
-    found = [row for row in rows if row.override is None and row.series == series]
-    found = found or [row for row in rows if row.override == Override(name)]
+    found = _of_method(name, rows)
     if not found:
         return "extrapolation not yet"
     length, seeds = found[0].train_length, len({row.seed for row in found})
@@ -130,6 +129,33 @@ def _extrapolation(name: str, rows: list[Row]) -> str:
     used = "" if gain is None else f", where the same tokens gain {gain:+.4f} nats"
     about = f"L = {length}, {seeds} seed{'s' * (seeds > 1)}, {found[0].step:,} updates"
     return f"{told[0]} bits per byte at L and {told[1]} at 16 L{used} ({about})"
+
+
+def _keys_found(name: str, rows: list[Row]) -> str:
+    """Shares of keys that runs on books with keys find, in windows of L and far beyond: means over seeds."""
+    found = [row for row in _of_method(name, rows) if row.passkey is not None]
+    if not found:
+        return "keys not asked for"
+
+    def share(times: int, distance: int) -> str | None:
+        cells = [row for row in found if row.eval_length == times * row.train_length]
+        values = [row.passkey.accuracy for row in cells if row.passkey.distance == distance and not row.error]
+        return f"{statistics.fmean(values):.0%}" if values else None
+
+    seeds = len({row.seed for row in found})
+    about = f"books with keys, {seeds} seed{'s' * (seeds > 1)}, {found[0].step:,} updates"
+    at_length, near, far = share(1, 64), share(8, 64), share(8, 512)
+    if at_length == "0%":
+        return f"it has not learned to find keys, within L neither ({about})"
+    beyond = "and has no 8 L" if near is None else f"at 8 L {near} of those, and {far} of the keys 512 back"
+    return f"it finds {at_length} of the keys 64 tokens back at L, {beyond} ({about})"
+
+
+def _of_method(name: str, rows: list[Row]) -> list[Row]:
+    """Of runs that were trained with the method, or else of those that were tested as it."""
+    series = RUNS.get(name, name.replace("_", "-"))
+    found = [row for row in rows if row.override is None and row.series == series]
+    return found or [row for row in rows if row.override == Override(name)]
 
 
 def _cost(name: str, speeds: list[dict[str, Any]]) -> str:

@@ -178,8 +178,9 @@ def said_at_the_end(process: subprocess.Popen) -> str:
     assert process.returncode == 75, output
     # What JAX's own service logs of the lost connection, of one or several lines, may stand before and after it.
     logged = re.compile(r"^(?:[IWEF]\d{4} |\[Gloo\]).*?(?=^(?:[IWEF]\d{4} |\[Gloo\]|error: |stopped)|\Z)", re.M | re.S)
-    (told,) = logged.sub("", output).splitlines()
-    return told
+    told = logged.sub("", output).splitlines()
+    assert len(told) == 1, output
+    return told[0]
 
 
 @pytest.mark.parametrize("fault", [signal.SIGTERM, signal.SIGKILL])

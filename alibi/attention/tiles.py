@@ -87,9 +87,9 @@ def make_plan(call: AttentionCall) -> Plan:
     room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
     batch_group = at_once(batch, room // (q_block * k_block), call.devices)
     if platform == "cpu" and call.bias is not None:
-        # Batch entries share a bias, but each head has its own, which fills the cache too. A tile of two heads with a
-        # bounded one must be computed as soon as one of them needs it, so such heads go one by one. (That doesn't
-        # depend on skip_epsilon, so that skipping doesn't change how products are rounded.)
+        # Each head has a bias of its own, which fills the cache too; batch entries mostly share one. A tile of two
+        # heads with a bounded bias must be computed as soon as one of them needs it, so such heads go one by one.
+        # (That doesn't depend on skip_epsilon, so that skipping doesn't change how products are rounded.)
         room //= 4 if call.bias.bounded else 2
     head_group = at_once(heads, room // (batch_group * q_block * k_block), call.devices)
     return Plan(

@@ -159,9 +159,10 @@ def _what(reproduction: Reproduction) -> str:
     if setting.divisor == 1:
         return title
     return (
-        f"SMALL SCALE, NOT THE PAPER'S. {title} of the ratios to {REFERENCES[definition.reference]}, in brackets: "
-        f"other corpus, other model, so only the shape can be compared; lengths are divided by {setting.divisor} "
-        "(in brackets)"
+        f"{setting.scale.upper()} SCALE, NOT THE PAPER'S. {title} of the ratios to "
+        f"{REFERENCES[definition.reference]}, in brackets: other corpus, other model, so only the "
+        f"shape can be compared; lengths are divided by {setting.divisor} (in brackets)"
+        f"{'; our words are bytes' * (setting.vocab_size == 256)}"
     )
 
 

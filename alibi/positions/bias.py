@@ -100,7 +100,7 @@ class Bias(flax.struct.PyTreeNode):
       bounded: whether `upper_bound` is given, by which attention skips keys out of reach.
       slopes: where the bias is -m (i - j), or -m |i - j| if `symmetric`, m of each head, `[heads]`; else None.
       symmetric: whether the bias depends on |i - j| in place of i - j.
-      of_key: where the bias is a number of the query plus one of the key, that of each key, `[*batch, k, heads]`;
+      key_term: where the bias is a number of the query plus one of the key, that of each key, `[batch, k, heads]`;
         else None. Attention may add it alone, since softmax ignores what all keys of a query have in common.
       adds_values: whether `of_values` is given, by which each query sees other values than the layer's.
     """
@@ -110,7 +110,7 @@ class Bias(flax.struct.PyTreeNode):
     adds_values = False
     slopes = cast(Any, None)
     symmetric = False
-    of_key = cast(Any, None)
+    key_term = cast(Any, None)
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]

@@ -31,7 +31,7 @@ class FoxBias(Bias):
         return of_queries[..., :, None] - of_keys[..., None, :]
 
     @property
-    def of_key(self) -> Float[Array, "*batch k heads"]:
+    def key_term(self) -> Float[Array, "batch k heads"]:
         return -self.of_keys
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:

@@ -116,26 +116,33 @@ def _last(series: Series, sign: int) -> tuple[int, float]:
 
 
 def draw_passkeys(table: Table, path: str | os.PathLike) -> None:
-    """Writes the figure of keys found again to the PNG file `path`: a part for each length of windows."""
-    lengths = sorted({length for _, length in table.labels})
+    """Writes the figure of keys found again to the PNG file `path`: a row a run, and a part for each length of windows.
+
+    The number and the colour of a cell are the share of keys that were found; cells without a result are white.
+    """
     names = list(dict.fromkeys(name for name, _ in table.labels))
-    with png(path, (4 * len(lengths) + 2, 5), DOTS_PER_INCH // 2) as figure:
-        for axes, length in zip(figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0], lengths, strict=True):
-            for labels, cells in zip(table.labels, table.cells, strict=True):
-                parts = {column: part for column, (part,) in zip(table.header, cells, strict=True)}
-                found = {column: part.mean for column, part in parts.items() if isinstance(part, Number)}
-                if labels[1] == length:
-                    number = names.index(labels[0])
-                    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-                    axes.plot(
-                        [*found], [*found.values()], color=colour, marker=marker, label=wrapped(heading_text(labels[0]))
-                    )
-            axes.set_xscale("log", base=2)
-            axes.set_ylim(-0.02, 1.02)
-            axes.set_title(f"windows of {length:,}")
-            axes.set_xlabel("tokens from key to answer")
-            axes.grid()
-        axes.legend(fontsize=FONT_SIZE - 4)
+    shares = {
+        (name, length, distance): part.mean
+        for (name, length), cells in zip(table.labels, table.cells, strict=True)
+        for distance, (part,) in zip(table.header, cells, strict=True)
+        if isinstance(part, Number)
+    }
+    lengths = sorted({length for _, length, _ in shares})
+    asked = {length: sorted({distance for _, at, distance in shares if at == length}) for length in lengths}
+    widths = [len(distances) for distances in asked.values()]
+    with png(path, (0.8 * sum(widths) + 5, 0.42 * len(names) + 2), DOTS_PER_INCH // 2) as figure:
+        grid = figure.subplots(1, len(asked), sharey=True, squeeze=False, width_ratios=widths)[0]
+        for axes, (length, distances) in zip(grid, asked.items(), strict=True):
+            found = np.array([[shares.get((name, length, d), np.nan) for d in distances] for name in names])
+            axes.imshow(found, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+            for (row, column), share in np.ndenumerate(found):
+                if np.isfinite(share):
+                    colour = "white" if share < 0.5 else "black"
+                    axes.text(column, row, f"{share:.0%}", color=colour, ha="center", va="center", size=FONT_SIZE - 5)
+            axes.set_xticks(range(len(distances)), [f"{distance:,}" for distance in distances])
+            axes.set_yticks(range(len(names)), [heading_text(name) for name in names], size=FONT_SIZE - 3)
+            axes.set_title(f"windows of {length:,}", size=FONT_SIZE - 2)
+        figure.supxlabel("tokens from key to answer", size=FONT_SIZE)
 
 
 @contextlib.contextmanager

@@ -159,7 +159,9 @@ def passkey_tables(rows: Iterable[Row]) -> list[Table]:
     if not found:
         return []
     lines = _grouped(found, lambda row: (names[row.series], row.eval_length))
-    by_distance = {line: _grouped(group, _distance) for line, group in lines.items()}
+    order = [*dict.fromkeys(name for name, _ in lines)]
+    sorted_lines = sorted(lines.items(), key=lambda line: (order.index(line[0][0]), line[0][1]))
+    by_distance = {line: _grouped(group, _distance) for line, group in sorted_lines}
     columns = sorted(set().union(*by_distance.values()))
     facts = [
         fact("{} prompts in each cell", (row.passkey.prompts for row in found if row.passkey), " or "),

@@ -41,11 +41,11 @@ def check_blocks(method: PositionMethod) -> None:
         whole = bias(positions, positions)
         cut = bias.cut(part)(positions[4:7], positions[1:7])
         known = bias.tabulated(np.arange(9) + 3, np.arange(9) + 3).cut(part)(positions[4:7], positions[1:7])
-        return whole, cut, known
+        return whole, cut, known, bias.key_term
 
     if (found := jax.device_get(blocks())) is None:
         return
-    whole, cut, known = found
+    whole, cut, known, key_term = found
     if whole.dtype != np.float32:
         fail(method, f"its bias is {whole.dtype}; it must be float32, whatever the model computes in")
     whole = whole if whole.ndim == 4 else np.broadcast_to(whole, (2, *whole.shape))
@@ -61,6 +61,11 @@ def check_blocks(method: PositionMethod) -> None:
                 f"its bias, {name} to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole; "
                 "declare its fields by per_head, per_query and per_key, as they lie",
             )
+    if key_term is not None:
+        seen = np.tri(9, dtype=bool) | (not method.causal)
+        of_query = np.where(seen, whole - np.moveaxis(key_term, 1, 2)[:, :, None], np.nan)
+        if not np.nanmax(np.abs(of_query - of_query[..., :1])) < 1e-4:
+            fail(method, "its bias less its key_term is not the same for all keys of a query")
 
 
 def check_tiles(method: PositionMethod) -> None:

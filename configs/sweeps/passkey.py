@@ -10,7 +10,7 @@ from configs.sweeps import all_methods
 
 LENGTHS = {"multiples": [1, 2, 4, 8]}
 STEPS = 2_000
-# After which these find no key yet, at any distance, while the others find all that are within 128 tokens.
+# After which these find no key in windows of 128 either, where the others find all.
 LATE = dict.fromkeys(("kerple-power", "sandwich", "fire", "fox", "rotary-frequencies"), 4000)
 
 

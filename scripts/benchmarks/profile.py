@@ -13,17 +13,19 @@ from benchmarks.rounds import about, known, print_table
 from benchmarks.training import SHAPES
 from benchmarks.training_contenders import VOCABULARY, random_batch, training_step
 
-# By the scopes in which Flax and JAX trace the step; the first that a kernel's scope matches.
+# By the scopes in which Flax and JAX trace the step; the first that a kernel's scope matches. A kernel that XLA made of
+# several parts has the scope of the last.
 PARTS = {
     "projections of attention": r"/attention/(query|key|value|out)/",
     "attention": r"/attention/",
-    "feed-forward": r"/layers_\d+/(?!\w*norm)",
+    "feed-forward": r"/layers_\d+/(?!\w*norm)",  # with the sums of the residual stream
     "norms": r"norm/",
     "embedding and loss": r"DecoderLM",
-    "optimizer": "",
+    "optimizer": r"^jit\(update\)",
+    "other": "",
 }
 # These only hold the kernels inside them.
-CONTROL = re.compile(r"(while|conditional|call)[.\d]*$")
+CONTROL = re.compile(r"(while|conditional|call)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Shares of the step's kernels, a row for each part, kind and pass; `rounds` steps are traced."""
+    """Shares of the step's kernels, a row for each part, kind and pass; `rounds` steps are traced.
+
+    The optimizer, which has no passes, counts as forward.
+
+    Raises:
+      ValueError: not a CPU, whose traces name the kernels of the program.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu":
+        raise ValueError(f"a step is profiled on CPUs alone, and this is a {jax.default_backend()}: JAX_PLATFORMS=cpu")
     keep_freed_memory()
     rows = []
     for shape in [known(name, SHAPES, "shape") for name in arguments.shapes.split(",")]:
@@ -60,10 +72,10 @@ def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
     cells = [
         [part, kind, *(f"{times[part, kind, way] / total:.1%}" for way in ("forward", "backward"))]
         for part in PARTS
-        for kind in ("products", "the rest")
+        for kind in ("with products", "the rest")
         if any(times[part, kind, way] for way in ("forward", "backward"))
     ]
-    print_table(["part", "of it", "forward", "backward"], cells)
+    print_table(["part", "kernels", "forward", "backward"], cells)
     return [
         {
             "benchmark": "profile",
@@ -83,22 +95,24 @@ def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
 
 def _times(trace: Any, program: str, steps: int) -> collections.Counter[tuple[str, str, str]]:
     """Seconds of a step by part, kind and pass, from the trace of some steps and the program that they ran."""
-    kernels = {}
-    for name, line in re.findall(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*)$", program, re.M):
-        called, scope = (re.search(pattern, line) for pattern in (r"calls=%([\w.\-]+)", r'op_name="([^"]*)"'))
-        kernels[name] = called and called[1], scope[1] if scope else "", " dot(" in line
-    bodies = dict(re.findall(r"^%([\w.\-]+) [^\n]*\{\n(.*?)^\}", program, re.M | re.S))
+    kernels = _kernels(program)
     times: collections.Counter[tuple[str, str, str]] = collections.Counter()
     for plane in trace.planes:
         for line in plane.lines:
             for event in line.events:
-                if event.name not in kernels or CONTROL.match(event.name):
-                    continue
-                body, scope, is_product = kernels[event.name]
-                part = next(part for part, pattern in PARTS.items() if re.search(pattern, scope))
-                kind = "products" if is_product or " dot(" in bodies.get(body, "") else "the rest"
-                way = "backward" if "transpose(" in scope or part == "optimizer" else "forward"
-                times[part, kind, way] += event.duration_ns * 1e-9 / steps
-    if not times:
-        raise RuntimeError("the trace names no kernel of the program: a step is profiled so on CPUs alone")
+                if event.name in kernels and not CONTROL.match(event.name):
+                    times[kernels[event.name]] += event.duration_ns * 1e-9 / steps
     return times
+
+
+def _kernels(program: str) -> dict[str, tuple[str, str, str]]:
+    """Part, kind and pass of each instruction of a program that XLA has compiled, by its name."""
+    bodies = dict(re.findall(r"^%([\w.\-]+) [^\n]*\{\n(.*?)^\}", program, re.M | re.S))
+    kernels = {}
+    for name, line in re.findall(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*)$", program, re.M):
+        called, found = (re.search(pattern, line) for pattern in (r"calls=%([\w.\-]+)", r'op_name="([^"]*)"'))
+        body, scope = bodies.get(called[1], "") if called else "", found[1] if found else ""
+        part = next(part for part, pattern in PARTS.items() if re.search(pattern, scope))
+        kind = "with products" if " dot(" in line + body else "the rest"
+        kernels[name] = part, kind, "backward" if "transpose(" in scope else "forward"
+    return kernels

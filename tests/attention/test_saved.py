@@ -1,12 +1,16 @@
 """The CPU's attention for short lengths against the dense formula in float64, in value and all gradients."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.attention.cpu import saved
 from alibi.attention.cpu.saved import query_blocks, saved_attention
+from alibi.positions import make_position
 
 compiled_attention = jax.jit(saved_attention, static_argnames="causal")
 
@@ -19,13 +23,15 @@ def _inputs(q_length, k_length, heads=2, head_dim=4, batch=2, biased=True):
     return query, key, value, bias, out
 
 
-def _dense(query, key, value, bias, out, causal):
+def _dense(query, key, value, bias, out, causal, window=None):
     """Value and gradients of sum(out * attention), from the formulas of softmax, in float64."""
     q_length, k_length, scale = query.shape[1], key.shape[1], query.shape[-1] ** -0.5
     logits = np.einsum("bqhd,bkhd->bhqk", query, key) * scale + (0 if bias is None else bias)
     visible = np.ones((q_length, k_length), bool)
     if causal:
         visible = np.arange(k_length) <= np.arange(q_length)[:, None] + k_length - q_length
+    if window is not None:
+        visible = visible & (np.abs(np.arange(q_length)[:, None] + k_length - q_length - np.arange(k_length)) < window)
     exponentials = np.where(visible, np.exp(logits), 0.0)
     total = exponentials.sum(-1, keepdims=True)
     weights = exponentials / np.where(total == 0, 1, total)
@@ -40,12 +46,12 @@ def _dense(query, key, value, bias, out, causal):
     )
 
 
-def _value_and_gradients(query, key, value, bias, out, causal):
+def _value_and_gradients(query, key, value, bias, out, causal, window=None):
     """The same by `saved_attention`, in float32 and as one program."""
 
     @jax.jit
     def compute(arrays, out):
-        attended, vjp = jax.vjp(lambda *x: saved_attention(*x, causal=causal), *arrays)
+        attended, vjp = jax.vjp(lambda *x: saved_attention(*x, causal=causal, window=window), *arrays)
         return attended, vjp(out)
 
     arrays = [None if x is None else jnp.asarray(x, jnp.float32) for x in (query, key, value, bias)]
@@ -83,6 +89,37 @@ def test_without_bias():
     np.testing.assert_allclose(actual, expected, atol=1e-5)
     for got, needed in zip(gradients[:3], expected_gradients[:3], strict=True):
         np.testing.assert_allclose(got, needed, atol=1e-5)
+
+
+@pytest.mark.parametrize(("q_length", "k_length", "causal"), [(131, 131, True), (70, 200, True), (131, 131, False)])
+def test_a_window_hides_what_is_farther(q_length, k_length, causal):
+    inputs = _inputs(q_length, k_length)
+    expected, expected_gradients = _dense(*inputs, causal, window=20)
+    actual, gradients = _value_and_gradients(*inputs, causal, window=20)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    for got, needed in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(got, needed, atol=2e-5)
+
+
+@pytest.mark.parametrize("position", ["fox", "shaw"])
+def test_a_window_on_a_bias_of_each_sequence(position):
+    """Which has a batch dimension that the window lacks; values and gradients are those of the dense formula."""
+    method = make_position(position, num_heads=2, head_dim=4, width=8, train_length=64)
+    params = method.init_layer(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (2, 70, 8))
+    arrays = [jax.random.normal(jax.random.key(seed), (2, 70, 2, 4)) for seed in (2, 3, 4)]
+
+    def loss(params, arrays, backend):
+        options = AttentionOptions(window=7, backend=backend)
+        places = dict.fromkeys(("query_positions", "key_positions"), np.arange(70))
+        return jnp.sin(method_attention_fn(method, params, x, **places, options=options)(*arrays)).sum()
+
+    with jax.numpy_rank_promotion("raise"):
+        found = [
+            jax.value_and_grad(loss, (0, 1))(params, arrays, backend) for backend in ("saved", "reference", "blocked")
+        ]
+    for other in found[1:]:
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-5), found[0], other)
 
 
 @pytest.mark.parametrize("of_sequences", [False, True])

@@ -4,11 +4,13 @@ import dataclasses
 import itertools
 import struct
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from alibi.positions import METHODS
-from alibi.reporting import tables
+from alibi.reporting import plots, tables
 from alibi.reporting.plots import (
     COLOURS,
     DOTS_PER_INCH,
@@ -20,7 +22,7 @@ from alibi.reporting.plots import (
     perplexity_ticks,
     spread,
 )
-from alibi.reporting.report import panels, write_report
+from alibi.reporting.report import panels, passkey_tables, write_report
 from alibi.reporting.rows import ContextUse
 from tests.reporting.rowmaker import append_rows, make_row
 
@@ -165,3 +167,23 @@ def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(tmp_path, 
 
 def _labels(axes) -> list[str]:
     return axes.get_legend_handles_labels()[1]
+
+
+def test_keys_are_a_row_a_run_with_its_windows_together(tmp_path, monkeypatch):
+    """Of rows in the order in which they were measured, and with a length that one run does not have."""
+    rows = [
+        make_row(position, length, mode="passkey", passkey={"distance": distance, "prompts": 9, "accuracy": share})
+        for length, distance, position, share in (
+            (128, 64, "alibi", 1.0),
+            (128, 64, "rotary", 0.75),
+            (256, 64, "alibi", 0.5),
+            (256, 128, "alibi", 0.25),
+        )
+    ]
+    (table,) = passkey_tables(rows)
+    assert [(str(name), length) for name, length in table.labels] == [("alibi", 128), ("alibi", 256), ("rotary", 128)]
+    drawn = []
+    monkeypatch.setattr(Axes, "imshow", lambda axes, shares, **how: drawn.append(shares))
+    plots.draw_passkeys(table, tmp_path / "passkey.png")
+    for shares, expected in zip(drawn, ([[1.0], [0.75]], [[0.5, 0.25], [np.nan, np.nan]]), strict=True):
+        np.testing.assert_array_equal(shares, expected)

@@ -18,11 +18,10 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from alibi.attention.call import AttentionCall, within
+from alibi.attention.call import AttentionCall
 from alibi.attention.cpu.rows import dot_rows, sum_first
 from alibi.attention.reference import MASKED
 from alibi.positions.bias import Part
-from alibi.positions.distance import rows_and_columns
 
 # (batch * heads, length, features), since XLA's CPU backend has fast products for one batch dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
@@ -51,17 +50,15 @@ def cannot_save(call: AttentionCall) -> str:
 def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads value_dim"]:
     """The call by `saved_attention`; it must be one that `cannot_save` has no reason against."""
     bias = None
-    queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
-    if call.bias is not None and call.bias.of_key is not None:
-        bias = jnp.swapaxes(call.bias.of_key, 1, 2)[:, :, None]
+    if call.bias is not None and call.bias.key_term is not None:
+        bias = jnp.swapaxes(call.bias.key_term, 1, 2)[:, :, None]
     elif call.bias is not None:
+        queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
         whole = Part(queries=(0, queries.size), keys=(0, keys.size))
         bias = call.bias.cut(whole)(queries, keys)
-    if call.window is not None:
-        near = within(*rows_and_columns(queries, keys), call.window)
-        hidden = jnp.broadcast_to(jnp.where(near, 0.0, MASKED), call.weights_shape[-3:])
-        bias = hidden if bias is None else bias + hidden
-    return saved_attention(call.query, call.key, call.value, bias, causal=call.causal, precision=call.precision)
+    return saved_attention(
+        call.query, call.key, call.value, bias, causal=call.causal, window=call.window, precision=call.precision
+    )
 
 
 def saved_attention(
@@ -71,6 +68,7 @@ def saved_attention(
     bias: Float[Array, "*batch heads #q k"] | None,
     *,
     causal: bool,
+    window: int | None = None,
     precision: lax.PrecisionLike = None,
 ) -> Float[Array, "batch q heads value_dim"]:
     """softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode in all four.
@@ -87,13 +85,15 @@ def saved_attention(
         for each of them; its gradient is computed only where it is wanted.
       causal: query i sees the keys 0 to i + k - q, as the last query stands at the last key. A
         query that stands before the first key gives zeros.
+      window: query i sees no key that is so many places or more from the one where it stands, if given.
       precision: of the products, as in `jax.lax.dot_general`.
     """
     unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
     if unseen:
-        query, bias = query[:, unseen:], None if bias is None else _rows(bias, unseen, None)
+        query = query[:, unseen:]
+        bias = bias if bias is None or bias.shape[-2] == 1 else bias[..., unseen:, :]
     wide = (x.astype(jnp.float32) for x in (query, key, value))
-    out = _attention(*wide, bias, causal, precision, value.dtype).astype(value.dtype)
+    out = _attention(*wide, bias, causal, window, precision, value.dtype).astype(value.dtype)
     return jnp.pad(out, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else out
 
 
@@ -106,15 +106,30 @@ def query_blocks(q_length: int, most: int) -> list[tuple[int, int]]:
     return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
 def _attention(
-    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any, kept: Any
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    causal: bool,
+    window: int | None,
+    precision: Any,
+    kept: Any,
 ) -> Array:
-    return _forward(query, key, value, bias, causal, precision, kept, FORWARD_ROWS)[0]
+    return _forward(query, key, value, bias, causal, window, precision, kept, FORWARD_ROWS)[0]
 
 
 def _forward(
-    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, precision: Any, kept: Any, most_rows: int
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    causal: bool,
+    window: int | None,
+    precision: Any,
+    kept: Any,
+    most_rows: int,
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
     """`out` of float32 queries, keys and values, and what the backward pass needs.
 
@@ -129,7 +144,7 @@ def _forward(
     for start, stop in query_blocks(q_length, most_rows):
         seen = stop + k.shape[1] - q_length if causal else k.shape[1]
         logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision)
-        logits = _biased(logits, bias, batch, start, q_length, k.shape[1], causal)
+        logits = _biased(logits, bias, batch, start + k.shape[1] - q_length, start, causal, window)
         largest = logits.max(axis=-1, keepdims=True)
         exponentials.append(lax.optimization_barrier(jnp.exp(logits - largest).astype(kept)))
         # The sums are those of the rounded exponentials, so that the weights of a row sum to one in the backward pass.
@@ -141,18 +156,18 @@ def _forward(
 
 
 def _forward_saving(
-    query: Any, key: Any, value: Any, bias: Any, causal: bool, precision: Any, kept: Any
+    query: Any, key: Any, value: Any, bias: Any, causal: bool, window: int | None, precision: Any, kept: Any
 ) -> tuple[Array, tuple]:
     """`_forward`; its inputs say whether their gradients are wanted (`perturbed`)."""
     added = None if bias is None else bias.value
-    out, saved = _forward(query.value, key.value, value.value, added, causal, precision, kept, MOST_ROWS)
+    out, saved = _forward(query.value, key.value, value.value, added, causal, window, precision, kept, MOST_ROWS)
     # None if the gradient of the bias is not wanted; its shape is what the gradient must know of the bias's.
     learned = jnp.zeros((*added.shape[:-1], 0)) if added is not None and bias.perturbed else None
     return out, (*saved, learned)
 
 
 def _backward(
-    causal: bool, precision: Any, kept: Any, saved: tuple, dout: Any
+    causal: bool, window: int | None, precision: Any, kept: Any, saved: tuple, dout: Any
 ) -> tuple[Array, Array, Array, Array | None]:
     q, k, v, out, exponentials, totals, learned = saved
     if isinstance(dout, SymbolicZero):
@@ -194,29 +209,30 @@ def _biased(
     logits: Float[Array, "batch_heads rows keys"],
     bias: Array | None,
     batch: int,
+    first: int,
     start: int,
-    q_length: int,
-    k_length: int,
     causal: bool,
+    window: int | None,
 ) -> Float[Array, "batch_heads rows keys"]:
-    """The logits of the block of queries that begins at `start`, with their bias and the causal mask."""
+    """The logits of a block of queries with their bias and masks; the block begins at query `start` and key `first`."""
     _, rows, seen = logits.shape
+    behind = np.arange(first, first + rows)[:, None] - np.arange(seen)[None, :]
+    # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
+    visible = (behind >= 0 if causal else True) & (np.abs(behind) < (window or np.inf))
     added = jnp.zeros((1, rows, seen))
-    if bias is not None:
-        added = _rows(bias, start, start + rows)[..., :seen].astype(jnp.float32)
-    if causal:
-        last = np.arange(start, start + rows) + k_length - q_length
-        # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
-        visible = np.arange(seen)[None, :] <= last[:, None]
+    if bias is not None and bias.shape[-2] == 1:
+        # Softmax ignores what is taken from all, and the numbers of near keys become small enough to be exact. They are
+        # added by themselves, since with the mask they would be written out for each query.
+        of_keys = bias[..., :seen].astype(jnp.float32)
+        of_keys = of_keys - of_keys[..., min(max(first, 0), seen - 1)][..., None]
+        logits = logits + jnp.broadcast_to(of_keys, (batch, *of_keys.shape[-3:])).reshape(-1, 1, seen)
+    elif bias is not None:
+        added = bias[..., start : start + rows, :seen].astype(jnp.float32)
+    if not visible.all():
         added = jnp.where(jnp.asarray(visible.reshape((1,) * (added.ndim - 2) + visible.shape)), added, MASKED)
     heads = logits.shape[0] // batch
     added = jnp.broadcast_to(added[None] if added.ndim == 3 else added, (batch, heads, rows, seen))
     return logits + added.reshape(logits.shape)
-
-
-def _rows(bias: Float[Array, "... #q k"], start: int, stop: int | None) -> Float[Array, "... #rows k"]:
-    """The bias of a range of queries, or the one that all of them have."""
-    return bias if bias.shape[-2] == 1 else bias[..., start:stop, :]
 
 
 def _product(a: Folded, b: Folded, of_a: int, of_b: int, precision: Any) -> Float[Array, "batch_heads rows columns"]:
