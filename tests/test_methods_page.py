@@ -50,3 +50,18 @@ def test_what_was_measured_is_told_by_method(script):
     speeds = [{"contender": one, "length": length, "run": {"of_none": 0.9}} for one in names for length in (128, 2048)]
     assert script._cost("t5", speeds) == "it trains at 0.90, 0.90 times the speed of `none` at 128, 2,048 tokens"
     assert script._cost("rotary_ntk", speeds).startswith("it trains, like `rotary`, at 0.90, 0.90 times the speed")
+
+
+def test_keys_are_told_where_they_were_learned(script):
+    def row(position, length, distance, accuracy, seed=0):
+        key, run = {"distance": distance, "prompts": 200, "accuracy": accuracy}, f"{position}-seed{seed}"
+        return make_row(position, length, mode="passkey", passkey=key, step=2_000, seed=seed, run=run)
+
+    cells = ((128, 64), (1024, 64), (1024, 512))
+    rows = [row("t5", *cell, share) for cell, share in zip(cells, (1.0, 0.5, 0.25), strict=True)]
+    rows += [row("t5", *cell, share, seed=1) for cell, share in zip(cells, (1.0, 0.75, 0.25), strict=True)]
+    rows += [row("fire", *cell, 0.0) for cell in cells]
+    told = "it finds 100% of the keys 64 tokens back at L, at 8 L 62% of those, and 25% of the keys 512 back"
+    assert script._keys_found("t5", rows) == f"{told} (books with keys, 2 seeds, 2,000 updates)"
+    assert script._keys_found("fire", rows).startswith("it has not learned to find keys, within L neither (")
+    assert script._keys_found("shaw", rows) == "keys not asked for"

@@ -8,6 +8,7 @@ import pytest
 
 from alibi.positions import METHODS, AlibiBias, Bias, DistanceBias, PositionMethod, make_position, per_head
 from alibi.positions.alibi import Alibi
+from alibi.positions.fox import Fox, FoxBias
 from alibi.positions.sinusoidal import Sinusoidal
 from alibi.testing import PositionMethodError, check_position_method
 
@@ -54,6 +55,18 @@ class WrongAxis(PositionMethod):
         return LaterBias(jnp.arange(16.0).reshape(4, 4))
 
 
+class WrongTerm(FoxBias):
+    @property
+    def key_term(self):
+        return self.of_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class AddsOtherKeys(Fox):
+    def content_bias(self, params, query, of_queries, of_keys):
+        return WrongTerm(of_queries, of_keys)
+
+
 @dataclasses.dataclass(frozen=True)
 class LooksAhead(PositionMethod):
     """Adds to each token what stands one position behind it."""
@@ -84,6 +97,7 @@ class CountsInside(PositionMethod):
         (SaysShifts, "declares shift_invariant and is not: with positions greater by 1, the features of token 0"),
         (WrongBound, "its bias exceeds upper_bound in head 0 between queries"),
         (WrongAxis, "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole"),
+        (AddsOtherKeys, "its bias less its key_term is not the same for all keys of a query"),
         (LooksAhead, "not causal: in a sequence of 2 tokens, token 0 depends on token 1"),
         (Delays, "the features of token 0 don't depend on the token itself"),
         (CountsInside, "with a cache, token 4, in a prompt of two pieces, is off by"),

@@ -30,8 +30,8 @@ def products_in_bands(
 
     Args:
       tokens: one for each row.
-      vectors: of the distances in order, at least `BAND` - 1 + rows + `columns`. Counted from the last of these, row i
-        and column j have number rows + `BAND` - 2 - i + j.
+      vectors: one for each distance, in order. Of n vectors, that of row i and column j is number
+        n - 1 - `columns` - i + j; before that of the last row and first column stand `BAND` - 1 more at least.
       swapped: the result is `[*batch, heads, columns, rows]`, and else `[*batch, heads, rows, columns]`.
     """
     *batch, rows, heads, _ = tokens.shape

@@ -51,9 +51,10 @@ def test_the_table_of_the_readme_is_theirs():
         assert line == f"| {position} | 128 | {' | '.join(cells)} |"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "negative-results"])
+@pytest.mark.parametrize("name", ["quickstart", "negative-results", "passkey"])
 def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "draw_extrapolation", lambda _, file: file.touch())
+    for figure in ("draw_extrapolation", "draw_passkeys"):
+        monkeypatch.setattr(plots, figure, lambda _, file: file.touch())
     shutil.copy(RESULTS / name / "results.jsonl", tmp_path)
     sweep = load_sweep(ROOT / "configs" / "sweeps" / f"{name.replace('-', '_')}.py")
     write_report(tmp_path, sweep.title)

@@ -83,11 +83,10 @@ def states(tiny_config) -> tuple[TrainState, list[TrainState]]:
     return abstract_state(model, optimizer, mesh), [initial_state(model, optimizer, mesh, seed) for seed in (1, 2)]
 
 
-def flip_bits(file: pathlib.Path) -> None:
-    """One in each of three places: the order in a file is chance, and one place may hold what nobody reads."""
+def flip_a_bit(file: pathlib.Path) -> None:
+    """Near the front, where Orbax's files hold arrays; half-way may stand an index that a later one has replaced."""
     content = bytearray(file.read_bytes())
-    for quarter in (1, 2, 3):
-        content[quarter * len(content) // 4] ^= 4
+    content[len(content) // 8] ^= 4
     file.write_bytes(content)
 
 
@@ -103,8 +102,8 @@ def empty(folder: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "part", "message"),
     [
-        (flip_bits, "params/ocdbt.process_0/d/*", r"\(params/.* not what was saved\)|its params can't be read"),
-        (flip_bits, "about/metadata", r"about (is not what was saved|can't be read)"),
+        (flip_a_bit, "params/ocdbt.process_0/d/*", r"\(params/.* not what was saved\)"),
+        (flip_a_bit, "about/metadata", r"about (is not what was saved|can't be read)"),
         (halve, "params/ocdbt.process_0/d/*", "its params can't be read"),
         (halve, "optimizer/manifest.ocdbt", "its optimizer can't be read"),
         (empty, "", "its about can't be read"),
@@ -158,7 +157,7 @@ def test_without_a_whole_checkpoint_nothing_is_touched(tiny_config, tmp_path: pa
     abstract, saved = states(tiny_config)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved[0], 1, {})
-    flip_bits(tmp_path / "1" / "about" / "metadata")
+    flip_a_bit(tmp_path / "1" / "about" / "metadata")
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=r"/1 is damaged.*no whole one is left"):
         checkpoints.restore_newest(abstract)
     assert (tmp_path / "1").is_dir()

@@ -9,7 +9,7 @@ Here dout and delta are divided by the totals in place of the exponentials, whic
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,8 @@ def saved_attention(
         query = query[:, unseen:]
         bias = bias if bias is None or bias.shape[-2] == 1 else bias[..., unseen:, :]
     wide = (x.astype(jnp.float32) for x in (query, key, value))
-    out = _attention(*wide, bias, causal, window, precision, value.dtype).astype(value.dtype)
+    settings = _Settings(causal, window, precision, value.dtype)
+    out = _attention(*wide, bias, settings).astype(value.dtype)
     return jnp.pad(out, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else out
 
 
@@ -106,34 +107,26 @@ def query_blocks(q_length: int, most: int) -> list[tuple[int, int]]:
     return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
-def _attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    causal: bool,
-    window: int | None,
-    precision: Any,
-    kept: Any,
-) -> Array:
-    return _forward(query, key, value, bias, causal, window, precision, kept, FORWARD_ROWS)[0]
+class _Settings(NamedTuple):
+    """What is static of a call: its masks, the precision of products, and the dtype in which exponentials are kept."""
+
+    causal: bool
+    window: int | None
+    precision: lax.PrecisionLike
+    kept: Any
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attention(query: Array, key: Array, value: Array, bias: Array | None, settings: _Settings) -> Array:
+    return _forward(query, key, value, bias, settings, FORWARD_ROWS)[0]
 
 
 def _forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    causal: bool,
-    window: int | None,
-    precision: Any,
-    kept: Any,
-    most_rows: int,
+    query: Array, key: Array, value: Array, bias: Array | None, settings: _Settings, most_rows: int
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
     """`out` of float32 queries, keys and values, and what the backward pass needs.
 
-    That includes the exponentials of each block of queries, in the dtype `kept`, and their sums (`totals`).
+    That includes the exponentials of each block of queries and their sums (`totals`).
     """
     batch, q_length, _, head_dim = query.shape
     # Here and below barriers keep XLA from folding these transposes into the products, which it
@@ -142,33 +135,30 @@ def _forward(
     q, k, v = lax.optimization_barrier((_fold(query * head_dim**-0.5), _fold(key), _fold(value)))
     outputs, exponentials, totals = [], [], []
     for start, stop in query_blocks(q_length, most_rows):
-        seen = stop + k.shape[1] - q_length if causal else k.shape[1]
-        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, precision)
-        logits = _biased(logits, bias, batch, start + k.shape[1] - q_length, start, causal, window)
+        own = start + k.shape[1] - q_length
+        seen = own + stop - start if settings.causal else k.shape[1]
+        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, settings.precision)
+        logits = _biased(logits, bias, batch, start, own, settings)
         largest = logits.max(axis=-1, keepdims=True)
-        exponentials.append(lax.optimization_barrier(jnp.exp(logits - largest).astype(kept)))
+        exponentials.append(lax.optimization_barrier(jnp.exp(logits - largest).astype(settings.kept)))
         # The sums are those of the rounded exponentials, so that the weights of a row sum to one in the backward pass.
         exponential = exponentials[-1].astype(jnp.float32)
         totals.append(exponential.sum(axis=-1, keepdims=True))
-        outputs.append(_product(exponential, v[:, :seen], 2, 1, precision) / totals[-1])
+        outputs.append(_product(exponential, v[:, :seen], 2, 1, settings.precision) / totals[-1])
     out = _unfold(jnp.concatenate(outputs, axis=1), batch)
     return out, (q, k, v, out, tuple(exponentials), tuple(totals))
 
 
-def _forward_saving(
-    query: Any, key: Any, value: Any, bias: Any, causal: bool, window: int | None, precision: Any, kept: Any
-) -> tuple[Array, tuple]:
+def _forward_saving(query: Any, key: Any, value: Any, bias: Any, settings: _Settings) -> tuple[Array, tuple]:
     """`_forward`; its inputs say whether their gradients are wanted (`perturbed`)."""
     added = None if bias is None else bias.value
-    out, saved = _forward(query.value, key.value, value.value, added, causal, window, precision, kept, MOST_ROWS)
+    out, saved = _forward(query.value, key.value, value.value, added, settings, MOST_ROWS)
     # None if the gradient of the bias is not wanted; its shape is what the gradient must know of the bias's.
     learned = jnp.zeros((*added.shape[:-1], 0)) if added is not None and bias.perturbed else None
     return out, (*saved, learned)
 
 
-def _backward(
-    causal: bool, window: int | None, precision: Any, kept: Any, saved: tuple, dout: Any
-) -> tuple[Array, Array, Array, Array | None]:
+def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Array, Array, Array | None]:
     q, k, v, out, exponentials, totals, learned = saved
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)
@@ -180,21 +170,21 @@ def _backward(
     for (start, stop), narrow, total in zip(query_blocks(q_length, MOST_ROWS), exponentials, totals, strict=True):
         rows, seen, exponential = slice(start, stop), narrow.shape[-1], narrow.astype(jnp.float32)
         scaled_dout, scaled_delta = lax.optimization_barrier((folded_dout[:, rows] / total, delta[:, rows] / total))
-        dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, precision) - scaled_delta)
+        dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, settings.precision) - scaled_delta)
         if learned is not None:
             of_rows = dlogits
             if learned.shape[-2] == 1:  # a product is the fastest sum over rows
-                of_rows = _product(jnp.ones((*dlogits.shape[:2], 1)), dlogits, 1, 1, precision)
+                of_rows = _product(jnp.ones((*dlogits.shape[:2], 1)), dlogits, 1, 1, settings.precision)
             of_rows = of_rows.reshape(batch, -1, *of_rows.shape[1:])
             dbias.append(_widened(of_rows if learned.ndim > 3 else sum_first(of_rows), k.shape[1]))
         dlogits = lax.optimization_barrier(dlogits)
-        dq.append(_product(dlogits, k[:, :seen], 2, 1, precision))
+        dq.append(_product(dlogits, k[:, :seen], 2, 1, settings.precision))
         # These two products contract the queries of [queries, keys]. With the small operand first and
         # already transposed they take half the time; `_unfold_transposed` transposes the small results back.
         transposed = q[:, rows].swapaxes(1, 2), scaled_dout.swapaxes(1, 2)
         transposed_q, transposed_dout = lax.optimization_barrier(transposed)
-        dk = dk + _widened(_product(transposed_q, dlogits, 2, 1, precision), k.shape[1])
-        dv = dv + _widened(_product(transposed_dout, exponential, 2, 1, precision), k.shape[1])
+        dk = dk + _widened(_product(transposed_q, dlogits, 2, 1, settings.precision), k.shape[1])
+        dv = dv + _widened(_product(transposed_dout, exponential, 2, 1, settings.precision), k.shape[1])
     of_bias = None
     if learned is not None:
         of_bias = sum_first(jnp.stack(dbias)) if learned.shape[-2] == 1 else jnp.concatenate(dbias, axis=-2)
@@ -209,23 +199,29 @@ def _biased(
     logits: Float[Array, "batch_heads rows keys"],
     bias: Array | None,
     batch: int,
-    first: int,
     start: int,
-    causal: bool,
-    window: int | None,
+    own: int,
+    settings: _Settings,
 ) -> Float[Array, "batch_heads rows keys"]:
-    """The logits of a block of queries with their bias and masks; the block begins at query `start` and key `first`."""
+    """The logits of a block of queries with their bias and masks.
+
+    Args:
+      start: the first query of the block.
+      own: the key where that query stands.
+    """
     _, rows, seen = logits.shape
-    behind = np.arange(first, first + rows)[:, None] - np.arange(seen)[None, :]
+    of_queries, of_keys = np.arange(own, own + rows)[:, None], np.arange(seen)[None, :]
     # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
-    visible = (behind >= 0 if causal else True) & (np.abs(behind) < (window or np.inf))
+    visible = of_keys <= of_queries if settings.causal else np.ones((rows, seen), bool)
+    if settings.window is not None:
+        visible = visible & (np.abs(of_queries - of_keys) < settings.window)
     added = jnp.zeros((1, rows, seen))
     if bias is not None and bias.shape[-2] == 1:
         # Softmax ignores what is taken from all, and the numbers of near keys become small enough to be exact. They are
         # added by themselves, since with the mask they would be written out for each query.
-        of_keys = bias[..., :seen].astype(jnp.float32)
-        of_keys = of_keys - of_keys[..., min(max(first, 0), seen - 1)][..., None]
-        logits = logits + jnp.broadcast_to(of_keys, (batch, *of_keys.shape[-3:])).reshape(-1, 1, seen)
+        terms = bias[..., :seen].astype(jnp.float32)
+        terms = terms - terms[..., min(max(own, 0), seen - 1)][..., None]
+        logits = logits + jnp.broadcast_to(terms, (batch, *terms.shape[-3:])).reshape(-1, 1, seen)
     elif bias is not None:
         added = bias[..., start : start + rows, :seen].astype(jnp.float32)
     if not visible.all():
