@@ -91,6 +91,14 @@ class CountsInside(PositionMethod):
         return query * (1.0 + jnp.arange(query.shape[1], dtype=query.dtype)[None, :, None, None])
 
 
+@dataclasses.dataclass(frozen=True)
+class Reverses(PositionMethod):
+    """Places the last token first."""
+
+    def place(self, positions, batch, key):
+        return positions if key is None else positions[..., ::-1]
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -100,6 +108,7 @@ class CountsInside(PositionMethod):
         (AddsOtherKeys, "its bias less its key_term is not the same for all keys of a query"),
         (LooksAhead, "not causal: in a sequence of 2 tokens, token 0 depends on token 1"),
         (Delays, "the features of token 0 don't depend on the token itself"),
+        (Reverses, "its `place` puts token 1 before the one that it follows"),
         (CountsInside, "with a cache, token 4, in a prompt of two pieces, is off by"),
     ],
 )

@@ -80,6 +80,8 @@ class AttentionCall:
     """The arguments of `alibi.attention.attend`, which explains them, with defaults filled in.
 
     Attributes:
+      ascending: positions that are known only when the program runs rise from token to token in each sequence, and
+        the queries are those of the last keys.
       devices: over how many devices the compiler may split the arrays; 1 inside `jax.shard_map`.
 
     Raises:
@@ -104,6 +106,7 @@ class AttentionCall:
     values_einsum: Callable[..., Array] | None = None
     sow: Callable[[Array], None] | None = None
     key_norm: Float[Array, "*batch kv_heads"] | None = None
+    ascending: bool = False
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
     devices: int = dataclasses.field(default_factory=current_devices)
 

@@ -107,6 +107,7 @@ def method_attention_fn(
     query_positions: KnownPositions,
     key_positions: KnownPositions,
     segment_ids: Int[Array, "batch length"] | tuple[Array, Array] | None = None,
+    ascending: bool = False,
     options: AttentionOptions,
     cache: Cached | None = None,
 ) -> AttentionFn:
@@ -117,6 +118,7 @@ def method_attention_fn(
       query_positions: of the queries, which belong to the last tokens of `x`.
       key_positions: of all tokens of `x`.
       segment_ids, options: see `alibi.attention.attend`.
+      ascending: see `alibi.attention.call.AttentionCall`.
       cache: the keys and values of `x`, and what the method keeps of each token, are appended to it, and the queries
         attend to all that it holds.
     """
@@ -145,6 +147,7 @@ def method_attention_fn(
             query_segments=own,
             key_segments=others,
             key_norm=key_norm,
+            ascending=ascending,
             options=options,
             **arguments,
         )

@@ -28,11 +28,13 @@ class BlockCall:
       positions: of the tokens; None: 0, 1, ..., known when the program is traced.
       segment_ids: of the tokens; None: all are of one segment.
       slots: of the key-value cache, before these tokens and with them; None: there is no cache.
+      ascending: positions that are given rise from token to token.
     """
 
     positions: KnownPositions | None
     segment_ids: Int[Array, "batch length"] | None
     slots: tuple[Slots, Slots] | None
+    ascending: bool = flax.struct.field(pytree_node=False, default=False)
 
 
 class Block(nn.Module):
@@ -100,6 +102,7 @@ class Block(nn.Module):
             query_positions=positions[..., -last:],
             key_positions=positions,
             segment_ids=segments,
+            ascending=call.ascending,
             options=self.config.attention_options(heads_sharding(self.sharding)),
             cache=cached,
         )

@@ -164,7 +164,9 @@ class DecoderLM(nn.Module):
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
         cached = None if slots is None else (slots, self.slots.append(slots, read, stand))
         # None, not an array, where they are known: a layer that is recomputed would trace it, and no longer know it.
-        call = BlockCall(None if stand is in_order else stand, segment_ids, cached)
+        # A method places the tokens of a whole sequence in their order.
+        ascending = positions is None and slots is None
+        call = BlockCall(None if stand is in_order else stand, segment_ids, cached, ascending)
         x = self._layers(x, position, call, deterministic, length if last is None else last)
         if slots is not None:
             # Beyond the cache nothing is right, so that it must not look as if it were.

@@ -39,6 +39,9 @@ class SmallModel:
 
 def check_causality(model: SmallModel) -> None:
     """Each token's features have a gradient with respect to the token itself, and none to a later one."""
+    placed = np.asarray(model.method.at_length(TOKENS).place(np.arange(TOKENS), 2, jax.random.key(0)))
+    if (falls := np.argwhere(np.diff(placed, axis=-1) < 0)).size:
+        fail(model.method, f"its `place` puts token {falls[0, -1] + 1} before the one that it follows")
     if not model.method.causal:
         return
 

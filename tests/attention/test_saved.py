@@ -122,6 +122,31 @@ def test_a_window_on_a_bias_of_each_sequence(position):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-5), found[0], other)
 
 
+@pytest.mark.parametrize("position", ["rotary", "kerple_log", "fire", "fox", "shaw"])
+def test_positions_that_are_drawn_when_the_program_runs(position):
+    """A mask of places in the sequence is that of positions that rise; unless the caller says so it is refused."""
+    method = make_position(position, num_heads=2, head_dim=4, width=8, train_length=64)
+    params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
+    x = jax.random.normal(jax.random.key(1), (2, 70, 8))
+    arrays = [jax.random.normal(jax.random.key(seed), (2, 70, 2, 4)) for seed in (2, 3, 4)]
+    drawn = jnp.asarray([np.sort(np.random.default_rng(seed).choice(300, 70, replace=False)) for seed in (0, 1)])
+
+    def loss(params, arrays, backend, queries, ascending):
+        places = {"query_positions": drawn[:, -queries:], "key_positions": drawn}
+        options = AttentionOptions(backend=backend)
+        attend = method_attention_fn(method, params, x, **places, ascending=ascending, options=options)
+        return jnp.sin(attend(arrays[0][:, -queries:], *arrays[1:])).sum()
+
+    for queries in (70, 9):
+        found, expected = (
+            jax.value_and_grad(loss, (0, 1))(params, arrays, backend, queries, True)
+            for backend in ("saved", "reference")
+        )
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=3e-5), found, expected)
+    with pytest.raises(ValueError, match="'saved' can't do this call: positions are not known when it is traced"):
+        loss(params, arrays, "saved", 70, False)
+
+
 @pytest.mark.parametrize("of_sequences", [False, True])
 @pytest.mark.parametrize(("q_length", "k_length", "causal"), CALLS)
 def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, k_length, causal, of_sequences):

@@ -75,6 +75,20 @@ def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
     np.testing.assert_allclose(left[:, 4:], alone, atol=2e-5)
 
 
+def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> None:
+    """Drawn in training in the order of tokens, they need no mask of their own; positions that a caller gives may."""
+    inputs, rngs = tokens(12), {"dropout": jax.random.key(0)}
+    found = []
+    for attention in ("saved", "reference"):
+        model, variables = make(tiny_config, "randomised", model__attention=attention, model__dropout=0.1)
+        found.append(model.apply(variables, inputs, deterministic=False, rngs=rngs))
+        assert np.abs(found[-1] - model.apply(variables, inputs)).max() > 0.1  # dropout and draws do act
+    np.testing.assert_allclose(*found, atol=2e-5)
+    model, variables = make(tiny_config, "randomised", model__attention="saved")
+    with pytest.raises(ValueError, match="'saved' can't do this call: positions are not known when it is traced"):
+        model.apply(variables, inputs, positions=jnp.arange(12))
+
+
 def test_each_method_computes_something_of_its_own(tiny_config) -> None:
     """A position option that is ignored (llm-foundry #1289) gives two methods the same logits.
 

@@ -39,7 +39,7 @@ def cannot_save(call: AttentionCall) -> str:
     if reason := call.hides_or_drops or call.wants_weights or call.adds_values:
         return reason
     if call.known_positions is None:
-        return "positions are not known when it is traced"
+        return "" if call.ascending and call.window is None else "positions are not known when it is traced"
     queries, keys = call.known_positions
     aligned = np.array_equal(np.diff(keys), np.ones(keys.size - 1)) and np.array_equal(queries, keys[-queries.size :])
     # Then every query sees its own key. (A query that saw no key would get the mean of all values.)
@@ -54,7 +54,7 @@ def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads valu
         bias = jnp.swapaxes(call.bias.key_term, 1, 2)[:, :, None]
     elif call.bias is not None:
         queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
-        whole = Part(queries=(0, queries.size), keys=(0, keys.size))
+        whole = Part(queries=(0, queries.shape[-1]), keys=(0, keys.shape[-1]))
         bias = call.bias.cut(whole)(queries, keys)
     return saved_attention(
         call.query, call.key, call.value, bias, causal=call.causal, window=call.window, precision=call.precision
