@@ -25,7 +25,8 @@ class SmallModel:
         self.method = method
         config = ModelConfig(num_layers=2, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH, window=0)
         self.model = DecoderLM(config, method, vocab_size=TOKENS)
-        self.tokens = jnp.stack([jnp.arange(TOKENS), jnp.arange(TOKENS)[::-1]])
+        self.length = min(TOKENS, method.max_length or TOKENS)
+        self.tokens = jnp.stack([jnp.arange(self.length), jnp.arange(self.length)[::-1]])
         self.params = jax.jit(self.model.init)(jax.random.key(0), self.tokens)["params"]
 
     def changed(self, **keys: Any) -> DecoderLM:
@@ -39,7 +40,7 @@ class SmallModel:
 
 def check_causality(model: SmallModel) -> None:
     """Each token's features have a gradient with respect to the token itself, and none to a later one."""
-    placed = np.asarray(model.method.at_length(TOKENS).place(np.arange(TOKENS), 2, jax.random.key(0)))
+    placed = np.asarray(model.method.at_length(model.length).place(np.arange(model.length), 2, jax.random.key(0)))
     if (falls := np.argwhere(np.diff(placed, axis=-1) < 0)).size:
         fail(model.method, f"its `place` puts token {falls[0, -1] + 1} before the one that it follows")
     if not model.method.causal:
@@ -52,14 +53,14 @@ def check_causality(model: SmallModel) -> None:
             return model.model.apply({"params": params}, model.tokens[:1], method="features")[0]
 
         _, to_gradient = jax.vjp(features, embedding)
-        each = jnp.eye(TOKENS)[:, :, None] * jnp.cos(jnp.arange(WIDTH, dtype=jnp.float32))[None, None]
+        each = jnp.eye(model.length)[:, :, None] * jnp.cos(jnp.arange(WIDTH, dtype=jnp.float32))[None, None]
         return jax.vmap(lambda cotangent: to_gradient(cotangent)[0])(each)
 
     depends = np.abs(np.asarray(gradients(model.params["embedding"]))).max(axis=-1) > 0  # [token, on token]
     if not depends.diagonal().all():
         fail(model.method, f"the features of token {depends.diagonal().argmin()} don't depend on the token itself")
     if not depends[-1, 0]:
-        fail(model.method, f"in a sequence of {TOKENS} tokens the last one doesn't depend on the first")
+        fail(model.method, f"in a sequence of {model.length} tokens the last one doesn't depend on the first")
     ahead = np.argwhere(np.triu(depends, 1))
     if ahead.size:
         query, key = min(ahead, key=lambda pair: (pair[1], pair[0]))
@@ -72,7 +73,7 @@ def check_shift(model: SmallModel) -> None:
         return
     apply = jax.jit(functools.partial(model.model.apply, method="features"))
     for shift in (1, 5):
-        shifted = apply({"params": model.params}, model.tokens, positions=jnp.arange(TOKENS) + shift)
+        shifted = apply({"params": model.params}, model.tokens, positions=jnp.arange(model.length) + shift)
         error = np.abs(np.asarray(shifted - model.features)).max(axis=(0, 2))
         if error.max() > 1e-3:
             token = int(np.argmax(error > 1e-3))
@@ -99,10 +100,10 @@ def check_cache(model: SmallModel) -> None:
     if not model.method.causal:
         return
     lm, padding = model.model, np.asarray([0, 3])
-    positions = np.arange(TOKENS)[None] - padding[:, None]
+    positions = np.arange(model.length)[None] - padding[:, None]
     tokens = np.stack([np.roll(row, shift) for row, shift in zip(np.asarray(model.tokens), padding, strict=True)])
-    read, empty = _reader(model, lm), jnp.zeros((2, TOKENS + 5), jnp.int32)
-    cache = jax.jit(lambda: lm.init(jax.random.key(0), empty, decode=True, total=TOKENS)["cache"])()
+    read, empty = _reader(model, lm), jnp.zeros((2, model.length + 5), jnp.int32)
+    cache = jax.jit(lambda: lm.init(jax.random.key(0), empty, decode=True, total=model.length)["cache"])()
     of_prompt = []
     for part in (slice(0, 4), slice(4, 8)):
         features, cache = read(cache, tokens[:, part], positions=positions[:, part])
@@ -113,7 +114,7 @@ def check_cache(model: SmallModel) -> None:
         ways["decoded by the loop over keys"] = _reader(model, lm.clone(config=config))
     for how, read_one in ways.items():
         held, of_all = cache, list(of_prompt)
-        for number in range(8, TOKENS):
+        for number in range(8, model.length):
             features, held = read_one(held, tokens[:, number : number + 1])
             of_all.append(features)
         _compare_features(model, np.concatenate(of_all, axis=1), padding, how)
@@ -135,7 +136,7 @@ def _compare_features(model: SmallModel, got: np.ndarray, padding: np.ndarray, h
     whole = np.asarray(model.features)
     off: dict[tuple[int, int], float] = {}
     for row, before in enumerate(padding):
-        error = np.abs(got[row, before:] - whole[row, : TOKENS - before]).max(axis=1)
+        error = np.abs(got[row, before:] - whole[row, : model.length - before]).max(axis=1)
         off |= {(before + token, row): error[token] for token in np.flatnonzero(~(error < 1e-3))}
     if off:
         first = min(off)

@@ -12,7 +12,7 @@ from alibi.positions import Bias, PositionMethod
 
 HEADS, HEAD_DIM, TRAIN_LENGTH = 4, 8, 16
 WIDTH = HEADS * HEAD_DIM
-TOKENS = 11  # of the sequences that go through a model
+TOKENS = 19  # of the sequences that go through a model, at most: more than those of training
 LENGTH, BLOCK = 40, 16  # of those that go through attention, and of its tiles: three, the last one filled up
 
 

@@ -75,6 +75,33 @@ def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
     np.testing.assert_allclose(left[:, 4:], alone, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("position", "same", "options"),
+    [
+        ("alibi_interpolated", "alibi", {"slopes": (1 / 16 / 2.5, 1 / 256 / 2.5)}),
+        ("alibi_ntk", "alibi", {"slopes": (1 / 16, 1 / 256 / 2.5)}),
+        ("rotary_interpolated", "rotary_interpolated", {"factor": 2.5}),
+        ("rotary_ntk", "rotary_ntk", {"factor": 2.5}),
+        ("yarn", "yarn", {"factor": 2.5}),
+        ("randomised", "rotary", {}),
+    ],
+)
+def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config, position: str, same: str, options) -> None:
+    """At 2.5 L: a dynamic method is the one that is given what 2.5 makes of it, and not the one of the training length.
+
+    A model that forgets to say so is silently that of the plain method.
+    """
+    inputs = tokens(40)
+    model, variables = make(tiny_config, position)
+    known, _ = make(tiny_config, same, **{f"position_options__{name}": value for name, value in options.items()})
+    # Where randomised positions stand in evaluation: the i-th of n, from 1, of N = 256 at i (N + 1) / (n + 1).
+    stand = (np.arange(40) + 1) * 257 // 41 - 1 if position == "randomised" else np.arange(40)
+    logits = model.apply(variables, inputs)
+    np.testing.assert_allclose(logits, known.apply(variables, inputs, positions=jnp.asarray(stand)), atol=2e-5)
+    plain, _ = make(tiny_config, position.split("_")[0] if position.startswith("alibi") else "rotary")
+    assert np.abs(logits - plain.apply(variables, inputs)).max() > 1e-3
+
+
 def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> None:
     """Drawn in training in the order of tokens, they need no mask of their own; positions that a caller gives may."""
     inputs, rngs = tokens(12), {"dropout": jax.random.key(0)}
