@@ -18,6 +18,24 @@ def test_registered_methods(name: str) -> None:
     check_position_method(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "causal", "options"),
+    [
+        ("alibi", False, {}),
+        ("alibi", False, {"slopes_after": "closed_form", "alibi_bias_max": 16.0}),
+        ("alibi_learned", True, {"per_layer": True}),
+        ("sandwich", False, {"logit_scale": "log_n"}),
+        ("rotary", True, {"share": 0.5, "share_of": "frequencies"}),
+        ("yarn", True, {"factor": 4.0}),
+        ("shaw", True, {"values": True}),
+        ("randomised", True, {"method": "kerple_log"}),
+    ],
+)
+def test_options_of_registered_methods(name: str, causal: bool, options: dict) -> None:
+    sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
+    check_position_method(make_position(name, **sizes, causal=causal, options=options))
+
+
 @dataclasses.dataclass(frozen=True)
 class SaysShifts(Sinusoidal):
     """Declares what it lacks."""

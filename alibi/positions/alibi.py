@@ -67,6 +67,10 @@ class AlibiBias(DistanceBias):
         del query_positions, key_positions
         return self
 
+    def up_to(self, farthest: int) -> "AlibiBias":
+        del farthest
+        return self
+
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         nearest = jnp.maximum(jnp.maximum(blocks.behind, blocks.ahead), 0) if self.symmetric else blocks.behind
         bound = self.at(nearest)
@@ -75,13 +79,14 @@ class AlibiBias(DistanceBias):
         return jnp.moveaxis(bound, 0, 1)
 
     def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
-        # A distance occurs once, so the sum is at most 1 + exp(-m) + ..., as many terms as there are keys.
+        # A distance occurs once on each side, so the sum is at most 1 + exp(-m) + ..., as many terms as there are keys.
         slopes = self.slopes.astype(jnp.float32).reshape(1, -1, 1, 1)
         known = slopes > 0
         slopes = jnp.where(known, slopes, 1.0)
         count = jnp.asarray(blocks.key_count, jnp.float32)
         geometric = jnp.log(-jnp.expm1(-slopes * count)) - jnp.log(-jnp.expm1(-slopes))
-        return self.upper_bound(blocks) + jnp.where(known, geometric, jnp.log(count))
+        sides = jnp.log(jnp.where(self.symmetric & (blocks.behind < 0) & (blocks.ahead < 0), 2.0, 1.0))[:, None]
+        return self.upper_bound(blocks) + jnp.where(known, geometric + sides, jnp.log(count))
 
 
 class TwoSidedAlibiBias(DistanceBias):

@@ -152,6 +152,14 @@ class Bias(flax.struct.PyTreeNode):
         sides = query_positions, key_positions
         return self._with_fields(lambda value, field: value, lambda bias: bias.tabulated(*sides))
 
+    def up_to(self, farthest: int) -> "Bias":
+        """The same bias, of which distances to `farthest` may be computed once, for positions known only at run time.
+
+        By default itself.
+        """
+        del farthest
+        return self
+
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
         """For each dimension of a field that is cut, the range of it that belongs to `part` of the call."""
         axes = field.metadata.get("axes", {})

@@ -74,9 +74,10 @@ class DistanceBias(Bias):
             return DistanceTable(
                 values, self, lowest, int(query_positions[0] - key_positions[0]), self.bounded, self.adds_values
             )
-        if q_length * k_length <= 4 * longest:
-            return self
-        distinct = np.unique(self.counted(np.arange(1 - longest, longest)))
+        return self if q_length * k_length <= 4 * longest else self.up_to(longest - 1)
+
+    def up_to(self, farthest: int) -> Bias:
+        distinct = np.unique(self.counted(np.arange(-farthest, farthest + 1)))
         values = self.at(distinct.astype(np.int32)).astype(jnp.float32)
         return DistanceTable(values, self, int(distinct[0]), None, self.bounded, self.adds_values)
 
@@ -100,6 +101,10 @@ class DistanceTable(Bias):
     first_distance: int | None = static()
     bounded: bool = static()
     adds_values: bool = static()
+
+    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "DistanceTable":
+        del query_positions, key_positions
+        return self
 
     def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
         return self.function.upper_bound(blocks)

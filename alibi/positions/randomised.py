@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from alibi.positions.around import Around
-from alibi.positions.base import About
-from alibi.positions.bias import KnownPositions
+from alibi.positions.base import About, Params
+from alibi.positions.bias import Bias, KnownPositions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +18,7 @@ class Randomised(Around):
     """Another method, whose tokens stand in training at random positions, in their order, below a far greater length.
 
     Each training sequence gets a sample without replacement of 0, ..., max_position - 1. Otherwise
-    tokens stand evenly spread over them, which is where they stand on average. Since positions are known
-    only when the program runs, and distances exceed the length, a bias of distance is evaluated for each pair.
+    tokens stand evenly spread over them, which is where they stand on average.
 
     Attributes:
       method: the other method's name.
@@ -62,6 +61,17 @@ class Randomised(Around):
     @property
     def max_length(self) -> int:
         return self.max_position or 16 * self.train_length
+
+    def content_bias(
+        self,
+        params: Params,
+        query: Float[Array, "batch q heads head_dim"],
+        of_queries: PyTree[Float[Array, "batch q heads ..."]],
+        of_keys: PyTree[Float[Array, "batch k heads ..."]],
+    ) -> Bias | None:
+        bias = self.other.content_bias(params, query, of_queries, of_keys)
+        # One query has fewer distances than there are.
+        return bias if bias is None or query.shape[1] == 1 else bias.up_to(self.max_length - 1)
 
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> Array:
         length = self.length or self.train_length

@@ -64,6 +64,11 @@ class Rotary(PositionMethod):
         """How many features of a head the frequencies are made for."""
         return round(self.share * self.head_dim) if self.share_of == "features" else self.head_dim
 
+    @property
+    def turned(self) -> np.ndarray:
+        """Which pairs of features are turned, `[rotary_dim / 2]`."""
+        return np.arange(self.rotary_dim // 2) < round(self.share * self.head_dim / 2)
+
     def queries(
         self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch q heads head_dim"]:
@@ -90,8 +95,7 @@ class Rotary(PositionMethod):
           amplitude: a number, or one for each position and pair, `[*batch, length, 1, rotary_dim / 2]`.
         """
         half = self.rotary_dim // 2
-        turned = np.arange(half) < round(self.share * self.head_dim / 2)
-        angles = by_position(positions, np.where(turned, self.frequencies(), 0.0), x.ndim)
+        angles = by_position(positions, np.where(self.turned, self.frequencies(), 0.0), x.ndim)
         cos, sin = (wave(angles) * amplitude for wave in (jnp.cos, jnp.sin))
         first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
         pairs = [first * cos - second * sin, second * cos + first * sin]

@@ -73,4 +73,5 @@ class XPos(Rotary):
         dim = self.rotary_dim
         zeta = (np.arange(0, dim, 2) + 0.4 * dim) / (1.4 * dim)
         middle = (self.length or self.train_length) // 2
-        return jnp.exp(by_position(positions - middle, np.log(zeta) / self.scale_base, ndim))
+        rates = np.where(self.turned, np.log(zeta) / self.scale_base, 0.0)
+        return jnp.exp(by_position(positions - middle, rates, ndim))

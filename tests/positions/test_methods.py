@@ -203,3 +203,21 @@ def test_a_function_of_distance_is_evaluated_once_a_distance() -> None:
     sides = [np.asarray(side)[0, :9] for side in (q, k)]
     ran_between = jax.jit(lambda table: table(*map(jnp.asarray, sides)))
     assert np.isfinite(ran_between(table)).all()
+
+
+@pytest.mark.parametrize("other", ["sandwich", "kerple_log"])
+def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(other: str) -> None:
+    """Which are known only when the program runs, and lie farther apart than there are tokens."""
+    method = make("randomised", method=other, max_position=300)
+    params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
+    stand = method.place(np.arange(16), 2, jax.random.key(1))
+    bias = method.content_bias(params, jnp.zeros((2, 16, 4, 8)), {}, {})
+    table = bias.tabulated(stand, stand)
+    assert table.values.shape == (4, 300)
+    got, pairs = jax.jit(lambda table, bias: (table(stand, stand), bias(stand, stand)))(
+        table, method.other.bias(params)
+    )
+    visible = np.tri(16, dtype=bool)
+    np.testing.assert_allclose(np.where(visible, got, 0), np.where(visible, pairs, 0), atol=1e-4)
+    of_one_query = method.content_bias(params, jnp.zeros((2, 1, 4, 8)), {}, {})
+    assert type(of_one_query) is type(method.other.bias(params)), "which has each distance once"

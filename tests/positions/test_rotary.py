@@ -78,6 +78,14 @@ CASES = [
     ("yarn", FAST, yarn_series(S, 8, 0.25, 10, 16), 1.0, (0.1 * np.log(S) + 1) ** 2),
     ("yarn", {"original_length": 64, "factor": 2, "temperature": 0.0}, yarn_series(2, 32, 1, 10_000, 64), 1.0, 1.0),
     ("xpos", {}, series(), [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) for k in range(HALF)], 1.0),
+    # Of pairs that aren't turned nothing decays either.
+    (
+        "xpos",
+        {"share": 0.5, "share_of": "frequencies"},
+        [*series()[: HALF // 2], *[0.0] * (HALF - HALF // 2)],
+        [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) if k < HALF // 2 else 1.0 for k in range(HALF)],
+        1.0,
+    ),
     ("xpos", {"scale_base": 8}, series(), [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 8) for k in range(HALF)], 1.0),
 ]
 
