@@ -13,6 +13,8 @@ from alibi.reporting.plots import COLOURS, MARKERS, png
 from alibi.reporting.rows import Scoring
 
 WIDEST_INTERVAL = 0.1  # of a range that is drawn, as a share of what some range costs for sure
+LETTERS = 80  # of a legend that stand side by side in the figure's width
+LETTERS_OF_A_LINE = 8  # the room of a line and its marker beside a label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +120,9 @@ def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> N
         axes.set_xlabel("tokens of context, up to")
         axes.set_ylabel("nats per token")
         axes.grid()
-        axes.legend()
+        # Below, since lines of many lengths leave no room for it; beside each other, names of runs are too long.
+        longest = max(map(len, axes.get_legend_handles_labels()[1]))
+        figure.legend(loc="outside lower center", ncols=max(1, LETTERS // (longest + LETTERS_OF_A_LINE)))
 
 
 def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> None:

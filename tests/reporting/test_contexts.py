@@ -7,9 +7,9 @@ from alibi.reporting.contexts import ByContext, draw_by_context
 from alibi.reporting.rows import Scoring
 
 
-def by_context(ends, length=8, stride=8):
-    """Rows of one scoring, by the end of their range: what their 10 tokens cost at least and at most, or None."""
-    of, low, rows = Scoring("run", 1, "t", "c", length, stride), 0, []
+def by_context(ends, length=8, stride=8, run="run"):
+    """Rows of one scoring, by the end of their range: the mean of their 10 tokens, and half of its interval or None."""
+    of, low, rows = Scoring(run, 1, "t", "c", length, stride), 0, []
     for end, (mean, half) in ends.items():
         between = None if half is None else (mean - half, mean + half)
         rows.append(ByContext(of, low + 1, end, 10, 10 * mean, between))
@@ -19,13 +19,18 @@ def by_context(ends, length=8, stride=8):
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """Draws rows; returns of each block length the ends of the ranges that its line has, and the lowest shade."""
+    """Draws rows; returns the ends of the ranges that each line has, by its label, and the lowest end of a shade."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure) or path.touch())
 
     def draw(rows):
         draw_by_context(rows, tmp_path / "by_context.png")
-        (axes,) = figures.pop().get_axes()
+        figure = figures.pop()
+        (axes,) = figure.get_axes()
+        figure.draw_without_rendering()
+        (legend,) = (one.get_window_extent() for one in figure.legends)
+        assert legend.y1 <= axes.get_tightbbox().y0, "the legend covers no line"
+        assert 0 <= legend.x0 < legend.x1 <= figure.bbox.x1, "and lies in the figure"
         shades = [shade.get_datalim(axes.transData) for shade in axes.collections if shade.get_paths()]
         lines = {line.get_label(): [float(end) for end in line.get_xdata()] for line in axes.get_lines()}
         return lines, min((shade.y0 for shade in shades), default=None)
@@ -66,6 +71,13 @@ def test_the_first_tokens_of_a_sliding_window_raise_nothing_either(drawn):
 def test_small_costs_are_drawn_beside_a_great_one(drawn):
     """Where the last tokens cost next to nothing, an interval may be wide beside its mean and narrow in the figure."""
     assert drawn(by_context({1: (3.0, 0.1), 8: (0.05, 0.04)}))[0] == {"L = 8": [1, 8]}
+
+
+def test_names_of_several_runs_have_room_below(drawn):
+    names = [f"rotary-frequencies-L128-seed{seed}-position_options.share=0.75" for seed in (0, 1)]
+    rows = [row for name in names for stride in (8, 1) for row in by_context(KNOWN, stride=stride, run=name)]
+    labels = [f"{name}, L = 8{end}" for name in names for end in ("", ", stride 1")]
+    assert drawn(rows)[0].keys() == set(labels)
 
 
 def test_without_intervals_there_are_only_levels(drawn):
