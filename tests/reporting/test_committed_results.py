@@ -1,6 +1,7 @@
 """The results in this repository are what the writers make of their rows, and show what the README says of them."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import re
@@ -12,7 +13,7 @@ from alibi.data.tokenizers import ByteTokenizer
 from alibi.paper import results
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import plots
-from alibi.reporting.contexts import ByContext
+from alibi.reporting.contexts import ByContext, ByPosition, EarlyTokenCurse, GainShare
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import Scoring, read_rows
 from alibi.reporting.tables import MEMORY, TRAINING_SPEED
@@ -23,6 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 ROWS = RESULTS / "quickstart" / "results.jsonl"
 SMALL = RESULTS / "tables-small"
+CURSE = [json.loads(line) for line in (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()]
 # The rows of each table, the updates of its runs (those of table 2 are the config's own), the cores of its caption.
 TABLES = {
     1: ("results-200-updates-table-1.jsonl", 200, 2),
@@ -101,15 +103,44 @@ def test_tables_are_made_of_their_rows_byte_for_byte(number, tmp_path, monkeypat
         assert made == kept, suffix
 
 
+def typed(one):
+    """The row that a line of by_context.jsonl is of."""
+    about = (one[key] for key in ("run", "step", "tokens_sha256", "config_hash", "eval_length"))
+    of = Scoring(*about, one.get("stride", one["eval_length"]))
+    if one["analysis"] == "by_position":
+        return ByPosition(of, one["position"], one["tokens"], one["nll_nats"])
+    if one["analysis"] == "by_context":
+        found = (one[key] for key in ("context_from", "context_to", "tokens", "nll_nats", "interval"))
+        return ByContext(of, *found)
+    keys = [field.name for field in dataclasses.fields(EarlyTokenCurse) if field.name not in ("of", "gain_by_context")]
+    shares = tuple(GainShare(**share) for share in one["gain_by_context"])
+    return EarlyTokenCurse(of, **{key: one[key] for key in keys}, gain_by_context=shares)
+
+
 def test_the_rows_by_context_are_typed_and_written_as_they_were():
-    lines = (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()
-    contents = [json.loads(line) for line in lines if '"by_context"' in line]
-    rows = []
-    for one in contents:
-        of = Scoring(*(one[key] for key in ("run", "step", "tokens_sha256", "config_hash", "eval_length", "stride")))
-        found = (one[key] for key in ("context_from", "context_to", "tokens", "nll_nats"))
-        rows.append(ByContext(of, *found, interval=(0.0, 9.0)))
-    # They are older than the intervals.
-    assert [json.dumps(row.to_json()) for row in rows] == [
-        json.dumps(one | {"interval": (0.0, 9.0)}) for one in contents
-    ]
+    assert {one["analysis"] for one in CURSE} == {"by_context", "by_position", "early_token_curse"}
+    for one in CURSE:
+        assert json.dumps(typed(one).to_json()) == json.dumps(one)
+
+
+def test_ranges_of_several_blocks_have_an_interval_around_their_mean():
+    ranges = [one for one in CURSE if one["analysis"] == "by_context" and one["mode"] == "nonoverlapping"]
+    assert {one["eval_length"] for one in ranges} == {32, 64, 128, 256, 512}
+    for one in ranges:
+        low, high = one["interval"]
+        assert low < one["nll_nats"] / one["tokens"] < high
+
+
+def test_only_gains_that_are_no_chance_have_shares_and_the_readme_says_them():
+    gains = [one for one in CURSE if one["analysis"] == "early_token_curse"]
+    lines = []
+    for one in gains:
+        low, high = one["gain_interval"]
+        known = {one["composition_share"] is not None, *(part["share"] is not None for part in one["gain_by_context"])}
+        assert known == {low > 0}
+        shares = (
+            "-" if share is None else f"{share:.0%}" for share in (one["composition_share"], one["sliding_share"])
+        )
+        gain = f"{one['gain_nats']:.4f} [{low:.4f}, {high:.4f}]"
+        lines.append(f"| {one['eval_length']} to {one['longer_length']} | {gain} | {' | '.join(shares)} |")
+    assert "\n".join(["|---|---|--:|--:|", *lines, ""]) in (SMALL / "README.md").read_text()
