@@ -17,6 +17,7 @@ from alibi.reporting.contexts import ByContext, ByPosition, EarlyTokenCurse, Gai
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import Scoring, read_rows
 from alibi.reporting.tables import MEMORY, TRAINING_SPEED
+from alibi.runs import evaluation_hash
 from alibi.sweeps.definition import load_sweep
 from alibi.sweeps.state import run_directory
 
@@ -25,12 +26,22 @@ RESULTS = ROOT / "results"
 ROWS = RESULTS / "quickstart" / "results.jsonl"
 SMALL = RESULTS / "tables-small"
 CURSE = [json.loads(line) for line in (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()]
-# The rows of each table, the updates of its runs (those of table 2 are the config's own), the cores of its caption.
+# The reports, and the sweeps that they are of.
+REPORTS = {
+    "quickstart": "quickstart",
+    "methods": "all_methods",
+    "negative-results": "negative_results",
+    "passkey": "passkey",
+}
+# The rows of each table by scale and number, the updates of its runs (those of table 2 are the config's own), the cores
+# of its caption.
+LATER = "results-600-updates-tables-4-13-14.jsonl"
 TABLES = {
-    1: ("results-200-updates-table-1.jsonl", 200, 2),
-    2: ("results.jsonl", None, None),
-    **dict.fromkeys((3, 5, 6, 7, 15), ("results-600-updates.jsonl", 600, 1)),
-    **dict.fromkeys((4, 13, 14), ("results-600-updates-tables-4-13-14.jsonl", 600, 1)),
+    ("small", 1): ("results-200-updates-table-1.jsonl", 200, 2),
+    ("small", 2): ("results.jsonl", None, None),
+    **{("small", number): ("results-600-updates.jsonl", 600, 1) for number in (3, 5, 6, 7, 15)},
+    **{("small", number): (LATER, 600, 1) for number in (4, 13, 14)},
+    ("medium", 2): ("results.jsonl", None, 1),
 }
 
 
@@ -53,20 +64,35 @@ def test_the_table_of_the_readme_is_theirs():
         assert line == f"| {position} | 128 | {' | '.join(cells)} |"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "negative-results", "passkey"])
+@pytest.mark.parametrize("name", REPORTS)
 def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatch):
-    for figure in ("draw_extrapolation", "draw_passkeys"):
+    for figure in ("draw_extrapolation", "draw_context_use", "draw_passkeys"):
         monkeypatch.setattr(plots, figure, lambda _, file: file.touch())
     shutil.copy(RESULTS / name / "results.jsonl", tmp_path)
-    sweep = load_sweep(ROOT / "configs" / "sweeps" / f"{name.replace('-', '_')}.py")
+    sweep = load_sweep(ROOT / "configs" / "sweeps" / f"{REPORTS[name]}.py")
     write_report(tmp_path, sweep.title)
     assert (tmp_path / "report.md").read_bytes() == (RESULTS / name / "report.md").read_bytes()
 
 
-def leave_finished_runs(table, cores):
+def copy_rows(table, rows):
+    """The rows of `table` from a committed file, as those of its runs here.
+
+    A config's hash has the names of the text files that the user gave, which the medium scale's rows were made of;
+    theirs is therefore replaced by that of the run of their name.
+    """
+    table.directory.path.mkdir(parents=True)
+    copied = [json.loads(line) for line in rows.read_text().splitlines()]
+    if table.setting.scale == "medium":
+        hashes = {run.name: evaluation_hash(run.config) for run in table.sweep.runs}
+        assert len({(row["run"], row["config_hash"]) for row in copied}) == len(hashes)
+        copied = [row | {"config_hash": hashes[row["run"]]} for row in copied]
+    (table.directory.path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in copied))
+
+
+def leave_finished_runs(table, folder, cores):
     """What a table takes from the work directories of its runs, which are not committed: as its CSV has it."""
     first = table.definition.labels + 1  # the scale stands before the labels
-    with (SMALL / f"table{table.number:02d}.csv").open() as file:
+    with (folder / f"table{table.number:02d}.csv").open() as file:
         printed = list(csv.reader(file))[1:]
     measured = {
         (quantity.model, quantity.kind): float(printed[row][first + 3 * column + 1])
@@ -87,20 +113,27 @@ def leave_finished_runs(table, cores):
         directory.write_status("finished", step=steps, steps=steps, tokens_per_second=speed, **more)
 
 
-@pytest.mark.parametrize("number", TABLES)
-def test_tables_are_made_of_their_rows_byte_for_byte(number, tmp_path, monkeypatch):
-    rows, steps, cores = TABLES[number]
-    table = Reproduction(number, "small", tmp_path, overrides=f"train.steps={steps}" if steps else "")
-    table.directory.path.mkdir(parents=True)
-    shutil.copy(SMALL / rows, table.directory.path / "results.jsonl")
-    leave_finished_runs(table, cores)
+@pytest.mark.parametrize(("scale", "number"), TABLES)
+def test_tables_are_made_of_their_rows_byte_for_byte(scale, number, tmp_path, monkeypatch):
+    (rows, steps, cores), folder = TABLES[scale, number], RESULTS / f"tables-{scale}"
+    table = Reproduction(number, scale, tmp_path, overrides=f"train.steps={steps}" if steps else "")
+    copy_rows(table, folder / rows)
+    leave_finished_runs(table, folder, cores)
     monkeypatch.setattr(results, "draw_comparison", lambda compared, lines, file: file.touch())
     results.write_table(table, {})
     for suffix in (".md", ".tex", ".csv"):
-        made, kept = ((folder / f"table{number:02d}{suffix}").read_text() for folder in (table.outputs.path, SMALL))
+        made, kept = (
+            place.joinpath(f"table{number:02d}{suffix}").read_text() for place in (table.outputs.path, folder)
+        )
         if (number, suffix) == (1, ".csv"):  # its speeds are kept with six digits, and differences made of more
             made, kept = (re.sub(r"[+-]0[.]\d+", "", text) for text in (made, kept))
         assert made == kept, suffix
+
+
+def test_all_committed_reports_and_tables_are_among_them():
+    assert {page.parent.name for page in RESULTS.glob("*/report.md")} == REPORTS.keys()
+    tables = {(page.parent.name, page.stem) for page in RESULTS.glob("tables-*/table*.md")}
+    assert tables == {(f"tables-{scale}", f"table{number:02d}") for scale, number in TABLES}
 
 
 def typed(one):
