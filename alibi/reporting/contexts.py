@@ -12,6 +12,10 @@ from matplotlib.ticker import NullLocator
 from alibi.reporting.plots import COLOURS, MARKERS, png
 from alibi.reporting.rows import Scoring
 
+WIDEST_INTERVAL = 0.1  # of a range that is drawn, as a share of what some range costs for sure
+LETTERS = 80  # of a legend that stand side by side in the figure's width
+LETTERS_OF_A_LINE = 8  # the room of a line and its marker beside a label
+
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
@@ -93,9 +97,9 @@ class EarlyTokenCurse(Analysis):
 def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> None:
     """Writes a PNG of the NLL by context: a line for each run and length of blocks.
 
-    Each mean stands in its 95% interval; where there is none, or it is as wide as all the lines are high, the range
-    has too few tokens to say anything and is left out. Of a sliding window, in which all tokens but a text's
-    first have nearly the same context, the level of its last range is drawn across.
+    Each mean stands in its 95% interval. A range is left out where it has no interval, or one wider than a tenth of
+    the highest lower end of all the intervals, which is what some range costs for sure. Of a sliding window, in which
+    all tokens but a text's first have nearly the same context, the level of its last range is drawn across.
 
     Raises:
       ValueError: there is none of them.
@@ -116,14 +120,17 @@ def draw_by_context(rows: Iterable[Analysis], path: str | os.PathLike[str]) -> N
         axes.set_xlabel("tokens of context, up to")
         axes.set_ylabel("nats per token")
         axes.grid()
-        axes.legend()
+        # Below, since lines of many lengths leave no room for it; beside each other, names of runs are too long.
+        longest = max(map(len, axes.get_legend_handles_labels()[1]))
+        figure.legend(loc="outside lower center", ncols=max(1, LETTERS // (longest + LETTERS_OF_A_LINE)))
 
 
 def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> None:
     told = {of: (of.run, of.override, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}") for of in lines}
     several = [len(set(words)) > 1 for words in zip(*told.values(), strict=True)]
-    everything = [row.nll_nats / row.tokens for rows in lines.values() for row in rows]
-    height = max(everything) - min(everything)
+    # Lower ends, not means: ranges of few tokens have high means by chance, but then wide intervals too.
+    sure = max((row.interval[0] for rows in lines.values() for row in rows if row.interval), default=0.0)
+    widest = sure * WIDEST_INTERVAL
     for number, of in enumerate(sorted(lines)):
         sliding, rows = of.mode == "sliding", lines[of]
         # What is the same for all lines is left out.
@@ -133,7 +140,7 @@ def _draw_lines(axes: Axes, lines: Mapping[Scoring, Sequence[ByContext]]) -> Non
         if sliding:
             axes.axhline(rows[-1].nll_nats / rows[-1].tokens, label=label, color=colour, ls="--", linewidth=2)
             continue
-        known = [(row, row.interval) for row in rows if row.interval and row.interval[1] - row.interval[0] <= height]
+        known = [(row, row.interval) for row in rows if row.interval and row.interval[1] - row.interval[0] <= widest]
         ends, means = [row.context_to for row, _ in known], [row.nll_nats / row.tokens for row, _ in known]
         axes.plot(ends, means, label=label, color=colour, marker=MARKERS[number % len(MARKERS)], lw=2.5, markersize=8)
         low, high = zip(*(interval for _, interval in known), strict=True) if known else ((), ())

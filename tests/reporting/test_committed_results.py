@@ -1,6 +1,7 @@
 """The results in this repository are what the writers make of their rows, and show what the README says of them."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import re
@@ -12,10 +13,11 @@ from alibi.data.tokenizers import ByteTokenizer
 from alibi.paper import results
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import plots
-from alibi.reporting.contexts import ByContext
+from alibi.reporting.contexts import ByContext, ByPosition, EarlyTokenCurse, GainShare
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import Scoring, read_rows
 from alibi.reporting.tables import MEMORY, TRAINING_SPEED
+from alibi.runs import evaluation_hash
 from alibi.sweeps.definition import load_sweep
 from alibi.sweeps.state import run_directory
 
@@ -23,12 +25,23 @@ ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 ROWS = RESULTS / "quickstart" / "results.jsonl"
 SMALL = RESULTS / "tables-small"
-# The rows of each table, the updates of its runs (those of table 2 are the config's own), the cores of its caption.
+CURSE = [json.loads(line) for line in (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()]
+# The reports, and the sweeps that they are of.
+REPORTS = {
+    "quickstart": "quickstart",
+    "methods": "all_methods",
+    "negative-results": "negative_results",
+    "passkey": "passkey",
+}
+# The rows of each table by scale and number, the updates of its runs (those of table 2 are the config's own), the cores
+# of its caption.
+LATER = "results-600-updates-tables-4-13-14.jsonl"
 TABLES = {
-    1: ("results-200-updates-table-1.jsonl", 200, 2),
-    2: ("results.jsonl", None, None),
-    **dict.fromkeys((3, 5, 6, 7, 15), ("results-600-updates.jsonl", 600, 1)),
-    **dict.fromkeys((4, 13, 14), ("results-600-updates-tables-4-13-14.jsonl", 600, 1)),
+    ("small", 1): ("results-200-updates-table-1.jsonl", 200, 2),
+    ("small", 2): ("results.jsonl", None, None),
+    **{("small", number): ("results-600-updates.jsonl", 600, 1) for number in (3, 5, 6, 7, 15)},
+    **{("small", number): (LATER, 600, 1) for number in (4, 13, 14)},
+    ("medium", 2): ("results.jsonl", None, 1),
 }
 
 
@@ -51,20 +64,35 @@ def test_the_table_of_the_readme_is_theirs():
         assert line == f"| {position} | 128 | {' | '.join(cells)} |"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "negative-results", "passkey"])
+@pytest.mark.parametrize("name", REPORTS)
 def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatch):
-    for figure in ("draw_extrapolation", "draw_passkeys"):
+    for figure in ("draw_extrapolation", "draw_context_use", "draw_passkeys"):
         monkeypatch.setattr(plots, figure, lambda _, file: file.touch())
     shutil.copy(RESULTS / name / "results.jsonl", tmp_path)
-    sweep = load_sweep(ROOT / "configs" / "sweeps" / f"{name.replace('-', '_')}.py")
+    sweep = load_sweep(ROOT / "configs" / "sweeps" / f"{REPORTS[name]}.py")
     write_report(tmp_path, sweep.title)
     assert (tmp_path / "report.md").read_bytes() == (RESULTS / name / "report.md").read_bytes()
 
 
-def leave_finished_runs(table, cores):
+def copy_rows(table, rows):
+    """The rows of `table` from a committed file, as those of its runs here.
+
+    A config's hash has the names of the text files that the user gave, which the medium scale's rows were made of;
+    theirs is therefore replaced by that of the run of their name.
+    """
+    table.directory.path.mkdir(parents=True)
+    copied = [json.loads(line) for line in rows.read_text().splitlines()]
+    if table.setting.scale == "medium":
+        hashes = {run.name: evaluation_hash(run.config) for run in table.sweep.runs}
+        assert len({(row["run"], row["config_hash"]) for row in copied}) == len(hashes)
+        copied = [row | {"config_hash": hashes[row["run"]]} for row in copied]
+    (table.directory.path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in copied))
+
+
+def leave_finished_runs(table, folder, cores):
     """What a table takes from the work directories of its runs, which are not committed: as its CSV has it."""
     first = table.definition.labels + 1  # the scale stands before the labels
-    with (SMALL / f"table{table.number:02d}.csv").open() as file:
+    with (folder / f"table{table.number:02d}.csv").open() as file:
         printed = list(csv.reader(file))[1:]
     measured = {
         (quantity.model, quantity.kind): float(printed[row][first + 3 * column + 1])
@@ -85,31 +113,67 @@ def leave_finished_runs(table, cores):
         directory.write_status("finished", step=steps, steps=steps, tokens_per_second=speed, **more)
 
 
-@pytest.mark.parametrize("number", TABLES)
-def test_tables_are_made_of_their_rows_byte_for_byte(number, tmp_path, monkeypatch):
-    rows, steps, cores = TABLES[number]
-    table = Reproduction(number, "small", tmp_path, overrides=f"train.steps={steps}" if steps else "")
-    table.directory.path.mkdir(parents=True)
-    shutil.copy(SMALL / rows, table.directory.path / "results.jsonl")
-    leave_finished_runs(table, cores)
+@pytest.mark.parametrize(("scale", "number"), TABLES)
+def test_tables_are_made_of_their_rows_byte_for_byte(scale, number, tmp_path, monkeypatch):
+    (rows, steps, cores), folder = TABLES[scale, number], RESULTS / f"tables-{scale}"
+    table = Reproduction(number, scale, tmp_path, overrides=f"train.steps={steps}" if steps else "")
+    copy_rows(table, folder / rows)
+    leave_finished_runs(table, folder, cores)
     monkeypatch.setattr(results, "draw_comparison", lambda compared, lines, file: file.touch())
     results.write_table(table, {})
     for suffix in (".md", ".tex", ".csv"):
-        made, kept = ((folder / f"table{number:02d}{suffix}").read_text() for folder in (table.outputs.path, SMALL))
+        made, kept = (
+            place.joinpath(f"table{number:02d}{suffix}").read_text() for place in (table.outputs.path, folder)
+        )
         if (number, suffix) == (1, ".csv"):  # its speeds are kept with six digits, and differences made of more
             made, kept = (re.sub(r"[+-]0[.]\d+", "", text) for text in (made, kept))
         assert made == kept, suffix
 
 
+def test_all_committed_reports_and_tables_are_among_them():
+    assert {page.parent.name for page in RESULTS.glob("*/report.md")} == REPORTS.keys()
+    tables = {(page.parent.name, page.stem) for page in RESULTS.glob("tables-*/table*.md")}
+    assert tables == {(f"tables-{scale}", f"table{number:02d}") for scale, number in TABLES}
+
+
+def typed(one):
+    """The row that a line of by_context.jsonl is of."""
+    about = (one[key] for key in ("run", "step", "tokens_sha256", "config_hash", "eval_length"))
+    of = Scoring(*about, one.get("stride", one["eval_length"]))
+    if one["analysis"] == "by_position":
+        return ByPosition(of, one["position"], one["tokens"], one["nll_nats"])
+    if one["analysis"] == "by_context":
+        found = (one[key] for key in ("context_from", "context_to", "tokens", "nll_nats", "interval"))
+        return ByContext(of, *found)
+    keys = [field.name for field in dataclasses.fields(EarlyTokenCurse) if field.name not in ("of", "gain_by_context")]
+    shares = tuple(GainShare(**share) for share in one["gain_by_context"])
+    return EarlyTokenCurse(of, **{key: one[key] for key in keys}, gain_by_context=shares)
+
+
 def test_the_rows_by_context_are_typed_and_written_as_they_were():
-    lines = (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()
-    contents = [json.loads(line) for line in lines if '"by_context"' in line]
-    rows = []
-    for one in contents:
-        of = Scoring(*(one[key] for key in ("run", "step", "tokens_sha256", "config_hash", "eval_length", "stride")))
-        found = (one[key] for key in ("context_from", "context_to", "tokens", "nll_nats"))
-        rows.append(ByContext(of, *found, interval=(0.0, 9.0)))
-    # They are older than the intervals.
-    assert [json.dumps(row.to_json()) for row in rows] == [
-        json.dumps(one | {"interval": (0.0, 9.0)}) for one in contents
-    ]
+    assert {one["analysis"] for one in CURSE} == {"by_context", "by_position", "early_token_curse"}
+    for one in CURSE:
+        assert json.dumps(typed(one).to_json()) == json.dumps(one)
+
+
+def test_ranges_of_several_blocks_have_an_interval_around_their_mean():
+    ranges = [one for one in CURSE if one["analysis"] == "by_context" and one["mode"] == "nonoverlapping"]
+    assert {one["eval_length"] for one in ranges} == {32, 64, 128, 256, 512}
+    for one in ranges:
+        low, high = one["interval"]
+        assert low < one["nll_nats"] / one["tokens"] < high
+
+
+def test_only_gains_that_are_no_chance_have_shares_and_the_readme_says_them():
+    gains = [one for one in CURSE if one["analysis"] == "early_token_curse"]
+    lines = []
+    for one in gains:
+        low, high = one["gain_interval"]
+        known = {one["composition_share"] is not None, *(part["share"] is not None for part in one["gain_by_context"])}
+        assert known == {low > 0}
+        shares = (
+            "-" if share is None else f"{share:.0%}" for share in (one["composition_share"], one["sliding_share"])
+        )
+        gain = f"{one['gain_nats']:.4f} [{low:.4f}, {high:.4f}]"
+        lines.append(f"| {one['eval_length']} to {one['longer_length']} | {gain} | {' | '.join(shares)} |")
+    assert "\n".join(["|---|---|--:|--:|", *lines, ""]) in (SMALL / "README.md").read_text()
