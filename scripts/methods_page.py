@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from alibi.positions import METHODS, PositionMethod, make_position
 from alibi.reporting.rows import Override, Row, latest, read_rows
+from configs.sweeps import all_methods
 
 PAGE = ROOT / "docs" / "methods.md"
 ROWS = ROOT / "results" / "methods" / "results.jsonl"
@@ -32,6 +33,29 @@ RUNS = {"randomised": "randomised-rotary"}  # what the sweep calls the runs of a
 # Whose cost stands for that of methods that only have other numbers in the same places.
 COSTS = dict.fromkeys(("alibi_interpolated", "alibi_ntk"), "alibi")
 COSTS |= dict.fromkeys(("rotary_interpolated", "rotary_ntk"), "rotary")
+
+# Options that any method takes: their formula and source, and what has them in the results: a method, and the name of
+# the series.
+OPTIONS = (
+    (
+        "position_options.logit_scale=log_n",
+        "queries times max(1, ln n / ln L), n the number of keys that they see",
+        "Chiang and Cholak 2022, [arXiv 2202.12172](https://arxiv.org/abs/2202.12172)",
+        (("rotary", "rotary-log-n"), ("none", "none-log-n")),
+    ),
+    (
+        "position_options.logit_scale=ssmax",
+        "queries times s_h ln n, s_h learned by each head of each layer",
+        "Nakanishi 2025, [arXiv 2501.19399](https://arxiv.org/abs/2501.19399)",
+        (("alibi", "alibi-ssmax"),),
+    ),
+    (
+        "model.window=128",
+        "a query sees the keys less than 128 behind it, itself among them",
+        "Beltagy, Peters and Cohan 2020, [arXiv 2004.05150](https://arxiv.org/abs/2004.05150)",
+        tuple((name, f"{name} with window 128") for name in ("alibi", "rotary", "sinusoidal")),
+    ),
+)
 
 HEAD = """\
 # Position methods
@@ -53,6 +77,7 @@ def page() -> str:
     speeds = json.loads(SPEED.read_text()) if SPEED.exists() else []
     parts = [HEAD.format(layers=LAYERS, **SIZES), _overview()]
     parts += [_section(name, rows, keys, speeds) for name in METHODS]
+    parts.append(_options(rows, keys))
     return "\n".join(parts)
 
 
@@ -71,7 +96,9 @@ def _about(method: PositionMethod) -> Any:
 
 def _enters(method: PositionMethod) -> str:
     """Where position enters, by the functions that the class overrides."""
-    places = {"place": "positions", "embed": "embeddings", "queries": "queries", "keys": "keys", "bias": "logits"}
+    if _overrides(type(method), "place"):
+        return "positions"  # all else is the other method's, computed in another way
+    places = {"embed": "embeddings", "queries": "queries", "keys": "keys", "bias": "logits"}
     places |= {"keep": "", "content_bias": "logits by content"}
     overridden = [word for name, word in places.items() if word and _overrides(type(method), name)]
     return ", ".join(overridden) or "nowhere"
@@ -94,6 +121,11 @@ def _section(name: str, rows: list[Row], keys: list[Row], speeds: list[dict[str,
     about = _about(make_position(name, **SIZES))
     summary = " ".join((method.__doc__ or "").strip().split("\n\n")[0].split())
     options = ", ".join(f"`{option}={default!r}`" for option, default in method.options().items())
+    trained = all_methods.METHODS.get(RUNS.get(name, name.replace("_", "-")), {})
+    others = [
+        f"`{key.split('.')[1]}={value!r}`" for key, value in trained.items() if key.startswith("position_options")
+    ]
+    measured_with = f" with {', '.join(others)}, but for its speed" if others else ""
     file = f"../alibi/positions/{method.__module__.rpartition('.')[2]}.py"
     return "\n".join(
         [
@@ -103,15 +135,30 @@ def _section(name: str, rows: list[Row], keys: list[Row], speeds: list[dict[str,
             f"- Options: {options or 'none'} ([source code]({file}))",
             f"- Source: {about.source}",
             f"- Caveats: {about.caveats}",
-            f"- Measured: {_extrapolation(name, rows)}; {_keys_found(name, keys)}; {_cost(name, speeds)}",
+            f"- Measured{measured_with}: {_extrapolation(_of_method(name, rows))}; "
+            f"{_keys_found(_of_method(name, keys))}; {_cost(name, speeds)}",
             "",
         ]
     )
 
 
-def _extrapolation(name: str, rows: list[Row]) -> str:
+def _options(rows: list[Row], keys: list[Row]) -> str:
+    """The options of any method, with what was measured of some methods that had them."""
+
+    def measured(series: str) -> str:
+        of_run, asked = ([row for row in some if row.series == series] for some in (rows, keys))
+        return f"{_extrapolation(of_run)}; {_keys_found(asked)}"
+
+    lines = ["## Options of any method", ""]
+    for option, formula, source, measurements in OPTIONS:
+        lines += [f"- `{option}`: {formula}. {source}"]
+        for plain, series in measurements:
+            lines += [f"  - [`{plain}`](#{plain}) with it: {measured(series)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _extrapolation(found: list[Row]) -> str:
     """Bits per byte at L and 16 L, and what the same tokens gain by 16 L: means over seeds."""
-    found = _of_method(name, rows)
     if not found:
         return "extrapolation not yet"
     length, seeds = found[0].train_length, len({row.seed for row in found})
@@ -124,16 +171,16 @@ def _extrapolation(name: str, rows: list[Row]) -> str:
         return row.bits_per_byte if row.context_use is None and row.passkey is None else None
 
     bits = [mean(times, of_the_text) for times in (1, 16)]
-    told = ["no" if one is None else f"{one:.3f}" for one in bits]
+    told = ["none" if one is None else f"{one:.3f}" for one in bits]
     gain = mean(16, lambda row: row.context_use.gain_nats if row.context_use else None)
     used = "" if gain is None else f", where the same tokens gain {gain:+.4f} nats"
     about = f"L = {length}, {seeds} seed{'s' * (seeds > 1)}, {found[0].step:,} updates"
-    return f"{told[0]} bits per byte at L and {told[1]} at 16 L{used} ({about})"
+    return f"bits per byte {told[0]} at L and {told[1]} at 16 L{used} ({about})"
 
 
-def _keys_found(name: str, rows: list[Row]) -> str:
+def _keys_found(rows: list[Row]) -> str:
     """Shares of keys that runs on books with keys find, in windows of L and far beyond: means over seeds."""
-    found = [row for row in _of_method(name, rows) if row.passkey is not None]
+    found = [row for row in rows if row.passkey is not None]
     if not found:
         return "keys not asked for"
 
@@ -146,8 +193,8 @@ def _keys_found(name: str, rows: list[Row]) -> str:
     about = f"books with keys, {seeds} seed{'s' * (seeds > 1)}, {found[0].step:,} updates"
     at_length, near, far = share(1, 64), share(8, 64), share(8, 512)
     if at_length == "0%":
-        return f"it has not learned to find keys, within L neither ({about})"
-    beyond = "and has no 8 L" if near is None else f"at 8 L {near} of those, and {far} of the keys 512 back"
+        return f"it has not learned to find keys, not even within L ({about})"
+    beyond = "and can't be asked at 8 L" if near is None else f"at 8 L {near} of those, and {far} of the keys 512 back"
     return f"it finds {at_length} of the keys 64 tokens back at L, {beyond} ({about})"
 
 

@@ -75,8 +75,8 @@ def saved_attention(
 
     Each block of queries is multiplied with the keys up to the block's end, so that half or
     more of the logits above the diagonal are never computed. The exponentials of the logits are kept
-    for the backward pass, in memory that grows with the square of the length. Not they are
-    divided by their sums, but their product with the values, which is smaller. All is
+    for the backward pass, in memory that grows with the square of the length. Their product with
+    the values is divided by their sums, not they themselves, since it is smaller. All is
     computed in float32, as CPUs do with half precision anyway; only the exponentials are kept
     in the dtype of `value`, which the result has too. No dimension may have the size zero.
 
