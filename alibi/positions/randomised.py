@@ -49,7 +49,7 @@ class Randomised(Around):
                 f"randomised needs a max_position of at least the training length {self.train_length}, or 0 for 16 "
                 f"times that; got {self.max_position}"
             )
-        if len(self.method_options) % 2:
+        if len(self.method_options) % 2 or not all(isinstance(name, str) for name in self.method_options[::2]):
             raise ValueError(f"method_options={self.method_options} must be name, value, name, value, ...")
         from alibi.positions import make_position  # the registry has this method too
 

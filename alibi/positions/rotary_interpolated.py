@@ -29,12 +29,12 @@ class RotaryInterpolated(Rotary):
         caveats="needs some training at the new length, 1,000 updates in its paper",
     )
 
-    factor: float | int | None = None
+    factor: float | None = None
     original_length: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.factor is not None and not (isinstance(self.factor, int | float) and 1 <= self.factor < math.inf):
+        if self.factor is not None and not 1 <= self.factor < math.inf:
             raise ValueError(
                 "stretched rotary embeddings need a finite factor of at least 1, or None for a dynamic one, and got "
                 f"{self.factor!r}"
@@ -54,7 +54,7 @@ class RotaryInterpolated(Rotary):
     def stretch(self) -> float:
         """s, the given or the dynamic one."""
         if self.factor is not None:
-            return float(self.factor)
+            return self.factor
         return max(1.0, (self.length or self.train_length) / self.known_length)
 
     def frequencies(self) -> np.ndarray:
