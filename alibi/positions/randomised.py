@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from alibi.positions.around import Around
-from alibi.positions.base import About
+from alibi.positions.base import MOST_TOKENS, About
 from alibi.positions.bias import KnownPositions
 
 
@@ -44,10 +44,10 @@ class Randomised(Around):
     max_position: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.max_position == 0 or self.max_position >= self.train_length):
+        if self.max_position and not self.train_length <= self.max_position <= MOST_TOKENS:
             raise ValueError(
-                f"randomised needs a max_position of at least the training length {self.train_length}, or 0 for 16 "
-                f"times that; got {self.max_position}"
+                f"randomised needs a max_position of at least the training length {self.train_length} and at most "
+                f"{MOST_TOKENS:,}, or 0 for 16 times that length; got {self.max_position}"
             )
         if len(self.method_options) % 2 or not all(isinstance(name, str) for name in self.method_options[::2]):
             raise ValueError(f"method_options={self.method_options} must be name, value, name, value, ...")

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from alibi.positions.base import About
+from alibi.positions.base import MOST_TOKENS, About
 from alibi.positions.rotary import Rotary
 
 
@@ -20,7 +20,7 @@ class RotaryInterpolated(Rotary):
         one's checkpoint; 0: those of this run's training.
 
     Raises:
-      ValueError: a factor below 1, or a negative length; see also `Rotary`.
+      ValueError: a factor below 1, or a length that is negative or above 2^24; see also `Rotary`.
     """
 
     about = About(
@@ -39,10 +39,10 @@ class RotaryInterpolated(Rotary):
                 "stretched rotary embeddings need a finite factor of at least 1, or None for a dynamic one, and got "
                 f"{self.factor!r}"
             )
-        if self.original_length < 0:
+        if not 0 <= self.original_length <= MOST_TOKENS:
             raise ValueError(
-                "stretched rotary embeddings need an original_length of at least 1 token, or 0 for the training "
-                f"length, and got {self.original_length}"
+                f"stretched rotary embeddings need an original_length from 1 to {MOST_TOKENS:,} tokens, or 0 for the "
+                f"training length, and got {self.original_length}"
             )
 
     @property

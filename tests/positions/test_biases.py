@@ -362,9 +362,13 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
         ("alibi_ntk", {"slopes": (0.5, 0.0, 1, 1)}, "alibi_ntk starts from slopes=.* must be above 0"),
         ("kerple_power", {"exponent": 2.5}, "exponent above 0 and of at most 2, such as 1, or None .* and got 2.5"),
         ("kerple_power", {"exponent": 0.0}, "exponent above 0 and of at most 2"),
-        ("sandwich", {"features": 7}, "sandwich needs an even number of features, such as 128, and got 7"),
+        (
+            "sandwich",
+            {"features": 7},
+            "sandwich needs an even number of features from 2 to 8,192, such as 128, and got 7",
+        ),
         ("t5", {"causal": False, "num_buckets": 5}, "with causal=False an even num_buckets >= 4"),
-        ("deberta", {"max_distance": -1}, "deberta needs a max_distance of at least 1 token, or 0"),
+        ("deberta", {"max_distance": -1}, "deberta needs a max_distance from 1 to 1,048,576 tokens, or 0"),
         ("fox", {"causal": False}, "fox needs causal=True"),
     ],
 )

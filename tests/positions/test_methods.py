@@ -228,6 +228,26 @@ def test_options_of_another_type_are_named(name: str, options: dict[str, Any], n
     assert "\n" not in str(error.value)
 
 
+WHOLE = [
+    (name, option)
+    for name, method in METHODS.items()
+    for option, kind in annotations(method).items()
+    if kind is int and option in method.options()
+]
+LARGEST = {"num_buckets": 254, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}  # others: 2^24
+
+
+@pytest.mark.parametrize(("name", "option"), WHOLE)
+def test_whole_numbers_are_taken_up_to_a_largest_one(name: str, option: str) -> None:
+    """Larger ones overflowed, or were arrays larger than memory, only when a run had begun."""
+    largest = LARGEST.get(option, 2**24)
+    assert getattr(make(name, **{option: largest}), option) == largest
+    for beyond in (largest + 2, 2**40, 10**400):
+        with pytest.raises(ValueError, match=option) as error:
+            make(name, **{option: beyond})
+        assert "\n" not in str(error.value)
+
+
 @dataclasses.dataclass(frozen=True)
 class Annotated(PositionMethod):
     """Options that a method from outside may have."""

@@ -192,7 +192,11 @@ def test_scaled_logits_hold_what_any_method_must() -> None:
         ("rotary", {"share_of": "heads"}, "share_of features or frequencies and got share_of='heads'"),
         ("rotary_ntk", {"factor": 0.5}, "factor of at least 1, or None for a dynamic one, and got 0.5"),
         ("rotary_ntk", {"share": 0.125}, "rotary_ntk needs a head_dim of at least 4 and got 2"),
-        ("rotary_interpolated", {"original_length": -1}, "original_length of at least 1 token, or 0 .* and got -1"),
+        (
+            "rotary_interpolated",
+            {"original_length": -1},
+            "original_length from 1 to 16,777,216 tokens, or 0 .* and got -1",
+        ),
         ("yarn", {"slow": 32.0}, "0 < slow < fast turns, such as 1 and 32, and got slow=32.0, fast=32.0"),
         ("yarn", {"base": 1.0}, "yarn needs a base above 1, such as 10000, and got base=1.0"),
         ("yarn", {"temperature": -0.1}, "temperature of at least 0, such as 0.1, and got -0.1"),
