@@ -11,6 +11,7 @@ from jaxtyping import Array, PRNGKeyArray
 from alibi.positions.around import Around
 from alibi.positions.base import MOST_TOKENS, About
 from alibi.positions.bias import KnownPositions
+from alibi.positions.scaled_logits import ScaledLogits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Randomised(Around):
       other: that method, made of the three above; its training length is the number of positions.
 
     Raises:
-      ValueError: fewer positions than tokens; see also `alibi.positions.make_position`.
+      ValueError: fewer positions than tokens, or a `logit_scale` among the other method's options; see also
+        `alibi.positions.make_position`.
     """
 
     about = About(
@@ -57,6 +59,11 @@ class Randomised(Around):
         options = dict(zip(self.method_options[::2], self.method_options[1::2], strict=True))
         sizes |= {"train_length": self.max_length, "causal": self.causal}
         object.__setattr__(self, "other", make_position(self.method, **sizes, options=options))  # as it is frozen
+        if isinstance(self.other, ScaledLogits):
+            raise ValueError(
+                f"method_options={self.method_options} of randomised set logit_scale, which goes by the number of "
+                "keys, and drawn positions don't tell it; leave it out"
+            )
         self.other.check_length(self.max_length)
 
     @property

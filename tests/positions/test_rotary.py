@@ -203,7 +203,13 @@ def test_scaled_logits_hold_what_any_method_must() -> None:
         ("xpos", {"scale_base": -512.0}, "or its decay would grow with distance; got -512.0"),
         ("alibi", {"logit_scale": "log"}, "logit_scale='log' is unknown; use one of log_n, ssmax"),
         ("alibi", {"logit_scal": "log_n"}, "has no option 'logit_scal'; did you mean 'logit_scale'"),
-        ("randomised", {"logit_scale": "log_n"}, "which the positions of Randomised don't tell; leave it out"),
+        ("randomised", {"logit_scale": "log_n"}, "which the positions of Randomised don't tell; leave it out$"),
+        (
+            "randomised",
+            {"method_options": ("logit_scale", "log_n")},
+            "number of keys, and drawn positions don't tell it",
+        ),
+        ("randomised", {"method_options": ("base", 1e4, "logit_scale", "ssmax")}, "set logit_scale, .*; leave it out"),
         ("randomised", {"method": "xpos", "max_position": 2**17}, "XPos has 65391 positions"),
     ],
 )
