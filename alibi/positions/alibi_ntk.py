@@ -19,7 +19,7 @@ class AlibiNtk(Alibi):
     it, and any other slopes keep their order. One head alone is the steepest, and stays as it was.
 
     Raises:
-      ValueError: a given slope of 0, whose logarithm is none.
+      ValueError: a slope of 0, or so small that float32 has no logarithm of it.
     """
 
     about = About(

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+LEAST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)  # what is smaller may count as 0
+
 
 def annotations(method: type) -> Mapping[str, Any]:
     """What each field of a class may be; the type of its default where the annotation can't be evaluated."""
@@ -27,7 +29,7 @@ def read_option(method: str, option: str, value: Any, annotation: Any, default: 
     are taken. None is also taken where it is the default.
 
     Raises:
-      ValueError: a value of another type, or a number that is not finite in float32.
+      ValueError: a value of another type, or a number that is not finite in float32, or not normal.
     """
     value = _without_lists(value)
     if value is None and default is None:
@@ -39,8 +41,7 @@ def read_option(method: str, option: str, value: Any, annotation: Any, default: 
         such = "" if default is None or default is dataclasses.MISSING else f", such as {default!r}"
         raise ValueError(f"{given} must be of type {_told(annotation)}{such}") from None
     except OverflowError:
-        largest = np.finfo(np.float32).max
-        raise ValueError(f"{given} must be finite in float32, which ends at {largest:.2g}") from None
+        raise ValueError(f"{given} must be 0 or of a size from {LEAST:.2g} to {LARGEST:.2g}, as in float32") from None
 
 
 def _without_lists(value: Any) -> Any:
@@ -56,7 +57,7 @@ def _read(value: Any, annotation: Any) -> Any:
     if kind is tuple:
         return _read_all(value if isinstance(value, tuple) else (value,), arguments)
     if kind is float and type(value) is not bool and isinstance(value, int | float):
-        if not abs(value) <= float(np.finfo(np.float32).max):
+        if value and not LEAST <= abs(value) <= LARGEST:
             raise OverflowError
         return float(value)
     if kind is Any or not isinstance(kind, type):
