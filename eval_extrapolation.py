@@ -45,7 +45,7 @@ def main() -> int:
     options = _options()
     command_line.join_hosts()
     failures = evaluate_runs(_WORKDIRS.value, options)
-    if failures:
+    if failures and len(_WORKDIRS.value) > 1:
         tell(f"{len(failures)} of {len(_WORKDIRS.value)} work directories failed, see above")
     return 1 if failures else 0
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 CONVENTIONS = ("paper", "closed_form", "random")
+MOST_BIAS_MAX = 125  # 2^-126 is float32's smallest normal number, and the exponential of a logarithm may be rounded
 MOST_HEADS = 2**16  # no model has a hundredth of them: a larger number is another one's
 
 
@@ -37,14 +38,17 @@ def alibi_slopes(
     Raises:
       ValueError: `num_heads` that is no whole number from 1 to 65,536, an unknown convention, a
         tuple of another length or with what is no finite number of at least 0, a draw below 0, or an
-        `alibi_bias_max` that is not above 0, or that a tuple can't heed.
+        `alibi_bias_max` that is not above 0, that is above 125, or that a tuple can't heed.
     """
     if not _is_whole(num_heads) or not 1 <= num_heads <= MOST_HEADS:
         raise ValueError(f"num_heads={num_heads!r} must be a whole number from 1 to {MOST_HEADS:,}, such as 8")
     if not _is_whole(draw) or not 0 <= draw < 2**32:
         raise ValueError(f"draw={draw!r} of random slopes must be at least 0, a whole number below 2^32")
-    if not (isinstance(alibi_bias_max, numbers.Real) and 0 < alibi_bias_max < math.inf):
-        raise ValueError(f"alibi_bias_max={alibi_bias_max!r} must be a number above 0, such as the paper's 8")
+    if not (isinstance(alibi_bias_max, numbers.Real) and 0 < alibi_bias_max <= MOST_BIAS_MAX):
+        raise ValueError(
+            f"alibi_bias_max={alibi_bias_max!r} must be a number above 0, such as the paper's 8, and at most "
+            f"{MOST_BIAS_MAX}: the flattest slope is 2^-alibi_bias_max, and float32 holds no smaller ones in full"
+        )
     num_heads = int(num_heads)
     if isinstance(convention, tuple | list):
         if alibi_bias_max != 8:

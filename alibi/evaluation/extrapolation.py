@@ -92,7 +92,8 @@ def evaluate_each(
 ) -> list[str]:
     """Calls `evaluate` with each work directory and the common output, then writes the report; returns what failed.
 
-    A work directory that can't be evaluated has failed, whatever the reason; the others go on.
+    A work directory that can't be evaluated has failed, whatever the reason; the others go on. There is no report where
+    the only one failed without a row.
 
     Raises:
       ValueError: two work directories of one name, whose rows could not be told apart.
@@ -101,7 +102,7 @@ def evaluate_each(
     paths = list(dict.fromkeys(str(open_store(workdir)) for workdir in workdirs))
     check_names(paths)
     output = Output(output_dir)
-    failures = []
+    failures, found_before = [], len(output.rows)
     for path in paths:
         try:
             evaluate(path, output)
@@ -114,7 +115,9 @@ def evaluate_each(
             failures.append(known if path in known else f"{path}: {known}")
             if is_primary():
                 tell(failures[-1])
-    output.finish(report=report, workdirs=paths)
+    # Of one that failed before any result the reason is all that there is to say.
+    nothing = len(paths) == len(failures) == 1 and len(output.rows) == found_before
+    output.finish(report=report and not nothing, workdirs=paths)
     return failures
 
 

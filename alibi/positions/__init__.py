@@ -4,7 +4,7 @@ import difflib
 import importlib
 import inspect
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from alibi.positions.kerple_log import KerpleLog
 from alibi.positions.kerple_power import KerplePower
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
+from alibi.positions.options import annotations, read_option
 from alibi.positions.randomised import Randomised
 from alibi.positions.rotary import Rotary
 from alibi.positions.rotary_interpolated import RotaryInterpolated
@@ -109,13 +110,13 @@ def make_position(
     method = method_class(name) if isinstance(name, str) else name
     name = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
     _check_class(name, method)
-    known, options = method.options(), dict(options or {})
-    rule = options.pop(LOGIT_SCALE, "")
+    known, annotated, options = method.options(), annotations(method), dict(options or {})
+    rule = read_option(name, LOGIT_SCALE, options.pop(LOGIT_SCALE, ""), str | None, "")
     for option, value in options.items():
         if option not in known:
             known |= {LOGIT_SCALE: ""} if known else {}
             raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, known)}")
-        options[option] = _converted(name, option, value, known[option])
+        options[option] = read_option(name, option, value, annotated[option], known[option])
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "width": width, "train_length": train_length}
     for size, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
@@ -203,21 +204,6 @@ def check_bias(name: str, method: PositionMethod) -> None:
             f"the bias of position method {name!r} gives a block of shape {block.shape} for {q} queries, {k} keys "
             f"and {heads} heads; it must be [heads, q, k] = {(heads, q, k)}, or that for each sequence"
         )
-
-
-def _converted(name: str, option: str, value: Any, default: Any) -> Any:
-    """An option of the type of its default; a list becomes a tuple, so that the method stays hashable."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        value = tuple(value)
-    if isinstance(default, float) and type(value) is int:
-        value = float(value)
-    # Where the default is None or a sequence, what else it may be is the method's to say.
-    if default is None or isinstance(value, tuple) or type(value) is type(default) or isinstance(default, tuple):
-        return value
-    raise ValueError(
-        f"option {option}={value!r} of position method {name!r} must be of type {type(default).__name__}, "
-        f"such as {default!r}"
-    )
 
 
 def _suggestion(word: str, known: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Integer
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Blocks, KnownPositions, per_head, static
 from alibi.positions.distance import DistanceBias
-from alibi.slopes import alibi_slopes
+from alibi.slopes import MOST_BIAS_MAX, alibi_slopes
 
 
 def alibi_bias(
@@ -150,12 +150,12 @@ class Alibi(PositionMethod):
         return [alibi_slopes(self.num_heads, one, self.draw, alibi_bias_max=self.alibi_bias_max) for one in given]
 
     def check_above_zero(self, name: str) -> None:
-        """Raises ValueError for a given slope of 0, which the method called `name` can't take."""
-        for given in (self.slopes, self.slopes_after):
-            if isinstance(given, tuple) and min(given) <= 0:
+        """Raises ValueError for a slope that float32 has no logarithm of, which the method called `name` can't take."""
+        for slopes in map(np.asarray, self.sides()):
+            if slopes.min() < 2.0**-MOST_BIAS_MAX:
                 raise ValueError(
-                    f"{name} starts from slopes={list(given)}, which must be above 0, as it takes their logarithms; "
-                    "fixed ones (position=alibi) may be 0"
+                    f"{name} starts from slopes={slopes.tolist()}, which must be above 0 (in float32, at least "
+                    f"2^-{MOST_BIAS_MAX}), as it takes their logarithms; fixed ones (position=alibi) may be 0"
                 )
 
     def flattened(self, slopes: Float[Array, " heads"]) -> Float[Array, " heads"]:

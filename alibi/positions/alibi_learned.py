@@ -22,7 +22,7 @@ class AlibiLearned(Alibi):
       per_layer: each layer has slopes of its own.
 
     Raises:
-      ValueError: a given slope that is not above 0; see also `Alibi`.
+      ValueError: a slope of 0, or so small that float32 has no logarithm of it; see also `Alibi`.
     """
 
     about = About(

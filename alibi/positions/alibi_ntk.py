@@ -19,11 +19,12 @@ class AlibiNtk(Alibi):
     it, and any other slopes keep their order. One head alone is the steepest, and stays as it was.
 
     Raises:
-      ValueError: a given slope of 0, whose logarithm is none.
+      ValueError: a slope of 0, or so small that float32 has no logarithm of it.
     """
 
     about = About(
-        formula="-m_h a^(-(h - 1) / (H - 1)) (i - j), a = max(1, L' / L)",
+        formula="-m_h a^(-p_h) (i - j), a = max(1, L' / L), p_h = ln(m_max / m_h) / ln(m_max / m_min), "
+        "which is (h - 1) / (H - 1) for H a power of two",
         source="[keezen/ntk_alibi](https://github.com/keezen/ntk_alibi)",
         caveats="changes only how a trained model is tested",
     )

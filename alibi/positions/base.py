@@ -27,6 +27,10 @@ from alibi.positions.bias import Bias, KnownPositions
 Params = Mapping[str, Any]
 Positions = Integer[Array, "*#batch length"]
 
+# What an option may say in tokens, at most: float32, in which distances are computed, tells no more of them apart.
+MOST_TOKENS = 2**24
+MOST_DISTANCE = 2**20  # where each distance has a number or a vector of its own
+
 
 @dataclasses.dataclass(frozen=True)
 class About:

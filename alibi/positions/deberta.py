@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from alibi.positions.base import About, Params, PositionMethod, Positions
+from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod, Positions
 from alibi.positions.bias import Bias, shared
 from alibi.positions.lookup import KeyProducts, QueryProducts
 
@@ -55,10 +55,10 @@ class Deberta(PositionMethod):
     max_distance: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_distance < 0:
+        if not 0 <= self.max_distance <= MOST_DISTANCE:
             raise ValueError(
-                f"deberta needs a max_distance of at least 1 token, or 0 for the training length, and got "
-                f"{self.max_distance}"
+                f"deberta needs a max_distance from 1 to {MOST_DISTANCE:,} tokens, or 0 for the training length, and "
+                f"got {self.max_distance}"
             )
 
     @property

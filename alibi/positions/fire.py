@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import About, Params, PositionMethod
+from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
 from alibi.positions.bias import Bias, KnownPositions, per_head, shared, static
 from alibi.positions.distance import DistanceBias
 from alibi.positions.relu_network import Network, relu_network, relu_network_by_parts
@@ -76,8 +76,10 @@ class Fire(PositionMethod):
     threshold: int = 512
 
     def __post_init__(self) -> None:
-        if self.threshold < 1:
-            raise ValueError(f"fire needs a threshold of at least 1 token, such as 512, and got {self.threshold}")
+        if not 1 <= self.threshold <= MOST_TOKENS:
+            raise ValueError(
+                f"fire needs a threshold from 1 to {MOST_TOKENS:,} tokens, such as 512, and got {self.threshold}"
+            )
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         def uniform(number: int, shape: tuple[int, ...], inputs: int) -> Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from alibi.positions.base import About, Params, PositionMethod, Positions
+from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod, Positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Learned(PositionMethod):
     num_positions: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_positions and self.num_positions < self.train_length:
+        if self.num_positions and not self.train_length <= self.num_positions <= MOST_TOKENS:
             raise ValueError(
-                f"learned needs num_positions of at least the training length {self.train_length}, or 0 for just that; "
-                f"got {self.num_positions}"
+                f"learned needs num_positions of at least the training length {self.train_length} and at most "
+                f"{MOST_TOKENS:,}, or 0 for just that length; got {self.num_positions}"
             )
 
     @property

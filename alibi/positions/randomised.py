@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from alibi.positions.around import Around
-from alibi.positions.base import About, Params
+from alibi.positions.base import MOST_TOKENS, About, Params
 from alibi.positions.bias import Bias, KnownPositions
+from alibi.positions.scaled_logits import ScaledLogits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Randomised(Around):
       other: that method, made of the three above; its training length is the number of positions.
 
     Raises:
-      ValueError: fewer positions than tokens; see also `alibi.positions.make_position`.
+      ValueError: fewer positions than tokens, or a `logit_scale` among the other method's options; see also
+        `alibi.positions.make_position`.
     """
 
     about = About(
@@ -43,12 +45,12 @@ class Randomised(Around):
     max_position: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.max_position == 0 or self.max_position >= self.train_length):
+        if self.max_position and not self.train_length <= self.max_position <= MOST_TOKENS:
             raise ValueError(
-                f"randomised needs a max_position of at least the training length {self.train_length}, or 0 for 16 "
-                f"times that; got {self.max_position}"
+                f"randomised needs a max_position of at least the training length {self.train_length} and at most "
+                f"{MOST_TOKENS:,}, or 0 for 16 times that length; got {self.max_position}"
             )
-        if len(self.method_options) % 2:
+        if len(self.method_options) % 2 or not all(isinstance(name, str) for name in self.method_options[::2]):
             raise ValueError(f"method_options={self.method_options} must be name, value, name, value, ...")
         from alibi.positions import make_position  # the registry has this method too
 
@@ -56,6 +58,11 @@ class Randomised(Around):
         options = dict(zip(self.method_options[::2], self.method_options[1::2], strict=True))
         sizes |= {"train_length": self.max_length, "causal": self.causal}
         object.__setattr__(self, "other", make_position(self.method, **sizes, options=options))  # as it is frozen
+        if isinstance(self.other, ScaledLogits):
+            raise ValueError(
+                f"method_options={self.method_options} of randomised set logit_scale, which goes by the number of "
+                "keys, and drawn positions don't tell it; leave it out"
+            )
         self.other.check_length(self.max_length)
 
     @property
@@ -70,8 +77,8 @@ class Randomised(Around):
         of_keys: PyTree[Float[Array, "batch k heads ..."]],
     ) -> Bias | None:
         bias = self.other.content_bias(params, query, of_queries, of_keys)
-        # One query has fewer distances than there are.
-        return bias if bias is None or query.shape[1] == 1 else bias.up_to(self.max_length - 1)
+        batch, length = query.shape[:2]
+        return bias if bias is None or batch * length**2 <= self.max_length else bias.up_to(self.max_length - 1)
 
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> Array:
         length = self.length or self.train_length

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from alibi.positions.base import About
+from alibi.positions.base import MOST_TOKENS, About
 from alibi.positions.rotary import Rotary
 
 
@@ -20,7 +20,7 @@ class RotaryInterpolated(Rotary):
         one's checkpoint; 0: those of this run's training.
 
     Raises:
-      ValueError: a factor below 1, or a negative length; see also `Rotary`.
+      ValueError: a factor below 1, or a length that is negative or above 2^24; see also `Rotary`.
     """
 
     about = About(
@@ -29,20 +29,20 @@ class RotaryInterpolated(Rotary):
         caveats="needs some training at the new length, 1,000 updates in its paper",
     )
 
-    factor: float | int | None = None
+    factor: float | None = None
     original_length: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.factor is not None and not (isinstance(self.factor, int | float) and 1 <= self.factor < math.inf):
+        if self.factor is not None and not 1 <= self.factor < math.inf:
             raise ValueError(
                 "stretched rotary embeddings need a finite factor of at least 1, or None for a dynamic one, and got "
                 f"{self.factor!r}"
             )
-        if self.original_length < 0:
+        if not 0 <= self.original_length <= MOST_TOKENS:
             raise ValueError(
-                "stretched rotary embeddings need an original_length of at least 1 token, or 0 for the training "
-                f"length, and got {self.original_length}"
+                f"stretched rotary embeddings need an original_length from 1 to {MOST_TOKENS:,} tokens, or 0 for the "
+                f"training length, and got {self.original_length}"
             )
 
     @property
@@ -54,7 +54,7 @@ class RotaryInterpolated(Rotary):
     def stretch(self) -> float:
         """s, the given or the dynamic one."""
         if self.factor is not None:
-            return float(self.factor)
+            return self.factor
         return max(1.0, (self.length or self.train_length) / self.known_length)
 
     def frequencies(self) -> np.ndarray:

@@ -12,6 +12,8 @@ from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, KnownPositions, per_head, static
 from alibi.positions.distance import DistanceBias
 
+MOST_FEATURES = 2**13  # each two of them are a cosine, in each step's program too
+
 
 @functools.cache
 def cosines(features: int, distances: int) -> Float[np.ndarray, " distances"]:
@@ -39,7 +41,7 @@ class SandwichBias(DistanceBias):
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
         if isinstance(distance, np.ndarray):
-            # In float64: at 65,536 tokens float32 is off by thousandths of a radian.
+            # In float64: at 8,192 tokens float32 is off by thousandths of a radian.
             return self._compressed(jnp.asarray(cosines(self.features, int(distance.max()) + 1)[distance], jnp.float32))
         frequencies = 10_000.0 ** (-2 * np.arange(self.features // 2) / self.features)
         angles = [distance.astype(jnp.float32) * np.float32(frequency) for frequency in frequencies]
@@ -71,7 +73,7 @@ class Sandwich(PositionMethod):
       features: of the embeddings, sines and cosines; the paper's D.
 
     Raises:
-      ValueError: features that are not even, or below 2.
+      ValueError: features that are not even, below 2 or above 8,192.
     """
 
     about = About(
@@ -85,8 +87,11 @@ class Sandwich(PositionMethod):
     features: int = 128
 
     def __post_init__(self) -> None:
-        if self.features < 2 or self.features % 2:
-            raise ValueError(f"sandwich needs an even number of features, such as 128, and got {self.features}")
+        if not 2 <= self.features <= MOST_FEATURES or self.features % 2:
+            raise ValueError(
+                f"sandwich needs an even number of features from 2 to {MOST_FEATURES:,}, such as 128, and got "
+                f"{self.features}"
+            )
 
     def bias(self, params: Params) -> SandwichBias:
         del params

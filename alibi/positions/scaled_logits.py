@@ -42,7 +42,7 @@ class ScaledLogits(Around):
         if type(self.other).place is not PositionMethod.place:
             raise ValueError(
                 f"logit_scale={self.rule} goes by the number of keys, which the positions of "
-                f"{type(self.other).__name__} don't tell; leave it out, or give it to the method that gets them"
+                f"{type(self.other).__name__} don't tell; leave it out"
             )
 
     def at_length(self, length: int) -> "ScaledLogits":

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
 
-from alibi.positions.base import About, Params, PositionMethod
+from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, KnownPositions, per_query, shared, static
 from alibi.positions.lookup import in_order, looked_up
 
@@ -77,8 +77,10 @@ class Shaw(PositionMethod):
     values: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_distance < 1:
-            raise ValueError(f"shaw needs a max_distance of at least 1 token, such as 16, and got {self.max_distance}")
+        if not 1 <= self.max_distance <= MOST_DISTANCE:
+            raise ValueError(
+                f"shaw needs a max_distance from 1 to {MOST_DISTANCE:,} tokens, such as 16, and got {self.max_distance}"
+            )
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         shape = (2 * self.max_distance + 1, self.head_dim)

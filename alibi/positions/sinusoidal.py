@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from alibi.positions.base import About, Params, PositionMethod, Positions
+from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod, Positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Sinusoidal(PositionMethod):
       max_period: tokens, over 2 pi, of the slowest wave.
 
     Raises:
-      ValueError: a max_period that is not above 0.
+      ValueError: a first_position of more than 2^24 tokens before or after 0, or a max_period that is not above 0.
     """
 
     about = About(
@@ -34,6 +34,11 @@ class Sinusoidal(PositionMethod):
     max_period: float = 10_000.0
 
     def __post_init__(self) -> None:
+        if abs(self.first_position) > MOST_TOKENS:
+            raise ValueError(
+                f"sinusoidal needs a first_position from {-MOST_TOKENS:,} to {MOST_TOKENS:,}, such as 2, and got "
+                f"{self.first_position}"
+            )
         if not self.max_period > 0:
             raise ValueError(f"sinusoidal needs a max_period above 0, such as 10000, and got {self.max_period}")
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
-from alibi.positions.base import About, Params, PositionMethod
+from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import per_head, static
 from alibi.positions.distance import DistanceBias
 
@@ -78,8 +78,11 @@ class T5(PositionMethod):
         if not self.causal:
             sides, least = 2, "with causal=False an even num_buckets >= 4 and max_distance > num_buckets / 4"
         of_side, rest = divmod(self.num_buckets, sides)
-        if of_side < 2 or rest or self.max_distance <= of_side // 2:
-            raise ValueError(f"t5 needs {least}; got num_buckets={self.num_buckets}, max_distance={self.max_distance}")
+        if of_side < 2 or rest or not of_side // 2 < self.max_distance <= MOST_DISTANCE:
+            raise ValueError(
+                f"t5 needs {least}, of at most {MOST_DISTANCE:,} tokens; got num_buckets={self.num_buckets}, "
+                f"max_distance={self.max_distance}"
+            )
 
     def init(self, key: PRNGKeyArray) -> Params:
         return {"table": self.width**-0.5 * jax.random.normal(key, (self.num_buckets, self.num_heads))}

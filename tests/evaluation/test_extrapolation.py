@@ -154,6 +154,13 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
 
 
+def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi_run):
+    done = command(f"--workdirs={alibi_run}", f"--output_dir={tmp_path}", "--position_options=slope=1.0")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {alibi_run}: position method 'alibi' has no option 'slope'; did you mean 'slopes'?")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -328,6 +328,29 @@ def test_ntk_flattens_head_h_by_a_power(heads: int, stretch: float) -> None:
     np.testing.assert_allclose(of_paper, alibi_slopes(heads), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("heads", "heights"), [(3, [4, 8, 2]), (12, [*range(1, 9), 0.5, 1.5, 2.5, 3.5])])
+def test_ntk_flattens_slopes_in_no_order_by_their_logarithms(heads: int, heights: list[float]) -> None:
+    """The paper's slopes of other numbers of heads are no geometric series, and don't descend: m_h is 2^-height."""
+    sizes = {"num_heads": heads, "head_dim": 2, "width": 2 * heads, "train_length": 16}
+    slopes = 2.0 ** -np.asarray(heights)
+    np.testing.assert_allclose(alibi_slopes(heads), slopes, rtol=1e-6)
+    got = make_position("alibi_ntk", **sizes).at_length(64).bias({}).slopes
+    power = (np.asarray(heights) - min(heights)) / (max(heights) - min(heights))
+    np.testing.assert_allclose(got, slopes * 4.0**-power, rtol=1e-6)
+    assert got[np.argmin(heights)] == alibi_slopes(heads).max(), "the steepest stays"
+    np.testing.assert_allclose(got[np.argmax(heights)], 2.0**-8 / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["alibi", "alibi_ntk", "alibi_learned"])
+def test_the_flattest_slopes_are_normal_and_have_logarithms(name: str) -> None:
+    """2^-125, by the largest `alibi_bias_max`; in longer windows NTK's are finite too."""
+    method = make(name, alibi_bias_max=125)
+    params = method.init(jax.random.key(0))
+    slopes = np.asarray(method.bias(params).slopes, np.float64)
+    np.testing.assert_allclose(np.log2(slopes), [-31.25, -62.5, -93.75, -125], rtol=1e-6)
+    assert np.isfinite(method.at_length(64).bias(params).slopes).all()
+
+
 def test_slopes_that_depend_on_the_length_are_known_under_jit() -> None:
     """By which attention chooses a kernel that knows no bias but ALiBi's."""
     for name in ("alibi", "alibi_interpolated", "alibi_ntk"):
@@ -356,15 +379,28 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
         ("alibi", {"slopes": (0.5, -0.1, 0.2, 0.1)}, r"slopes=\[0.5, -0.1, 0.2, 0.1\] must be 4 finite numbers of at"),
         ("alibi", {"slopes": (0.5, 0.1)}, "must be 4 finite numbers of at least 0, one for each head"),
         ("alibi", {"alibi_bias_max": 0.0}, "alibi_bias_max=0.0 must be a number above 0, such as the paper's 8"),
+        ("alibi", {"alibi_bias_max": 126}, "alibi_bias_max=126.0 must be a number above 0, .* and at most 125"),
+        ("alibi_ntk", {"alibi_bias_max": 400}, "the flattest slope is 2.-alibi_bias_max, and float32 holds no smaller"),
         ("alibi", {"alibi_bias_max": 16, "slopes": (1, 1, 1, 1)}, "for slopes that have a name"),
+        ("alibi_learned", {"slopes": (0.5, 1.3e-38, 1, 1)}, r"must be above 0 \(in float32, at least 2.-125\)"),
+        ("alibi", {"slopes": (0.5, 1e-50, 1, 1)}, "must be 0 or of a size from 1.2e-38 to 3.4e.38, as in float32"),
+        (
+            "alibi_learned",
+            {"causal": False, "slopes_after": (0.5, 0, 1, 1)},
+            r"slopes=\[0.5, 0.0, 1.0, 1.0\], which must",
+        ),
         ("alibi", {"slopes_after": "paper"}, "slopes_after='paper' are for keys after the query, which causal=True"),
         ("alibi", {"causal": False, "slopes_after": "pape"}, "slope convention 'pape' is unknown"),
         ("alibi_ntk", {"slopes": (0.5, 0.0, 1, 1)}, "alibi_ntk starts from slopes=.* must be above 0"),
         ("kerple_power", {"exponent": 2.5}, "exponent above 0 and of at most 2, such as 1, or None .* and got 2.5"),
         ("kerple_power", {"exponent": 0.0}, "exponent above 0 and of at most 2"),
-        ("sandwich", {"features": 7}, "sandwich needs an even number of features, such as 128, and got 7"),
+        (
+            "sandwich",
+            {"features": 7},
+            "sandwich needs an even number of features from 2 to 8,192, such as 128, and got 7",
+        ),
         ("t5", {"causal": False, "num_buckets": 5}, "with causal=False an even num_buckets >= 4"),
-        ("deberta", {"max_distance": -1}, "deberta needs a max_distance of at least 1 token, or 0"),
+        ("deberta", {"max_distance": -1}, "deberta needs a max_distance from 1 to 1,048,576 tokens, or 0"),
         ("fox", {"causal": False}, "fox needs causal=True"),
     ],
 )

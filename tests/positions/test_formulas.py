@@ -153,10 +153,14 @@ def test_randomised_gives_the_other_method_its_positions() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fire", {"threshold": 0}, "fire needs a threshold of at least 1 token, such as 512, and got 0"),
-        ("shaw", {"max_distance": 0}, "shaw needs a max_distance of at least 1 token, such as 16, and got 0"),
+        ("fire", {"threshold": 0}, "fire needs a threshold from 1 to 16,777,216 tokens, such as 512, and got 0"),
+        ("shaw", {"max_distance": 0}, "shaw needs a max_distance from 1 to 1,048,576 tokens, such as 16, and got 0"),
         ("rotary_ntk", {"base": 0.0}, "rotary needs a base above 0"),
-        ("randomised", {"max_position": 15}, "max_position of at least the training length 16, or 0 for 16 times"),
+        (
+            "randomised",
+            {"max_position": 15},
+            "max_position of at least the training length 16 and at most 16,777,216, or 0",
+        ),
         ("randomised", {"method": "rotari"}, "unknown position method 'rotari'; did you mean 'rotary'"),
         ("randomised", {"method_options": ("bass", 3.0)}, "has no option 'bass'; did you mean 'base'"),
         ("kerple_log", {"r1": 1.0}, "position method 'kerple_log' has no option 'r1'; it has none"),

@@ -1,5 +1,10 @@
 """The other methods against formulas written out in NumPy, and the registry."""
 
+import contextlib
+import dataclasses
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +12,7 @@ import pytest
 
 from alibi import alibi_slopes
 from alibi.positions import METHODS, DistanceBias, PositionMethod, make_position, per_head
+from alibi.positions.options import annotations, read_option
 from alibi.positions.t5 import causal_buckets
 
 
@@ -175,11 +181,125 @@ def test_methods_for_both_directions_count_distances_on_both_sides() -> None:
             make_position(name, **sizes, causal=False, options=options)
 
 
-def test_options_that_a_method_cannot_take_are_named() -> None:
-    with pytest.raises(ValueError, match="option num_buckets=None of position method 't5' must be of type int"):
-        make("t5", num_buckets=None)
-    with pytest.raises(ValueError, match="must be name, value"):
-        make("randomised", method_options=("base",))
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "options", "needed"),
+    [
+        ("t5", {"num_buckets": None}, "must be of type int, such as 32"),
+        (
+            "t5",
+            {"max_distance": [128, 64]},
+            "option max_distance=(128, 64) of position method 't5' must be of type int",
+        ),
+        ("t5", {"max_distance": 128.0}, "must be of type int, such as 128"),
+        ("shaw", {"max_distance": True}, "must be of type int, such as 16"),
+        ("shaw", {"values": 1}, "must be of type bool, such as False"),
+        (
+            "kerple_power",
+            {"exponent": "two"},
+            "option exponent='two' of position method 'kerple_power' must be of type",
+        ),
+        ("kerple_power", {"exponent": True}, "must be of type float | None"),
+        ("rotary_interpolated", {"factor": "four"}, "must be of type float | None"),
+        ("rotary", {"base": (1.0, 2.0)}, "must be of type float, such as 10000.0"),
+        (
+            "rotary",
+            {"base": float("nan")},
+            "option base=nan of position method 'rotary' must be 0 or of a size from 1.2e-38",
+        ),
+        ("xpos", {"scale_base": 1e308}, "must be 0 or of a size from 1.2e-38 to 3.4e+38, as in float32"),
+        (
+            "sinusoidal",
+            {"max_period": 1e-45},
+            "option max_period=1e-45 of position method 'sinusoidal' must be 0 or of",
+        ),
+        ("rotary_ntk", {"factor": 10**400}, "of position method 'rotary_ntk' must be 0 or of a size from"),
+        ("rotary", {"share_of": 3}, "must be of type str, such as 'features'"),
+        ("alibi", {"slopes": ("x", 1, 1, 1)}, "must be of type str | tuple[float | int, ...], such as 'paper'"),
+        ("alibi", {"slopes": (True, 1, 1, 1)}, "must be of type str | tuple[float | int, ...], such as 'paper'"),
+        ("alibi", {"causal": False, "slopes_after": {1, 2}}, "must be of type str | tuple[float | int, ...] | None"),
+        ("alibi", {"logit_scale": 3}, "option logit_scale=3 of position method 'alibi' must be of type str | None"),
+        ("randomised", {"method_options": ("base",)}, "method_options=('base',) must be name, value, name, value, ..."),
+        ("randomised", {"method_options": "base"}, "method_options=('base',) must be name, value"),
+        ("randomised", {"method_options": (3, 4)}, "method_options=(3, 4) must be name, value"),
+        (
+            "randomised",
+            {"method_options": ("base", "x")},
+            "option base='x' of position method 'rotary' must be of type",
+        ),
+    ],
+)
+def test_options_of_another_type_are_named(name: str, options: dict[str, Any], needed: str) -> None:
+    sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
+    causal = options.pop("causal", True)
+    with pytest.raises(ValueError, match=re.escape(needed)) as error:
+        make_position(name, **sizes, causal=causal, options=options)
+    assert "\n" not in str(error.value)
+
+
+WHOLE = [
+    (name, option)
+    for name, method in METHODS.items()
+    for option, kind in annotations(method).items()
+    if kind is int and option in method.options()
+]
+LARGEST = {"num_buckets": 254, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}  # others: 2^24
+
+
+@pytest.mark.parametrize(("name", "option"), WHOLE)
+def test_whole_numbers_are_taken_up_to_a_largest_one(name: str, option: str) -> None:
+    """Larger ones overflowed, or were arrays larger than memory, only when a run had begun."""
+    largest = LARGEST.get(option, 2**24)
+    assert getattr(make(name, **{option: largest}), option) == largest
+    for beyond in (largest + 2, 2**40, 10**400):
+        with pytest.raises(ValueError, match=option) as error:
+            make(name, **{option: beyond})
+        assert "\n" not in str(error.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotated(PositionMethod):
+    """Options that a method from outside may have."""
+
+    sizes: tuple[int, ...] = ()
+    pair: tuple[str, float] = ("a", 1.0)
+    limit: float | None = None
+    absent: float = None  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere(PositionMethod):
+    """Its option is annotated with a name that only a type checker imports."""
+
+    size: "Imported" = 3  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "taken"),
+    [
+        ("sizes", [1, 2], (1, 2)),
+        ("sizes", 3, (3,)),
+        ("sizes", (1.5,), None),
+        ("pair", ["b", 2], ("b", 2.0)),
+        ("pair", ("b",), None),
+        ("limit", 2, 2.0),
+        ("limit", None, None),
+        ("absent", None, None),
+    ],
+)
+def test_options_are_read_as_they_are_annotated(option: str, value: Any, taken: Any) -> None:
+    annotated = dict(annotations(Annotated))
+    refused = taken is None and value is not None
+    with pytest.raises(ValueError, match="must be of type") if refused else contextlib.nullcontext():
+        got = read_option("mine", option, value, annotated[option], Annotated.options()[option])
+        assert (got, type(got)) == (taken, type(taken))
+
+
+def test_an_annotation_that_names_what_is_not_there_leaves_the_type_of_the_default() -> None:
+    assert annotations(Elsewhere)["size"] is int
+    assert make_position(Elsewhere, num_heads=1, head_dim=2, width=2, train_length=4, options={"size": 5}).size == 5
+    with pytest.raises(ValueError, match="option size='x' of position method 'Elsewhere' must be of type int, such as"):
+        make_position(Elsewhere, num_heads=1, head_dim=2, width=2, train_length=4, options={"size": "x"})
 
 
 def test_a_function_of_distance_is_evaluated_once_a_distance() -> None:
@@ -220,4 +340,4 @@ def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(
     visible = np.tri(16, dtype=bool)
     np.testing.assert_allclose(np.where(visible, got, 0), np.where(visible, pairs, 0), atol=1e-4)
     of_one_query = method.content_bias(params, jnp.zeros((2, 1, 4, 8)), {}, {})
-    assert type(of_one_query) is type(method.other.bias(params)), "which has each distance once"
+    assert type(of_one_query) is type(method.other.bias(params)), "fewer pairs than distances need no table"

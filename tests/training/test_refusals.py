@@ -46,7 +46,7 @@ from alibi.training import loop
         ({"position": "rotary", "position_options__base": 0.0}, "rotary needs a base above 0"),
         ({"position": "sinusoidal", "position_options__max_period": -1.0}, "sinusoidal needs a max_period above 0"),
         ({"position_options__slopes": "foo"}, "slope convention 'foo' is unknown"),
-        ({"position_options__slopes": 3}, "option slopes=3 of position method 'alibi' must be of type str"),
+        ({"position_options__slopes": 3}, r"slopes=\[3.0\] must be \d+ finite numbers of at least 0"),
         ({"position": "learned", "position_options__num_positions": 8}, "at least the training length 16"),
     ],
 )
