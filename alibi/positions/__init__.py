@@ -114,8 +114,8 @@ def make_position(
     rule = read_option(name, LOGIT_SCALE, options.pop(LOGIT_SCALE, ""), str | None, "")
     for option, value in options.items():
         if option not in known:
-            known |= {LOGIT_SCALE: ""} if known else {}
-            raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, known)}")
+            everywhere = {**known, LOGIT_SCALE: ""}
+            raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, everywhere)}")
         options[option] = read_option(name, option, value, annotated[option], known[option])
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "width": width, "train_length": train_length}
     for size, value in sizes.items():
@@ -207,7 +207,5 @@ def check_bias(name: str, method: PositionMethod) -> None:
 
 
 def _suggestion(word: str, known: Mapping[str, Any]) -> str:
-    if not known:
-        return "; it has none"
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]
     return f"; did you mean {nearest!r}? There are: {', '.join(known)}"

@@ -156,8 +156,8 @@ def test_unknown_names_suggest_the_nearest() -> None:
         make("alibbi")
     with pytest.raises(ValueError, match="no option 'num_bucket'; did you mean 'num_buckets'"):
         make("t5", num_bucket=3)
-    with pytest.raises(ValueError, match="it has none"):
-        make("none", base=3)
+    with pytest.raises(ValueError, match="no option 'logit_scal'; did you mean 'logit_scale'"):
+        make("none", logit_scal="ssmax")
 
 
 def test_methods_say_whether_they_learn() -> None:
