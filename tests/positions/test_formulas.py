@@ -163,8 +163,8 @@ def test_randomised_gives_the_other_method_its_positions() -> None:
         ),
         ("randomised", {"method": "rotari"}, "unknown position method 'rotari'; did you mean 'rotary'"),
         ("randomised", {"method_options": ("bass", 3.0)}, "has no option 'bass'; did you mean 'base'"),
-        ("kerple_log", {"r1": 1.0}, "position method 'kerple_log' has no option 'r1'; it has none"),
-        ("fox", {"gate": 1.0}, "position method 'fox' has no option 'gate'; it has none"),
+        ("kerple_log", {"r1": 1.0}, "position method 'kerple_log' has no option 'r1'; did you mean 'logit_scale'?"),
+        ("fox", {"gate": 1.0}, "position method 'fox' has no option 'gate'; did you mean 'logit_scale'?"),
     ],
 )
 def test_options_that_are_refused(name: str, options: dict[str, object], message: str) -> None:
