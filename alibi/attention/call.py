@@ -71,8 +71,11 @@ class AttentionOptions:
                 f"window={self.window!r} must be a whole number of positions, known when the call is traced, of at "
                 "least 1 (a query sees its own), or None for no window"
             )
-        if self.skip_epsilon is not None and not 0 <= self.skip_epsilon < 1:
-            raise ValueError(f"skip_epsilon={self.skip_epsilon} must be from 0 to below 1, or None to skip nothing")
+        number = isinstance(self.skip_epsilon, int | float | np.number) and not isinstance(self.skip_epsilon, bool)
+        if self.skip_epsilon is not None and not (number and 0 <= self.skip_epsilon < 1):
+            raise ValueError(
+                f"skip_epsilon={self.skip_epsilon!r} must be a number from 0 to below 1, or None to skip nothing"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

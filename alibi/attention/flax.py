@@ -1,7 +1,7 @@
 """`attention_fn` closures: how a position method, and a cache, enter an unchanged Flax attention layer."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -55,8 +55,8 @@ def alibi_attention_fn(
     num_heads: int,
     *,
     causal: bool = True,
-    convention: str = "paper",
-    slopes: Float[Array, " heads"] | None = None,
+    convention: str | Sequence[float] = "paper",
+    slopes: Float[Array, " heads"] | Sequence[float] | None = None,
     window: int | None = None,
     skip_epsilon: float | None = 0.0,
     sharding: NamedSharding | None = None,
@@ -67,7 +67,8 @@ def alibi_attention_fn(
     The layer is used as it is, with or without batch dimensions, masks, attention dropout,
     mixed precision and `decode=True`. Where there are fewer queries than keys, the last query
     stands at the last key (bottom-right aligned). A single query with a mask, as Flax gives it
-    in decoding, stands at the last key that it sees.
+    in decoding, stands at the last key that it sees. It makes arrays, so on several hosts it is called after
+    `jax.distributed.initialize`.
 
     Args:
       num_heads: heads of the layer.
@@ -86,7 +87,10 @@ def alibi_attention_fn(
       ValueError: from the closure, if the layer has another number of heads; see also
         `alibi.alibi_slopes`.
     """
-    bias = AlibiBias(alibi_slopes(num_heads, convention) if slopes is None else slopes, symmetric=not causal)
+    given = alibi_slopes(num_heads, convention) if slopes is None else jnp.asarray(slopes, jnp.float32)
+    if given.shape != (num_heads,):
+        raise ValueError(f"slopes have shape {given.shape}; {num_heads} heads need ({num_heads},)")
+    bias = AlibiBias(given, symmetric=not causal)
     options = AttentionOptions(window, skip_epsilon, sharding, backend)
 
     def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:

@@ -376,7 +376,7 @@ def test_split_over_batch_and_heads_without_gathering():
 
 def test_bad_input_is_named():
     q, k, v, _ = map(jnp.asarray, inputs(1, 16, 16, 2, 8))
-    with pytest.raises(ValueError, match=r"skip_epsilon=1\.5 must be from 0"):
+    with pytest.raises(ValueError, match=r"skip_epsilon=1\.5 must be a number from 0"):
         attend(q, k, v, slopes=alibi_slopes(2), skip_epsilon=1.5)
     with pytest.raises(ValueError, match=r"below zero.*use skip_epsilon=0"):
         attend(q, k, v, slopes=jnp.asarray([0.5, -0.5]), skip_epsilon=1e-6)
