@@ -4,12 +4,12 @@ import argparse
 import statistics
 from typing import Any
 
+from alibi.model.flops import model_flops
 from benchmarks.processes import Contender
 from benchmarks.rounds import about, known, measured_on, print_failures, print_table, run_rounds, text, whole_numbers
 from benchmarks.training_contenders import (
     VOCABULARY,
     contender_without_attention,
-    model_flops_per_token,
     project_contender,
     torch_contender,
 )
@@ -64,7 +64,7 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[dict[str, Any]]:
         f"{model.feed_forward}, {VOCABULARY} tokens of vocabulary, L={config.train_length}, "
         f"{config.train.batch_tokens} tokens a step, float32, {config.position}"
     )
-    measured = _measure(contenders, rounds, config.train.batch_tokens, model_flops_per_token(config))
+    measured = _measure(contenders, rounds, config.train.batch_tokens, model_flops(config, VOCABULARY))
     peers = [row for row in measured[1:] if not row["failed"]]
     best = max(peers, key=lambda row: row["tokens_per_second"], default=None)
     for row in measured:
@@ -81,7 +81,7 @@ def compare_length(length: int, batch_tokens: int, rounds: int) -> list[dict[str
     contenders = {method: project_contender(config) for method, config in configs.items()}
     contenders |= {_without(method): contender_without_attention(config) for method, config in configs.items()}
     print(f"\nthe quickstart's model at L={length}, {batch_tokens} tokens a step, float32")
-    measured = _measure(contenders, rounds, batch_tokens, model_flops_per_token(configs["alibi"]))
+    measured = _measure(contenders, rounds, batch_tokens, model_flops(configs["alibi"], VOCABULARY))
     by_name = {row["contender"]: row for row in measured}
     for row in measured:
         row["of_sinusoidal"] = _times_as_fast(row, by_name["sinusoidal"])

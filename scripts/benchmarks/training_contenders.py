@@ -31,18 +31,6 @@ def torch_contender(config: ml_collections.ConfigDict, *, compiled: bool) -> Con
     return Contender(_torch_step, (config, compiled))
 
 
-def model_flops_per_token(config: ml_collections.ConfigDict) -> float:
-    """Floating-point operations that a training step needs for one token, however it is computed.
-
-    Six for each weight of a matrix (two forward, four backward), and as many for each
-    pair of a query and a key that it sees, per feature of queries and of values.
-    """
-    model = config.model
-    weights = model.num_layers * (4 * model.width**2 + 2 * model.width * model.feed_forward)
-    pairs = (config.train_length + 1) / 2
-    return 6.0 * (weights + VOCABULARY * model.width + 2 * model.num_layers * model.width * pairs)
-
-
 def _project_step(config: ml_collections.ConfigDict) -> Step:
     return training_step(config, VOCABULARY, random_batch(config))
 
