@@ -77,9 +77,11 @@ def generate(
       positions: of the prompt; those below 0 are padding, by which prompts of several lengths end together.
 
     Raises:
-      ValueError: a number out of its range, no key to draw by, or more tokens in all than the
-        position method is defined for.
+      ValueError: a prompt of another shape, or with ids beyond the vocabulary (of arrays whose values are known here,
+        and without padding); a number out of its range, no key to draw by, or more tokens in all than the position
+        method is defined for.
     """
+    _check_prompt(prompt, positions, model.vocab_size)
     (batch, length), window = prompt.shape, model.config.window
     for name, value in (("the prompt's length", length), ("new_tokens", new_tokens), ("chunk", chunk)):
         if value < 1:
@@ -103,6 +105,22 @@ def generate(
         part = slice(start, end)
         logits, cache = read(model, params, cache, prompt[:, part], stand[:, part], last=1)
     return decode(model, new_tokens, params, cache, logits, temperature, key if temperature else None)[0]
+
+
+def _check_prompt(prompt: Array, positions: Array | None, vocab_size: int) -> None:
+    if prompt.ndim != 2:
+        raise ValueError(
+            f"the prompt has shape {prompt.shape} and must be [batch, length]; give a single one as prompt[None]"
+        )
+    given = [one for one in (prompt, positions) if isinstance(one, jax.Array)]
+    if any(isinstance(one, jax.core.Tracer) or not one.is_fully_addressable for one in given):
+        return
+    ids = np.asarray(prompt) if positions is None else np.asarray(prompt)[np.asarray(positions) >= 0]
+    if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():  # looked up, they would be others, without a word
+        raise ValueError(
+            f"the prompt holds the id {wrong[0]}, and ids must be from 0 to {vocab_size - 1}; "
+            "encode it with the run's own tokenizer"
+        )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)

@@ -43,7 +43,7 @@ DROPOUT = Range(0, 1, "a rate from 0 to below 1", below=True)
 FINITE = Range(0, LARGEST_FLOAT, "at least 0 and finite in float32")
 LIMIT = Range(1, math.inf, "positive, or -1 for all", whole=True, also=-1)
 RANGES = {
-    "seed": Range(0, LARGEST, "from 0 to 2^31 - 1", whole=True),
+    "seed": Range(0, 2**32 - 1, "from 0 to 2^32 - 1", whole=True),  # as NumPy has them, and so fairseq
     "train_length": _count(1, LARGEST),
     "model.width": _count(1, 2**20),
     "model.num_layers": _count(1, 10_000),

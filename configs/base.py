@@ -150,7 +150,7 @@ def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigD
         key, separator, text = part.partition("=")
         if not separator:
             raise ValueError(f"config argument {part!r} is not KEY=VALUE; write for example position=alibi,length=512")
-        set_key(config, SHORT_NAMES.get(key, key), text)
+        set_key(config, key, text)
     return config
 
 
@@ -167,7 +167,8 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:
 
 
 def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
-    """Sets one dotted `key`, reading a string `value` as the type that the key has."""
+    """Sets one `key`, dotted or in `SHORT_NAMES`, reading a string `value` as the type that the key has."""
+    key = SHORT_NAMES.get(key, key)
     *parents, leaf = key.split(".")
     if parents == ["position_options"]:
         with config.unlocked(), config.ignore_type():

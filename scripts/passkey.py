@@ -18,14 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi import command_line
 
-_WORKDIRS = flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
-_MULTIPLES = flags.DEFINE_list("multiples", ["1", "2", "4", "8"], "lengths of windows as multiples of each run's own")
-_LENGTHS = flags.DEFINE_list("lengths", None, "lengths of windows in tokens, in place of --multiples")
+command_line.define_evaluation_flags()
 _PROMPTS = flags.DEFINE_integer("prompts", 200, "keys to be found at each length and distance")
-_CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where rows and report go")
-_REPORT = flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
-command_line.define_override_flags()
 command_line.define_host_flags()
 
 
@@ -33,19 +27,10 @@ def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.evaluation.passkey import Options, evaluate_passkeys
 
-    options = Options(
-        output_dir=_OUTPUT_DIR.value,
-        lengths=() if _LENGTHS.value is None else command_line.parse_numbers("lengths", _LENGTHS.value),
-        multiples=command_line.parse_numbers("multiples", _MULTIPLES.value),
-        prompts=_PROMPTS.value,
-        checkpoint=_CHECKPOINT.value,
-        override=command_line.override(),
-        report=_REPORT.value,
-    )
+    options = Options(**command_line.evaluation_options(), prompts=_PROMPTS.value)
     command_line.join_hosts()
-    return 1 if evaluate_passkeys(_WORKDIRS.value, options) else 0
+    return 1 if evaluate_passkeys(flags.FLAGS.workdirs, options) else 0
 
 
 if __name__ == "__main__":
-    named = ("workdirs", "output_dir")
-    command_line.run(main, required=named, addresses=named, resumes=command_line.RESUMES)
+    command_line.run(main, required=("workdirs",), addresses=("workdirs", "output_dir"), resumes=command_line.RESUMES)

@@ -55,7 +55,7 @@ ENGINES = {  # what makes each, and the flags that not all have
 }
 
 _ENGINE = flags.DEFINE_enum("engine", None, list(ENGINES), "what runs it")
-_SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep(), or")
+_SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep(); give this or --config")
 command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string("workdir", None, "place of the run or the sweep; may be gs://BUCKET/PATH")
 _GO = flags.DEFINE_bool("go", False, "submit it; local: run it")

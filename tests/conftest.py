@@ -110,7 +110,7 @@ def tiny_config(
         config.checkpoint.every_steps = 2
         config.log.update(every_steps=1, tensorboard=False)
         for key, value in overrides.items():
-            base.set_key(config, base.SHORT_NAMES.get(key, key.replace("__", ".")), value)
+            base.set_key(config, key.replace("__", "."), value)
         return config
 
     return make

@@ -132,6 +132,15 @@ def test_the_sizes_of_the_largest_model() -> None:
     assert count_parameters(model) == layers + 50_264 * width + 2 * width == 1_361_901_568
 
 
+def test_a_short_name_of_a_key_does_wherever_keys_are_set() -> None:
+    config = base.get_config("length=64")
+    assert config.train_length == 64
+    base.set_key(config, "length", "32")  # --config.length=32, and sweeps
+    assert config.train_length == 32
+    with pytest.raises(ValueError, match=r"train_length='x' must be of type int, such as 32"):
+        base.set_key(config, "length", "x")
+
+
 def test_a_tuple_of_integers_is_spelt_with_colons() -> None:
     assert base.get_config("model.cutoffs=2000:6000,length=64").model.cutoffs == (2000, 6000)
     assert base.get_config("model.cutoffs=500").model.cutoffs == (500,)

@@ -297,6 +297,17 @@ def assert_a_stopped_host_ends_the_evaluation(words: list[str], folder: pathlib.
     assert said_at_the_end(first) == f"error: process 1 was stopped by a signal; {ON}"
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_that_waits_for_the_others_in_vain_says_so_in_a_line(number: int) -> None:
+    """Where JAX aborts with the stack of its C++ code; the first process, and one whose first process isn't there."""
+    address = f"localhost:{free_port()}"
+    program = f"from alibi.parallel import peers; peers.JOIN_SECONDS = 2; peers.join({address!r}, 2, {number})"
+    output, _ = (process := start([sys.executable, "-c", program], devices=1)).communicate(timeout=120)
+    assert process.returncode == 75
+    (line,) = output.splitlines()
+    assert line.startswith(f"error: not all 2 processes came to {address} within 2 s: see whether each was started")
+
+
 def test_a_broken_collective_ends_what_all_do_together_at_once() -> None:
     """Not after a wait for whom it lost. The error is what gloo gave where a host was killed as it scored."""
     program = f"""

@@ -10,6 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SWEEP = "--sweep=configs/sweeps/quickstart.py"
 CONFIG = "--config=configs/quickstart.py"
+PAPER = "--config=configs/wikitext103.py"
 SLICE = ("--image=i", "--queue=q", "--topology=4x4")
 
 
@@ -41,6 +42,10 @@ def submit(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedP
         (
             ["--engine=jobset", SWEEP, "--workdir=gs://b/x", *SLICE, "--topology=8x8"],
             "run sinusoidal-L128-seed0: train.batch_tokens=2048 must be a multiple of 8192 (train_length=128 x",
+        ),
+        (
+            ["--engine=slurm", PAPER, "--workdir=x", "--nodes=4", "--sbatch=--gpus-per-node=8"],
+            "train.batch_tokens=73728 must be a multiple of 16384 (train_length=512 x train.accumulation=1 x 32 dev",
         ),
         (
             ["--engine=slurm", f"{CONFIG}:mesh.tensor=3,mesh.data=5", "--workdir=x"],
@@ -99,6 +104,15 @@ def test_a_sweep_is_printed_with_the_options_of_its_engine(tmp_path: pathlib.Pat
     sweep = f"--sweep={ROOT}/configs/sweeps/quickstart.py --workdir={tmp_path}/new"
     assert f'scripts/sweep.py {sweep} "--task=$SLURM_ARRAY_TASK_ID/2" --multihost\n' in ended.stdout
     assert '"${SLURM_RESTART_COUNT:-0}" -lt 5 ]' in ended.stdout
+
+
+def test_the_paper_s_model_on_four_nodes_as_in_the_docs(tmp_path: pathlib.Path) -> None:
+    """docs/scaling.md gives these words: 32 GPUs, of which 4 share each part of the batch, divide it."""
+    words = ["--nodes=4", "--sbatch=--gpus-per-node=8", "--config.mesh.tensor=4"]
+    assert " ".join(words[1:]) in (ROOT / "docs" / "scaling.md").read_text()
+    ended = submit("--engine=slurm", PAPER, *words, "--shared", f"--workdir={tmp_path}/new")
+    assert ended.returncode == 0, ended.stderr
+    assert f"--config.mesh.tensor=4 --workdir={tmp_path}/new --multihost\n" in ended.stdout
 
 
 def test_a_job_is_printed_with_what_its_config_was_given(tmp_path: pathlib.Path) -> None:

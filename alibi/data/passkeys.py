@@ -95,10 +95,16 @@ def make_prompts(text: bytes, length: int, distance: int, prompts: int) -> Int[n
       distance: tokens from each digit of the key to the same digit of the answer.
 
     Raises:
-      ValueError: a distance that is too short for the question, or doesn't fit into the window.
+      ValueError: a distance that is too short for the question, or doesn't fit into the window; or a text that is
+        shorter than that.
     """
     if not NEAREST <= distance <= _farthest(length):
         raise ValueError(f"distance={distance} must be from {NEAREST} to {_farthest(length)} in a window of {length}")
+    if len(text) < length:
+        raise ValueError(
+            f"windows of {length:,} tokens are longer than the text of {len(text):,} bytes that they are cut from; "
+            f"use lengths up to {len(text):,}"
+        )
     random, before, made = np.random.default_rng([length, distance]), _farthest(length) - distance, []
     for start in np.linspace(0, len(text) - length, prompts).astype(int):
         book, key = text[start : start + length], draw_key(random)

@@ -26,7 +26,9 @@ from alibi.data.pieces import BORDER, PIECE_BYTES, SHARD_BYTES, Corpus, Piece, S
 WHOLE_HASH_BYTES = 256 << 20
 _END_BYTES = 1 << 20
 _ZST_WINDOW = 1 << 31  # the longest, that of `zstd --long=31`; unasked the library refuses more than 1 << 27
-_BLANK_LINES = re.compile(rb"\n\n+(?=[^\n])")  # between two documents; they belong to the first
+# Between two documents, of which they belong to the first. They may end by \r\n; what goes before the first \n doesn't
+# matter, and to begin with a literal makes the search fast.
+_BLANK_LINES = re.compile(rb"\n(?:\r?\n)+(?=[^\r\n]|\r[^\n])")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +197,7 @@ def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
             yield Piece(rest[start : blank.end()], ends_document=True)
             start = blank.end()
         rest = rest[start:]
-        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b"\n")):  # line ends may go on in the next text
+        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b"\r\n")):  # line ends may go on in the next text
             yield Piece(head, ends_document=False)
             rest = rest[len(head) :]
     yield Piece(rest, ends_document=True)

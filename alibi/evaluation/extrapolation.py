@@ -7,9 +7,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -30,43 +28,52 @@ from alibi.reporting.rows import ContextUse, Override, Row
 from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
 
-__all__ = ["MULTIPLES", "Options", "OutputError", "evaluate_runs"]
-
-Found = TypeVar("Found")
-
-MULTIPLES = (1, 2, 4, 8, 16)
+__all__ = ["Options", "OutputError", "evaluate_runs"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What to evaluate of each run."""
+class RunOptions:
+    """What every evaluation is told of the runs; ValueError for what can't be."""
 
-    output_dir: str | os.PathLike[str]  # or an address: where rows/, results.jsonl, nll/, report.md and the figure go
+    output_dir: str | os.PathLike[str]  # or an address: where rows/, results.jsonl, nll/, report.md and figures go
     lengths: tuple[int, ...] = ()  # in tokens; empty: `multiples` of each run's train_length
-    multiples: tuple[int, ...] = MULTIPLES
-    stride: int | None = None  # tokens that a window scores; None: the length (windows don't overlap)
-    split: str = "valid"  # train, valid or test, of the run's own corpus
-    text_file: str = ""  # files to score in place of the split, tokenized as the run's text was
+    multiples: tuple[int, ...] = (1, 2, 4, 8, 16)
     checkpoint: str = "latest"  # latest, best or a step
-    context_windows: int = 0  # also score the same tokens, the last of so many windows, at each length; 0: don't
-    override: Override | None = None  # what is put in the place of what each run was trained with
-    dump_nll: bool = False  # also write each token's NLL
     batch_tokens: int | None = None  # inputs a device holds at one time; None: the run's eval.batch_tokens
-    report: bool = True  # write the table and the figure at the end
+    override: Override | None = None  # what is put in the place of what each run was trained with
+    report: bool = True  # write tables and figures at the end
 
     def __post_init__(self) -> None:
         if self.checkpoint not in ("latest", "best") and not self.checkpoint.isdecimal():
             raise ValueError(f"checkpoint={self.checkpoint} must be latest, best or a step, such as 600")
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1")
-        if self.context_windows < 0 or self.context_windows == 1:
-            raise ValueError(f"context_windows={self.context_windows} must be 0, for none, or at least 2")
-        for length in self.lengths:  # those of multiples are known only with the run
-            plan(1, length, self.stride)
+
+    def trained(self, workdir: str) -> TrainedRun:
+        """The checkpoint of the run in `workdir` that is evaluated, as what it is tested as."""
+        return TrainedRun(workdir, self.checkpoint, batch_tokens=self.batch_tokens, override=self.override)
 
     def lengths_of(self, train_length: int) -> list[int]:
         """The lengths for a run, ascending, each once."""
         return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunOptions):
+    """What to evaluate of each run."""
+
+    stride: int | None = None  # tokens that a window scores; None: the length (windows don't overlap)
+    split: str = "valid"  # train, valid or test, of the run's own corpus
+    text_file: str = ""  # files to score in place of the split, tokenized as the run's text was
+    context_windows: int = 0  # also score the same tokens, the last of so many windows, at each length; 0: don't
+    dump_nll: bool = False  # also write each token's NLL
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.context_windows < 0 or self.context_windows == 1:
+            raise ValueError(f"context_windows={self.context_windows} must be 0, for none, or at least 2")
+        for length in self.lengths:  # those of multiples are known only with the run
+            plan(1, length, self.stride)
 
 
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -80,15 +87,13 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
     def evaluate(workdir: str, output: Output) -> None:
         together(functools.partial(RunEvaluation, workdir, options, output)).run()
 
-    return evaluate_each(workdirs, options.output_dir, evaluate, report=options.report)
+    return evaluate_each(workdirs, options, evaluate)
 
 
 def evaluate_each(
     workdirs: Sequence[str | os.PathLike[str]],
-    output_dir: str | os.PathLike[str],
+    options: RunOptions,
     evaluate: Callable[[str, Output], None],
-    *,
-    report: bool = True,
 ) -> list[str]:
     """Calls `evaluate` with each work directory and the common output, then writes the report; returns what failed.
 
@@ -101,7 +106,7 @@ def evaluate_each(
     """
     paths = list(dict.fromkeys(str(open_store(workdir)) for workdir in workdirs))
     check_names(paths)
-    output = Output(output_dir)
+    output = Output(options.output_dir)
     failures, found_before = [], len(output.rows)
     for path in paths:
         try:
@@ -117,7 +122,7 @@ def evaluate_each(
                 tell(failures[-1])
     # Of one that failed before any result the reason is all that there is to say.
     nothing = len(paths) == len(failures) == 1 and len(output.rows) == found_before
-    output.finish(report=report and not nothing, workdirs=paths)
+    output.finish(report=options.report and not nothing, workdirs=paths)
     return failures
 
 
@@ -126,8 +131,7 @@ class RunEvaluation:
 
     def __init__(self, workdir: str, options: Options, output: Output):
         self.options, self.output = options, output
-        batch_tokens, override = options.batch_tokens, options.override
-        self.trained = TrainedRun(workdir, options.checkpoint, batch_tokens=batch_tokens, override=override)
+        self.trained = options.trained(workdir)
         self.text, self.title = self._prepare_text()
         lengths = options.lengths_of(self.trained.config.train_length)
         self.windows = [plan(self.text.tokens.size, length, options.stride) for length in lengths]
@@ -146,7 +150,7 @@ class RunEvaluation:
         row = self._unmeasured(windows)
         limit = self._undefined(windows) or self._too_short(windows)
         if limit:
-            self._record_error(dataclasses.replace(row, limit=True), limit)
+            self.output.add_error(dataclasses.replace(row, limit=True), self._name(row), limit)
             return
         (done,) = any_of(bool(on_first(lambda: self._is_done(row))))
         if done:
@@ -155,7 +159,7 @@ class RunEvaluation:
         params = self.trained.params  # outside: its errors are no limit of this length
         if self.trained.step != row.step:  # training has gone on since, and this is its newer checkpoint
             return self._evaluate(windows)
-        score = self._unless_memory_ends(row, lambda: self._score(params, windows))
+        score = self.output.unless_memory_ends(row, self._name(row), lambda: self._score(params, windows))
         if score is not None:
             self._record(row, score)
 
@@ -178,23 +182,13 @@ class RunEvaluation:
             return self._evaluate_contexts()
         shortest = None
         for part, row in zip(parts, rows, strict=True):
-            score = self._unless_memory_ends(row, functools.partial(self._score, params, part))
+            scored = functools.partial(self._score, params, part)
+            score = self.output.unless_memory_ends(row, self._name(row), scored)
             if score is None:
                 break
             shortest = shortest or score
             finite = math.isfinite(score.total_nats)
             self._record(dataclasses.replace(row, context_use=gain_of(shortest, score)) if finite else row, score)
-
-    def _unless_memory_ends(self, row: Row, score: Callable[[], Found]) -> Found | None:
-        """What `score` returns; None where memory doesn't suffice for it, which becomes a row."""
-        try:
-            return score()
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            message = f"out of memory at {row.eval_length} tokens; try fewer batch_tokens or more devices"
-            self._record_error(row, message)
-            return None
 
     def _undefined(self, windows: Windows) -> str:
         """Why the position method has no result at this length, if it has none."""
@@ -249,7 +243,8 @@ class RunEvaluation:
         """Writes the dump, then the row: a row without its dump would be taken for done."""
         total, manifest = score.total_nats, self.text.manifest
         if not math.isfinite(total):
-            self._record_error(row, f"the NLL is {total}; the parameters or the method overflow at this length")
+            error = f"the NLL is {total}; the parameters or the method overflow at this length"
+            self.output.add_error(row, self._name(row), error)
             return
         # Where windows score their last tokens, the text's counts are also of the tokens between those.
         whole = row.context_use is None
@@ -261,10 +256,6 @@ class RunEvaluation:
         say(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
         self.output.add(measured)
 
-    def _record_error(self, row: Row, error: str) -> None:
-        say(f"{self.trained.title} at {row.eval_length:,}: {error}")
-        self.output.add(dataclasses.replace(row, error=error))
-
     def _unmeasured(self, windows: Windows | Part) -> Row:
         """The row without its results."""
         manifest = self.text.manifest
@@ -272,6 +263,9 @@ class RunEvaluation:
         corpus = self.output.name_text(self.title, manifest.split, text)
         row = row_of(self.trained, windows=windows, corpus=corpus, split=manifest.split, tokens_sha256=manifest.sha256)
         return dataclasses.replace(row, text_hash=text)
+
+    def _name(self, row: Row) -> str:
+        return f"{self.trained.title} at {row.eval_length:,}"
 
     def _title(self, windows: Windows | Part) -> str:
         how = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(windows.mode, "")

@@ -1,8 +1,10 @@
 """An output directory of evaluations: what is in it, and how rows, dumps and the report come into it."""
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 
@@ -18,6 +20,8 @@ from alibi.reporting.rows import Device, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, flatten, git_commit
 from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
+
+Found = TypeVar("Found")
 
 
 class OutputError(UserError):
@@ -57,6 +61,22 @@ class Output:
             return
         self._guard(lambda: record_row(self.store, row))
         self.rows.append(row)
+
+    def add_error(self, row: Row, title: str, error: str) -> None:
+        """Adds the row of what has no result, and says why, of what `title` says."""
+        say(f"{title}: {error}")
+        self.add(dataclasses.replace(row, error=error))
+
+    def unless_memory_ends(self, row: Row, title: str, score: Callable[[], Found]) -> Found | None:
+        """What `score` returns; None where memory doesn't suffice for it, which becomes a row."""
+        try:
+            return score()
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            message = f"out of memory at {row.eval_length} tokens; try fewer batch_tokens or more devices"
+            self.add_error(row, title, message)
+            return None
 
     def dump(self, dump: Dump) -> None:
         self._guard(lambda: self._dump(dump))

@@ -17,29 +17,25 @@ from jaxtyping import Array, Int, PyTree
 
 from alibi.data.embedded import Books
 from alibi.data.passkeys import DIGITS, LEAST, distances, make_prompts
-from alibi.evaluation.extrapolation import MULTIPLES, evaluate_each
+from alibi.evaluation.extrapolation import RunOptions, evaluate_each
 from alibi.evaluation.output import Output, row_of, say
 from alibi.evaluation.perplexity import Scorer
 from alibi.evaluation.windows import Part
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.hosts import any_of, together
-from alibi.reporting.rows import Override, Passkey
+from alibi.reporting.rows import Passkey
 from alibi.runs.trained import TrainedRun
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(RunOptions):
     """What to measure of each run."""
 
-    output_dir: str | os.PathLike[str]  # or an address, as of `alibi.evaluation.extrapolation.Options`
-    lengths: tuple[int, ...] = ()  # of windows, in tokens; empty: `multiples` of each run's train_length
-    multiples: tuple[int, ...] = MULTIPLES
+    multiples: tuple[int, ...] = (1, 2, 4, 8)
     prompts: int = 200  # at each length and distance
-    checkpoint: str = "latest"  # latest, best or a step
-    override: Override | None = None  # what is put in the place of what each run was trained with
-    report: bool = True  # write the tables and figures at the end
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.prompts < 1:
             raise ValueError(f"prompts={self.prompts} must be at least 1")
 
@@ -55,18 +51,18 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
     def evaluate(workdir: str, output: Output) -> None:
         run = together(lambda: _byte_run(workdir, options))
         scorer = _scorer(run)
-        for length in options.lengths or [run.config.train_length * multiple for multiple in options.multiples]:
+        for length in options.lengths_of(run.config.train_length):
             if not (measured := distances(length)):
                 say(f"{run.name}: windows of {length:,} tokens hold no key and its question {LEAST:,} tokens apart")
             for distance in measured:
                 prompts = make_prompts(text, length, distance, options.prompts)
                 together(functools.partial(_evaluate, run, scorer, prompts, distance, output))
 
-    return evaluate_each(workdirs, options.output_dir, evaluate, report=options.report)
+    return evaluate_each(workdirs, options, evaluate)
 
 
 def _byte_run(workdir: str, options: Options) -> TrainedRun:
-    run = TrainedRun(workdir, options.checkpoint, override=options.override)
+    run = options.trained(workdir)
     if run.config.data.tokenizer != "bytes":
         raise ValueError(f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys are told to byte models")
     return run
@@ -84,8 +80,7 @@ def _evaluate(
     try:
         run.model.position.check_length(windows.length)
     except ValueError as error:
-        say(f"{title}: {error}")
-        output.add(dataclasses.replace(row, limit=True, error=str(error)))
+        output.add_error(dataclasses.replace(row, limit=True), title, str(error))
         return
     if any(any_of(any(found.is_measured for found in output.find(row)))):
         say(f"{title}: done before")
@@ -93,8 +88,10 @@ def _evaluate(
     params = run.params
     if run.step != row.step:  # training has gone on since, or the checkpoint is damaged: this is another one
         return _evaluate(run, scorer, prompts, distance, output)
-    wrong = scorer.score_windows(params, prompts.reshape(-1), windows).nll_nats
-    accuracy = float((wrong == 0).all(axis=1).mean())
+    score = output.unless_memory_ends(row, title, lambda: scorer.score_windows(params, prompts.reshape(-1), windows))
+    if score is None:
+        return
+    accuracy = float((score.nll_nats == 0).all(axis=1).mean())
     say(f"{title}: {accuracy:.0%} of {count} found")
     output.add(dataclasses.replace(row, passkey=Passkey(distance, count, accuracy)))
 

@@ -24,6 +24,7 @@ from jax._src import distributed  # of its store nothing is public
 
 from alibi.errors import REQUEUE, tell
 
+JOIN_SECONDS = 300  # that a process waits for all others to come
 HEARTBEAT_SECONDS = 60  # without one a process is lost
 UPDATE_SECONDS = 100.0  # that an update may take, or ten times the longest so far
 ENDED = "alibi/ended"
@@ -36,6 +37,7 @@ FATAL = re.compile(r"^(F\d{4} |\*\*\* |terminate called|E\d{4} .*coordination_se
 class _Process:
     """What this process knows of its own end."""
 
+    joined = False  # all processes have come
     code: int | None = None  # set: it ends, whatever happens on the way
     on_lost: Callable[[str, int], None] | None = None
     aborted: Any = None  # the handler of SIGABRT; ctypes keeps no reference
@@ -47,19 +49,31 @@ class _Process:
 def join(address: str | None, count: int | None, number: int | None) -> None:
     """Connects to the other processes; the arguments are those of `jax.distributed.initialize`.
 
-    Raises RuntimeError where not all of them come within five minutes.
+    Ends this process, in one line and with code REQUEUE, where not all of them come within `JOIN_SECONDS`.
+
+    Raises:
+      ValueError: an address, a count or a number is missing, and no cluster tells it.
     """
     devices = local_devices(os.environ)
     ours = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # while it waits for them in C++, Python would answer none
-    jax.distributed.initialize(address, count, number, devices, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     handler, library = ctypes.CFUNCTYPE(None, ctypes.c_int), ctypes.CDLL(None)
     library.signal.restype = handler
+    text = _divert_stderr()
+    # Before it connects: where it waits in vain JAX aborts too.
+    _Process.aborted = handler(lambda _: lost(_who(text()) if _Process.joined else _absent()))
+    library.signal(signal.SIGABRT, _Process.aborted)
+    jax.distributed.initialize(
+        address,
+        count,
+        number,
+        devices,
+        initialization_timeout=JOIN_SECONDS,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    )
+    _Process.joined = True
     # JAX has taken SIGTERM, which it answers only where updates are made.
     _Process.preempted = library.signal(signal.SIGTERM, None)
     signal.signal(signal.SIGTERM, ours)
-    text = _divert_stderr()
-    _Process.aborted = handler(lambda _: lost(_who(text())))
-    library.signal(signal.SIGABRT, _Process.aborted)
     threading.Thread(target=_watch, daemon=True).start()
 
 
@@ -181,6 +195,15 @@ def _divert_stderr() -> Callable[[], str]:
     atexit.register(copy)
     threading.Thread(target=copy_often, daemon=True).start()
     return text
+
+
+def _absent() -> str:
+    """What a process says that has waited in vain for the others."""
+    count, address = distributed.global_state.num_processes, distributed.global_state.coordinator_address
+    return (
+        f"not all {count} processes came to {address} within {JOIN_SECONDS} s: see whether each was started, with the "
+        "same address and number of processes, and can reach the first one"
+    )
 
 
 def _who(text: str) -> str:

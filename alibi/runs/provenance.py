@@ -9,12 +9,16 @@ import subprocess
 import sys
 from typing import Any
 
+COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code that lies in no checkout
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 
 @functools.cache
 def git_commit() -> str:
-    """The commit of this code, with "-dirty" where tracked files differ from it; "unknown" outside a checkout."""
+    """The commit of this code, with "-dirty" where tracked files differ from it.
+
+    Outside a checkout, as in an image, it is $ALIBI_COMMIT, or "unknown".
+    """
     folder = pathlib.Path(__file__).resolve().parents[2]
     try:
         commit, changes = (
@@ -22,7 +26,7 @@ def git_commit() -> str:
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get(COMMIT) or "unknown"
     return commit + ("-dirty" if changes else "")
 
 

@@ -168,7 +168,7 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collection
         )
     config = config_files.load_config(f"{resolve(file)}:{argument}")
     for key, value in others.items():
-        base.set_key(config, base.SHORT_NAMES.get(key, key), value)
+        base.set_key(config, key, value)
     check_numbers(config)
     return config
 

@@ -40,6 +40,8 @@ LOCAL_TYPES = {
 LOCAL_PREFIXES = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 # Minutes, MM:SS, HH:MM:SS, or days with hours, minutes and seconds as far as wanted.
 SLURM_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")
+# An option of sbatch that asks for GPUs, of the job or of each node, whose one task has them; a kind may precede them.
+SLURM_GPUS = re.compile(r"(?:(-G|--gpus=)|--gpus-per-(?:node|task)=|--gres=gpu:)(?:[\w.-]+:)?(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +141,7 @@ class Slurm(Engine):
     Args:
       time: limit of one start, as sbatch takes it; "": that of the partition.
       at_once: tasks of a sweep that run at a time; 0: as many as there is room for.
-      options: further options of sbatch, such as --partition=gpu, each a word.
+      options: further options of sbatch, such as --partition=gpu, each a word; of these also the GPUs are counted.
     """
 
     program = "sbatch"
@@ -151,6 +153,8 @@ class Slurm(Engine):
             raise ValueError(f"--sbatch={wrong[0]} is no option of sbatch; give for example --sbatch=--partition=gpu")
         self._nodes, self._time, self._options = nodes, time, options
         self._most = f"%{at_once}" if at_once else ""
+        for asked in filter(None, map(SLURM_GPUS.fullmatch, options)):
+            self.devices = int(asked[2]) * (1 if asked[1] else nodes)
 
     def check_seen(self, workdir: str, file: pathlib.Path) -> None:
         if not is_address(workdir):

@@ -143,7 +143,8 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
             step += 1
             record.dispatched(step, metrics, data_wait_seconds=feed.waited)
             stop, save = interrupt.requested(step), _is_save_due(config, step, saved_at)
-            validate = step == steps or _due(step, config.eval.every_steps)
+            # Not where the run stops: a validation may take longer than there is left to save.
+            validate = step == steps or (_due(step, config.eval.every_steps) and not stop)
             if stop or save or validate:
                 record.arrive()  # nothing that is not finite is ever saved
                 with record.paused():

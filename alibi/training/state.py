@@ -6,6 +6,7 @@ from collections.abc import Callable
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Int, PyTree
@@ -35,7 +36,7 @@ def initial_state(model: DecoderLM, optimizer: optax.GradientTransformation, mes
     """The state before the first update; each device makes only its own part."""
     initial = functools.partial(_initial, model, optimizer)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, _abstract(initial, mesh))
-    return jax.jit(initial, out_shardings=shardings)(seed)
+    return jax.jit(initial, out_shardings=shardings)(np.uint32(seed))
 
 
 def _abstract(initial: Callable[[int], TrainState], mesh: Mesh | AbstractMesh) -> TrainState:

@@ -222,16 +222,30 @@ def test_unknown_words_of_the_text_are_whole_words():
 # Documents.
 
 
-def test_blank_lines_end_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr("alibi.data.textfiles.PIECE_BYTES", 16)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_blank_lines_end_documents(tmp_path, monkeypatch, line_end):
+    """Wherever the pieces that are read end, in the middle of a line end too, and wherever shards are cut."""
     documents = ["one\ntwo\n\n", "a document longer than a piece\nand more of it\n\n\n\n", "three\n\n", "open"]
-    (tmp_path / "cc.txt").write_text("".join(documents))
+    documents = [document.replace("\n", line_end) for document in documents]
+    (tmp_path / "cc.txt").write_bytes("".join(documents).encode())
     corpus = TextFiles({"train": str(tmp_path / "cc.txt"), "document_end": "blank_line"})
+    for size in range(1, 24):
+        monkeypatch.setattr("alibi.data.textfiles.PIECE_BYTES", size)
+        assert documents_of(corpus.pieces("train")) == documents
+        shards = [documents_of(shard.pieces) for shard in corpus.shards("train", -1, 4 * size)]
+        assert [document for shard in shards for document in shard] == documents
+
+
+def documents_of(pieces):
     found = [""]
-    for piece in corpus.pieces("train"):
+    for piece in pieces:
         found[-1] += piece.text
         if piece.ends_document:
             found.append("")
-    assert found == [*documents, ""]
+    assert found.pop() == "", "a document's end is told"
+    return found
+
+
+def test_an_unknown_document_end():
     with pytest.raises(ValueError, match=r"data\.document_end='lines' is unknown; use file or blank_line"):
         TextFiles({"train": "x", "document_end": "lines"})

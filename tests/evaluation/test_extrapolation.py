@@ -132,8 +132,8 @@ def test_options_are_checked_before_any_work(tmp_path):
         evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], Options(tmp_path))
 
 
-def command(*arguments):
-    program = pathlib.Path(extrapolation.__file__).parents[2] / "eval_extrapolation.py"
+def command(*arguments, program="eval_extrapolation.py"):
+    program = pathlib.Path(extrapolation.__file__).parents[2] / program
     return subprocess.run([sys.executable, program, *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 
@@ -161,15 +161,19 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi
     assert (done.returncode, done.stdout) == (1, "")
 
 
+@pytest.mark.parametrize("program", ["eval_extrapolation.py", "scripts/passkey.py"])
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--workdirs="], "--workdirs names no work directory; give those of train.py, separated by commas"),
+        (["--checkpoint=last"], "checkpoint=last must be latest, best or a step, such as 600"),
+        (["--batch_tokens=0"], "batch_tokens=0 must be at least 1"),
         (["--lengths=16", "--multiples=2"], "--lengths and --multiples are two ways to say the same; give one of them"),
         (["--lengths=16,x"], "--lengths=16,x must be positive whole numbers, separated by commas, such as 1,2,4"),
         (["--position_options=factor"], "--position_options=factor is not KEY=VALUE; write for example factor=4"),
     ],
 )
-def test_flags_that_cannot_be(alibi_run, flags, message):
-    done = command(f"--workdirs={alibi_run}", *flags)
+def test_flags_that_cannot_be(alibi_run, program, flags, message):
+    done = command(f"--workdirs={alibi_run}", *flags, program=program)
     assert done.returncode == 1
     assert done.stderr.strip() == f"error: {message}"

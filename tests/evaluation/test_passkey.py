@@ -11,6 +11,7 @@ import pytest
 from alibi.data.embedded import Books
 from alibi.data.passkeys import ASKED, TOLD, PassKeys, distances, make_prompts
 from alibi.evaluation.passkey import Options, evaluate_passkeys
+from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.rows import Override, read_rows
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
@@ -59,6 +60,14 @@ def test_a_digit_stands_as_far_from_its_answer_as_asked_for(length, distance):
 def test_an_impossible_distance_is_refused(distance):
     with pytest.raises(ValueError, match=rf"distance={distance} must be from 8 to 118 in a window of 124"):
         make_prompts(BOOK, 124, distance, 7)
+
+
+def test_windows_longer_than_the_text_are_refused():
+    assert make_prompts(BOOK, len(BOOK), 32, 2).shape == (2, len(BOOK) + 1)
+    with pytest.raises(
+        ValueError, match=r"windows of 2,200 tokens are longer than the text of 2,120 bytes .* to 2,120"
+    ):
+        make_prompts(BOOK, 2200, 32, 2)
 
 
 def test_distances_are_the_powers_of_two_that_fit():
@@ -132,6 +141,25 @@ def test_a_row_names_the_checkpoint_that_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainedRun.params, "func", params_of_another)
     evaluate_passkeys([run], Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3))
     assert [row.step for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3]
+
+
+def test_too_little_memory_is_a_row_and_the_others_are_measured(tmp_path, monkeypatch):
+    """What a device holds at one time is asked for; too many tokens of it end no run."""
+    (tmp_path / "text.txt").write_text("some text\n")
+    run, score = make_run(tmp_path, "alibi", "a-run"), Scorer.score_windows
+
+    def short_of_memory(scorer, params, tokens, part):
+        if part.length > 64:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes")
+        assert scorer._batch_tokens == 100
+        return score(scorer, params, tokens, part)
+
+    monkeypatch.setattr(Scorer, "score_windows", short_of_memory)
+    options = Options(output_dir=tmp_path / "out", lengths=(134, 64), prompts=3, batch_tokens=100)
+    assert evaluate_passkeys([run], options) == []
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    assert [(row.eval_length, row.is_measured) for row in rows] == [(64, True), *[(134, False)] * 3]
+    assert {row.error for row in rows[1:]} == {"out of memory at 134 tokens; try fewer batch_tokens or more devices"}
 
 
 def test_a_trained_run_is_measured_once(tmp_path, capsys):

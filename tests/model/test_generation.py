@@ -180,3 +180,20 @@ def test_what_generation_refuses(tiny_config, arguments: dict, message: str) -> 
     model, params = make(tiny_config, "learned")
     with pytest.raises(ValueError, match=message):
         generate(model, params, np.zeros((1, 3), np.int32), **arguments)
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_a_prompt_that_cannot_be(tiny_config, array) -> None:
+    """Ids beyond the vocabulary would be clamped to its last one, or come from its end."""
+    model, params = make(tiny_config, "alibi")
+    with pytest.raises(
+        ValueError, match=r"the prompt has shape \(3,\) and must be \[batch, length\]; give a single one"
+    ):
+        generate(model, params, array([1, 2, 3]), 1)
+    for wrong in (VOCABULARY, -1):
+        prompt = array([[wrong, 2, 3], [4, 5, 6]])
+        with pytest.raises(ValueError, match=f"the prompt holds the id {wrong}, and ids must be from 0 to 39; encode"):
+            generate(model, params, prompt, 1)
+        positions = array([[-1, 0, 1], [0, 1, 2]])
+        assert generate(model, params, prompt, 1, positions=positions).shape == (2, 1), "padding may be anything"
+    assert jax.jit(lambda prompt: generate(model, params, prompt, 1))(array([[1, 2]])).shape == (1, 1)

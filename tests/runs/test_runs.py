@@ -6,7 +6,7 @@ import ml_collections
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
-from alibi.runs import SECTIONS, RunDirectory
+from alibi.runs import SECTIONS, RunDirectory, git_commit
 from configs import base
 
 
@@ -46,3 +46,18 @@ def test_the_sections_are_those_of_the_base_config():
     """One that is missing there would end in a traceback, and one too many would make every run a damaged one."""
     config = base.get_config()
     assert set(SECTIONS) == {key for key, value in config.items() if isinstance(value, ml_collections.ConfigDict)}
+
+
+def test_the_commit_of_an_image_is_told_by_its_environment(tmp_path, monkeypatch):
+    """It holds neither git nor the history; where there is git, it is believed."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    commit = git_commit.__wrapped__  # which is found once for each process
+    assert commit() == "unknown"
+    monkeypatch.setenv("ALIBI_COMMIT", "")  # ENV of an ARG that was not given
+    assert commit() == "unknown"
+    monkeypatch.setenv("ALIBI_COMMIT", "1234abcd")
+    assert commit() == "1234abcd"
+    git = tmp_path / "git"
+    git.write_text("#!/bin/sh\n[ $1 = status ] || echo 5678\n")
+    git.chmod(0o700)
+    assert commit() == "5678"

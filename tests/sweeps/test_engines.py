@@ -73,6 +73,25 @@ def test_a_training_of_several_machines_is_one_job_of_slurm():
 
 
 @pytest.mark.parametrize(
+    ("options", "devices"),
+    [
+        (["--gpus-per-node=8"], 32),
+        (["--gpus-per-node=h100:8"], 32),
+        (["--gpus-per-task=2"], 8),  # a task a node
+        (["--gres=gpu:8"], 32),
+        (["--gres=gpu:a100-sxm4:2"], 8),
+        (["--gpus=8"], 8),  # of the job
+        (["-G8"], 8),
+        (["--gpus-per-node=8", "--gpus-per-node=4"], 16),  # the last one counts, as for sbatch
+        (["--partition=gpu", "--mem=8G", "--gres=lustre:2"], None),
+        (["--gpus=volta:3,kepler:5"], None),
+    ],
+)
+def test_the_devices_of_a_job_are_the_gpus_that_its_options_ask_for(options, devices):
+    assert Slurm(nodes=4, options=options).devices == devices
+
+
+@pytest.mark.parametrize(
     ("code", "state", "restarts", "requeued"),
     [
         (0, "R", 0, False),

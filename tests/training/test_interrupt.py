@@ -12,7 +12,7 @@ from alibi.parallel.signals import Interrupted, answered, raised
 from alibi.runs import RunDirectory
 from alibi.training import loop
 from alibi.training.interrupt import Interrupt
-from tests.training.runs import stop_at
+from tests.training.runs import rows, stop_at
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -47,6 +47,23 @@ def test_a_signal_that_is_lost_in_a_destructor_counts_before_the_first_update() 
         interrupt.request(signal.SIGTERM, None)
     with pytest.raises(Interrupted, match="stopped before the first update; the same command goes on"):
         interrupt.updating()
+
+
+def test_a_run_that_is_stopped_saves_and_validates_only_at_its_end(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    """A validation may take longer than a cluster waits. Here it is due after updates 3 and 6, the last."""
+    run, config = RunDirectory(tmp_path / "run"), tiny_config()
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(loop.Interrupted, match="stopped at update 3 of 6"):
+            loop.train(config, str(run))
+    assert run.saved_steps()[-1] == 3
+    assert not [row for row in rows(run.path) if "valid_nll" in row]
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert loop.train(config, str(run))["best"]["step"] == 6
+    assert [row["step"] for row in rows(run.path) if "valid_nll" in row] == [6]
 
 
 def test_a_signal_before_the_first_update_leaves_what_was_there(

@@ -35,6 +35,11 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
     assert provenance["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def test_the_largest_seed_trains(tiny_config, tmp_path: pathlib.Path) -> None:
+    """An imported checkpoint may have it, and an int32 would not hold it."""
+    assert loop.train(tiny_config(seed=2**32 - 1, train__steps=3), str(tmp_path / "run"))["state"] == "finished"
+
+
 def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     monkeypatch.setattr(loop.Feed, "get", lambda *_, **__: pytest.fail("trained again"))

@@ -34,7 +34,7 @@ from alibi.training import loop
         ({"log__every_steps": 0}, "log.every_steps=0 must be at least 1"),
         ({"eval__max_tokens": 0}, "eval.max_tokens=0 must be positive"),
         ({"eval__dtype": "float8"}, "eval.dtype='float8' is unknown; use one of float32, bfloat16"),
-        ({"seed": -1}, r"seed=-1 must be from 0 to 2\^31 - 1"),
+        ({"seed": -1}, r"seed=-1 must be from 0 to 2\^32 - 1"),
         ({"seed": 5_000_000_000}, "seed=5000000000 must be"),
         ({"data__max_train_bytes": 0}, "data.max_train_bytes=0 must be positive, or -1 for all"),
         ({"model__width": 0}, "model.width=0 must be at least 1"),

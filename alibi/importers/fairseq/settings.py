@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from alibi.importers.fairseq.parameters import Architecture
 from alibi.importers.fairseq.unpickle import Record, shown
+from alibi.ranges import RANGES
 
 # Settings without which this project's model is another one than the checkpoint's.
 NEEDED = {
@@ -19,6 +20,7 @@ NEEDED = {
 POSITIONS = ("alibi", "sinusoidal", "none")
 # fairseq's gelu is the exact form, and its other two names are the tanh form that is Flax's default.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu_exact", "gelu_fast": "gelu", "gelu_accurate": "gelu", "swish": "silu"}
+SEED = RANGES["seed"]
 MOST = 2**31 - 1  # of updates and lengths, which are int32 in training
 _ABSENT: Any = object()
 
@@ -73,7 +75,7 @@ def read_settings(content: Any, sizes: Architecture) -> Settings:
             "activation_dropout": _rate(model, "activation_dropout", 0.0) or _rate(model, "relu_dropout", 0.0),
             "softmax_dropout": _rate(model, "adaptive_softmax_dropout") if sizes.cutoffs else 0.0,
         },
-        seed=_number(common, "seed", int, lambda seed: 0 <= seed < 2**32, "from 0 to 2**32 - 1"),
+        seed=_number(common, "seed", int, lambda seed: not SEED.complaint(seed), SEED.words),
         updates=_updates(content),
     )
 

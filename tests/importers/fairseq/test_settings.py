@@ -43,6 +43,7 @@ def test_the_arguments_of_older_versions(said, rate):
     }
     assert (found.num_heads, found.train_length, found.seed, found.updates) == (6, 16, 7, 150)
     assert (found.position, found.activation) == ("sinusoidal", "relu")
+    assert settings(seed=2**32 - 1).seed == 2**32 - 1
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("gelu", "gelu_exact"), ("gelu_fast", "gelu"), ("swish", "silu")])
@@ -66,6 +67,7 @@ for _ in range(40):
         ({"dropout": float("nan")}, "dropout=nan, which must be from 0 to below 1"),
         ({"relu_dropout": 1.0}, "relu_dropout=1.0, which must be"),
         ({"seed": -1}, "seed=-1, which must be"),
+        ({"seed": 2**32}, r"seed=4294967296, which must be from 0 to 2\^32 - 1"),
         ({"activation_fn": "linear"}, "the activation 'linear'; only relu, gelu, gelu_fast"),
         # Each of these would be a message of a terabyte.
         ({"arch": DEEP}, "of the architecture .*; only"),
