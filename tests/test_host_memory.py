@@ -1,9 +1,15 @@
 """The temporary memory of a program is kept between its calls, in large pages."""
 
+import os
+import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
+from jax._src import xla_bridge
+
+from alibi import host_memory
 
 # In a process of its own: the setting is the whole process's. Blocks of 64 MiB come and
 # go; counted are the pages that the kernel hands out for the later ones.
@@ -43,3 +49,45 @@ def test_a_block_allocated_again_has_the_pages_that_it_had():
         pytest.skip("this C library has no mallopt")
     assert int(faults) < 100  # 4 x 64 MiB are 65,536 pages
     assert large == "True"  # the kernel is advised to back these addresses with large pages
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugin", "driver", "on_cpus"),
+    [
+        ("cpu", "xla_cuda13", True, True),
+        ("cuda,cpu", "", False, False),
+        ("tpu,cpu", "", False, False),  # which JAX sets itself as it is imported where a TPU is
+        (None, "", True, True),  # a GPU that this JAX has no plugin for
+        (None, "xla_cuda13", False, True),
+        (None, "xla_cuda13", True, False),
+        (None, "metal_plugin", False, False),
+    ],
+)
+def test_memory_is_kept_only_where_jax_will_take_the_cpu(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, platforms, plugin, driver, on_cpus
+) -> None:
+    """On an accelerator's host a freed copy of the parameters would stay, with each of its pages."""
+    monkeypatch.setattr(host_memory, "_plugins", lambda: {plugin} - {""})
+    monkeypatch.setattr(host_memory, "NVIDIA", (str(tmp_path),) if driver else ())
+    backends, before = dict(xla_bridge._backends), jax.config.jax_platforms
+    jax.config.update("jax_platforms", platforms)
+    try:
+        assert host_memory.computes_on_cpus() is on_cpus
+        if not on_cpus:
+            monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda _: pytest.fail("malloc was changed"))
+            assert host_memory.keep_freed_memory() is False
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert xla_bridge._backends == backends
+
+
+def test_plugins_are_found_where_jax_finds_them(tmp_path: pathlib.Path) -> None:
+    """In a process of its own, since a package that was imported is not looked for again."""
+    (tmp_path / "jax_plugins" / "xla_cuda99").mkdir(parents=True)
+    (tmp_path / "jax_plugins" / "xla_cuda99" / "__init__.py").touch()
+    (tmp_path / "named-1.0.dist-info").mkdir()
+    (tmp_path / "named-1.0.dist-info" / "entry_points.txt").write_text("[jax_plugins]\nnamed = elsewhere.plugin\n")
+    program = "from alibi import host_memory; print(*host_memory._plugins())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert {"xla_cuda99", "elsewhere.plugin"} <= set(done.stdout.split()), done.stderr

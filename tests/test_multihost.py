@@ -1,6 +1,7 @@
 """Two processes as two hosts: each reads its own rows, and together they train the same run, stopped or not."""
 
 import functools
+import json
 import os
 import pathlib
 import re
@@ -320,3 +321,51 @@ hosts.together(score)
 """
     process = start([sys.executable, "-c", program], devices=1)
     assert said_at_the_end(process) == f"error: another process was lost: its connection ended; {ON}"
+
+
+def test_what_the_first_process_tells_is_one_key_that_each_other_reads(tmp_path: pathlib.Path) -> None:
+    """So 64 hosts ask their coordinator 64 times, not 8,192; what all have read is deleted, and a failure is told."""
+    program = f"""
+import json, sys
+from alibi.parallel import hosts, peers
+me = int(sys.argv[1])
+peers.join("localhost:{free_port()}", 3, me)
+state = hosts.distributed.global_state
+class Counted:
+    def __init__(self, client): self.client, self.keys = client, dict(key_value_set=set(), blocking_key_value_get=set())
+    def __getattr__(self, name): return getattr(self.client, name)
+    def key_value_set(self, key, *more):
+        self.keys["key_value_set"].add(key)
+        return self.client.key_value_set(key, *more)
+    def blocking_key_value_get(self, key, *more):
+        self.keys["blocking_key_value_get"].add(key)
+        return self.client.blocking_key_value_get(key, *more)
+state.client = Counted(state.client)
+def counts():
+    found = [len(keys) for keys in state.client.keys.values()]
+    for keys in state.client.keys.values(): keys.clear()
+    return found
+def fail():
+    raise ValueError("no such run")
+found = dict(told=[hosts.told(lambda: [me, number]) for number in range(100)], of_told=counts())
+try:
+    hosts.told(fail)
+except Exception as error:
+    found["failure"] = f"{{type(error).__name__}}: {{error}}"
+counts()
+found["gathered"], found["of_gather"] = hosts.gather(me), counts()
+for number in range(3): hosts.gather(number)
+found["left"] = len(state.client.key_value_dir_get("alibi/")) if me == 0 else 0
+hosts.gather(None)  # none ends before that
+print("found", json.dumps(found), flush=True)
+"""
+    processes = [start([sys.executable, "-c", program, str(number)], devices=1) for number in range(3)]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    found = [json.loads(re.search("^found (.*)", output, re.M)[1]) for output in outputs]
+    assert [one["told"] for one in found] == 3 * [[[0, number] for number in range(100)]]
+    assert [one["gathered"] for one in found] == 3 * [[0, 1, 2]]
+    others = "UserError: process 0 failed: ValueError: no such run"
+    assert [one["failure"] for one in found] == ["ValueError: no such run", others, others]
+    assert [one["of_told"] for one in found] == [[100, 0], [0, 100], [0, 100]]  # keys set, keys read
+    assert [one["of_gather"] for one in found] == [[1, 2], [1, 1], [1, 1]]
+    assert found[0]["left"] <= 5, "of the last gathering two values and their list, and the others' next values"

@@ -145,11 +145,14 @@ def gather(tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"], boundary_
     first_scored = part.first_scored(rows)[:, None]
     stop = np.minimum(first_scored + part.scored, part.stop)
     first_input = first_scored - (part.length - part.scored)
-    # One contiguous piece of the stream holds all rows, because their windows are neighbours.
-    start = max(int(first_input.min()) - 1, 0)
-    piece = np.asarray(tokens[start : int(stop.max())]).astype(np.int32)
+    first = np.maximum(first_input - 1, 0)
+    # One piece of the stream holds all rows whose windows are neighbours; between others may lie most of the stream.
+    begins, ends = (first, stop) if part.spacing else (first.min(keepdims=True), stop.max(keepdims=True))
+    pieces = [np.asarray(tokens[begin:end]) for begin, end in zip(begins.flat, ends.flat, strict=True)]
+    piece = np.concatenate(pieces).astype(np.int32)
     if not piece.size:
         piece = np.array([boundary_id], np.int32)
+    start = ends - np.cumsum(ends - begins)[:, None]  # a row finds token i of the stream at `piece[i - start]`
 
     before = first_input + np.arange(part.length)[None, :] - 1  # u[i] = t[i - 1]
     inputs = piece[np.clip(before - start, 0, piece.size - 1)]

@@ -22,7 +22,7 @@ from alibi.importers.fairseq.archive import Archive
 from alibi.importers.fairseq.parameters import Architecture, architecture, to_params
 from alibi.importers.fairseq.settings import POSITIONS, Settings, read_settings
 from alibi.importers.fairseq.unpickle import Tensor
-from alibi.model.decoder import build_model
+from alibi.model.decoder import build_model, param_shapes
 from alibi.runs import RunDirectory, make_provenance
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
@@ -154,8 +154,7 @@ def _whole_batch(config: ml_collections.ConfigDict) -> int:
 def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, updates: int) -> TrainState:
     """The state of a run of `config` after `updates`; ValueError where its model has other parameters."""
     model = build_model(config, vocab_size)
-    needed = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    ours, theirs = _shapes(needed), _shapes(params)
+    ours, theirs = _shapes(param_shapes(model)), _shapes(params)
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise ValueError(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.attention.cache import Slots
 from alibi.model.adaptive import AdaptiveEmbedding, Bands
@@ -327,8 +327,11 @@ def evaluated(model: DecoderLM, config: ml_collections.ConfigDict) -> DecoderLM:
     return model.clone(config=dataclasses.replace(model.config, dtype=config.eval.dtype))
 
 
+def param_shapes(model: DecoderLM) -> PyTree:
+    """Shapes and dtypes of the parameters; nothing is allocated."""
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
+
+
 def count_parameters(model: DecoderLM) -> int:
     """How many numbers the model learns; nothing is allocated."""
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    shapes = jax.eval_shape(lambda tokens: model.init(jax.random.key(0), tokens), tokens)
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
+    return sum(leaf.size for leaf in jax.tree.leaves(param_shapes(model)))

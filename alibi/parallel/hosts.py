@@ -6,7 +6,6 @@ one may prepare for hours while the others wait.
 """
 
 import contextlib
-import itertools
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -18,7 +17,12 @@ from alibi.errors import UserError
 from alibi.parallel import peers
 
 Result = TypeVar("Result")
-_exchanges = itertools.count()
+
+
+class _Said:
+    """How often the processes have exchanged something, which all count alike: keys of the store are named by it."""
+
+    gathered = told = 0
 
 
 def is_primary() -> bool:
@@ -27,21 +31,37 @@ def is_primary() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """The `value`, anything that JSON can hold, of each process."""
+    """The `value`, anything that JSON can hold, of each process; the first one reads them all and tells the others."""
     state = distributed.global_state
     if state.client is None:
         return [value]
-    number, me = next(_exchanges), state.process_id
+    place, values = f"alibi/{_Said.gathered}", [value]
     with peers.when_lost():
-        state.client.key_value_set(_key(number, me), json.dumps(value))
-        values = [json.loads(_awaited(state.client, _key(number, process))) for process in range(state.num_processes)]
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        state.client.key_value_delete(_key(number - 1, me))  # all have read it, or they would not be here
+        if is_primary():
+            values += [json.loads(_awaited(state.client, f"{place}/of/{one}")) for one in range(1, state.num_processes)]
+        else:
+            state.client.key_value_set(f"{place}/of/{state.process_id}", json.dumps(value))
+    values = _spread(values)
+    if is_primary() and _Said.gathered:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # all have read what was said there, or not come here
+            state.client.key_value_delete(f"alibi/{_Said.gathered - 1}")
+    _Said.gathered += 1
     return values
 
 
-def _key(number: int, process: int) -> str:
-    return f"alibi/{number}/{process}"
+def _spread(value: Result) -> Result:
+    """The `value` of the first process, which does not wait for the others to read it."""
+    client = distributed.global_state.client
+    if client is None:
+        return value
+    key = f"alibi/{_Said.gathered}/{_Said.told}"
+    _Said.told += 1
+    with peers.when_lost():
+        if is_primary():
+            client.key_value_set(key, text := json.dumps(value))
+        else:
+            text = _awaited(client, key)
+    return json.loads(text)
 
 
 def _awaited(client: Any, key: str) -> str:
@@ -76,8 +96,14 @@ def any_of(*flags: bool) -> tuple[bool, ...]:
 
 
 def told(ask: Callable[[], Result]) -> Result:
-    """What `ask`, which gives what JSON can hold, gives on the first process; raises as `together` does."""
-    return cast(Result, gather(on_first(ask))[0])
+    """What `ask`, which gives what JSON can hold, gives on the first process; raises as `together` does.
+
+    The others wait for the first one, and it for none of them.
+    """
+    result, failure = _tried(ask) if is_primary() else (None, None)
+    result, reason = _spread((result, _reason(failure)))
+    _raise(failure, [reason])
+    return cast(Result, result)
 
 
 def on_first(act: Callable[[], Result]) -> Result | None:
@@ -91,16 +117,27 @@ def together(act: Callable[[], Result]) -> Result:
     Raises:
       UserError: it was another process that failed; that one raises what `act` did.
     """
-    result, failure = None, None
+    result, failure = _tried(act)
+    _raise(failure, gather(_reason(failure)))
+    return cast(Result, result)  # which it is where nothing failed
+
+
+def _tried(act: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
     try:
-        with peers.when_lost():  # here: whom it lost is not to be waited for below
-            result = act()
+        with peers.when_lost():  # here: whom it lost is not to be waited for afterwards
+            return act(), None
     except Exception as error:
-        failure = error
-    failures = gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+        return None, error
+
+
+def _reason(failure: Exception | None) -> str | None:
+    return None if failure is None else f"{type(failure).__name__}: {failure}"
+
+
+def _raise(failure: Exception | None, reasons: list[str | None]) -> None:
+    """Raises this process's own failure, or else the first of the `reasons` that the processes gave for theirs."""
     if failure is not None:
         raise failure
-    for process, reason in enumerate(failures):
+    for process, reason in enumerate(reasons):
         if reason is not None:
             raise UserError(f"process {process} failed: {reason}")
-    return cast(Result, result)  # which it is where nothing failed

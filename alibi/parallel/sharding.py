@@ -76,6 +76,15 @@ def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _leaf_sharding(path, leaf, mesh), tree)
 
 
+def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
+    """The `shapes` of parameters or optimizer state with the sharding of each leaf, see `tree_shardings`."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        tree_shardings(shapes, mesh),
+    )
+
+
 def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     stacked = "/layers/" in f"/{name}/"  # parameters of all layers in one, see alibi.model.layers

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 
 from alibi.attention.call import traced_for
 from alibi.model.config import DTYPES
-from alibi.model.decoder import DecoderLM, build_model
+from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel.sharding import batch_parts, batch_sharding, tree_shardings
 from alibi.planning.residuals import kept_bytes
 from alibi.training.optimizer import make_optimizer
@@ -139,11 +139,10 @@ def _kept(
     with traced_for(platform, mesh.size):
         model = build_model(config, vocab_size, sharding=batch_sharding(mesh))
         key = jax.eval_shape(lambda: jax.random.key(0))
-        params = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 1), jnp.int32))["params"], key)
         features = nn.apply(DecoderLM.features, model)
         return kept_bytes(
             lambda params, ids, key: features({"params": params}, ids, deterministic=False, rngs={"dropout": key}),
-            params,
+            param_shapes(model),
             jax.ShapeDtypeStruct((rows, config.train_length), np.int32),
             key,
             share=share,

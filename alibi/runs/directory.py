@@ -201,12 +201,19 @@ class RunDirectory:
         """Writes one JSON file; a reader sees the old content or the new, never a part."""
         self.store.write(name, json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
 
-    def write_status(self, state: str, *, step: int, steps: int, reason: str = "", **more: Any) -> None:
-        """Records where the run stands and the last saved step; `more` are figures, such as tokens_per_second."""
+    def write_status(
+        self, state: str, *, step: int, steps: int, reason: str = "", saved: int | None = None, **more: Any
+    ) -> None:
+        """Records where the run stands; `more` are figures, such as tokens_per_second.
+
+        Args:
+          saved: the last saved step, 0 for none; None: as the checkpoints that are there say.
+        """
+        saved = max(self.saved_steps(), default=0) if saved is None else saved
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         known = {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now}
         known |= {"started": self.started} if self.started else {}
-        self.write("status.json", known | {"saved": max(self.saved_steps(), default=0)} | more)
+        self.write("status.json", known | {"saved": saved} | more)
 
     def _read(self, name: str, needed: Sequence[str] = (), *, sections: Sequence[str] = ()) -> dict[str, Any]:
         """The content of one JSON file, an object with the keys `needed` and the objects `sections`."""

@@ -5,7 +5,6 @@ import logging
 import os
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 from jaxtyping import PyTree
@@ -13,9 +12,9 @@ from jaxtyping import PyTree
 from alibi.data.tokenizers import Tokenizer
 from alibi.evaluation.overrides import effective, overridden
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model.decoder import DecoderLM, build_model, evaluated
+from alibi.model.decoder import DecoderLM, build_model, evaluated, param_shapes
 from alibi.parallel import hosts
-from alibi.parallel.sharding import batch_sharding, make_mesh, tree_shardings
+from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
 from alibi.reporting.rows import Override
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
@@ -81,7 +80,7 @@ class TrainedRun:
     @functools.cached_property
     def _shapes(self) -> PyTree:
         """Of the parameters; the model is traced once for all who ask."""
-        return jax.eval_shape(self.model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+        return param_shapes(self.model)
 
     @property
     def num_parameters(self) -> int:
@@ -94,11 +93,7 @@ class TrainedRun:
         Where training has replaced the latest or best checkpoint by a newer one since, they and `step` are of that;
         where it is damaged, of the next latest or best one that is whole. Either is said in a line.
         """
-        abstract = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            self._shapes,
-            tree_shardings(self._shapes, self.mesh),
-        )
+        abstract = laid_out(self._shapes, self.mesh)
         failed: dict[int, ValueError] = {}
         while True:
             try:

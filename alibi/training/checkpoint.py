@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
-from alibi.parallel.sharding import tree_shardings
+from alibi.parallel.sharding import laid_out
 from alibi.training.checksums import checksums
 from alibi.training.damage import damage_named, ignore_closed_loops, item_named
 from alibi.training.state import TrainState
@@ -196,11 +196,7 @@ class Checkpoints:
 
 def _abstract(change: Callable[[PyTree], PyTree], trees: PyTree) -> PyTree:
     """The shapes of `change(trees)`, with the shardings that such parameters have."""
-    shapes = jax.eval_shape(change, trees)
-    shardings = tree_shardings(shapes, jax.tree.leaves(trees)[0].sharding.mesh)
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
-    )
+    return laid_out(jax.eval_shape(change, trees), jax.tree.leaves(trees)[0].sharding.mesh)
 
 
 class _Kept:

@@ -8,15 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import optax
 from jax.sharding import Mesh
 
 from alibi.data.tokenizers import given_tokenizer
-from alibi.model.decoder import DecoderLM, build_model
+from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel import hosts
-from alibi.parallel.sharding import tree_shardings
+from alibi.parallel.sharding import laid_out
 from alibi.runs import RunDirectory, config_hash
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.state import TrainState, initial_state
@@ -95,12 +94,7 @@ class Parent:
 
     def state(self, model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
         """The state before the first update: the optimizer's is new, as are parameters that are not taken."""
-        shapes = _shape_tree(self._model(model))
-        abstract = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            tree_shardings(shapes, mesh),
-        )
+        abstract = laid_out(param_shapes(self._model(model)), mesh)
         with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
             there = dict(_leaves(checkpoints.restore_params(self.step, abstract)))
         state = initial_state(model, optimizer, mesh, seed)
@@ -111,12 +105,8 @@ class Parent:
         return dataclasses.replace(state, params=jax.tree.map_with_path(start, state.params))
 
 
-def _shape_tree(model: DecoderLM) -> Any:
-    return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-
-
 def _shapes(model: DecoderLM) -> dict[str, jax.ShapeDtypeStruct]:
-    return dict(_leaves(_shape_tree(model)))
+    return dict(_leaves(param_shapes(model)))
 
 
 def _leaves(tree: Any) -> Iterable[tuple[str, Any]]:

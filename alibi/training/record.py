@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import math
 import resource
 import sys
@@ -22,6 +23,7 @@ from alibi.progress import Progress, say
 from alibi.runs import RunDirectory
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.metric_writers import open_writers
+from alibi.training.pending import Pending
 from alibi.training.step import Metrics
 
 UNLOGGED = "unlogged"
@@ -34,6 +36,9 @@ class NonFiniteLossError(UserError):
 
 class Record:
     """The figures of a run that goes on from update `step`; the first process writes them, all check them.
+
+    Updates don't wait for a row and its status to be written: a store may take several requests of some tenths of a
+    second. What fails in that is raised at the next row, checkpoint or status of an end.
 
     Args:
       peak: tokens a second at the peak of the devices, of which `mfu` is the share that is reached; None: not known.
@@ -54,6 +59,7 @@ class Record:
         self._before = run.status()  # of the process that trained here last
         self.best = hosts.told(lambda: checkpoints.best)
         self._writers = open_writers(config, run, step) if hosts.is_primary() else []
+        self._writes, self._saved = Pending(), 0  # and the last step that is known to be saved
         self._finished = False
         steps, tokens = config.train.steps, config.train.batch_tokens
         self._peak = peak
@@ -93,7 +99,8 @@ class Record:
 
     @property
     def unlogged(self) -> dict[str, list[float]]:
-        """What a checkpoint must hold for the next row to be that of a run without a stop."""
+        """What a checkpoint must hold for the next row to be that of a run without a stop; earlier rows are written."""
+        self._writes.wait()
         return {UNLOGGED: self._sums.tolist()}
 
     def _log(self, step: int, values: dict[str, float]) -> None:
@@ -110,7 +117,7 @@ class Record:
             if self._peak:
                 row["mfu"] = rate / self._peak
         self._write(step, row)
-        self.write_status("running", step)
+        self._write_status("running", step)
 
     def validated(self, step: int, nll: float) -> bool:
         """Records a validation; whether it is the best so far. Raises NonFiniteLossError where `nll` is no number."""
@@ -140,8 +147,12 @@ class Record:
         self._progress.pause(time.perf_counter() - start)
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
-        """Writes where the run stands, with its last loss, speed, memory and best checkpoint so far."""
+        """Writes where the run ended, with its last loss, speed, memory and best checkpoint so far."""
         self._finished = state == "finished"
+        self._write_status(state, step, reason)
+        self._writes.wait()
+
+    def _write_status(self, state: str, step: int, reason: str = "") -> None:
         if not hosts.is_primary():
             return
         figures: dict[str, Any] = {
@@ -150,17 +161,25 @@ class Record:
             "peak_memory_bytes": max(peak_memory_bytes(), self._before.get("peak_memory_bytes", 0)),
             "best": None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]},
         }
-        self._run.write_status(state, step=step, steps=self._config.train.steps, reason=reason, **figures)
+        figures |= {"step": step, "steps": self._config.train.steps, "reason": reason}
+        self._writes.add(lambda: self._run.write_status(state, saved=self._last_saved(), **figures))
+
+    def _last_saved(self) -> int:
+        """The last step whose checkpoint is complete; asks where they lie only while a later one is being written."""
+        if self._saved != (self._checkpoints.latest or 0):
+            self._saved = max(self._run.saved_steps(), default=0)
+        return self._saved
 
     def close(self) -> None:
         peers.expect_update(False)
+        self._writes.close()
         self._progress.close()
         while self._writers:
             self._writers.pop().close(self._finished)
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         for writer in self._writers:
-            writer.write(step, values)
+            self._writes.add(functools.partial(writer.write, step, values))
 
     def _say(self, line: str) -> None:
         if hosts.is_primary():

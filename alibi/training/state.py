@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Int, PyTree
 
 from alibi.model.decoder import DecoderLM
-from alibi.parallel.sharding import tree_shardings
+from alibi.parallel.sharding import laid_out
 
 
 @flax.struct.dataclass
@@ -40,12 +40,7 @@ def initial_state(model: DecoderLM, optimizer: optax.GradientTransformation, mes
 
 
 def _abstract(initial: Callable[[int], TrainState], mesh: Mesh | AbstractMesh) -> TrainState:
-    shapes = jax.eval_shape(initial, 0)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        tree_shardings(shapes, mesh),
-    )
+    return laid_out(jax.eval_shape(initial, 0), mesh)
 
 
 def _initial(model: DecoderLM, optimizer: optax.GradientTransformation, seed: int | Array) -> TrainState:

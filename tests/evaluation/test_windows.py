@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alibi.evaluation.windows import batches, gather, plan
+from alibi.evaluation.windows import batches, gather, plan, plan_contexts
 
 BOUNDARY = 7
 
@@ -95,15 +95,48 @@ def test_out_of_range(arguments, message):
         plan(*arguments)
 
 
+class Recorder:
+    """A stream whose token i is i, and how many of them were read."""
+
+    def __init__(self, size=10**9):
+        self.size, self.read, self.places = size, 0, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, key):
+        self.read += key.stop - key.start
+        self.places.append((key.start, key.stop))
+        return np.arange(key.start, key.stop)
+
+
 def test_only_the_windows_own_part_of_the_stream_is_read():
     """A memory map of a large corpus must not be loaded for each batch."""
-
-    class Recorder:
-        def __getitem__(self, key):
-            self.read = (key.start, key.stop)
-            return np.arange(key.start, key.stop)
-
     recorder = Recorder()
     _, sliding = plan(10**9, 512, 1).parts
     gather(recorder, sliding, np.arange(5_000_000, 5_000_032), BOUNDARY)  # of the tokens 512 further on
-    assert recorder.read == (5_000_000, 5_000_544)
+    assert recorder.places == [(5_000_000, 5_000_544)]
+
+
+def test_nothing_between_windows_that_are_spread_over_the_text_is_read():
+    """Windows of one length, 128 in a batch: of ten million tokens each row reads its own and the one before."""
+    for part in plan_contexts(10**7, [128, 1024], 512):
+        recorder = Recorder(10**7)
+        rows = np.arange(448, 576)  # the last half of them beyond the last window
+        batch = gather(recorder, part, rows, BOUNDARY)
+        assert recorder.read <= len(rows) * (part.length + 1)
+        for row, inputs, targets in zip(rows, *batch, strict=True):
+            first = part.start + row * part.spacing
+            if row < len(part):
+                assert targets.tolist() == list(range(first, first + part.scored))
+                assert inputs.tolist() == list(range(targets[-1] - part.length, targets[-1]))
+            else:
+                assert (targets == -1).all()
+
+
+def test_spread_windows_that_begin_with_the_text():
+    """Of 7 tokens, the last of each 4 and of each 7 inputs: the longest window begins with the boundary."""
+    short, long = plan_contexts(7, [4, 7], 2)
+    tokens = np.arange(7) + 10
+    assert gather(tokens, long, np.arange(1), BOUNDARY).inputs.tolist() == [[7, 10, 11, 12, 13, 14, 15]]
+    assert gather(tokens, short, np.arange(2), BOUNDARY).inputs[0].tolist() == [12, 13, 14, 15]

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from alibi.model.decoder import build_model
-from alibi.parallel.sharding import batch_sharding, make_mesh, tree_shardings
+from alibi.model.decoder import build_model, param_shapes
+from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh, tree_shardings
 from alibi.positions import METHODS, make_position
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState, abstract_state, initial_state
@@ -181,6 +181,12 @@ def test_parameters_are_split_by_the_rules(tiny_config) -> None:
     assert layer["attention"]["out"]["kernel"].addressable_shards[0].data.shape == (1, 8, 8)
     assert layer["down"]["kernel"].addressable_shards[0].data.shape == (16, 8)
     assert params["embedding"].addressable_shards[0].data.shape == (24, 8)
+    planned = laid_out(param_shapes(model), mesh)
+
+    def facts(leaf: jax.Array | jax.ShapeDtypeStruct) -> tuple:
+        return leaf.shape, leaf.dtype, leaf.sharding.is_fully_replicated, leaf.sharding.shard_shape(leaf.shape)
+
+    assert jax.tree.map(facts, planned) == jax.tree.map(facts, params)
     odd = jax.eval_shape(lambda: {"embedding": jnp.zeros((47, 16))})
     assert tree_shardings(odd, mesh)["embedding"].spec == jax.P(None, "fsdp"), "47 rows can't be split in two"
 
