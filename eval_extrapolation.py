@@ -13,7 +13,7 @@ from absl import flags
 from alibi import command_line
 from alibi.errors import tell
 
-command_line.define_evaluation_flags()
+command_line.define_evaluation_flags("1,2,4,8,16")
 _STRIDE = flags.DEFINE_integer("stride", None, "tokens that each window scores; default: the length, without overlap")
 _SPLIT = flags.DEFINE_string("split", "valid", "train, valid or test, of each run's own corpus")
 _TEXT_FILE = flags.DEFINE_string(

@@ -124,10 +124,13 @@ def define_host_flags() -> None:
     flags.DEFINE_integer("process_id", None, "this process, from 0")
 
 
-def define_evaluation_flags() -> None:
-    """The flags by which an entry point evaluates trained runs: which, at what lengths, as what, and where to."""
+def define_evaluation_flags(multiples: str) -> None:
+    """The flags by which an entry point evaluates trained runs: which, at what lengths, as what, and where to.
+
+    `multiples` are those of each run's own length that are taken where no lengths are given.
+    """
     flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
-    flags.DEFINE_list("multiples", None, "evaluation lengths as multiples of each run's own, such as 1,2,4,8")
+    flags.DEFINE_list("multiples", None, f"evaluation lengths as multiples of each run's own; default: {multiples}")
     flags.DEFINE_list("lengths", None, "evaluation lengths in tokens, in place of --multiples")
     flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
     flags.DEFINE_string(

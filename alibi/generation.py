@@ -115,7 +115,11 @@ def _check_prompt(prompt: Array, positions: Array | None, vocab_size: int) -> No
     given = [one for one in (prompt, positions) if isinstance(one, jax.Array)]
     if any(isinstance(one, jax.core.Tracer) or not one.is_fully_addressable for one in given):
         return
-    ids = np.asarray(prompt) if positions is None else np.asarray(prompt)[np.asarray(positions) >= 0]
+    ids = np.asarray(prompt)
+    if positions is not None:
+        if positions.shape not in (ids.shape, ids.shape[1:]):
+            raise ValueError(f"positions have shape {positions.shape}; the prompt needs {ids.shape}")
+        ids = ids[np.broadcast_to(np.asarray(positions) >= 0, ids.shape)]
     if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():  # looked up, they would be others, without a word
         raise ValueError(
             f"the prompt holds the id {wrong[0]}, and ids must be from 0 to {vocab_size - 1}; "

@@ -125,7 +125,8 @@ def _section(name: str, rows: list[Row], keys: list[Row], speeds: list[dict[str,
     others = [
         f"`{key.split('.')[1]}={value!r}`" for key, value in trained.items() if key.startswith("position_options")
     ]
-    measured_with = f" with {', '.join(others)}, but for its speed" if others else ""
+    cost = _cost(name, speeds) + (", with the default options" if others else "")
+    measured_with = f" with {', '.join(others)}" if others else ""
     file = f"../alibi/positions/{method.__module__.rpartition('.')[2]}.py"
     return "\n".join(
         [
@@ -136,7 +137,7 @@ def _section(name: str, rows: list[Row], keys: list[Row], speeds: list[dict[str,
             f"- Source: {about.source}",
             f"- Caveats: {about.caveats}",
             f"- Measured{measured_with}: {_extrapolation(_of_method(name, rows))}; "
-            f"{_keys_found(_of_method(name, keys))}; {_cost(name, speeds)}",
+            f"{_keys_found(_of_method(name, keys))}; {cost}",
             "",
         ]
     )

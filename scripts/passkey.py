@@ -18,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi import command_line
 
-command_line.define_evaluation_flags()
+command_line.define_evaluation_flags("1,2,4,8")
 _PROMPTS = flags.DEFINE_integer("prompts", 200, "keys to be found at each length and distance")
 command_line.define_host_flags()
 

@@ -117,6 +117,14 @@ class Reverses(PositionMethod):
         return positions if key is None else positions[..., ::-1]
 
 
+@dataclasses.dataclass(frozen=True)
+class CountsPairs(PositionMethod):
+    """Two tokens stand at each position, so that the first of them would see the second."""
+
+    def place(self, positions, batch, key):
+        return positions // 2
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -126,7 +134,8 @@ class Reverses(PositionMethod):
         (AddsOtherKeys, "its bias less its key_term is not the same for all keys of a query"),
         (LooksAhead, "not causal: in a sequence of 2 tokens, token 0 depends on token 1"),
         (Delays, "the features of token 0 don't depend on the token itself"),
-        (Reverses, "its `place` puts token 1 before the one that it follows"),
+        (Reverses, "its `place` doesn't put token 1 after the one that it follows"),
+        (CountsPairs, "its `place` doesn't put token 1 after the one that it follows"),
         (CountsInside, "with a cache, token 4, in a prompt of two pieces, is off by"),
     ],
 )

@@ -76,16 +76,16 @@ def _awaited(client: Any, key: str) -> str:
 
 def check_alike(facts: dict[str, Any]) -> None:
     """Raises ValueError on every process, naming what differs, where `facts` are not the same on all of them."""
-    found = gather(facts)
+    facts = json.loads(json.dumps(facts))
+    first = told(lambda: facts)
+    others = gather({key: facts.get(key) for key in facts | first if facts.get(key) != first.get(key)})
     differing = []
-    for key in sorted(set().union(*found)):
-        said: dict[str, int] = {}
-        for process, one in enumerate(found):
-            said.setdefault(json.dumps(one.get(key)), process)
-        if len(said) > 1:
-            differing.append(
-                f"  {key}: " + ", ".join(f"{value} on process {process}" for value, process in said.items())
-            )
+    for key in sorted(set().union(*others)):
+        said = {json.dumps(first.get(key)): 0}
+        for process, one in enumerate(others):
+            if key in one:
+                said.setdefault(json.dumps(one[key]), process)
+        differing.append(f"  {key}: " + ", ".join(f"{value} on process {process}" for value, process in said.items()))
     if differing:
         raise ValueError("the processes differ; start the same command and code on all:\n" + "\n".join(differing))
 

@@ -60,7 +60,7 @@ def join(address: str | None, count: int | None, number: int | None) -> None:
     library.signal.restype = handler
     text = _divert_stderr()
     # Before it connects: where it waits in vain JAX aborts too.
-    _Process.aborted = handler(lambda _: lost(_who(text()) if _Process.joined else _absent()))
+    _Process.aborted = handler(lambda _: lost(_who(text()) if _Process.joined else _absent(text())))
     library.signal(signal.SIGABRT, _Process.aborted)
     jax.distributed.initialize(
         address,
@@ -197,8 +197,11 @@ def _divert_stderr() -> Callable[[], str]:
     return text
 
 
-def _absent() -> str:
-    """What a process says that has waited in vain for the others."""
+def _absent(text: str) -> str:
+    """What a process says that the others did not come to, by what JAX said."""
+    if "DEADLINE_EXCEEDED" not in text:
+        fatal = FATAL.search(text)
+        return f"the processes did not come together: {text[fatal.start() :].splitlines()[0] if fatal else 'aborted'}"
     count, address = distributed.global_state.num_processes, distributed.global_state.coordinator_address
     return (
         f"not all {count} processes came to {address} within {JOIN_SECONDS} s: see whether each was started, with the "

@@ -139,8 +139,8 @@ class PositionMethod:
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> KnownPositions:
         """The positions that the functions below get, for tokens of `batch` sequences at `positions`.
 
-        By default they are the same. Randomised positions draw them. Where `positions` rise, these must not fall:
-        a token sees those that it follows.
+        By default they are the same. Randomised positions draw them. Where `positions` rise from token to token, these
+        must rise too: by that a token sees those that it follows.
 
         Args:
           key: in training a random key, else None.

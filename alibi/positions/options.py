@@ -54,8 +54,9 @@ def _read(value: Any, annotation: Any) -> Any:
     kind, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if kind in (typing.Union, types.UnionType):
         return _read_one_of(value, arguments)
-    if kind is tuple:
-        return _read_all(value if isinstance(value, tuple) else (value,), arguments)
+    if _is_several(annotation):  # a list too as a tuple, as the method must be hashable
+        each = (*arguments, ...) if kind is list and arguments else arguments
+        return _read_all(value if isinstance(value, tuple) else (value,), each)
     if kind is float and type(value) is not bool and isinstance(value, int | float):
         if value and not LEAST <= abs(value) <= LARGEST:
             raise OverflowError
@@ -68,12 +69,21 @@ def _read(value: Any, annotation: Any) -> Any:
     return value
 
 
+def _is_several(annotation: Any) -> bool:
+    return (typing.get_origin(annotation) or annotation) in (tuple, list)
+
+
 def _read_one_of(value: Any, annotations: tuple[Any, ...]) -> Any:
     # Of a tuple last, which anything can be made by itself.
-    for annotation in sorted(annotations, key=lambda one: (typing.get_origin(one) or one) is tuple):
-        with contextlib.suppress(TypeError):
+    failure: Exception = TypeError()
+    for annotation in sorted(annotations, key=_is_several):
+        try:
             return _read(value, annotation)
-    raise TypeError
+        except OverflowError as error:
+            failure = error
+        except TypeError:
+            pass
+    raise failure
 
 
 def _read_all(values: tuple[Any, ...], annotations: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -77,8 +77,9 @@ class Randomised(Around):
         of_keys: PyTree[Float[Array, "batch k heads ..."]],
     ) -> Bias | None:
         bias = self.other.content_bias(params, query, of_queries, of_keys)
-        batch, length = query.shape[:2]
-        return bias if bias is None or batch * length**2 <= self.max_length else bias.up_to(self.max_length - 1)
+        batch, queries = query.shape[:2]
+        pairs = batch * queries * (self.length or self.train_length)
+        return bias if bias is None or pairs <= self.max_length else bias.up_to(self.max_length - 1)
 
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> Array:
         length = self.length or self.train_length

@@ -152,7 +152,7 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
                     improved = nll is not None and record.validated(step, nll)
                     if stop or save or improved:
                         hosts.on_first(run.check_claim)
-                        checkpoints.save(state, step, about | record.unlogged, nll)
+                        checkpoints.save(state, step, about | record.for_checkpoint(), nll)
                         saved_at = time.monotonic()
             if stop and step < steps:
                 checkpoints.wait()

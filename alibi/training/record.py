@@ -97,9 +97,8 @@ class Record:
         if step % self._config.log.every_steps == 0 or step == self._config.train.steps:
             self._log(step, values)
 
-    @property
-    def unlogged(self) -> dict[str, list[float]]:
-        """What a checkpoint must hold for the next row to be that of a run without a stop; earlier rows are written."""
+    def for_checkpoint(self) -> dict[str, list[float]]:
+        """What a checkpoint holds so that the next row is that of a run without a stop; waits for earlier rows."""
         self._writes.wait()
         return {UNLOGGED: self._sums.tolist()}
 

@@ -44,9 +44,9 @@ def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """
     import jax
 
+    keep_freed_memory()  # before JAX is asked for its backend, which starts its threads
     if jax.default_backend() != "cpu":
         raise ValueError(f"a step is profiled on CPUs alone, and this is a {jax.default_backend()}: JAX_PLATFORMS=cpu")
-    keep_freed_memory()
     rows = []
     for shape in [known(name, SHAPES, "shape") for name in arguments.shapes.split(",")]:
         rows += _profile(shape, arguments.position, arguments.rounds)

@@ -161,16 +161,31 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi
     assert (done.returncode, done.stdout) == (1, "")
 
 
-@pytest.mark.parametrize("program", ["eval_extrapolation.py", "scripts/passkey.py"])
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("program", "flags", "message"),
     [
-        (["--workdirs="], "--workdirs names no work directory; give those of train.py, separated by commas"),
-        (["--checkpoint=last"], "checkpoint=last must be latest, best or a step, such as 600"),
-        (["--batch_tokens=0"], "batch_tokens=0 must be at least 1"),
-        (["--lengths=16", "--multiples=2"], "--lengths and --multiples are two ways to say the same; give one of them"),
-        (["--lengths=16,x"], "--lengths=16,x must be positive whole numbers, separated by commas, such as 1,2,4"),
-        (["--position_options=factor"], "--position_options=factor is not KEY=VALUE; write for example factor=4"),
+        (
+            "scripts/passkey.py",
+            ["--workdirs="],
+            "--workdirs names no work directory; give those of train.py, separated by commas",
+        ),
+        ("scripts/passkey.py", ["--checkpoint=last"], "checkpoint=last must be latest, best or a step, such as 600"),
+        ("eval_extrapolation.py", ["--batch_tokens=0"], "batch_tokens=0 must be at least 1"),
+        (
+            "eval_extrapolation.py",
+            ["--lengths=16", "--multiples=2"],
+            "--lengths and --multiples are two ways to say the same; give one of them",
+        ),
+        (
+            "eval_extrapolation.py",
+            ["--lengths=16,x"],
+            "--lengths=16,x must be positive whole numbers, separated by commas, such as 1,2,4",
+        ),
+        (
+            "eval_extrapolation.py",
+            ["--position_options=factor"],
+            "--position_options=factor is not KEY=VALUE; write for example factor=4",
+        ),
     ],
 )
 def test_flags_that_cannot_be(alibi_run, program, flags, message):

@@ -11,7 +11,7 @@ from alibi.runs import RunDirectory
 from alibi.runs.store import Folder
 from alibi.training import loop
 from alibi.training.checkpoint import Checkpoints
-from alibi.training.pending import Pending
+from alibi.training.pending import MOST, Pending
 from tests.training.runs import rows, stop_at
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -39,6 +39,25 @@ def test_writes_are_made_in_order_up_to_one_that_fails() -> None:
         pending.add(lambda: write(4))
     pending.close()
     assert made == [0, 1, 2]
+
+
+def test_no_more_writes_are_left_than_a_stop_has_time_for() -> None:
+    pending, begin, added = Pending(), threading.Event(), []
+
+    def add_all() -> None:
+        for number in range(MOST + 3):
+            pending.add(begin.wait)
+            added.append(number)
+
+    thread = threading.Thread(target=add_all)
+    thread.start()
+    thread.join(0.5)
+    assert len(added) == MOST
+    begin.set()
+    thread.join(SECONDS)
+    pending.wait()
+    assert len(added) == MOST + 3
+    pending.close()
 
 
 def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
