@@ -41,7 +41,7 @@ TABLES = {
     ("small", 2): ("results.jsonl", None, None),
     **{("small", number): ("results-600-updates.jsonl", 600, 1) for number in (3, 5, 6, 7, 15)},
     **{("small", number): (LATER, 600, 1) for number in (4, 13, 14)},
-    ("medium", 2): ("results.jsonl", None, 1),
+    **{("medium", number): ("results.jsonl", None, 1) for number in (2, 7)},
 }
 
 
@@ -84,6 +84,7 @@ def copy_rows(table, rows):
     copied = [json.loads(line) for line in rows.read_text().splitlines()]
     if table.setting.scale == "medium":
         hashes = {run.name: evaluation_hash(run.config) for run in table.sweep.runs}
+        copied = [row for row in copied if row["run"] in hashes]
         assert len({(row["run"], row["config_hash"]) for row in copied}) == len(hashes)
         copied = [row | {"config_hash": hashes[row["run"]]} for row in copied]
     (table.directory.path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in copied))
