@@ -66,7 +66,7 @@ def keep_freed_memory() -> bool:
 
 def computes_on_cpus() -> bool:
     """Whether JAX will take the CPU, as it is told or for want of anything else; it is not initialized by this."""
-    chosen = jax.config.jax_platforms  # type: ignore[attr-defined]
+    chosen = jax.config.values["jax_platforms"]
     if chosen:  # by the user, or by JAX itself where it has found a TPU
         return chosen.split(",")[0] == "cpu"
     return all("cuda" in plugin and not any(map(os.path.exists, NVIDIA)) for plugin in _plugins())

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from alibi.positions.around import Around
 from alibi.positions.base import MOST_TOKENS, About, Params
@@ -69,13 +69,7 @@ class Randomised(Around):
     def max_length(self) -> int:
         return self.max_position or 16 * self.train_length
 
-    def content_bias(
-        self,
-        params: Params,
-        query: Float[Array, "batch q heads head_dim"],
-        of_queries: PyTree[Float[Array, "batch q heads ..."]],
-        of_keys: PyTree[Float[Array, "batch k heads ..."]],
-    ) -> Bias | None:
+    def content_bias(self, params: Params, query: Array, of_queries: PyTree, of_keys: PyTree) -> Bias | None:
         bias = self.other.content_bias(params, query, of_queries, of_keys)
         batch, queries = query.shape[:2]
         pairs = batch * queries * (self.length or self.train_length)

@@ -41,7 +41,7 @@ class SandwichBias(DistanceBias):
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
         if isinstance(distance, np.ndarray):
-            # In float64: at 8,192 tokens float32 is off by thousandths of a radian.
+            # In float64: at 65,536 tokens float32 is off by thousandths of a radian.
             return self._compressed(jnp.asarray(cosines(self.features, int(distance.max()) + 1)[distance], jnp.float32))
         frequencies = 10_000.0 ** (-2 * np.arange(self.features // 2) / self.features)
         angles = [distance.astype(jnp.float32) * np.float32(frequency) for frequency in frequencies]

@@ -21,9 +21,9 @@ class Pending:
 
     def add(self, write: Callable[[], object]) -> None:
         """Leaves `write` to be made after those before it; waits while there are too many of them."""
-        self._room.acquire()
         if self._last.done():
             self.wait()
+        self._room.acquire()
         self._last = self._pool.submit(self._make, self._last, write)
 
     def wait(self) -> None:

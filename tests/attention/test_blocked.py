@@ -1,6 +1,5 @@
 """Attention by tiles equals the dense one whatever hides keys, and leaves out only what can't matter."""
 
-import dataclasses
 import functools
 
 import jax
@@ -10,11 +9,11 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alibi import alibi_slopes, attend
-from alibi.attention import method_attention_fn, tiles
+from alibi.attention import tiles
 from alibi.attention.backends import BACKENDS, choose, table
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.reference import dropout_factors
-from alibi.attention.skipping import LOGIT_ROUNDING, ranges_of, skipped_share
+from alibi.attention.skipping import LOGIT_ROUNDING, ranges_of
 from alibi.attention.tiles import make_plan
 from alibi.positions import AlibiBias, make_position
 from alibi.positions.fire import LogDistance
@@ -291,45 +290,6 @@ def test_sixteen_thousand_tokens_by_sampled_rows():
             weights = np.exp(logits - logits.max())
             expected = weights @ np.asarray(v, np.float64)[0, : row + 1, head] / weights.sum()
             np.testing.assert_allclose(attended[0, row, head], expected, atol=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "changed", "epsilon"),
-    [
-        ("kerple_power", {}, {"r1": [1.0, 0.1], "r2": [1.0, 1.5]}, 0.0),
-        ("kerple_log", {}, {"r1": [8.0, 1.0], "r2": [1.0, 1.0]}, 1e-6),
-        ("sandwich", {"features": 512}, {}, 1e-6),
-        ("fox", {}, {}, 0.0),
-    ],
-)
-def test_what_is_skipped_of_sixteen_thousand_tokens_changes_no_row(
-    monkeypatch, devices, name, options, changed, epsilon
-):
-    """Sampled rows of a bias that bounds itself, against the dense formula, where tiles are left out."""
-    method = make_position(name, num_heads=2, head_dim=8, width=16, train_length=64, options=options)
-    params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
-    params |= {name: jnp.asarray(values) for name, values in changed.items()}
-    x = jax.random.normal(jax.random.key(1), (1, 16_384, 16))
-    q, k, v, _ = (jnp.asarray(side) for side in inputs(1, 16_384, 16_384, 2, 8))
-    shares = []
-
-    def noted(call):
-        shares.append(skipped_share(call, make_plan(call)))
-        return blocked.run(call)
-
-    blocked = BACKENDS["blocked"]
-    monkeypatch.setitem(BACKENDS, "blocked", dataclasses.replace(blocked, run=noted))
-
-    def attended(first, stop, backend):
-        places = {"query_positions": np.arange(first, stop), "key_positions": np.arange(stop)}
-        how = AttentionOptions(skip_epsilon=epsilon, backend=backend)
-        attend = method_attention_fn(method, params, x[:, :stop], **places, options=how)
-        return np.asarray(attend(q[:, first:stop], k[:, :stop], v[:, :stop]))
-
-    whole = attended(0, 16_384, "blocked")
-    assert shares[0] > 0.2
-    for row in (0, 511, 512, 8000, 16_383):
-        np.testing.assert_allclose(whole[:, row], attended(row, row + 1, "reference")[:, 0], atol=5e-6)
 
 
 def test_memory_grows_with_the_length_alone():

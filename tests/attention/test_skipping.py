@@ -1,5 +1,6 @@
 """The proof of skipping, by itself: of the tiles left out, the true weights in float64 are what the formulas allow."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -8,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.attention import tiles
+from alibi.attention import method_attention_fn, tiles
+from alibi.attention.backends import BACKENDS
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.skipping import LOGIT_ROUNDING, UNDERFLOW, key_ranges, skipped_share, tiles_needed
 from alibi.attention.tiles import make_plan, make_sides
-from alibi.positions import AlibiBias, T5Bias
+from alibi.positions import AlibiBias, T5Bias, make_position
 from alibi.positions.bias import Blocks
 
 SLOPES = np.float32([4.0, 0.5, 0.1, 0.0])
@@ -210,3 +212,41 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
     assert not biases[1].bounded
     rising = AlibiBias(-jnp.asarray(SLOPES), symmetric)
     assert np.isposinf(rising.upper_bound(blocks)[:, :-1]).all(), "it favours far keys, and says nothing of how far"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "changed", "epsilon"),
+    [
+        ("kerple_power", {}, {"r1": [1.0, 0.1], "r2": [1.0, 1.5]}, 0.0),
+        ("kerple_log", {}, {"r1": [8.0, 1.0], "r2": [1.0, 1.0]}, 1e-6),
+        ("sandwich", {"features": 512}, {}, 1e-6),
+        ("fox", {}, {}, 0.0),
+    ],
+)
+def test_what_is_skipped_of_sixteen_thousand_tokens_changes_no_row(monkeypatch, name, options, changed, epsilon):
+    """Sampled rows of a bias that bounds itself, against the dense formula, where tiles are left out."""
+    method = make_position(name, num_heads=2, head_dim=8, width=16, train_length=64, options=options)
+    params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
+    params |= {name: jnp.asarray(values) for name, values in changed.items()}
+    x = jax.random.normal(jax.random.key(1), (1, 16_384, 16))
+    q, k, v = (jax.random.normal(jax.random.key(seed), (1, 16_384, 2, 8)) for seed in (2, 3, 4))
+    shares = []
+
+    def noted(call):
+        shares.append(skipped_share(call, make_plan(call)))
+        return blocked.run(call)
+
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)  # on several nothing goes in turn
+    blocked = BACKENDS["blocked"]
+    monkeypatch.setitem(BACKENDS, "blocked", dataclasses.replace(blocked, run=noted))
+
+    def attended(first, stop, backend):
+        places = {"query_positions": np.arange(first, stop), "key_positions": np.arange(stop)}
+        how = AttentionOptions(skip_epsilon=epsilon, backend=backend)
+        attend = method_attention_fn(method, params, x[:, :stop], **places, options=how)
+        return np.asarray(attend(q[:, first:stop], k[:, :stop], v[:, :stop]))
+
+    whole = attended(0, 16_384, "blocked")
+    assert shares[0] > 0.2
+    for row in (0, 511, 512, 8000, 16_383):
+        np.testing.assert_allclose(whole[:, row], attended(row, row + 1, "reference")[:, 0], atol=5e-6)

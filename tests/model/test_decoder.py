@@ -1,6 +1,5 @@
 """The decoder with each position method: causal, decodable, indifferent to padding, and precise."""
 
-import dataclasses
 import functools
 import itertools
 import sys
@@ -14,24 +13,8 @@ from alibi.attention import tiles
 from alibi.attention.backends import compute
 from alibi.model.block import ACTIVATIONS
 from alibi.model.decoder import DecoderLM, build_model, count_parameters
-from alibi.model.layers import stacked, unstacked
 from alibi.positions import METHODS
-
-VOCABULARY = 40
-MADE: dict[tuple, tuple[DecoderLM, dict]] = {}
-
-
-def make(tiny_config, position: str, **overrides: object) -> tuple[DecoderLM, dict]:
-    """A model of 2 layers for sequences of up to 16 tokens, and its variables; the same for all tests that want it."""
-    key = (position, *sorted(overrides.items()))
-    if key not in MADE:
-        model = build_model(tiny_config(position=position, **overrides), VOCABULARY)
-        MADE[key] = model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))
-    return MADE[key]
-
-
-def tokens(length: int, batch: int = 2) -> jax.Array:
-    return jax.random.randint(jax.random.key(length), (batch, length), 0, VOCABULARY)
+from tests.model.made import VOCABULARY, changed, make, tokens
 
 
 @pytest.mark.parametrize("position", ["alibi", "rotary"])
@@ -251,74 +234,6 @@ def test_learned_positions_end_with_an_error(tiny_config) -> None:
     model, variables = make(tiny_config, "learned")
     with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
         model.apply(variables, tokens(17))
-
-
-def changed(model: DecoderLM, **keys: object) -> DecoderLM:
-    """The model with other keys of its config."""
-    return model.clone(config=dataclasses.replace(model.config, **keys))
-
-
-def test_remat_changes_nothing(tiny_config) -> None:
-    model, variables = make(tiny_config, "rotary")
-    inputs = tokens(12)
-
-    def loss(model: DecoderLM, params: dict) -> jax.Array:
-        return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
-
-    gradient = jax.jit(jax.grad(lambda params, model: loss(model, params)), static_argnums=1)
-    plain, remat = (gradient(variables["params"], m) for m in (model, changed(model, remat=True)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
-
-
-@pytest.mark.parametrize(("position", "remat", "layers"), [("alibi", False, 3), ("t5", True, 3), ("learned", False, 1)])
-def test_scanned_layers_compute_what_unrolled_ones_do(tiny_config, position: str, remat: bool, layers: int) -> None:
-    """With the same parameters, also where only the last tokens are scored."""
-    model, variables = make(tiny_config, position, model__num_layers=layers)
-    scanned = changed(model, scan_layers=True, remat=remat)
-    inputs, params = tokens(12), variables["params"]
-    shapes = jax.eval_shape(scanned.init, jax.random.key(0), inputs)["params"]
-    assert jax.tree.map(jnp.shape, stacked(params)) == jax.tree.map(jnp.shape, shapes)
-    jax.tree.map(np.testing.assert_array_equal, unstacked(stacked(params)), params)
-
-    def loss(params: dict, model: DecoderLM, scored: int) -> jax.Array:
-        params = stacked(params) if model.config.scan_layers else params
-        return model.apply({"params": params}, inputs, inputs[:, -scored:], method="token_nll").sum()
-
-    compute = jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2))
-    for scored in (12, 5):
-        expected, got = (compute(params, m, scored) for m in (model, scanned))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
-
-
-def test_scanned_layers_of_another_number_are_refused(tiny_config) -> None:
-    """An index beyond the stack would take its last layer again."""
-    model, variables = make(tiny_config, "alibi", model__num_layers=3)
-    params = stacked(variables["params"])
-    for layers in (2, 4):
-        with pytest.raises(
-            ValueError, match=f"are those of 3 layers, and the model has {layers}; set model.num_layers"
-        ):
-            changed(model, scan_layers=True, num_layers=layers).apply({"params": params}, tokens(12))
-
-
-def test_the_last_tokens_copy_no_part_of_the_stack(tiny_config) -> None:
-    """Where only these are scored, the last layer is a program of its own, and the loop takes the others."""
-    model = changed(make(tiny_config, "alibi", model__num_layers=8)[0], scan_layers=True)
-    inputs = tokens(12)
-    params = jax.eval_shape(model.init, jax.random.key(0), inputs)["params"]
-    score = jax.jit(lambda params, scored: model.apply({"params": params}, inputs, scored, method="token_nll"))
-    held = [score.lower(params, inputs[:, -n:]).compile().memory_analysis().temp_size_in_bytes for n in (12, 5)]
-    of_layer = sum(4 * leaf.size for leaf in jax.tree.leaves(params["layers"])) // 8
-    assert held[1] - held[0] < 3 * of_layer, "two layers' parameters at most, not seven"
-
-
-def test_dropout_of_scanned_layers_differs_between_them(tiny_config) -> None:
-    model, variables = make(tiny_config, "alibi", model__dropout=0.5)
-    apply = jax.jit(functools.partial(changed(model, scan_layers=True).apply, deterministic=False))
-    variables = {"params": stacked(variables["params"])}
-    one, same, other = (apply(variables, tokens(12), rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one, same)
-    assert np.abs(one - other).max() > 1e-3
 
 
 @pytest.mark.parametrize("embedding", ["tied", "adaptive"])

@@ -1,4 +1,4 @@
-"""The ALiBi bias: exact at any length, of the right sign, from explicit positions."""
+"""The ALiBi bias: exact at any length, of the right sign, from explicit positions; slopes that depend on the length."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from alibi import alibi_bias, alibi_slopes
+from alibi.positions import make_position
+
+SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
 
 
 def formula(num_heads: int, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -69,3 +72,46 @@ def test_unsigned_positions_do_not_wrap(dtype: jnp.dtype) -> None:
         for positions in (np.arange(5, dtype=dtype), np.arange(5, dtype=np.int32))
     )
     np.testing.assert_array_equal(unsigned, signed)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 12])
+@pytest.mark.parametrize("stretch", [0.5, 4.0])
+def test_ntk_flattens_head_h_by_a_power(heads: int, stretch: float) -> None:
+    """m_h = 2^(-8h/H) a^(-(h-1)/(H-1)); head 1 is as it was, head H is divided by a, also where H is 1."""
+    sizes = {"num_heads": heads, "head_dim": 2, "width": 2 * heads, "train_length": 16}
+    method = make_position("alibi_ntk", **sizes, options={"slopes": "closed_form"}).at_length(int(16 * stretch))
+    h, a = np.arange(1, heads + 1), max(1.0, stretch)
+    expected = 2.0 ** (-8 * h / heads) * a ** -((h - 1) / max(heads - 1, 1))
+    np.testing.assert_allclose(method.bias({}).slopes, expected, rtol=1e-6)
+    of_paper = make_position("alibi_ntk", **sizes).at_length(16).bias({}).slopes
+    np.testing.assert_allclose(of_paper, alibi_slopes(heads), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("heads", "heights"), [(3, [4, 8, 2]), (12, [*range(1, 9), 0.5, 1.5, 2.5, 3.5])])
+def test_ntk_flattens_slopes_in_no_order_by_their_logarithms(heads: int, heights: list[float]) -> None:
+    """The paper's slopes of other numbers of heads are no geometric series, and don't descend: m_h is 2^-height."""
+    sizes = {"num_heads": heads, "head_dim": 2, "width": 2 * heads, "train_length": 16}
+    slopes = 2.0 ** -np.asarray(heights)
+    np.testing.assert_allclose(alibi_slopes(heads), slopes, rtol=1e-6)
+    got = make_position("alibi_ntk", **sizes).at_length(64).bias({}).slopes
+    power = (np.asarray(heights) - min(heights)) / (max(heights) - min(heights))
+    np.testing.assert_allclose(got, slopes * 4.0**-power, rtol=1e-6)
+    assert got[np.argmin(heights)] == alibi_slopes(heads).max(), "the steepest stays"
+    np.testing.assert_allclose(got[np.argmax(heights)], 2.0**-8 / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["alibi", "alibi_ntk", "alibi_learned"])
+def test_the_flattest_slopes_are_normal_and_have_logarithms(name: str) -> None:
+    """2^-125, by the largest `alibi_bias_max`; in longer windows NTK's are finite too."""
+    method = make_position(name, **SIZES, options={"alibi_bias_max": 125})
+    params = method.init(jax.random.key(0))
+    slopes = np.asarray(method.bias(params).slopes, np.float64)
+    np.testing.assert_allclose(np.log2(slopes), [-31.25, -62.5, -93.75, -125], rtol=1e-6)
+    assert np.isfinite(method.at_length(64).bias(params).slopes).all()
+
+
+def test_slopes_that_depend_on_the_length_are_known_under_jit() -> None:
+    """By which attention chooses a kernel that knows no bias but ALiBi's."""
+    for name in ("alibi", "alibi_interpolated", "alibi_ntk"):
+        method = make_position(name, **SIZES).at_length(64)
+        jax.jit(lambda x, m=method: x + np.asarray(m.bias({}).slopes).sum())(1.0)

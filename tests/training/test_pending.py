@@ -51,7 +51,10 @@ def test_no_more_writes_are_left_than_a_stop_has_time_for() -> None:
 
     thread = threading.Thread(target=add_all)
     thread.start()
-    thread.join(0.5)
+    end = time.monotonic() + SECONDS
+    while len(added) < MOST and time.monotonic() < end:
+        time.sleep(0.01)
+    thread.join(0.2)  # in which more would be added
     assert len(added) == MOST
     begin.set()
     thread.join(SECONDS)

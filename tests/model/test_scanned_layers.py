@@ -1,0 +1,75 @@
+"""Layers that are recomputed, or run by one scanned block, compute what unrolled ones do."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.model.decoder import DecoderLM
+from alibi.model.layers import stacked, unstacked
+from tests.model.made import changed, make, tokens
+
+
+def test_remat_changes_nothing(tiny_config) -> None:
+    model, variables = make(tiny_config, "rotary")
+    inputs = tokens(12)
+
+    def loss(model: DecoderLM, params: dict) -> jax.Array:
+        return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+
+    gradient = jax.jit(jax.grad(lambda params, model: loss(model, params)), static_argnums=1)
+    plain, remat = (gradient(variables["params"], m) for m in (model, changed(model, remat=True)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
+
+
+@pytest.mark.parametrize(("position", "remat", "layers"), [("alibi", False, 3), ("t5", True, 3), ("learned", False, 1)])
+def test_scanned_layers_compute_what_unrolled_ones_do(tiny_config, position: str, remat: bool, layers: int) -> None:
+    """With the same parameters, also where only the last tokens are scored."""
+    model, variables = make(tiny_config, position, model__num_layers=layers)
+    scanned = changed(model, scan_layers=True, remat=remat)
+    inputs, params = tokens(12), variables["params"]
+    shapes = jax.eval_shape(scanned.init, jax.random.key(0), inputs)["params"]
+    assert jax.tree.map(jnp.shape, stacked(params)) == jax.tree.map(jnp.shape, shapes)
+    jax.tree.map(np.testing.assert_array_equal, unstacked(stacked(params)), params)
+
+    def loss(params: dict, model: DecoderLM, scored: int) -> jax.Array:
+        params = stacked(params) if model.config.scan_layers else params
+        return model.apply({"params": params}, inputs, inputs[:, -scored:], method="token_nll").sum()
+
+    compute = jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2))
+    for scored in (12, 5):
+        expected, got = (compute(params, m, scored) for m in (model, scanned))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+
+
+def test_scanned_layers_of_another_number_are_refused(tiny_config) -> None:
+    """An index beyond the stack would take its last layer again."""
+    model, variables = make(tiny_config, "alibi", model__num_layers=3)
+    params = stacked(variables["params"])
+    for layers in (2, 4):
+        with pytest.raises(
+            ValueError, match=f"are those of 3 layers, and the model has {layers}; set model.num_layers"
+        ):
+            changed(model, scan_layers=True, num_layers=layers).apply({"params": params}, tokens(12))
+
+
+def test_the_last_tokens_copy_no_part_of_the_stack(tiny_config) -> None:
+    """Where only these are scored, the last layer is a program of its own, and the loop takes the others."""
+    model = changed(make(tiny_config, "alibi", model__num_layers=8)[0], scan_layers=True)
+    inputs = tokens(12)
+    params = jax.eval_shape(model.init, jax.random.key(0), inputs)["params"]
+    score = jax.jit(lambda params, scored: model.apply({"params": params}, inputs, scored, method="token_nll"))
+    held = [score.lower(params, inputs[:, -n:]).compile().memory_analysis().temp_size_in_bytes for n in (12, 5)]
+    of_layer = sum(4 * leaf.size for leaf in jax.tree.leaves(params["layers"])) // 8
+    assert held[1] - held[0] < 3 * of_layer, "two layers' parameters at most, not seven"
+
+
+def test_dropout_of_scanned_layers_differs_between_them(tiny_config) -> None:
+    model, variables = make(tiny_config, "alibi", model__dropout=0.5)
+    apply = jax.jit(functools.partial(changed(model, scan_layers=True).apply, deterministic=False))
+    variables = {"params": stacked(variables["params"])}
+    one, same, other = (apply(variables, tokens(12), rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 1e-3
