@@ -1,6 +1,8 @@
 """FIRE: a function of the distance, progressively scaled by the query's position (Li et al. 2023, arXiv 2310.04418)."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
-from alibi.positions.bias import Bias, KnownPositions, per_head, shared, static
+from alibi.positions.bias import Bias, KnownPositions, per_head, shared
 from alibi.positions.distance import DistanceBias
 from alibi.positions.relu_network import Network, relu_network, relu_network_by_parts
 
@@ -33,7 +35,7 @@ class FireBias(Bias):
     Attributes:
       hidden_kernel, hidden_bias, kernel: of f, a network with one hidden layer of ReLUs. A bias of its outputs,
         which the paper's code has, would add a constant to each row of logits, and softmax ignores that.
-      log_distance: psi of the distance; once it is a table, f is evaluated by the parts in which it is linear.
+      log_distance: psi of the distance.
       c, threshold: learned, above 0; the threshold in tokens.
     """
 
@@ -43,20 +45,71 @@ class FireBias(Bias):
     log_distance: Bias = shared()
     c: Float[Array, ""] = shared()
     threshold: Float[Array, ""] = shared()
-    by_parts: bool = static(default=False)
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*#batch heads q k"]:
-        scale = jnp.log1p(self.c * jnp.maximum(query_positions.astype(jnp.float32), self.threshold)) + EPSILON
+        return self.by(relu_network, query_positions, key_positions)
+
+    def by(
+        self,
+        network: Callable[[Array, Array, Network], Array],
+        query_positions: Integer[Array, "*#batch q"],
+        key_positions: Integer[Array, "*#batch k"],
+    ) -> Float[Array, "*#batch heads q k"]:
+        """The bias with f as `network` evaluates it."""
         log_distance = self.log_distance(query_positions, key_positions)
-        of_rows = (1.0 / scale)[..., None, :, None]
+        of_rows = 1.0 / self.scale(query_positions.astype(jnp.float32))[..., None, :, None]
         of_rows = of_rows.reshape((1,) * (log_distance.ndim - of_rows.ndim) + of_rows.shape)
-        evaluate = relu_network_by_parts if self.by_parts else relu_network
-        return evaluate(log_distance, of_rows, Network(self.hidden_kernel, self.hidden_bias, self.kernel))
+        return network(log_distance, of_rows, Network(self.hidden_kernel, self.hidden_bias, self.kernel))
+
+    def scale(self, positions: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """What the logarithms of distances are divided by for queries at these positions."""
+        return jnp.log1p(self.c * jnp.maximum(positions, self.threshold)) + EPSILON
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
-        return super().tabulated(query_positions, key_positions).replace(by_parts=True)
+        sides = query_positions, key_positions
+        return FireByTables(super().tabulated(*sides), FireBeforeThreshold(self).tabulated(*sides))
+
+
+class FireBeforeThreshold(DistanceBias):
+    """FIRE's bias of queries before the threshold, all of whose distances are divided by the same number."""
+
+    symmetric = True
+    bias: Bias = shared()
+
+    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+        fire = cast(FireBias, self.bias)
+        relative = jnp.log1p(fire.c * jnp.asarray(distance).astype(jnp.float32)) / fire.scale(jnp.zeros(()))
+        kernel, bias = (p.reshape((1,) * relative.ndim + p.shape) for p in (fire.hidden_kernel, fire.hidden_bias))
+        hidden = jax.nn.relu(relative[..., None] * kernel + bias)
+        return jnp.moveaxis(jnp.matmul(hidden, fire.kernel, precision="highest"), -1, 0)
+
+
+class FireByTables(Bias):
+    """FIRE's bias for one call, with tables of what depends on the distance alone.
+
+    Attributes:
+      bias: whose `log_distance` is a table; f is evaluated by the parts in which it is linear.
+      before_threshold: what it is for queries before the threshold, as a table.
+    """
+
+    bias: Bias = shared()
+    before_threshold: Bias = shared()
+
+    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
+        del query_positions, key_positions
+        return self
+
+    def __call__(
+        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
+    ) -> Float[Array, "*#batch heads q k"]:
+        fire, sides = cast(FireBias, self.bias), (query_positions, key_positions)
+        return jax.lax.cond(
+            (query_positions < fire.threshold).all(),
+            lambda: self.before_threshold(*sides),
+            lambda: fire.by(relu_network_by_parts, *sides),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +123,7 @@ class Fire(PositionMethod):
     about = About(
         formula="f(ln(c (i - j) + 1) / ln(c max(T, i) + 1)), f a network with 32 hidden units, c and T learned",
         source="Li et al. 2023, [arXiv 2310.04418](https://arxiv.org/abs/2310.04418), section 3.1",
-        caveats="no function of the distance alone, so each pair of query and key is computed",
+        caveats="after the threshold no function of the distance alone, so each pair of query and key is computed",
     )
 
     threshold: int = 512

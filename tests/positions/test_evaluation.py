@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +16,25 @@ from alibi.positions.fire import FireBias, LogDistance
 from alibi.positions.lookup import KeyProducts, QueryProducts
 
 
-def compare(bias: Bias, fast: Callable[[Bias], Bias], rows: np.ndarray, columns: np.ndarray) -> None:
-    """The values of both, and the gradients of a random sum of them, by all arrays of the bias."""
+def compare(
+    of: Any,
+    fast: Callable[[Any], Bias],
+    rows: np.ndarray,
+    columns: np.ndarray,
+    plain: Callable[[Any], Bias] = lambda bias: bias,
+    tolerance: float = 1e-5,
+) -> None:
+    """The values of both biases, and the gradients of a random sum of them, by all arrays of which they are made."""
 
     @functools.partial(jax.jit, static_argnums=0)
-    def run(way: Callable[[Bias], Bias]):
-        whole, pullback = jax.vjp(lambda bias: way(bias)(jnp.asarray(rows), jnp.asarray(columns)), bias)
+    def run(way: Callable[[Any], Bias]):
+        whole, pullback = jax.vjp(lambda of: way(of)(jnp.asarray(rows), jnp.asarray(columns)), of)
         return whole, jax.tree.leaves(pullback(jax.random.normal(jax.random.key(1), whole.shape))[0])
 
-    (expected, of_plain), (got, of_fast) = run(lambda bias: bias), run(fast)
+    (expected, of_plain), (got, of_fast) = run(plain), run(fast)
     np.testing.assert_allclose(got, expected, atol=2e-5)
     for one, other in zip(of_fast, of_plain, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
+        np.testing.assert_allclose(one, other, atol=tolerance * np.abs(other).max())
 
 
 @pytest.mark.parametrize("kind", [QueryProducts, KeyProducts])
@@ -100,17 +108,26 @@ def test_deberta_by_tiles_in_bands_is_the_dense_formula(window: int | None) -> N
         np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("threshold", [200.0, 290.0, 400.0])
 @pytest.mark.parametrize(("first_key", "keys"), [(0, 40), (0, 300), (250, 20)])
-def test_fire_by_its_linear_parts_is_its_formula(first_key: int, keys: int) -> None:
-    """Where few, many or none of its 32 units bend among the pairs of a tile; some are on throughout, some never."""
+def test_fire_by_tables_is_its_formula(first_key: int, keys: int, threshold: float) -> None:
+    """Where few, many or none of its 32 units bend among the pairs of a tile; some are on throughout, some never.
+
+    With queries at 270 to 306 all, some or none of them stand behind the threshold.
+    """
     rng = np.random.default_rng(0)
     bend, kernel = np.linspace(-0.5, 1.5, 32), rng.choice([-1.0, 1.0], 32) * rng.uniform(0.5, 1.0, 32)
-    plain = FireBias(
-        hidden_kernel=jnp.asarray(kernel, jnp.float32),
-        hidden_bias=jnp.asarray(-bend * kernel, jnp.float32),
-        kernel=jnp.asarray(rng.normal(size=(32, 2)), jnp.float32),
-        log_distance=LogDistance(jnp.full(2, 0.1)),
-        c=jnp.asarray(0.1),
-        threshold=jnp.asarray(256.0),
-    )
-    compare(plain, lambda bias: bias.replace(by_parts=True), np.arange(37) + 270, np.arange(keys) + first_key)
+    learned = {
+        "hidden_kernel": jnp.asarray(kernel, jnp.float32),
+        "hidden_bias": jnp.asarray(-bend * kernel, jnp.float32),
+        "kernel": jnp.asarray(rng.normal(size=(32, 2)), jnp.float32),
+        "c": jnp.asarray(0.1),
+        "threshold": jnp.asarray(threshold),
+    }
+    positions = np.arange(37) + 270, np.arange(keys) + first_key
+
+    def plain(learned: dict) -> FireBias:
+        return FireBias(**learned, log_distance=LogDistance(jnp.broadcast_to(learned["c"], 2)))
+
+    # The gradient of c is a small difference, of what it does to the distances and to their scale.
+    compare(learned, lambda learned: plain(learned).tabulated(*positions), *positions, plain, tolerance=1e-3)
