@@ -8,11 +8,21 @@ import numpy as np
 import pytest
 
 from alibi.attention import AttentionOptions, method_attention_fn
-from alibi.attention.cpu import saved
-from alibi.attention.cpu.saved import query_blocks, saved_attention
+from alibi.attention.cpu.saved import LEAST_ROWS, MOST_ROWS, QueryBlock, query_blocks, saved_attention
 from alibi.positions import make_position
 
-compiled_attention = jax.jit(saved_attention, static_argnames="causal")
+
+def attention(query, key, value, bias, *, causal, window=None):
+    """`saved_attention` with a bias that is written out for all queries and keys, or for all keys in one row."""
+
+    def of_block(block):
+        rows = slice(block.start, block.stop) if bias.shape[-2] > 1 else slice(None)
+        return bias[..., rows, : block.seen]
+
+    return saved_attention(query, key, value, None if bias is None else of_block, causal=causal, window=window)
+
+
+compiled_attention = jax.jit(attention, static_argnames="causal")
 
 
 def _inputs(q_length, k_length, heads=2, head_dim=4, batch=2, biased=True):
@@ -51,7 +61,7 @@ def _value_and_gradients(query, key, value, bias, out, causal, window=None):
 
     @jax.jit
     def compute(arrays, out):
-        attended, vjp = jax.vjp(lambda *x: saved_attention(*x, causal=causal, window=window), *arrays)
+        attended, vjp = jax.vjp(lambda *x: attention(*x, causal=causal, window=window), *arrays)
         return attended, vjp(out)
 
     arrays = [None if x is None else jnp.asarray(x, jnp.float32) for x in (query, key, value, bias)]
@@ -167,24 +177,24 @@ def test_a_constant_bias_costs_no_gradient():
     query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(128, 128, heads=3))
 
     def loss(query, bias):
-        return saved_attention(query, key, value, bias, causal=True).sum()
+        return attention(query, key, value, bias, causal=True).sum()
 
-    def shapes(argnums):
-        return {
-            variable.aval.shape
-            for equation in jax.make_jaxpr(jax.grad(loss, argnums=argnums))(query, bias).eqns
-            for variable in equation.outvars
-        }
+    def of_second_block(argnums):
+        equations = jax.make_jaxpr(jax.grad(loss, argnums=argnums))(query, bias).eqns
+        return sum(variable.aval.shape == (3, 64, 128) for equation in equations for variable in equation.outvars)
 
-    assert (3, 128, 128) in shapes((0, 1))  # the gradient of the bias, summed over the batch
-    assert (3, 128, 128) not in shapes(0)
+    # The bias and what comes of it; its gradient too, summed over the batch.
+    assert of_second_block(0) < of_second_block((0, 1))
 
 
 def test_logits_above_the_diagonal_are_not_computed():
     # Two blocks at 128: the second half of the keys never meets the first half of the queries.
     query, key, value, bias, _ = (jnp.asarray(x, jnp.float32) for x in _inputs(128, 128, heads=3))
-    assert query_blocks(128, saved.MOST_ROWS) == [(0, 64), (64, 128)]
-    text = jax.jit(lambda q: saved_attention(q, key, value, bias, causal=True)).lower(query).as_text()
+    assert query_blocks(128, 128, causal=True) == [
+        QueryBlock(0, 64, own=0, seen=64),
+        QueryBlock(64, 128, own=64, seen=128),
+    ]
+    text = jax.jit(lambda q: attention(q, key, value, bias, causal=True)).lower(query).as_text()
     assert "tensor<6x64x64xf32>" in text
     assert "tensor<6x64x128xf32>" in text
     assert "tensor<6x128x128xf32>" not in text
@@ -219,7 +229,7 @@ def test_under_jit_scan_and_remat_the_gradient_is_the_same():
 
     def layers(query, wrapped):
         def layer(x, _):
-            return wrapped(lambda x: saved_attention(x, key, value, bias, causal=True))(x), None
+            return wrapped(lambda x: attention(x, key, value, bias, causal=True))(x), None
 
         return jax.lax.scan(layer, query, None, length=2)[0].sum()
 
@@ -227,8 +237,14 @@ def test_under_jit_scan_and_remat_the_gradient_is_the_same():
     np.testing.assert_allclose(jax.jit(jax.grad(lambda q: layers(q, jax.checkpoint)))(query), plain, atol=1e-6)
 
 
-def test_blocks_cover_every_query_once():
+def test_blocks_cover_every_query_that_sees_a_key_once():
     for length in (1, 63, 64, 65, 128, 500, 4096):
-        for most in (saved.MOST_ROWS, saved.FORWARD_ROWS):
-            rows = [row for start, stop in query_blocks(length, most) for row in range(start, stop)]
-            assert rows == list(range(length))
+        for more in (0, 30):
+            blocks = query_blocks(length + more, length, causal=True)
+            assert [row for block in blocks for row in range(block.start, block.stop)] == list(
+                range(more, length + more)
+            )
+            assert all(block.stop - block.start <= MOST_ROWS for block in blocks)
+            assert all(block.stop - block.start >= LEAST_ROWS for block in blocks[:-1])
+            assert all(block.own == block.start - more and block.seen == block.stop - more for block in blocks)
+        assert {block.seen for block in query_blocks(9, length, causal=False)} == {length}

@@ -9,6 +9,7 @@ Here dout and delta are divided by the totals in place of the exponentials, whic
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +27,9 @@ from alibi.positions.bias import Part
 # (batch * heads, length, features), since XLA's CPU backend has fast products for one batch dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
+Biases = tuple[Float[Array, "*batch heads _ _"], ...]  # of each block of queries; empty where there is none
 
-# How many queries a block has: at least, at most, and at most where there is no backward pass, for which smaller
-# blocks are 1.05 to 1.08 times as fast at 1,024 tokens (measured).
-LEAST_ROWS, MOST_ROWS, FORWARD_ROWS = 64, 256, 192
+LEAST_ROWS, MOST_ROWS = 64, 192  # how many queries a block has
 
 
 def cannot_save(call: AttentionCall) -> str:
@@ -49,23 +49,56 @@ def cannot_save(call: AttentionCall) -> str:
 
 def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads value_dim"]:
     """The call by `saved_attention`; it must be one that `cannot_save` has no reason against."""
-    bias = None
-    if call.bias is not None and call.bias.key_term is not None:
-        bias = jnp.swapaxes(call.bias.key_term, 1, 2)[:, :, None]
-    elif call.bias is not None:
-        queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
-        whole = Part(queries=(0, queries.shape[-1]), keys=(0, keys.shape[-1]))
-        bias = call.bias.cut(whole)(queries, keys)
+    of_block = None
+    if call.bias is not None:
+        # The barrier keeps XLA from adding up the gradients of all blocks again for each use of the sum.
+        bias = lax.optimization_barrier(call.bias)
+        queries, keys, term = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions), bias.key_term
+
+        def of_block(block: QueryBlock) -> Array:
+            if term is not None:
+                return jnp.swapaxes(term, 1, 2)[:, :, None, : block.seen]
+            part = Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
+            return bias.cut(part)(queries[..., block.start : block.stop], keys[..., : block.seen])
+
     return saved_attention(
-        call.query, call.key, call.value, bias, causal=call.causal, window=call.window, precision=call.precision
+        call.query, call.key, call.value, of_block, causal=call.causal, window=call.window, precision=call.precision
     )
+
+
+class QueryBlock(NamedTuple):
+    """Queries that are computed together.
+
+    Attributes:
+      start, stop: the first of them, and the one after the last.
+      own: the key where the first of them stands.
+      seen: how many keys, from the first on, the last of them sees.
+    """
+
+    start: int
+    stop: int
+    own: int
+    seen: int
+
+
+def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlock]:
+    """The blocks of all queries but those that stand before the first key and see none.
+
+    They are four, but of `LEAST_ROWS` to `MOST_ROWS` queries each: more and smaller ones save as much as they cost
+    (measured).
+    """
+    before = max(0, q_length - k_length) if causal else 0
+    rows = min(MOST_ROWS, max(LEAST_ROWS, -(-(q_length - before) // 4)))
+    last = k_length - q_length
+    stops = [(start, min(start + rows, q_length)) for start in range(before, q_length, rows)]
+    return [QueryBlock(start, stop, start + last, stop + last if causal else k_length) for start, stop in stops]
 
 
 def saved_attention(
     query: Float[Array, "batch q heads head_dim"],
     key: Float[Array, "batch k heads head_dim"],
     value: Float[Array, "batch k heads value_dim"],
-    bias: Float[Array, "*batch heads #q k"] | None,
+    bias: Callable[[QueryBlock], Float[Array, "*batch heads _ seen"]] | None,
     *,
     causal: bool,
     window: int | None = None,
@@ -74,37 +107,26 @@ def saved_attention(
     """softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode in all four.
 
     Each block of queries is multiplied with the keys up to the block's end, so that half or
-    more of the logits above the diagonal are never computed. The exponentials of the logits are kept
+    more of the logits above the diagonal are never computed, nor is their bias. The exponentials of the logits are kept
     for the backward pass, in memory that grows with the square of the length. Their product with
     the values is divided by their sums, not they themselves, since it is smaller. All is
     computed in float32, as CPUs do with half precision anyway; only the exponentials are kept
     in the dtype of `value`, which the result has too. No dimension may have the size zero.
 
     Args:
-      bias: what is added to the scaled logits, float32, for all sequences or for each of them, and for all queries or
-        for each of them; its gradient is computed only where it is wanted.
+      bias: gives what is added to the scaled logits of a block of queries and the keys that they see, float32, for
+        all sequences or for each of them, and for each of the queries or one row for all; its gradient is computed
+        only where it is wanted.
       causal: query i sees the keys 0 to i + k - q, as the last query stands at the last key. A
         query that stands before the first key gives zeros.
       window: query i sees no key that is so many places or more from the one where it stands, if given.
       precision: of the products, as in `jax.lax.dot_general`.
     """
-    unseen = max(0, query.shape[1] - key.shape[1]) if causal else 0
-    if unseen:
-        query = query[:, unseen:]
-        bias = bias if bias is None or bias.shape[-2] == 1 else bias[..., unseen:, :]
     wide = (x.astype(jnp.float32) for x in (query, key, value))
-    settings = _Settings(causal, window, precision, value.dtype)
-    out = _attention(*wide, bias, settings).astype(value.dtype)
-    return jnp.pad(out, ((0, 0), (unseen, 0), (0, 0), (0, 0))) if unseen else out
-
-
-def query_blocks(q_length: int, most: int) -> list[tuple[int, int]]:
-    """The blocks of queries as ranges (first, after the last): four of them, but of 64 to `most` queries each.
-
-    More and smaller ones would save as much as they cost (measured).
-    """
-    rows = min(most, max(LEAST_ROWS, -(-q_length // 4)))
-    return [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
+    blocks = query_blocks(query.shape[1], key.shape[1], causal=causal)
+    # By a barrier XLA writes each of them once; it would else compute it again for each sequence.
+    biases = lax.optimization_barrier(tuple(bias(block) for block in blocks)) if bias else ()
+    return _attention(*wide, biases, _Settings(causal, window, precision, value.dtype)).astype(value.dtype)
 
 
 class _Settings(NamedTuple):
@@ -117,12 +139,12 @@ class _Settings(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(query: Array, key: Array, value: Array, bias: Array | None, settings: _Settings) -> Array:
-    return _forward(query, key, value, bias, settings, FORWARD_ROWS)[0]
+def _attention(query: Array, key: Array, value: Array, biases: Biases, settings: _Settings) -> Array:
+    return _forward(query, key, value, biases, settings)[0]
 
 
 def _forward(
-    query: Array, key: Array, value: Array, bias: Array | None, settings: _Settings, most_rows: int
+    query: Array, key: Array, value: Array, biases: Biases, settings: _Settings
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
     """`out` of float32 queries, keys and values, and what the backward pass needs.
 
@@ -134,31 +156,31 @@ def _forward(
     # that are scaled, since a factor of the logits would be written out as large as they are.)
     q, k, v = lax.optimization_barrier((_fold(query * head_dim**-0.5), _fold(key), _fold(value)))
     outputs, exponentials, totals = [], [], []
-    for start, stop in query_blocks(q_length, most_rows):
-        own = start + k.shape[1] - q_length
-        seen = own + stop - start if settings.causal else k.shape[1]
-        logits = _product(q[:, start:stop], k[:, :seen], 2, 2, settings.precision)
-        logits = _biased(logits, bias, batch, start, own, settings)
+    blocks = query_blocks(q_length, k.shape[1], causal=settings.causal)
+    for block, bias in zip(blocks, biases or (None,) * len(blocks), strict=True):
+        logits = _product(q[:, block.start : block.stop], k[:, : block.seen], 2, 2, settings.precision)
+        logits = _biased(logits, bias, batch, block, settings)
         largest = logits.max(axis=-1, keepdims=True)
         exponentials.append(lax.optimization_barrier(jnp.exp(logits - largest).astype(settings.kept)))
         # The sums are those of the rounded exponentials, so that the weights of a row sum to one in the backward pass.
         exponential = exponentials[-1].astype(jnp.float32)
         totals.append(exponential.sum(axis=-1, keepdims=True))
-        outputs.append(_product(exponential, v[:, :seen], 2, 1, settings.precision) / totals[-1])
-    out = _unfold(jnp.concatenate(outputs, axis=1), batch)
+        outputs.append(_product(exponential, v[:, : block.seen], 2, 1, settings.precision) / totals[-1])
+    out = _unfold(_of_all(outputs, q_length), batch)
     return out, (q, k, v, out, tuple(exponentials), tuple(totals))
 
 
-def _forward_saving(query: Any, key: Any, value: Any, bias: Any, settings: _Settings) -> tuple[Array, tuple]:
+def _forward_saving(query: Any, key: Any, value: Any, biases: Any, settings: _Settings) -> tuple[Array, tuple]:
     """`_forward`; its inputs say whether their gradients are wanted (`perturbed`)."""
-    added = None if bias is None else bias.value
-    out, saved = _forward(query.value, key.value, value.value, added, settings, MOST_ROWS)
+    added = tuple(bias.value for bias in biases)
+    out, saved = _forward(query.value, key.value, value.value, added, settings)
     # None if the gradient of the bias is not wanted; its shape is what the gradient must know of the bias's.
-    learned = jnp.zeros((*added.shape[:-1], 0)) if added is not None and bias.perturbed else None
+    wanted = any(bias.perturbed for bias in biases)
+    learned = tuple(jnp.zeros((*bias.shape[:-1], 0)) for bias in added) if wanted else None
     return out, (*saved, learned)
 
 
-def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Array, Array, Array | None]:
+def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Array, Array, Biases | None]:
     q, k, v, out, exponentials, totals, learned = saved
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)
@@ -167,16 +189,17 @@ def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Arra
     folded_dout = lax.optimization_barrier(_fold(dout))
     dq, dbias = [], []
     dk = dv = jnp.zeros(())
-    for (start, stop), narrow, total in zip(query_blocks(q_length, MOST_ROWS), exponentials, totals, strict=True):
-        rows, seen, exponential = slice(start, stop), narrow.shape[-1], narrow.astype(jnp.float32)
+    blocks = query_blocks(q_length, k.shape[1], causal=settings.causal)
+    for number, (block, narrow, total) in enumerate(zip(blocks, exponentials, totals, strict=True)):
+        rows, seen, exponential = slice(block.start, block.stop), block.seen, narrow.astype(jnp.float32)
         scaled_dout, scaled_delta = lax.optimization_barrier((folded_dout[:, rows] / total, delta[:, rows] / total))
         dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, settings.precision) - scaled_delta)
         if learned is not None:
-            of_rows = dlogits
-            if learned.shape[-2] == 1:  # a product is the fastest sum over rows
+            of_rows, like = dlogits, learned[number]
+            if like.shape[-2] == 1:  # a product is the fastest sum over rows
                 of_rows = _product(jnp.ones((*dlogits.shape[:2], 1)), dlogits, 1, 1, settings.precision)
             of_rows = of_rows.reshape(batch, -1, *of_rows.shape[1:])
-            dbias.append(_widened(of_rows if learned.ndim > 3 else sum_first(of_rows), k.shape[1]))
+            dbias.append(of_rows if like.ndim > 3 else sum_first(of_rows))
         dlogits = lax.optimization_barrier(dlogits)
         dq.append(_product(dlogits, k[:, :seen], 2, 1, settings.precision))
         # These two products contract the queries of [queries, keys]. With the small operand first and
@@ -185,32 +208,24 @@ def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Arra
         transposed_q, transposed_dout = lax.optimization_barrier(transposed)
         dk = dk + _widened(_product(transposed_q, dlogits, 2, 1, settings.precision), k.shape[1])
         dv = dv + _widened(_product(transposed_dout, exponential, 2, 1, settings.precision), k.shape[1])
-    of_bias = None
-    if learned is not None:
-        of_bias = sum_first(jnp.stack(dbias)) if learned.shape[-2] == 1 else jnp.concatenate(dbias, axis=-2)
-    of_query = _unfold(jnp.concatenate(dq, axis=1) * head_dim**-0.5, batch)
-    return of_query, _unfold_transposed(dk, batch), _unfold_transposed(dv, batch), of_bias
+    of_query = _unfold(_of_all(dq, q_length) * head_dim**-0.5, batch)
+    of_biases = None if learned is None else tuple(dbias)
+    return of_query, _unfold_transposed(dk, batch), _unfold_transposed(dv, batch), of_biases
 
 
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
 
 
 def _biased(
-    logits: Float[Array, "batch_heads rows keys"],
-    bias: Array | None,
+    logits: Float[Array, "batch_heads rows seen"],
+    bias: Float[Array, "*batch heads _ seen"] | None,
     batch: int,
-    start: int,
-    own: int,
+    block: QueryBlock,
     settings: _Settings,
-) -> Float[Array, "batch_heads rows keys"]:
-    """The logits of a block of queries with their bias and masks.
-
-    Args:
-      start: the first query of the block.
-      own: the key where that query stands.
-    """
+) -> Float[Array, "batch_heads rows seen"]:
+    """The logits of a block of queries with their bias and masks."""
     _, rows, seen = logits.shape
-    of_queries, of_keys = np.arange(own, own + rows)[:, None], np.arange(seen)[None, :]
+    of_queries, of_keys = np.arange(block.own, block.own + rows)[:, None], np.arange(seen)[None, :]
     # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
     visible = of_keys <= of_queries if settings.causal else np.ones((rows, seen), bool)
     if settings.window is not None:
@@ -219,11 +234,11 @@ def _biased(
     if bias is not None and bias.shape[-2] == 1:
         # Softmax ignores what is taken from all, and the numbers of near keys become small enough to be exact. They are
         # added by themselves, since with the mask they would be written out for each query.
-        terms = bias[..., :seen].astype(jnp.float32)
-        terms = terms - terms[..., min(max(own, 0), seen - 1)][..., None]
+        terms = bias.astype(jnp.float32)
+        terms = terms - terms[..., min(max(block.own, 0), seen - 1)][..., None]
         logits = logits + jnp.broadcast_to(terms, (batch, *terms.shape[-3:])).reshape(-1, 1, seen)
     elif bias is not None:
-        added = bias[..., start : start + rows, :seen].astype(jnp.float32)
+        added = bias.astype(jnp.float32)
     if not visible.all():
         added = jnp.where(jnp.asarray(visible.reshape((1,) * (added.ndim - 2) + visible.shape)), added, MASKED)
     heads = logits.shape[0] // batch
@@ -259,3 +274,9 @@ def _unfold_transposed(
 def _widened(x: Float[Array, "... keys"], k_length: int) -> Float[Array, "... k"]:
     """`x` with zeros for the keys after those that its block of queries sees."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, k_length - x.shape[-1])])
+
+
+def _of_all(parts: list[Folded], q_length: int) -> Folded:
+    """The rows of all blocks of queries, after zeros for the queries before the first block."""
+    joined = jnp.concatenate(parts, axis=1)
+    return jnp.pad(joined, ((0, 0), (q_length - joined.shape[1], 0), (0, 0)))
