@@ -52,9 +52,8 @@ def length_spec(panel: Panel, styles: Mapping[str, int]) -> Spec:
         {"field": "text", "title": panel.kind.title}, {"field": "ratio", "title": "of its own at L"},
         {"field": "seeds", "title": "seeds"},
     ]  # fmt: skip
-    trained = sorted({series.train_length for series in panel.series})
     marks = {
-        "data": {"values": [{"length": length, "text": f"trained at L = {length:,}"} for length in trained]},
+        "data": {"values": [{"length": length, "text": text} for length, text in plots.train_lengths(panel).items()]},
         "encoding": {"x": x},
         "layer": [
             {"mark": {"type": "rule", "strokeDash": [2, 3], "color": "currentColor", "opacity": 0.6}},

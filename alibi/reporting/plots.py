@@ -34,6 +34,7 @@ KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "alib
 FONT_SIZE = 15  # points on a figure 10 inches wide: read from the back of a lecture room
 DOTS_PER_INCH = 200
 MAX_TICKS = 16  # labels of lengths that fit side by side
+MARK_WIDTH = 0.3  # of the axes: what a train length needs, written above them
 LABEL_HEIGHT = 0.06  # of the axes: what one line of direct labels needs
 LABEL_WIDTH = 22  # letters, after which a label goes on in the next line
 LARGE_GAIN = 0.05  # nats a token: a scale is logarithmic where there are larger ones
@@ -219,18 +220,27 @@ def _draw_lengths(axes: Axes, panel: Panel, spread_is: str) -> None:
     axes.set_xscale("log", base=2)
     ticks = apart(panel.lengths, len(panel.lengths) and (panel.lengths[-1] / panel.lengths[0]) ** (1 / MAX_TICKS))
     axes.set_xticks(ticks, [f"{length:,}" for length in ticks])
-    if len(ticks) > 8:
+    if len(ticks) > 7:
         axes.tick_params(axis="x", rotation=60)
     axes.xaxis.set_minor_locator(NullLocator())
     windows = "" if panel.stride is None or panel.use is not None else f", stride {panel.stride:,}"
     label = f"evaluation length in tokens ({panel.corpus}, {panel.split}{windows})"
     axes.set_xlabel("\n".join(filter(None, [textwrap.fill(label, 80), spread_is])))
-    for length in sorted({series.train_length for series in panel.series}):
+    for length, text in train_lengths(panel).items():
         axes.axvline(length, color="#555555", linestyle=":", linewidth=1.5, zorder=0)
         axes.annotate(
-            f"trained at L = {length:,}", (length, 1.0), (4, 4), xycoords=("data", "axes fraction"),
+            text, (length, 1.0), (4, 4), xycoords=("data", "axes fraction"),
             textcoords="offset points", color="#555555", fontsize=FONT_SIZE - 1,
         )  # fmt: skip
+
+
+def train_lengths(panel: Panel) -> dict[int, str]:
+    """The train lengths of a panel, ascending, with what is written at each: the first speaks for those too near."""
+    lengths = sorted({series.train_length for series in panel.series})
+    span = panel.lengths[-1] / panel.lengths[0] if panel.lengths else 1.0
+    if len(apart(lengths, span**MARK_WIDTH)) == len(lengths):
+        return {length: f"trained at L = {length:,}" for length in lengths}
+    return dict.fromkeys(lengths, "") | {lengths[0]: "dotted: lengths of training"}
 
 
 def apart(lengths: Sequence[int], factor: float) -> list[int]:

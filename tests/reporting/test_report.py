@@ -21,6 +21,7 @@ from alibi.reporting.plots import (
     draw_extrapolation,
     perplexity_ticks,
     spread,
+    train_lengths,
 )
 from alibi.reporting.report import panels, passkey_tables, write_report
 from alibi.reporting.rows import ContextUse
@@ -59,6 +60,18 @@ def test_both_axes_are_logarithmic_with_the_lengths_as_ticks_and_l_marked(axes):
     assert "trained at L = 128" in texts
     assert any(list(line.get_xdata()) == [128, 128] for line in axes.get_lines())
     assert {"sinusoidal", "alibi", "learned (to 128)"} <= set(texts)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "written"),
+    [
+        ((64, 512), ["trained at L = 64", "trained at L = 512"]),
+        ((64, 128, 512), ["dotted: lengths of training", "", ""]),
+    ],
+)
+def test_train_lengths_are_written_where_they_do_not_run_into_each_other(lengths, written):
+    rows = [make_row("alibi", at, 8.0, run=f"alibi-L{of}", train_length=of) for of in lengths for at in (64, 512, 1024)]
+    assert train_lengths(panels(rows)[0]) == dict(zip(lengths, written, strict=True))
 
 
 def test_a_method_looks_the_same_in_every_figure():
