@@ -72,7 +72,7 @@ class AttentionOptions:
                 f"window={self.window!r} must be a whole number of positions, known when the call is traced, of at "
                 "least 1 (a query sees its own), or None for no window"
             )
-        number = isinstance(self.skip_epsilon, numbers.Real)
+        number = isinstance(self.skip_epsilon, numbers.Real) and not isinstance(self.skip_epsilon, bool)
         if self.skip_epsilon is not None and not (number and 0 <= self.skip_epsilon < 1):
             raise ValueError(
                 f"skip_epsilon={self.skip_epsilon!r} must be a number from 0 to below 1, or None to skip nothing"

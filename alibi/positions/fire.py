@@ -1,7 +1,6 @@
 """FIRE: a function of the distance, progressively scaled by the query's position (Li et al. 2023, arXiv 2310.04418)."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import cast
 
 import jax
@@ -10,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Integer, PRNGKeyArray
 
 from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
-from alibi.positions.bias import Bias, KnownPositions, per_head, shared
-from alibi.positions.distance import DistanceBias
+from alibi.positions.bias import Bias, KnownPositions, per_head, shared, static
+from alibi.positions.distance import DistanceBias, DistanceTable
 from alibi.positions.relu_network import Network, relu_network, relu_network_by_parts
 
 HIDDEN = 32  # units between the one input of the network and its heads
@@ -37,6 +36,7 @@ class FireBias(Bias):
         which the paper's code has, would add a constant to each row of logits, and softmax ignores that.
       log_distance: psi of the distance.
       c, threshold: learned, above 0; the threshold in tokens.
+      by_parts: f is evaluated by the parts in which it is linear.
     """
 
     hidden_kernel: Float[Array, " hidden"] = shared()
@@ -45,23 +45,16 @@ class FireBias(Bias):
     log_distance: Bias = shared()
     c: Float[Array, ""] = shared()
     threshold: Float[Array, ""] = shared()
+    by_parts: bool = static(default=False)
 
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*#batch heads q k"]:
-        return self.by(relu_network, query_positions, key_positions)
-
-    def by(
-        self,
-        network: Callable[[Array, Array, Network], Array],
-        query_positions: Integer[Array, "*#batch q"],
-        key_positions: Integer[Array, "*#batch k"],
-    ) -> Float[Array, "*#batch heads q k"]:
-        """The bias with f as `network` evaluates it."""
         log_distance = self.log_distance(query_positions, key_positions)
         of_rows = 1.0 / self.scale(query_positions.astype(jnp.float32))[..., None, :, None]
         of_rows = of_rows.reshape((1,) * (log_distance.ndim - of_rows.ndim) + of_rows.shape)
-        return network(log_distance, of_rows, Network(self.hidden_kernel, self.hidden_bias, self.kernel))
+        evaluate = relu_network_by_parts if self.by_parts else relu_network
+        return evaluate(log_distance, of_rows, Network(self.hidden_kernel, self.hidden_bias, self.kernel))
 
     def scale(self, positions: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """What the logarithms of distances are divided by for queries at these positions."""
@@ -69,32 +62,35 @@ class FireBias(Bias):
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
         sides = query_positions, key_positions
-        return FireByTables(super().tabulated(*sides), FireBeforeThreshold(self).tabulated(*sides))
+        by_parts = cast(FireBias, super().tabulated(*sides)).replace(by_parts=True)
+        table = FireBeforeThreshold(self).tabulated(*sides)
+        in_order = isinstance(table, DistanceTable) and table.first_distance is not None
+        return FireByTables(by_parts, table) if in_order else by_parts
 
 
 class FireBeforeThreshold(DistanceBias):
     """FIRE's bias of queries before the threshold, all of whose distances are divided by the same number."""
 
     symmetric = True
-    bias: Bias = shared()
+    bias: FireBias = shared()
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
-        fire = cast(FireBias, self.bias)
-        relative = jnp.log1p(fire.c * jnp.asarray(distance).astype(jnp.float32)) / fire.scale(jnp.zeros(()))
-        kernel, bias = (p.reshape((1,) * relative.ndim + p.shape) for p in (fire.hidden_kernel, fire.hidden_bias))
+        relative = jnp.log1p(self.bias.c * jnp.asarray(distance).astype(jnp.float32)) / self.bias.scale(jnp.zeros(()))
+        of_units = self.bias.hidden_kernel, self.bias.hidden_bias
+        kernel, bias = (p.reshape((1,) * relative.ndim + p.shape) for p in of_units)
         hidden = jax.nn.relu(relative[..., None] * kernel + bias)
-        return jnp.moveaxis(jnp.matmul(hidden, fire.kernel, precision="highest"), -1, 0)
+        return jnp.moveaxis(jnp.matmul(hidden, self.bias.kernel, precision="highest"), -1, 0)
 
 
 class FireByTables(Bias):
-    """FIRE's bias for one call, with tables of what depends on the distance alone.
+    """FIRE's bias where queries and keys stand at consecutive positions.
 
     Attributes:
-      bias: whose `log_distance` is a table; f is evaluated by the parts in which it is linear.
+      bias: the bias, whose `log_distance` is a table.
       before_threshold: what it is for queries before the threshold, as a table.
     """
 
-    bias: Bias = shared()
+    bias: FireBias = shared()
     before_threshold: Bias = shared()
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
@@ -104,12 +100,9 @@ class FireByTables(Bias):
     def __call__(
         self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
     ) -> Float[Array, "*#batch heads q k"]:
-        fire, sides = cast(FireBias, self.bias), (query_positions, key_positions)
-        return jax.lax.cond(
-            (query_positions < fire.threshold).all(),
-            lambda: self.before_threshold(*sides),
-            lambda: fire.by(relu_network_by_parts, *sides),
-        )
+        sides = query_positions, key_positions
+        all_before = (query_positions < self.bias.threshold).all()
+        return jax.lax.cond(all_before, lambda: self.before_threshold(*sides), lambda: self.bias(*sides))
 
 
 @dataclasses.dataclass(frozen=True)

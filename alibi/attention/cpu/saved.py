@@ -29,7 +29,25 @@ Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
 Biases = tuple[Float[Array, "*batch heads _ _"], ...]  # of each block of queries; empty where there is none
 
-LEAST_ROWS, MOST_ROWS = 64, 192  # how many queries a block has
+LEAST_ROWS, MOST_ROWS = 64, 192  # how many queries a block has, but for the last, which may have fewer
+
+
+class QueryBlock(NamedTuple):
+    """Queries that are computed together.
+
+    Attributes:
+      start, stop: the first of them, and the one after the last.
+      own: the key where the first of them stands.
+      seen: how many keys, from the first on, the last of them sees.
+    """
+
+    start: int
+    stop: int
+    own: int
+    seen: int
+
+
+BiasOfBlock = Callable[[QueryBlock], Float[Array, "*batch heads _ seen"]]
 
 
 def cannot_save(call: AttentionCall) -> str:
@@ -49,43 +67,33 @@ def cannot_save(call: AttentionCall) -> str:
 
 def attention_by_saving(call: AttentionCall) -> Float[Array, "batch q heads value_dim"]:
     """The call by `saved_attention`; it must be one that `cannot_save` has no reason against."""
-    of_block = None
-    if call.bias is not None:
-        # The barrier keeps XLA from adding up the gradients of all blocks again for each use of the sum.
-        bias = lax.optimization_barrier(call.bias)
-        queries, keys, term = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions), bias.key_term
-
-        def of_block(block: QueryBlock) -> Array:
-            if term is not None:
-                return jnp.swapaxes(term, 1, 2)[:, :, None, : block.seen]
-            part = Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
-            return bias.cut(part)(queries[..., block.start : block.stop], keys[..., : block.seen])
-
+    biases = None if call.bias is None else _biases(call)
     return saved_attention(
-        call.query, call.key, call.value, of_block, causal=call.causal, window=call.window, precision=call.precision
+        call.query, call.key, call.value, biases, causal=call.causal, window=call.window, precision=call.precision
     )
 
 
-class QueryBlock(NamedTuple):
-    """Queries that are computed together.
+def _biases(call: AttentionCall) -> BiasOfBlock:
+    """The bias of a call, for one block of its queries at a time."""
+    # The barrier is for the backward pass: XLA would else add up the gradients of all blocks again in each kernel that
+    # uses the sum.
+    bias = lax.optimization_barrier(call.bias)
+    queries, keys, term = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions), bias.key_term
 
-    Attributes:
-      start, stop: the first of them, and the one after the last.
-      own: the key where the first of them stands.
-      seen: how many keys, from the first on, the last of them sees.
-    """
+    def of_block(block: QueryBlock) -> Array:
+        if term is not None:
+            return jnp.swapaxes(term, 1, 2)[:, :, None, : block.seen]
+        part = Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
+        return bias.cut(part)(queries[..., block.start : block.stop], keys[..., : block.seen])
 
-    start: int
-    stop: int
-    own: int
-    seen: int
+    return of_block
 
 
 def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlock]:
     """The blocks of all queries but those that stand before the first key and see none.
 
-    They are four, but of `LEAST_ROWS` to `MOST_ROWS` queries each: more and smaller ones save as much as they cost
-    (measured).
+    Each has a quarter of them, but `LEAST_ROWS` to `MOST_ROWS`, and the last what is left: more and smaller ones save
+    as much as they cost (measured).
     """
     before = max(0, q_length - k_length) if causal else 0
     rows = min(MOST_ROWS, max(LEAST_ROWS, -(-(q_length - before) // 4)))
@@ -98,13 +106,13 @@ def saved_attention(
     query: Float[Array, "batch q heads head_dim"],
     key: Float[Array, "batch k heads head_dim"],
     value: Float[Array, "batch k heads value_dim"],
-    bias: Callable[[QueryBlock], Float[Array, "*batch heads _ seen"]] | None,
+    bias: BiasOfBlock | None,
     *,
     causal: bool,
     window: int | None = None,
     precision: lax.PrecisionLike = None,
 ) -> Float[Array, "batch q heads value_dim"]:
-    """softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode in all four.
+    """softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode.
 
     Each block of queries is multiplied with the keys up to the block's end, so that half or
     more of the logits above the diagonal are never computed, nor is their bias. The exponentials of the logits are kept
@@ -199,7 +207,8 @@ def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Arra
             if like.shape[-2] == 1:  # a product is the fastest sum over rows
                 of_rows = _product(jnp.ones((*dlogits.shape[:2], 1)), dlogits, 1, 1, settings.precision)
             of_rows = of_rows.reshape(batch, -1, *of_rows.shape[1:])
-            dbias.append(of_rows if like.ndim > 3 else sum_first(of_rows))
+            of_all = like.ndim == 3 or like.shape[0] == 1
+            dbias.append(sum_first(of_rows).reshape(*like.shape[:-1], seen) if of_all else of_rows)
         dlogits = lax.optimization_barrier(dlogits)
         dq.append(_product(dlogits, k[:, :seen], 2, 1, settings.precision))
         # These two products contract the queries of [queries, keys]. With the small operand first and
