@@ -41,7 +41,7 @@ TABLES = {
     ("small", 2): ("results.jsonl", None, None),
     **{("small", number): ("results-600-updates.jsonl", 600, 1) for number in (3, 5, 6, 7, 15)},
     **{("small", number): (LATER, 600, 1) for number in (4, 13, 14)},
-    **{("medium", number): ("results.jsonl", None, 1) for number in (2, 5, 7)},
+    **{("medium", number): ("results.jsonl", None, 1) for number in (2, 5, 7, 15)},
 }
 
 
