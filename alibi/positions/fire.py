@@ -53,8 +53,14 @@ class FireBias(Bias):
         log_distance = self.log_distance(query_positions, key_positions)
         of_rows = 1.0 / self.scale(query_positions.astype(jnp.float32))[..., None, :, None]
         of_rows = of_rows.reshape((1,) * (log_distance.ndim - of_rows.ndim) + of_rows.shape)
-        evaluate = relu_network_by_parts if self.by_parts else relu_network
-        return evaluate(log_distance, of_rows, Network(self.hidden_kernel, self.hidden_bias, self.kernel))
+        if self.by_parts:
+            return relu_network_by_parts(log_distance, of_rows, self.network)
+        relative = (log_distance * of_rows)[..., 0, :, :]  # the same for each head
+        return jnp.moveaxis(relu_network(relative, self.network), -1, -3)
+
+    @property
+    def network(self) -> Network:
+        return Network(self.hidden_kernel, self.hidden_bias, self.kernel)
 
     def scale(self, positions: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """What the logarithms of distances are divided by for queries at these positions."""
@@ -76,10 +82,7 @@ class FireBeforeThreshold(DistanceBias):
 
     def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
         relative = jnp.log1p(self.bias.c * jnp.asarray(distance).astype(jnp.float32)) / self.bias.scale(jnp.zeros(()))
-        of_units = self.bias.hidden_kernel, self.bias.hidden_bias
-        kernel, bias = (p.reshape((1,) * relative.ndim + p.shape) for p in of_units)
-        hidden = jax.nn.relu(relative[..., None] * kernel + bias)
-        return jnp.moveaxis(jnp.matmul(hidden, self.bias.kernel, precision="highest"), -1, 0)
+        return jnp.moveaxis(relu_network(relative, self.bias.network), -1, 0)
 
 
 class FireByTables(Bias):

@@ -22,21 +22,20 @@ class Network(NamedTuple):
     kernel: Float[Array, "units heads"]
 
 
-def relu_network(
-    x: Float[Array, "*batch heads q k"], of_rows: Float[Array, "*#batch 1 q 1"], network: Network
-) -> Float[Array, "*batch heads q k"]:
-    """The network of x times a number of its row, by the formula."""
-    x = x * of_rows
+def relu_network(x: Float[Array, "*shape"], network: Network) -> Float[Array, "*shape heads"]:
+    """The network of x, by the formula."""
     kernel, bias = (p.reshape((1,) * x.ndim + p.shape) for p in (network.hidden_kernel, network.hidden_bias))
-    hidden = jax.nn.relu(x[..., None] * kernel + bias)
-    return jnp.einsum("...hqku,uh->...hqk", hidden, network.kernel, precision="highest")
+    return jnp.matmul(jax.nn.relu(x[..., None] * kernel + bias), network.kernel, precision="highest")
 
 
 @jax.custom_vjp
 def relu_network_by_parts(
     x: Float[Array, "*batch heads q k"], of_rows: Float[Array, "*#batch 1 q 1"], network: Network
 ) -> Float[Array, "*batch heads q k"]:
-    """The same in time that goes by how many units bend among the numbers; differentiable once, in reverse mode."""
+    """The network of x times a number of its row, in time that goes by how many units bend among these products.
+
+    Differentiable once, in reverse mode.
+    """
     x = x * of_rows
     on, bending = _units(x, network)
     slope, start = _line(network, on)
