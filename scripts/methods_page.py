@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from alibi.positions import METHODS, PositionMethod, make_position
 from alibi.reporting.rows import Override, Row, latest, read_rows
-from configs.sweeps import all_methods
+from configs.sweeps import all_methods, passkey
 
 PAGE = ROOT / "docs" / "methods.md"
 ROWS = ROOT / "results" / "methods" / "results.jsonl"
@@ -63,21 +63,41 @@ HEAD = """\
 Every method of the registry, by the name that `--config=...:position=NAME` takes. Query i, key j <= i, head h of H; L
 tokens in training, L' in the sequences at hand. "Enters" says which functions of
 [the contract](../alibi/positions/base.py) it overrides. "Adds" counts parameters in the quickstart's model ({layers}
-layers, {num_heads} heads of {head_dim}). What is added to logits is added
-after their division by sqrt(head_dim), unless the formula says otherwise. All but `randomised` take
-`position_options.logit_scale` (log n, SSMax) or a sliding window (`model.window`).
+layers, {num_heads} heads of {head_dim}). What is added to logits is added after their division by sqrt(head_dim),
+unless the formula says otherwise. Every method but `randomised` takes either `position_options.logit_scale` (log n,
+SSMax) or a sliding window (`model.window`).
 
 This page is made by `python scripts/methods_page.py`.
 """
+
+MEASURED = """\
+## What was measured
+
+The quickstart's model, trained at L = {length}:
+
+- bits per byte of held-out books at L and at 16 L, after {steps:,} updates, means over {seeds} seeds
+  ([deviations and figures](../results/methods/README.md));
+- gain: how many nats lower the NLL of the same tokens is with a context of 16 L than with one of L;
+- passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
+  were trained on books with passkeys, one seed, {of_keys:,} updates (*: {late:,})
+  ([all distances](../results/passkey/README.md));
+- speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options, as a multiple of that of
+  `none` ([more](speed.md#position-methods)); the interpolated and NTK forms cost what `alibi` and `rotary` do.
+
+| method | bits/byte, L | 16 L | gain | passkeys, 64 in L | 64 in 8 L | 512 in 8 L | speed, 128 | 512 | 2,048 | 8,192 |
+|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+"""
+LENGTHS = (128, 512, 2_048, 8_192)  # at which speed was measured
+ASKED = ((1, 64), (8, 64), (8, 512))  # windows, as multiples of L, and distances of passkeys
 
 
 def page() -> str:
     """The page, as Markdown."""
     rows, keys = latest(read_rows(ROWS)), latest(read_rows(KEYS))
     speeds = json.loads(SPEED.read_text()) if SPEED.exists() else []
-    parts = [HEAD.format(layers=LAYERS, **SIZES), _overview()]
-    parts += [_section(name, rows, keys, speeds) for name in METHODS]
-    parts.append(_options(rows, keys))
+    parts = [HEAD.format(layers=LAYERS, **SIZES), _overview(), _measured(rows, keys, speeds)]
+    parts += [_section(name) for name in METHODS]
+    parts.append(_options())
     return "\n".join(parts)
 
 
@@ -116,17 +136,40 @@ def _added(method: PositionMethod) -> int:
     return sizes[0] + LAYERS * sizes[1]
 
 
-def _section(name: str, rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
+def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
+    """A line for each method, and for each method that was measured with an option of any."""
+    lines = []
+    for name in METHODS:
+        with_options = "".join(f", `{option}`" for option in _trained_with(name))
+        cells = [*_extrapolation(_of_method(name, rows)), *_passkeys(_of_method(name, keys)), *_speed(name, speeds)]
+        lines.append(f"| [`{name}`](#{name}){with_options} | {' | '.join(cells)} |")
+    for option, _, _, measurements in OPTIONS:
+        for plain, series in measurements:
+            of_run, asked = ([row for row in some if row.series == series] for some in (rows, keys))
+            cells = [*_extrapolation(of_run), *_passkeys(asked), *_speed("", speeds)]
+            short = option.partition(".")[2]
+            lines.append(f"| [`{plain}`](#{plain}), `{short}` | {' | '.join(cells)} |")
+    head = MEASURED.format(
+        length=SIZES["train_length"],
+        steps=max(row.step for row in rows),
+        seeds=len({row.seed for row in rows}),
+        of_keys=min(row.step for row in keys),
+        late=max(row.step for row in keys),
+    )
+    return head + "\n".join(lines) + "\n"
+
+
+def _trained_with(name: str) -> list[str]:
+    """The options that the method was trained with, where these are not the defaults."""
+    trained = all_methods.METHODS.get(RUNS.get(name, name.replace("_", "-")), {})
+    return [f"{key.split('.')[1]}={value!r}" for key, value in trained.items() if key.startswith("position_options")]
+
+
+def _section(name: str) -> str:
     method = METHODS[name]
     about = _about(make_position(name, **SIZES))
     summary = " ".join((method.__doc__ or "").strip().split("\n\n")[0].split())
     options = ", ".join(f"`{option}={default!r}`" for option, default in method.options().items())
-    trained = all_methods.METHODS.get(RUNS.get(name, name.replace("_", "-")), {})
-    others = [
-        f"`{key.split('.')[1]}={value!r}`" for key, value in trained.items() if key.startswith("position_options")
-    ]
-    cost = _cost(name, speeds) + (", with the default options" if others else "")
-    measured_with = f" with {', '.join(others)}" if others else ""
     file = f"../alibi/positions/{method.__module__.rpartition('.')[2]}.py"
     return "\n".join(
         [
@@ -136,67 +179,44 @@ def _section(name: str, rows: list[Row], keys: list[Row], speeds: list[dict[str,
             f"- Options: {options or 'none'} ([source code]({file}))",
             f"- Source: {about.source}",
             f"- Caveats: {about.caveats}",
-            f"- Measured{measured_with}: {_extrapolation(_of_method(name, rows))}; "
-            f"{_keys_found(_of_method(name, keys))}; {cost}",
             "",
         ]
     )
 
 
-def _options(rows: list[Row], keys: list[Row]) -> str:
-    """The options of any method, with what was measured of some methods that had them."""
-
-    def measured(series: str) -> str:
-        of_run, asked = ([row for row in some if row.series == series] for some in (rows, keys))
-        return f"{_extrapolation(of_run)}; {_keys_found(asked)}"
-
+def _options() -> str:
     lines = ["## Options of any method", ""]
-    for option, formula, source, measurements in OPTIONS:
-        lines += [f"- `{option}`: {formula}. {source}"]
-        for plain, series in measurements:
-            lines += [f"  - [`{plain}`](#{plain}) with it: {measured(series)}."]
+    lines += [f"- `{option}`: {formula}. {source}" for option, formula, source, _ in OPTIONS]
     return "\n".join(lines) + "\n"
 
 
-def _extrapolation(found: list[Row]) -> str:
+def _extrapolation(found: list[Row]) -> list[str]:
     """Bits per byte at L and 16 L, and what the same tokens gain by 16 L: means over seeds."""
-    if not found:
-        return "extrapolation not yet"
-    length, seeds = found[0].train_length, len({row.seed for row in found})
 
     def mean(times: int, value: Callable[[Row], float | None]) -> float | None:
-        values = [one for row in found if row.eval_length == times * length and (one := value(row)) is not None]
+        values = [
+            one for row in found if row.eval_length == times * row.train_length and (one := value(row)) is not None
+        ]
         return statistics.fmean(values) if values else None
 
     def of_the_text(row: Row) -> float | None:  # of the whole text, not of the tokens that all lengths have in common
         return row.bits_per_byte if row.context_use is None and row.passkey is None else None
 
     bits = [mean(times, of_the_text) for times in (1, 16)]
-    told = ["none" if one is None else f"{one:.3f}" for one in bits]
     gain = mean(16, lambda row: row.context_use.gain_nats if row.context_use else None)
-    used = "" if gain is None else f", where the same tokens gain {gain:+.4f} nats"
-    about = f"L = {length}, {seeds} seed{'s' * (seeds > 1)}, {found[0].step:,} updates"
-    return f"bits per byte {told[0]} at L and {told[1]} at 16 L{used} ({about})"
+    return [*("-" if one is None else f"{one:.3f}" for one in bits), "-" if gain is None else f"{gain:+.4f}"]
 
 
-def _keys_found(rows: list[Row]) -> str:
-    """Shares of keys that runs on books with keys find, in windows of L and far beyond: means over seeds."""
-    found = [row for row in rows if row.passkey is not None]
-    if not found:
-        return "keys not asked for"
+def _passkeys(rows: list[Row]) -> list[str]:
+    """Shares of passkeys that are found, means over seeds; * where the runs had more updates than most."""
 
-    def share(times: int, distance: int) -> str | None:
-        cells = [row for row in found if row.eval_length == times * row.train_length]
-        values = [row.passkey.accuracy for row in cells if row.passkey.distance == distance and not row.error]
-        return f"{statistics.fmean(values):.0%}" if values else None
+    def share(times: int, distance: int) -> str:
+        found = [row for row in rows if row.passkey is not None and row.eval_length == times * row.train_length]
+        values = [row.passkey.accuracy for row in found if row.passkey.distance == distance and not row.error]
+        late = "*" * any(row.step > passkey.STEPS for row in found)
+        return f"{statistics.fmean(values):.0%}{late}" if values else "-"
 
-    seeds = len({row.seed for row in found})
-    about = f"books with keys, {seeds} seed{'s' * (seeds > 1)}, {found[0].step:,} updates"
-    at_length, near, far = share(1, 64), share(8, 64), share(8, 512)
-    if at_length == "0%":
-        return f"it has not learned to find keys, not even within L ({about})"
-    beyond = "and can't be asked at 8 L" if near is None else f"at 8 L {near} of those, and {far} of the keys 512 back"
-    return f"it finds {at_length} of the keys 64 tokens back at L, {beyond} ({about})"
+    return [share(*asked) for asked in ASKED]
 
 
 def _of_method(name: str, rows: list[Row]) -> list[Row]:
@@ -206,18 +226,11 @@ def _of_method(name: str, rows: list[Row]) -> list[Row]:
     return found or [row for row in rows if row.override == Override(name)]
 
 
-def _cost(name: str, speeds: list[dict[str, Any]]) -> str:
+def _speed(name: str, speeds: list[dict[str, Any]]) -> list[str]:
     """How many times as fast as without positions a model is trained, at each length."""
-    measured = COSTS.get(name, name)
-    found = [row for row in speeds if row["contender"] == measured and row["run"]["of_none"]]
-    if name == "none":
-        return "the others' speeds are multiples of its own"
-    if not found:
-        return "cost not yet"
-    shares = ", ".join(f"{row['run']['of_none']:.2f}" for row in found)
-    lengths = ", ".join(f"{row['length']:,}" for row in found)
-    like = "" if measured == name else f", like `{measured}`,"
-    return f"it trains{like} at {shares} times the speed of `none` at {lengths} tokens"
+    found = {row["length"]: row["run"]["of_none"] for row in speeds if row["contender"] == COSTS.get(name, name)}
+    found |= dict.fromkeys(LENGTHS, 1.0) if name == "none" else {}
+    return [f"{found[length]:.2f}" if found.get(length) else "-" for length in LENGTHS]
 
 
 def main() -> None:

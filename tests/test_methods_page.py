@@ -37,35 +37,28 @@ def test_what_was_measured_is_told_by_method(script):
     use = ContextUse(9, 128, -0.25, (-0.3, -0.2))
     rows = [make_row("rotary", 128, 2.0, run="rotary-seed0"), make_row("rotary", 2048, 8.0, run="rotary-seed0")]
     rows += [make_row("rotary", 2048, 2.0, run="rotary-seed0", override=Override("yarn").to_json())]
-    told = script._extrapolation(script._of_method("rotary", rows))
-    assert told == "bits per byte 1.000 at L and 3.000 at 16 L (L = 128, 1 seed, 600 updates)"
-    assert script._extrapolation(script._of_method("yarn", rows)).startswith(
-        "bits per byte none at L and 1.000 at 16 L"
-    )
-    assert script._extrapolation(script._of_method("alibi", rows)) == "extrapolation not yet"
+    assert script._extrapolation(script._of_method("rotary", rows)) == ["1.000", "3.000", "-"]
+    assert script._extrapolation(script._of_method("yarn", rows)) == ["-", "1.000", "-"]
+    assert script._extrapolation(script._of_method("alibi", rows)) == ["-", "-", "-"]
     of_context = make_row("rotary", 2048, 4.0, run="rotary-seed0", context_use=vars(use))
-    told = script._extrapolation(script._of_method("rotary", [*rows, of_context]))
-    assert told.startswith("bits per byte 1.000 at L and 3.000 at 16 L, where the same tokens gain -0.2500 nats")
+    assert script._extrapolation(script._of_method("rotary", [*rows, of_context])) == ["1.000", "3.000", "-0.2500"]
     drawn = make_row("randomised", 2048, 8.0, run="randomised-rotary-seed0")
-    assert " and 3.000 at 16 L" in script._extrapolation(script._of_method("randomised", [*rows, drawn]))
+    assert script._extrapolation(script._of_method("randomised", [*rows, drawn])) == ["-", "3.000", "-"]
     names = ("t5", "rotary")
     speeds = [{"contender": one, "length": length, "run": {"of_none": 0.9}} for one in names for length in (128, 2048)]
-    assert script._cost("t5", speeds) == "it trains at 0.90, 0.90 times the speed of `none` at 128, 2,048 tokens"
-    assert script._cost("rotary_ntk", speeds).startswith("it trains, like `rotary`, at 0.90, 0.90 times the speed")
+    assert script._speed("t5", speeds) == script._speed("rotary_ntk", speeds) == ["0.90", "-", "0.90", "-"]
+    assert script._speed("none", speeds) == ["1.00"] * 4, "its own speed is the measure"
 
 
-def test_keys_are_told_where_they_were_learned(script):
-    def row(position, length, distance, accuracy, seed=0):
+def test_passkeys_are_told_with_the_updates_that_they_took(script):
+    def row(position, length, distance, accuracy, seed=0, step=2_000):
         key, run = {"distance": distance, "prompts": 200, "accuracy": accuracy}, f"{position}-seed{seed}"
-        return make_row(position, length, mode="passkey", passkey=key, step=2_000, seed=seed, run=run)
+        return make_row(position, length, mode="passkey", passkey=key, step=step, seed=seed, run=run)
 
     cells = ((128, 64), (1024, 64), (1024, 512))
     rows = [row("t5", *cell, share) for cell, share in zip(cells, (1.0, 0.5, 0.25), strict=True)]
     rows += [row("t5", *cell, share, seed=1) for cell, share in zip(cells, (1.0, 0.75, 0.25), strict=True)]
-    rows += [row("fire", *cell, 0.0) for cell in cells]
-    told = "it finds 100% of the keys 64 tokens back at L, at 8 L 62% of those, and 25% of the keys 512 back"
-    assert script._keys_found(script._of_method("t5", rows)) == f"{told} (books with keys, 2 seeds, 2,000 updates)"
-    assert script._keys_found(script._of_method("fire", rows)).startswith(
-        "it has not learned to find keys, not even within L ("
-    )
-    assert script._keys_found(script._of_method("shaw", rows)) == "keys not asked for"
+    rows += [row("fire", *cell, 0.0, step=4_000) for cell in cells]
+    assert script._passkeys(script._of_method("t5", rows)) == ["100%", "62%", "25%"]
+    assert script._passkeys(script._of_method("fire", rows)) == ["0%*", "0%*", "0%*"]
+    assert script._passkeys(script._of_method("shaw", rows)) == ["-", "-", "-"]
