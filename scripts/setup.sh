@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes .venv from the pinned requirements; does nothing, in under a second, when that is already so.
 #
-#   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs]
+#   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs ...]
 #
-# --test adds the tools of the tests and checks. The extra may also be given as ALIBI_EXTRA=gpu.
+# --test adds the tools of the tests and checks. Extras may also be given as ALIBI_EXTRA="tpu gcs".
 # PYTHON=/path/to/python chooses the interpreter that .venv is made from, which may then be newer than 3.13.
 set -euo pipefail
 
@@ -20,14 +20,17 @@ fail() { printf 'setup: %s\n' "$@" >&2; exit 1; }
 for argument in "$@"; do
   case "$argument" in
     --test) requirements=requirements-test.txt ;;
-    --extra=*) extra=${argument#--extra=} ;;
+    --extra=*) extra="$extra ${argument#--extra=}" ;;
     *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs" ;;
   esac
 done
-case "$extra" in
-  "" | gpu | tpu | gcs) ;;
-  *) fail "unknown extra '$extra'; known are gpu, tpu and gcs" ;;
-esac
+extra=$(printf '%s\n' $extra | sort -u | paste -sd ' ' -)
+for one in $extra; do
+  case "$one" in
+    gpu | tpu | gcs) ;;
+    *) fail "unknown extra '$one'; known are gpu, tpu and gcs" ;;
+  esac
+done
 
 # Prints the version and succeeds if the interpreter $1 is of Python 3.11 to 3.$2.
 python_version() {
@@ -159,10 +162,10 @@ if ! is_installed; then
   start=$SECONDS
   ok=1
   pip_install -r "$root/$requirements" || ok=0
-  if [[ $ok == 1 && -n "$extra" ]]; then
-    case "$extra" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; esac
-    pip_install -c "$root/requirements.txt" "$package" || ok=0
-  fi
+  for one in $extra; do
+    case "$one" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; esac
+    [[ $ok == 0 ]] || pip_install -c "$root/requirements.txt" "$package" || ok=0
+  done
   if [[ $ok == 0 ]]; then
     fail "the installation failed; the last lines of $log:" "$(tail -n 3 "$log")" \
       "A connection to a Python package index is needed once (PIP_INDEX_URL names a mirror), and 2 GB of disk." \
