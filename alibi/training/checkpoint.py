@@ -25,6 +25,11 @@ from alibi.training.state import TrainState
 PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
 # In `about`; checkpoints of older versions have neither these nor the hash of all of `about`.
 CHECKSUMS, VALID_NLL, SHA256 = "checksums", "valid_nll", "sha256"
+LATE_SECONDS = 60.0  # in which a network file system shows a host what another one has written
+
+
+class MissingError(ValueError):
+    """A checkpoint that is not there, or that not all processes see."""
 
 
 class Checkpoints:
@@ -106,6 +111,8 @@ class Checkpoints:
     def _tried(self, step: int, abstract: TrainState) -> tuple[TrainState | None, str]:
         try:
             return self.restore(step, abstract), ""
+        except MissingError:
+            raise
         except ValueError as error:
             return None, str(error)
 
@@ -120,7 +127,8 @@ class Checkpoints:
         """The state after `step` updates, each leaf with the sharding that `abstract` has.
 
         Raises:
-          ValueError: no such checkpoint, a damaged one, or one of another model.
+          MissingError: no such checkpoint.
+          ValueError: a damaged one, or one of another model.
         """
         restored = self._restore(step, {PARAMS: abstract.params, OPTIMIZER: abstract.opt_state})
         count = jax.device_put(jax.numpy.asarray(step, abstract.step.dtype), abstract.step.sharding)
@@ -131,13 +139,10 @@ class Checkpoints:
         return self._restore(step, {PARAMS: abstract_params})[PARAMS]
 
     def _restore(self, step: int, trees: dict[str, PyTree]) -> Any:
-        there = sorted(self._manager.all_steps())
-        if step not in there:
-            known = ", ".join(map(str, there)) or "none"
-            raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
-        with damage_named(self._folder / str(step)), contextlib.closing(_reader(self._folder)) as reader:
+        self._find(step)
+        with damage_named(self._folder / str(step)):
             # Agreed before the checksums, in which all processes take part: each has read other files.
-            about, change, restored = hosts.together(functools.partial(self._read, reader, step, trees))
+            about, change, restored = hosts.together(functools.partial(self._read, step, trees))
             _check(restored, about.get(CHECKSUMS, {}))
         if change is None:
             return restored
@@ -145,12 +150,26 @@ class Checkpoints:
         # One tree after the other, so that only one is held twice.
         return {name: jax.jit(change[1], out_shardings=shardings[name])(restored.pop(name)) for name in trees}
 
-    def _read(self, reader: ocp.CheckpointManager, step: int, trees: dict[str, PyTree]) -> tuple:
-        about = _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
-        with item_named("metadata"):
-            change = self._layout_change(step, trees[PARAMS])
-        laid = trees if change is None else _abstract(change[0], trees)
-        restored = {name: _read(reader, step, name, ocp.args.StandardRestore(tree)) for name, tree in laid.items()}
+    def _find(self, step: int) -> None:
+        """Raises MissingError, on all processes alike, where the checkpoint is not there or one does not see it."""
+        there = hosts.told(lambda: sorted(self._manager.all_steps()))
+        if step not in there:
+            known = ", ".join(map(str, there)) or "none"
+            raise MissingError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
+        place, late = self._folder / str(step), time.monotonic() + LATE_SECONDS
+        while not (seen := place.exists()) and time.monotonic() < late:
+            time.sleep(1)
+        unseen = [process for process, sees in enumerate(hosts.gather(seen)) if not sees]
+        if unseen:
+            raise MissingError(f"{place}: process {unseen[0]} does not see it; all need the same work directory")
+
+    def _read(self, step: int, trees: dict[str, PyTree]) -> tuple:
+        with contextlib.closing(_reader(self._folder)) as reader:
+            about = _opened(_read(reader, step, ABOUT, ocp.args.JsonRestore()))
+            with item_named("metadata"):
+                change = self._layout_change(step, trees[PARAMS])
+            laid = trees if change is None else _abstract(change[0], trees)
+            restored = {name: _read(reader, step, name, ocp.args.StandardRestore(tree)) for name, tree in laid.items()}
         return about, change, restored
 
     def _layout_change(self, step: int, params: PyTree) -> tuple[Callable[[PyTree], PyTree], ...] | None:
@@ -171,10 +190,11 @@ class Checkpoints:
     def _read_valid_nll(self, step: int) -> float | None:
         """The validation NLL; None where there is none, or it can't be read now: that may be the best, and stays."""
         try:
+            about = self.about(step)
+            if VALID_NLL in about:
+                return about[VALID_NLL]
             with contextlib.closing(_reader(self._folder)) as reader:
-                about = self.about(step)
-                # Older versions wrote it as a metric of Orbax's.
-                return about[VALID_NLL] if VALID_NLL in about else (reader.metrics(step) or {}).get(VALID_NLL)
+                return (reader.metrics(step) or {}).get(VALID_NLL)  # older versions wrote it as a metric of Orbax's
         except Exception:
             self.unread.add(step)
         return None

@@ -9,12 +9,16 @@ import sys
 from collections.abc import Iterator
 
 # What errors say that are not of the checkpoint that is read.
-_NO_DAMAGE = ("resource_exhausted", "unavailable", "deadline_exceeded", "permission", "too many open", "no space left")
+_NO_DAMAGE = (
+    *("resource_exhausted", "unavailable", "deadline_exceeded", "permission", "too many open", "no space left"),
+    *("timed out", "timeout", "connection", "disconnected", "resolve host"),
+)
+_DAMAGE_ERRNO = (errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
 def _is_no_damage(error: Exception) -> bool:
     """Whether it was the machine or the network that failed: what lies there may be whole."""
-    if isinstance(error, OSError) and error.errno not in (None, errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+    if isinstance(error, OSError) and error.errno not in _DAMAGE_ERRNO:  # those of the network have none at all
         return True
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _NO_DAMAGE)
 

@@ -207,6 +207,11 @@ def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:
         OSError(24, "Too many open files"),
         jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4 bytes"),
         ValueError("UNAVAILABLE: error reading gs://bucket/run: connection reset"),
+        TimeoutError("The read operation took too long"),
+        ConnectionResetError("Connection lost"),
+        OSError("HTTPSConnectionPool: Read timed out"),  # as `requests` raises it, without an errno
+        RuntimeError("Server disconnected"),
+        ValueError("INTERNAL: CURL error[6] Could not resolve hostname"),
     ],
 )
 def test_what_the_machine_failed_at_is_no_damage(tiny_config, tmp_path: pathlib.Path, monkeypatch, error) -> None:
