@@ -1,7 +1,20 @@
 """Train short, test long: attention with linear biases, and what it is compared with, in JAX and Flax."""
 
-from alibi.attention import alibi_attention_fn, attend
-from alibi.positions import METHODS, alibi_bias, make_position
-from alibi.slopes import alibi_slopes
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alibi.attention import alibi_attention_fn, attend
+    from alibi.positions import METHODS, alibi_bias, make_position
+    from alibi.slopes import alibi_slopes
 
 __all__ = ["METHODS", "alibi_attention_fn", "alibi_bias", "alibi_slopes", "attend", "make_position"]
+
+_PLACES = {"alibi_attention_fn": "attention", "attend": "attention", "alibi_slopes": "slopes"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when it is asked for: JAX and Flax take seconds, and what reads rows or a run's state needs neither."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"alibi.{_PLACES.get(name, 'positions')}"), name)

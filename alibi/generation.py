@@ -117,7 +117,7 @@ def _check_prompt(prompt: Array, positions: Array | None, vocab_size: int) -> No
         return
     ids = np.asarray(prompt)
     if positions is not None:
-        if positions.shape not in (ids.shape, ids.shape[1:]):
+        if positions.shape != ids.shape:
             raise ValueError(f"positions have shape {positions.shape}; the prompt needs {ids.shape}")
         ids = ids[np.broadcast_to(np.asarray(positions) >= 0, ids.shape)]
     if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():  # looked up, they would be others, without a word

@@ -260,6 +260,11 @@ def test_the_gpus_of_a_task_of_slurm() -> None:
     assert local_devices(share) == [3]
     assert local_devices(share | {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_LOCALID": "1"}) == [2, 3]
     assert local_devices(share | {"CUDA_VISIBLE_DEVICES": "3"}) == [0]
+    two = share | {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_LOCALID": "1"}
+    assert local_devices(two) == [1], "both tasks see the same two"
+    assert local_devices(two | {"SLURM_GPUS_ON_NODE": "4"}) == [0, 1], "of four this task sees two of its own"
+    assert local_devices(two | {"SLURM_GPUS_PER_TASK": "a100:2"}) == [0, 1]
+    assert local_devices(node | {"SLURM_GPUS_ON_NODE": "4"}) == [0, 1, 2, 3]
     assert local_devices(node | {"JAX_LOCAL_DEVICE_IDS": "1"}) is None
     assert local_devices({}) is None
 

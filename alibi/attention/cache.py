@@ -99,6 +99,19 @@ class Slots(flax.struct.PyTreeNode):
         return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
 
 
+class Reading(flax.struct.PyTreeNode):
+    """New tokens on their way through the layers.
+
+    Attributes:
+      before, after: the slots before these tokens are read, and then.
+      padding: which of them are no tokens but padding, bool `[batch, tokens]`.
+    """
+
+    before: Slots
+    after: Slots
+    padding: Any
+
+
 class KeyValues(flax.struct.PyTreeNode):
     """What the cache holds for one layer.
 

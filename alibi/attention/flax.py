@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.attend import compute_call
-from alibi.attention.cache import KeyValues, Slots
+from alibi.attention.cache import KeyValues, Reading
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.positions import AlibiBias
 from alibi.positions.base import Params, PositionMethod
@@ -28,26 +28,24 @@ class Cached:
 
     Attributes:
       variable: the layer's Flax variable, which holds its `KeyValues`, or None while the cache is being made.
-      slots: those of all layers before the new tokens are read.
-      after: the slots after that.
+      reading: the new tokens, and the slots that all layers share.
     """
 
     variable: Any
-    slots: Slots
-    after: Slots
+    reading: Reading
 
     def before(self) -> Any:
         """What the position method kept of the token before the new ones; None while the cache is being made."""
         held = self.variable.value
-        return None if held is None else jax.tree.map(self.slots.newest, held.kept)
+        return None if held is None else jax.tree.map(self.reading.before.newest, held.kept)
 
     def append(self, key: Array, value: Array, kept: Any) -> KeyValues:
         """Stores the new tokens, and returns all that the cache then holds."""
         held = self.variable.value
         if held is None:
-            held = self.variable.value = KeyValues.empty(self.slots.positions.shape[1], key, value, kept)
+            held = self.variable.value = KeyValues.empty(self.reading.before.positions.shape[1], key, value, kept)
         else:
-            held = self.variable.value = held.append(self.slots, key, value, kept)
+            held = self.variable.value = held.append(self.reading.before, key, value, kept)
         return held
 
 
@@ -130,14 +128,20 @@ def method_attention_fn(
     def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:
         del is_causal
         before = None if cache is None else cache.before()
-        kept = position.keep(params, x, key, before=before)
+        kept = position.keep(params, x, key, None if cache is None else cache.reading.padding, before)
         of_queries = jax.tree.map(lambda of_tokens: of_tokens[:, -query.shape[1] :], kept)
         query = position.queries(params, query, jnp.asarray(query_positions))
         key = position.keys(params, key, jnp.asarray(key_positions))
         of_keys, key_norm = key_positions, None
         if cache is not None:
             held = cache.append(key, value, kept)
-            key, value, kept, key_norm, of_keys = held.key, held.value, held.kept, held.key_norm, cache.after.positions
+            key, value, kept, key_norm, of_keys = (
+                held.key,
+                held.value,
+                held.kept,
+                held.key_norm,
+                cache.reading.after.positions,
+            )
         bias = position.content_bias(params, query, of_queries, kept)
         own, others = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
         call = AttentionCall(

@@ -135,7 +135,9 @@ class TextFiles(Corpus):
         room = shard_bytes
         for path in self.files(split):
             size, start = path.stat().st_size, 0
-            while not start or start < size:  # an empty file too, which is an error when it is read
+            if not size:
+                raise _empty(path)
+            while start < size:
                 stop = self._border(path, start + room) if start + room < size else size
                 shard.append(_Range(path, start, stop, stop == size))
                 room -= stop - start
@@ -224,7 +226,11 @@ def _texts(path: pathlib.Path, start: int = 0, stop: int | None = None) -> Itera
         yield text
         offset, rest = offset + cut, rest[cut:]
     if offset == start:
-        raise ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
+        raise _empty(path)
+
+
+def _empty(path: pathlib.Path) -> ValueError:
+    return ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -188,7 +188,8 @@ class RunEvaluation:
                 break
             shortest = shortest or score
             finite = math.isfinite(score.total_nats)
-            self._record(dataclasses.replace(row, context_use=gain_of(shortest, score)) if finite else row, score)
+            found = dataclasses.replace(row, context_use=gain_of(shortest, score)) if finite else row
+            together(functools.partial(self._record, found, score))  # where the first host can't, none scores on
 
     def _undefined(self, windows: Windows) -> str:
         """Why the position method has no result at this length, if it has none."""

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.attention import method_attention_fn
-from alibi.attention.cache import Slots
+from alibi.attention.cache import Reading
 from alibi.attention.flax import AttentionFn, Cached
 from alibi.model.config import ACTIVATIONS, DTYPES, ModelConfig
 from alibi.model.initialization import INITIALIZATIONS
@@ -27,13 +27,13 @@ class BlockCall:
     Attributes:
       positions: of the tokens; None: 0, 1, ..., known when the program is traced.
       segment_ids: of the tokens; None: all are of one segment.
-      slots: of the key-value cache, before these tokens and with them; None: there is no cache.
+      reading: these tokens as the key-value cache takes them in; None: there is no cache.
       ascending: positions that are given rise from token to token.
     """
 
     positions: KnownPositions | None
     segment_ids: Int[Array, "batch length"] | None
-    slots: tuple[Slots, Slots] | None
+    reading: Reading | None
     ascending: bool = flax.struct.field(pytree_node=False, default=False)
 
 
@@ -93,8 +93,8 @@ class Block(nn.Module):
         if segments is not None and last < y.shape[1]:
             segments = segments[..., -last:], segments
         cached = None
-        if call.slots is not None:
-            cached = Cached(self.variable("cache", "held", lambda: None), *call.slots)
+        if call.reading is not None:
+            cached = Cached(self.variable("cache", "held", lambda: None), call.reading)
         return method_attention_fn(
             position,
             position_params,

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from alibi.attention.cache import Slots
+from alibi.attention.cache import Reading, Slots
 from alibi.model.adaptive import AdaptiveEmbedding, Bands
 from alibi.model.block import Block, BlockCall
 from alibi.model.config import DTYPES, ModelConfig
@@ -162,11 +162,13 @@ class DecoderLM(nn.Module):
         x = self.vocabulary.embed(tokens) * jnp.sqrt(self.config.width).astype(jnp.float32)
         x = position.embed(self.position_params, x, jnp.asarray(stand))
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
-        cached = None if slots is None else (slots, self.slots.append(slots, read, stand))
+        reading = (
+            None if slots is None else Reading(slots, self.slots.append(slots, read, stand), jnp.asarray(read) < 0)
+        )
         # None, not an array, where they are known: a layer that is recomputed would trace it, and no longer know it.
         # A method places the tokens of a whole sequence in their order.
         ascending = positions is None and slots is None
-        call = BlockCall(None if stand is in_order else stand, segment_ids, cached, ascending)
+        call = BlockCall(None if stand is in_order else stand, segment_ids, reading, ascending)
         x = self._layers(x, position, call, deterministic, length if last is None else last)
         if slots is not None:
             # Beyond the cache nothing is right, so that it must not look as if it were.
@@ -191,7 +193,7 @@ class DecoderLM(nn.Module):
     ) -> Float[Array, "batch last width"]:
         """All layers, the last one for the `last` last tokens alone."""
         first = 0
-        if self.config.scan_layers and call.slots is None:
+        if self.config.scan_layers and call.reading is None:
             # Where fewer tokens go through the last layer, it is a program of its own.
             first = self.config.num_layers - (last < x.shape[1])
             x = self._scanned(x, position, call, deterministic, first) if first else x
@@ -229,7 +231,7 @@ class DecoderLM(nn.Module):
         params = jax.tree.map(lambda leaf: leaf[number], self.stacked)
 
         def apply(x: Array, position: PositionMethod, position_params: Params, call: BlockCall, *how: Any) -> Array:
-            if call.slots is None:
+            if call.reading is None:
 
                 def layer(params: Params, x: Array) -> Any:
                     return block.apply({"params": params}, x, position, position_params, call, *how, rngs=rngs)

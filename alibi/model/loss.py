@@ -35,7 +35,8 @@ class Head:
     ) -> Float[Array, "batch length vocabulary"]:
         """features embedding^T, multiplied in `dtype`, float32."""
         features = split_batch(features, self.sharding).astype(self.dtype)
-        return split_batch(self.products.matmul(features, embedding.astype(self.dtype).T), self.sharding)
+        logits = self.products.matmul(features, embedding.astype(self.dtype).T)
+        return split_batch(logits, self.sharding, split_features=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,6 +87,12 @@ def local_devices(environment: Mapping[str, str]) -> list[int] | None:
     tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if not gpus or not tasks or "JAX_LOCAL_DEVICE_IDS" in environment:
         return None
+    of_node, of_task = (
+        int((re.findall(r"\d+", environment.get(name, "")) or [0])[-1])  # "4", or "a100:4"
+        for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
+    )
+    if gpus < of_node or gpus == of_task:
+        return list(range(gpus))
     each = gpus // int(tasks[0])
     first = int(environment["SLURM_LOCALID"]) * each
     return list(range(first, first + each)) if each else list(range(gpus))

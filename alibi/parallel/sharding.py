@@ -21,6 +21,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"attention/(query|key|value)/kernel$", ("fsdp", "tensor", None)),
     (r"attention/(query|key|value)/bias$", ("tensor", None)),
     (r"attention/out/kernel$", ("tensor", None, "fsdp")),
+    (r"position/(query|key)_kernel$", ("fsdp", "tensor", None)),
     (r"up/kernel$", ("fsdp", "tensor")),
     (r"up/bias$", ("tensor",)),
     (r"down/kernel$", ("tensor", "fsdp")),
@@ -113,14 +114,18 @@ def local_rows(sharding: Sharding, rows: int) -> Int[np.ndarray, " local"]:
 
 
 def split_batch(
-    x: Float[Array, "batch length features"], sharding: NamedSharding | None
+    x: Float[Array, "batch length features"], sharding: NamedSharding | None, *, split_features: bool = False
 ) -> Float[Array, "batch length features"]:
     """`x` laid out by `sharding`, where its parts divide the batch.
 
-    Without this, split parameters win and each device does all.
+    Without this, split parameters win and each device does all. With `split_features` the other dimensions lie as the
+    compiler chooses, as logits do by a vocabulary that is split; else each device has them whole.
     """
     if sharding is None or x.shape[0] % batch_parts(sharding):
         return x
+    if split_features:
+        others = (P.UNCONSTRAINED,) * (x.ndim - 1)
+        sharding = NamedSharding(sharding.mesh, P(sharding.spec[0], *others))
     return jax.lax.with_sharding_constraint(x, sharding)
 
 

@@ -168,7 +168,7 @@ def check_bias(name: str, method: PositionMethod) -> None:
             raise ValueError(f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one")
         params = of_all | of_layer
         keys = jnp.zeros((1, k, heads, head_dim))
-        kept = method.keep(params, jnp.zeros((1, k, width)), keys, before=None)
+        kept = method.keep(params, jnp.zeros((1, k, width)), keys, padding=None, before=None)
         bias = method.content_bias(params, keys[:, :q], jax.tree.map(lambda x: x[:, :q], kept), kept)
         if bias is not None and not isinstance(bias, Bias):
             got = f"an array of shape {bias.shape}" if hasattr(bias, "shape") else type(bias).__name__

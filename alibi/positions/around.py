@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from alibi.positions.base import Params, PositionMethod, Positions
 from alibi.positions.bias import Bias, KnownPositions
@@ -50,9 +50,10 @@ class Around(PositionMethod):
         params: Params,
         x: Float[Array, "batch length width"],
         key: Float[Array, "batch length heads head_dim"],
+        padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
     ) -> PyTree[Float[Array, "batch length heads ..."]]:
-        return self.other.keep(params, x, key, before)
+        return self.other.keep(params, x, key, padding, before)
 
     def bias(self, params: Params) -> Bias | None:
         return self.other.bias(params)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.bias import Bias, KnownPositions
 
@@ -174,6 +174,7 @@ class PositionMethod:
         params: Params,
         x: Float[Array, "batch length width"],
         key: Float[Array, "batch length heads head_dim"],
+        padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
     ) -> PyTree[Float[Array, "batch length heads ..."]]:
         """What `content_bias` will need of each token besides its position.
@@ -183,10 +184,11 @@ class PositionMethod:
         Args:
           x: the attention layer's input.
           key: the keys as the layer projects them, before `keys`.
+          padding: where a slot of a cache is to hold no token; None: nowhere. Padding may stand between tokens too.
           before: what was kept of the token before the first of `x`; if there is none, None, or zeros from an empty
             cache.
         """
-        del params, x, key, before
+        del params, x, key, padding, before
         return None
 
     def bias(self, params: Params) -> Bias | None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod, Positions
 from alibi.positions.bias import Bias, shared
@@ -86,9 +86,10 @@ class Deberta(PositionMethod):
         params: Params,
         x: Float[Array, "batch length width"],
         key: Float[Array, "batch length heads head_dim"],
+        padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
     ) -> Float[Array, "batch length heads head_dim"]:
-        del params, x, before
+        del params, x, padding, before
         return key.astype(jnp.float32) * (PARTS * self.head_dim) ** -0.5
 
     def content_bias(

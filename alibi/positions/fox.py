@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_key, per_query
@@ -71,12 +71,16 @@ class Fox(PositionMethod):
         params: Params,
         x: Float[Array, "batch length width"],
         key: Float[Array, "batch length heads head_dim"],
+        padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
     ) -> Float[Array, "batch length heads"]:
         del key
         kernel, start = (params[name].astype(jnp.float32) for name in ("kernel", "bias"))
         gates = jnp.matmul(x.astype(jnp.float32), kernel, precision="highest") + start[None, None]
-        forgotten = jnp.cumsum(jax.nn.log_sigmoid(gates), axis=1)
+        of_tokens = jax.nn.log_sigmoid(gates)
+        if padding is not None:  # which makes no token forget
+            of_tokens = jnp.where(padding[..., None], 0.0, of_tokens)
+        forgotten = jnp.cumsum(of_tokens, axis=1)
         return forgotten if before is None else forgotten + before[:, None]
 
     def content_bias(

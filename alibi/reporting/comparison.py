@@ -67,15 +67,13 @@ def _difference(paper: Part, ours: Part, ratios: bool, itself: bool) -> Differen
     return Difference(ours.mean / paper.mean - 1, share=True)
 
 
-def draw_comparison(comparison: Comparison, lines: str, path: str | os.PathLike[str]) -> bool:
-    """Writes the PNG file `path`, the paper's numbers on the left, ours on the right, if any; returns whether it did.
+def draw_comparison(comparison: Comparison, lines: str, path: str | os.PathLike[str]) -> None:
+    """Writes the PNG file `path`, the paper's numbers on the left, ours, of which there must be some, on the right.
 
     Args:
       lines: "columns" or "rows" of perplexities become lines over the length, which the
         other of the two has; "bars": each column's ratios to its references.
     """
-    if not comparison.has_ours:
-        return False
     titles = ("paper", f"this project, {comparison.scale} scale")  # in the order of a cell's parts
     with png(path, (20, 7), DOTS_PER_INCH // 2) as figure:
         for side, axes in enumerate(figure.subplots(1, 2)):
@@ -84,7 +82,6 @@ def draw_comparison(comparison: Comparison, lines: str, path: str | os.PathLike[
             else:
                 draw_axes(axes, _panel(comparison, lines, side))
             axes.set_title(titles[side], pad=28)
-    return True
 
 
 def _panel(comparison: Comparison, lines: str, side: int) -> Panel:

@@ -17,6 +17,8 @@ from alibi.model.layers import stacked
 from alibi.positions import PositionMethod
 from alibi.testing.samples import HEADS, TOKENS, WIDTH, compare, fail, is_bounded
 
+PADDING = (0, 4, 5)  # the slots of the second sequence of `check_cache` that hold no token
+
 
 class SmallModel:
     """A small model of two layers, and its parameters."""
@@ -95,14 +97,17 @@ class _Decoding(ModelConfig):
 def check_cache(model: SmallModel) -> None:
     """A prompt in two pieces, then single tokens, through a cache, give the features of the whole sequence.
 
-    The cache has more slots than there are tokens, and before the second sequence there is padding. With a bias that
-    is `bounded`, single tokens are read again by the loop that skips keys. Only causal methods have a cache.
+    The cache has more slots than there are tokens, and in the second sequence padding stands before the first token and
+    between others. With a bias that is `bounded`, single tokens are read again by the loop that skips keys. Only causal
+    methods have a cache.
     """
     if not model.method.causal:
         return
-    lm, padding = model.model, np.asarray([0, 3])
-    positions = np.arange(model.length)[None] - padding[:, None]
-    tokens = np.stack([np.roll(row, shift) for row, shift in zip(np.asarray(model.tokens), padding, strict=True)])
+    lm, slots = model.model, np.arange(model.length)
+    places = [slots, np.delete(slots, PADDING)]
+    tokens, positions = np.array(model.tokens), np.full((2, model.length), -1)
+    for row, own in enumerate(places):
+        tokens[row, own], positions[row, own] = tokens[row, : own.size].copy(), np.arange(own.size)
     read, empty = _reader(model, lm), jnp.zeros((2, model.length + 5), jnp.int32)
     cache = jax.jit(lambda: lm.init(jax.random.key(0), empty, decode=True, total=model.length)["cache"])()
     of_prompt = []
@@ -118,7 +123,7 @@ def check_cache(model: SmallModel) -> None:
         for number in range(8, model.length):
             features, held = read_one(held, tokens[:, number : number + 1])
             of_all.append(features)
-        _compare_features(model, np.concatenate(of_all, axis=1), padding, how)
+        _compare_features(model, np.concatenate(of_all, axis=1), places, how)
 
 
 def _reader(model: SmallModel, lm: DecoderLM) -> Callable[..., Any]:
@@ -132,22 +137,21 @@ def _reader(model: SmallModel, lm: DecoderLM) -> Callable[..., Any]:
     return read
 
 
-def _compare_features(model: SmallModel, got: np.ndarray, padding: np.ndarray, how: str) -> None:
-    """Compares the features of sequences that begin after `padding` with those of whole ones."""
+def _compare_features(model: SmallModel, got: np.ndarray, places: list[np.ndarray], how: str) -> None:
+    """Compares the features of sequences, whose tokens stand in these slots, with those of whole ones."""
     whole = np.asarray(model.features)
-    off: dict[tuple[int, int], float] = {}
-    for row, before in enumerate(padding):
-        error = np.abs(got[row, before:] - whole[row, : model.length - before]).max(axis=1)
-        off |= {(before + token, row): error[token] for token in np.flatnonzero(~(error < 1e-3))}
+    off: dict[tuple[int, int], tuple[int, float]] = {}
+    for row, slots in enumerate(places):
+        error = np.abs(got[row, slots] - whole[row, : slots.size]).max(axis=1)
+        off |= {(slots[token], row): (token, error[token]) for token in np.flatnonzero(~(error < 1e-3))}
     if off:
-        first = min(off)
-        place, row = first
-        after = f" after {padding[row]} tokens of padding" if padding[row] else ""
+        place, row = min(off)
+        token, error = off[place, row]
+        padding = f" with padding in slots {', '.join(map(str, PADDING))}" if row else ""
         how = "in a prompt of two pieces" if place < 8 else how
         fail(
             model.method,
-            f"with a cache, token {place - padding[row]}{after}, {how}, is off by {off[first]:.2g} from the whole "
-            "sequence",
+            f"with a cache{padding}, token {token}, {how}, is off by {error:.2g} from the whole sequence",
         )
 
 

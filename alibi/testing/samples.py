@@ -58,7 +58,7 @@ def attend(
 
 def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bias | None:
     method = method.at_length(inputs["x"].shape[1])
-    kept = method.keep(params, inputs["x"], inputs["key"], before=None)
+    kept = method.keep(params, inputs["x"], inputs["key"], padding=None, before=None)
     return method.content_bias(params, inputs["query"], kept, kept)
 
 

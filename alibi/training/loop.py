@@ -262,11 +262,14 @@ def _compile_beside(
     start: functools.partial[TrainState], update: jax.stages.Wrapped, abstract: TrainState, feed: Feed, step: int
 ) -> tuple[TrainStep, TrainState]:
     """The compiled step and what `start` gives, made at the same time: compiling leaves a core and Python idle."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    try:
         state = pool.submit(start)
         lowered = update.lower(abstract, *feed.abstract)
         feed.read_ahead(step)
         return lowered.compile(), state.result()
+    finally:
+        pool.shutdown(wait=False)  # a signal is answered at once, not when a large checkpoint has been read
 
 
 def _is_save_due(config: ml_collections.ConfigDict, step: int, saved_at: float) -> bool:

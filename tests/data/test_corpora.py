@@ -129,6 +129,8 @@ def test_a_truncated_packed_file_is_an_error(tmp_path, suffix, pack):
 def test_bad_files_say_what_and_where(tmp_path, monkeypatch):
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "latin.txt").write_bytes(b"x\n" * 700_000 + b"caf\xe9 au lait\n")
+    with pytest.raises(ValueError, match=r"empty\.txt is empty; a text needs"):  # before its end is looked at
+        list(text_corpus(tmp_path / "empty.txt").sample("train", -1, 10))
     cases = {
         "empty.txt": "empty.txt is empty",
         "latin.txt": r"latin.txt is not UTF-8: byte 0xe9 at offset 1,400,003",

@@ -165,7 +165,7 @@ def test_the_bias_and_its_gradients_are_those_of_the_paper(name, options, formul
     def run(given):
         def loss(given):
             query = method.queries(given, given["query"], jnp.arange(LENGTH))
-            kept = method.keep(given, given["x"], given["key"], before=None)
+            kept = method.keep(given, given["x"], given["key"], padding=None, before=None)
             bias = method.content_bias(given, query, kept, kept).tabulated(*[np.arange(LENGTH)] * 2)
             whole = jnp.broadcast_to(bias(jnp.arange(LENGTH), jnp.arange(LENGTH)), wanted.shape)
             return (whole * wanted.astype(np.float32)).sum(), whole
@@ -297,7 +297,7 @@ def test_deberta_is_that_of_transformers(peers, part: str, side: str) -> None:
         kernels["key_kernel" if part == "c2p" else "query_kernel"] = kernel.T.reshape(8, 2, 4)
         params = {"table": table[mirror], **kernels}
         sides = {"query": none, "key": none} | {side: features.swapaxes(1, 2)}
-        kept = method.keep(params, jnp.zeros((1, LENGTH, 8)), sides["key"], before=None)
+        kept = method.keep(params, jnp.zeros((1, LENGTH, 8)), sides["key"], padding=None, before=None)
         query = method.queries(params, sides["query"], jnp.arange(LENGTH))
         return method.content_bias(params, query, kept, kept)(jnp.arange(LENGTH), jnp.arange(LENGTH))
 
@@ -309,7 +309,7 @@ def test_fox_is_that_of_x_transformers(peers) -> None:
     method, none = Fox(2, 4, 8, 8), jnp.zeros((1, LENGTH, 2, 4))
 
     def bias(x, kernel, start):
-        kept = method.keep({"kernel": kernel.T, "bias": start}, x, none, before=None)
+        kept = method.keep({"kernel": kernel.T, "bias": start}, x, none, padding=None, before=None)
         return method.content_bias({}, none, kept, kept)(jnp.arange(LENGTH), jnp.arange(LENGTH))
 
     compare("fox", peers, bias, np.tril(np.ones_like(D)), x="x", kernel="kernel", start="bias")

@@ -32,7 +32,7 @@ def inputs(length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bias_of(method: PositionMethod, params: Params, x: jax.Array, query: jax.Array) -> Bias:
-    kept = method.keep(params, x, query, before=None)
+    kept = method.keep(params, x, query, padding=None, before=None)
     return method.content_bias(params, query, kept, kept)
 
 

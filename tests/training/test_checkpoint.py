@@ -16,8 +16,9 @@ from jax.experimental import multihost_utils
 
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
+from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_sharding, make_mesh
-from alibi.training.checkpoint import Checkpoints
+from alibi.training.checkpoint import Checkpoints, MissingError
 from alibi.training.checksums import checksums
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState, abstract_state, initial_state
@@ -152,6 +153,20 @@ def test_hosts_that_are_preempted_again_save_again(tiny_config, tmp_path: pathli
             checkpoints.save(state, step, {})
             checkpoints.wait()
             assert checkpoints.latest == step
+
+
+def test_a_host_that_does_not_see_a_checkpoint_sets_none_aside(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    """As a network file system may show it late: that is no damage, and all hosts must come to the same end."""
+    abstract, saved = states(tiny_config)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, state in enumerate(saved[:2], start=1):
+            checkpoints.save(state, step, {})
+    monkeypatch.setattr(hosts, "gather", lambda value: [value, False] if value is True else [value])
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(MissingError, match=r"/2: process 1 does not see it"):
+        checkpoints.restore_newest(abstract)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0].isdecimal()) == ["1", "2"]
 
 
 def test_without_a_whole_checkpoint_nothing_is_touched(tiny_config, tmp_path: pathlib.Path) -> None:

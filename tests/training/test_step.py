@@ -189,6 +189,9 @@ def test_parameters_are_split_by_the_rules(tiny_config) -> None:
     assert jax.tree.map(facts, planned) == jax.tree.map(facts, params)
     odd = jax.eval_shape(lambda: {"embedding": jnp.zeros((47, 16))})
     assert tree_shardings(odd, mesh)["embedding"].spec == jax.P(None, "fsdp"), "47 rows can't be split in two"
+    of_deberta = laid_out(param_shapes(build_model(tiny_config(position="deberta"), VOCABULARY)), mesh)["layers_0"]
+    for kernel in ("key_kernel", "query_kernel"):  # as large as those of the layer's own keys and queries
+        assert of_deberta["position"][kernel].sharding.spec == jax.P("fsdp", "tensor", None)
 
 
 def test_the_state_keeps_its_shardings_and_the_step_its_program(tiny_config) -> None:
@@ -220,6 +223,18 @@ def test_split_parameters_do_not_gather_the_batch(tiny_config) -> None:
     assert "f32[5,16,48]" in program, "a device's part of the logits"
     assert "f32[40,16,48]" not in program
     assert "f32[40,2,16,16]" not in program
+
+
+def test_a_split_vocabulary_gives_split_logits(tiny_config) -> None:
+    """Where `tensor` splits the embedding no device has the logits of all words."""
+    config = tiny_config(mesh__data=4, mesh__tensor=2)
+    mesh = make_mesh(config.mesh)
+    model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
+    state = abstract_state(model, optax.sgd(0.5), mesh)
+    batch = jax.ShapeDtypeStruct((1, 40, 16), jnp.int32, sharding=batch_sharding(mesh, leading=1))
+    program = make_train_step(model, optax.sgd(0.5), 0).lower(state, batch, batch).compile().as_text()
+    assert "f32[10,16,24]" in program, "a device's part of the logits"
+    assert "f32[10,16,48]" not in program
 
 
 def test_an_update_that_is_no_number_is_not_applied(tiny_config) -> None:
