@@ -43,7 +43,7 @@ def added_to_logits(method):
         one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
         content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
         positions = jnp.asarray(method.place(np.arange(length), 1, None))
-        kept = method.keep(params, content.reshape(1, length, -1), content, before=None)
+        kept = method.keep(params, content.reshape(1, length, -1), content, padding=None, before=None)
         query, key = method.queries(params, content, positions), method.keys(params, content, positions)
         bias = method.content_bias(params, query, kept, kept)
         added = logits(query, key) - logits(content, content)

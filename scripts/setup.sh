@@ -24,12 +24,17 @@ for argument in "$@"; do
     *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs" ;;
   esac
 done
-extra=$(printf '%s\n' $extra | sort -u | paste -sd ' ' -)
-for one in $extra; do
+asked=" ${extra//$'\n'/ } "
+extra=""
+for one in $asked; do
   case "$one" in
     gpu | tpu | gcs) ;;
     *) fail "unknown extra '$one'; known are gpu, tpu and gcs" ;;
   esac
+done
+# Each once and in one order, so that the same extras are the same installation.
+for one in gcs gpu tpu; do
+  [[ "$asked" != *" $one "* ]] || extra="$extra${extra:+ }$one"
 done
 
 # Prints the version and succeeds if the interpreter $1 is of Python 3.11 to 3.$2.

@@ -108,6 +108,14 @@ def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
         assert "A connection to a Python package index is needed once" in result.stderr
 
 
+def test_the_same_extras_in_another_order_are_the_same_installation(clone, tools):
+    setup(clone, tools, PYTHON=sys.executable)
+    stamp = clone / ".venv" / ".installed-requirements.txt"
+    stamp.write_text(stamp.read_text().rstrip("\n") + "gcs tpu\n")
+    for asked in (("--extra=tpu", "--extra=gcs", "--extra=tpu"), ("--extra=gcs",), ()):
+        assert (setup(clone, tools, *asked).stdout, setup(clone, tools, ALIBI_EXTRA="tpu gcs").stdout) == ("", "")
+
+
 @pytest.mark.parametrize("argument", ["--tests", "--extra=rocm"])
 def test_unknown_arguments(clone, tools, argument):
     result = setup(clone, tools, argument)

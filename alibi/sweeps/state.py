@@ -1,6 +1,8 @@
 """Where a sweep stands: each run's state, which results exist, what failed, and the commands for the rest."""
 
+import csv
 import dataclasses
+import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -85,11 +87,9 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
         if override.position is not None:
             flags.append(f"--position={override.position}")
         if override.options:
-            # A list in the syntax of configs, which has no comma: 0.5:0.25.
-            told = (
-                (name, ":".join(map(str, one)) if isinstance(one, tuple) else one) for name, one in override.options
-            )
-            flags.append("--position_options=" + ",".join(f"{name}={one}" for name, one in told))
+            told = io.StringIO()  # absl reads lists as a line of CSV, so that a tuple's commas are quoted
+            csv.writer(told, lineterminator="").writerow(f"{name}={one}" for name, one in override.options)
+            flags.append(f"--position_options={told.getvalue()}")
         if override.window is not None:
             flags.append(f"--window={override.window}")
     flags += [] if evaluation.passkey else [f"--split={evaluation.split}"]

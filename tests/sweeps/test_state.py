@@ -1,8 +1,12 @@
 """Where a sweep stands: states of its runs, results that count, and the time that is left."""
 
+import dataclasses
+
 import pytest
+from absl import flags as absl_flags
 
 from alibi.paper.costs import PROCESSORS
+from alibi.reporting.rows import Override
 from alibi.reporting.writers import format_duration
 from alibi.runs.lease import Claim
 from alibi.runs.store import Folder
@@ -10,6 +14,7 @@ from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, plan_table
 from alibi.sweeps.launchers import describe_exit
 from alibi.sweeps.state import evaluation_command, read_failures, survey, write_failure
+from configs import base
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
@@ -131,6 +136,20 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
         "\n"
         "time left in all: about 9 min\n"
     )
+
+
+@pytest.mark.parametrize("slopes", [(0.5,), (0.5, 0.25)])
+def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
+    """The flag's own parser splits at commas, and a list of one number is no number."""
+    options = (("draw", 3), ("slopes", slopes))
+    (run,) = sweep_of(product={"position": ["alibi"]}).runs
+    evaluation = dataclasses.replace(run.evaluations[0], override=Override("alibi", options))
+    (flag,) = (one for one in evaluation_command(run, evaluation, tmp_path).flags if "_options=" in one)
+    config = base.get_config()
+    for word in absl_flags.ListParser().parse(flag.removeprefix("--position_options=")):
+        name, _, value = word.partition("=")
+        base.set_key(config, f"position_options.{name}", value)
+    assert tuple(config.position_options.items()) == options
 
 
 def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
