@@ -130,8 +130,8 @@ def method_attention_fn(
         before = None if cache is None else cache.before()
         kept = position.keep(params, x, key, None if cache is None else cache.reading.padding, before)
         of_queries = jax.tree.map(lambda of_tokens: of_tokens[:, -query.shape[1] :], kept)
-        query = position.queries(params, query, jnp.asarray(query_positions))
-        key = position.keys(params, key, jnp.asarray(key_positions))
+        query = position.queries(params, query, query_positions)
+        key = position.keys(params, key, key_positions)
         of_keys, key_norm = key_positions, None
         if cache is not None:
             held = cache.append(key, value, kept)

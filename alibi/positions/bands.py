@@ -7,12 +7,13 @@ before that of the row above.
 """
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
+
+from alibi.positions.kernels import in_own_kernel
 
 BAND = 64  # rows that are multiplied together
 
@@ -44,7 +45,7 @@ def products_in_bands(
         of_rows = _by_row(of_columns, heads, rows, by_band.shape[1])
         return of_rows.transpose((0, 2, 3, 1) if swapped else (0, 2, 1, 3))
 
-    found = _kernel(shifted, products)
+    found = in_own_kernel(shifted, products)
     return found.reshape(*batch, *found.shape[1:])
 
 
@@ -62,7 +63,7 @@ def _backward(columns: int, swapped: bool, saved: tuple[Array, Array], gradient:
         return _ranges(wide, jnp.arange(1, BAND + 1), BAND + columns).reshape(*by_band.shape[:2], -1)
 
     of_rows = gradient.reshape(-1, *gradient.shape[-3:]).transpose((0, 3, 1, 2) if swapped else (0, 2, 1, 3))
-    of_products = _kernel(shifted_back, _kernel(_by_band, of_rows))
+    of_products = in_own_kernel(shifted_back, in_own_kernel(_by_band, of_rows))
     of_tokens = _by_row(_product("brn,bnd->brd", of_products, of_bands), heads, rows, by_band.shape[1])
     # The small operand first and transposed: see the backward pass of `blocked`.
     of_vectors = _product("bdr,brn->bdn", by_band.swapaxes(1, 2), of_products).swapaxes(1, 2)
@@ -105,26 +106,3 @@ def _ranges(x: Float[Array, "rest band _"], starts: Int[Array, " band"], size: i
 def _product(pattern: str, left: Array, right: Array) -> Array:
     # One batch dimension, which XLA's CPU backend has fast products for; the barriers keep transposes out of them.
     return lax.optimization_barrier(jnp.einsum(pattern, *lax.optimization_barrier((left, right)), precision="highest"))
-
-
-def _kernel(function: Callable[[Array], Array], x: Array) -> Array:
-    """The function of x, in a kernel of its own.
-
-    On CPUs XLA would else compute it as a part of each kernel that uses it, at a quarter of the speed where it
-    transposes. A barrier doesn't keep it from that, but a branch does. Nothing is above infinity, nor is NaN, so it is
-    always the function that is computed.
-    """
-
-    def in_a_branch(x: Array) -> Array:
-        of_all = jax.eval_shape(function, x)
-        # As a matrix, since XLA would else leave transposes to those who use the result.
-        shape = (-1, of_all.shape[-1])
-        taken = lax.cond(
-            x.reshape(-1)[0] > jnp.inf,
-            lambda x: jnp.zeros(of_all.shape, of_all.dtype).reshape(shape),
-            lambda x: function(x).reshape(shape),
-            x,
-        )
-        return taken.reshape(of_all.shape)
-
-    return lax.platform_dependent(x, cpu=in_a_branch, default=function)

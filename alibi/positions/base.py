@@ -20,12 +20,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray, PyTree
 
 from alibi.positions.bias import Bias, KnownPositions
 
 Params = Mapping[str, Any]
-Positions = Integer[Array, "*#batch length"]
+Positions = Integer[Array | np.ndarray, "*#batch length"]
 
 # What an option may say in tokens, at most: float32, in which distances are computed, tells no more of them apart.
 MOST_TOKENS = 2**24
@@ -158,14 +159,18 @@ class PositionMethod:
     def queries(
         self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch q heads head_dim"]:
-        """The queries after position has entered them, rotated or scaled for example; in the dtype that they had."""
+        """The queries after position has entered them, rotated or scaled for example; in the dtype that they had.
+
+        Positions are NumPy's where they are known when the program is traced; what is computed of these by NumPy is
+        computed once.
+        """
         del params, positions
         return query
 
     def keys(
         self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch k heads head_dim"]:
-        """The keys after position has entered them; a cache holds these, so that no key is rotated twice."""
+        """The keys after position has entered them, as in `queries`; a cache holds these: no key is rotated twice."""
         del params, positions
         return key
 

@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 
 from alibi.positions.base import About, Params, PositionMethod, Positions
 
+MOST_IN_TABLE = 2**18  # numbers, 1 MiB: each layer has its tables in the program, which would else take long to compile
+
 
 @dataclasses.dataclass(frozen=True)
 class Rotary(PositionMethod):
@@ -96,14 +98,22 @@ class Rotary(PositionMethod):
         """
         half = self.rotary_dim // 2
         angles = by_position(positions, np.where(self.turned, self.frequencies(), 0.0), x.ndim)
-        cos, sin = (wave(angles) * amplitude for wave in (jnp.cos, jnp.sin))
+        xp = np if isinstance(angles, np.ndarray) else jnp
+        cos, sin = (wave(angles) * amplitude for wave in (xp.cos, xp.sin))
         first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
         pairs = [first * cos - second * sin, second * cos + first * sin]
         return jnp.concatenate([*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1)
 
 
-def by_position(positions: Positions, rates: np.ndarray, ndim: int) -> Float[Array, "*batch length 1 pairs"]:
-    """Position times rate for each pair, float32, with as many dimensions as the features that it belongs to."""
-    of_positions = jnp.expand_dims(positions.astype(jnp.float32), (-1, -2))
+def by_position(positions: Positions, rates: np.ndarray, ndim: int) -> Float[Array | np.ndarray, "... length 1 pairs"]:
+    """Position times rate for each pair, float32, with as many dimensions as the features that it belongs to.
+
+    It is NumPy's where positions are and a table of it is small, so that its sines and powers are constants of the
+    program. XLA's CPU backend would compute them again for each sequence and head, where features are multiplied by
+    them.
+    """
+    if positions.size * rates.size > MOST_IN_TABLE:
+        positions = jnp.asarray(positions)
+    of_positions = positions.astype(np.float32)[..., None, None]
     product = of_positions * rates.astype(np.float32).reshape((1,) * (of_positions.ndim - 1) + (-1,))
     return product.reshape((1,) * (ndim - product.ndim) + product.shape)

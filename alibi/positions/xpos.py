@@ -68,10 +68,11 @@ class XPos(Rotary):
         del params
         return self.turn(key, positions, 1.0 / self.decay(positions, key.ndim))
 
-    def decay(self, positions: Positions, ndim: int) -> Float[Array, "*batch length 1 pairs"]:
+    def decay(self, positions: Positions, ndim: int) -> Float[Array | np.ndarray, "... length 1 pairs"]:
         """The half of each pair's decay that queries at these positions get."""
         dim = self.rotary_dim
         zeta = (np.arange(0, dim, 2) + 0.4 * dim) / (1.4 * dim)
         middle = (self.length or self.train_length) // 2
         rates = np.where(self.turned, np.log(zeta) / self.scale_base, 0.0)
-        return jnp.exp(by_position(positions - middle, rates, ndim))
+        exponents = by_position(positions - middle, rates, ndim)
+        return (np if isinstance(exponents, np.ndarray) else jnp).exp(exponents)

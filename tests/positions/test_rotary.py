@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alibi.model.decoder import build_model
-from alibi.positions import PositionMethod, make_position
+from alibi.positions import PositionMethod, make_position, rotary
 from alibi.testing import check_position_method
 from configs import base
 
@@ -23,12 +23,12 @@ def make(name: str, *, heads: int = HEADS, length: int = LENGTH, **options: obje
     return make_position(name, **sizes, options=options).at_length(length)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def logits_and_gradients(method: PositionMethod, params, query, key, weights):
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def logits_and_gradients(method: PositionMethod, params, query, key, weights, known=True):
     """The logits before their scaling, `[batch, heads, q, k]`, and the gradients of their product with `weights`."""
 
     def product(params, query, key):
-        positions = jnp.arange(query.shape[1])
+        positions = (np if known else jnp).arange(query.shape[1])
         turned = method.queries(params, query, positions), method.keys(params, key, positions)
         logits = jnp.einsum("bqhd,bkhd->bhqk", *turned, precision="highest")
         return (logits * weights).sum(), logits
@@ -125,6 +125,23 @@ def test_the_peers_compute_the_same(case: str) -> None:
     np.testing.assert_allclose(logits, arrays[f"{case}/logits"], atol=2e-5)
     for side, gradient in zip(("query", "key"), gradients, strict=True):
         np.testing.assert_allclose(np.swapaxes(gradient, 1, 2), arrays[f"{case}/{side}_gradient"], atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["rotary", "yarn", "xpos"])
+def test_sines_of_known_positions_are_constants_of_the_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA's CPU backend would compute them for each sequence and head; a large table is left to it all the same."""
+    method, arguments = make(name), ({}, *map(jnp.asarray, inputs()))
+    traced, known = (logits_and_gradients(method, *arguments, known) for known in (False, True))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), known, traced)
+
+    def computes_sines(length: int, known: bool) -> bool:
+        program = logits_and_gradients.lower(make(name, length=length), *arguments, known).compile()
+        return any(operation in program.as_text() for operation in ("cosine(", "sine(", "exponential("))
+
+    assert not computes_sines(LENGTH, known=True)
+    assert computes_sines(LENGTH, known=False)
+    monkeypatch.setattr(rotary, "MOST_IN_TABLE", LENGTH * HALF - 1)
+    assert computes_sines(LENGTH + 1, known=True)  # another length, of which no program was made
 
 
 def test_a_share_of_the_features_is_an_embedding_of_its_own() -> None:

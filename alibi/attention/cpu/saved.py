@@ -23,6 +23,7 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.cpu.rows import dot_rows, sum_first
 from alibi.attention.reference import MASKED
 from alibi.positions.bias import Part
+from alibi.positions.kernels import in_own_kernel
 
 # (batch * heads, length, features), since XLA's CPU backend has fast products for one batch dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
@@ -273,11 +274,9 @@ def _unfold_transposed(
     x: Float[Array, "batch_heads features length"], batch: int
 ) -> Float[Array, "batch length heads features"]:
     heads, features, length = x.shape[0] // batch, *x.shape[1:]
-    # By way of a matrix XLA writes the result once; a transpose straight to four dimensions it
-    # would write once for each use, which are the dense layer's product and its bias.
-    rows = lax.optimization_barrier(x).reshape(batch, heads * features, length).transpose(0, 2, 1)
-    rows = lax.optimization_barrier(rows.reshape(batch * length, heads * features))
-    return rows.reshape(batch, length, heads, features)
+    # Else XLA would add up the parts of all blocks again, on strided operands, for each use of the result. The gradient
+    # of rotary embeddings, say, uses each feature twice.
+    return in_own_kernel(lambda x: x.reshape(batch, heads, features, length).transpose(0, 3, 1, 2), x)
 
 
 def _widened(x: Float[Array, "... keys"], k_length: int) -> Float[Array, "... k"]:
