@@ -58,12 +58,16 @@ def _backward(columns: int, swapped: bool, saved: tuple[Array, Array], gradient:
     rows, heads, _ = tokens.shape[-3:]
     by_band, of_bands = _by_band(tokens), _of_bands(vectors, rows, columns)
 
+    def gradient_by_band(gradient: Array) -> Array:
+        of_all = gradient.reshape(-1, *gradient.shape[-3:])
+        return _by_band(of_all.transpose((0, 3, 1, 2) if swapped else (0, 2, 1, 3)))
+
     def shifted_back(of_rows: Array) -> Array:
         wide = jnp.pad(of_rows.reshape(-1, BAND, columns), ((0, 0), (0, 0), (BAND, BAND)))
         return _ranges(wide, jnp.arange(1, BAND + 1), BAND + columns).reshape(*by_band.shape[:2], -1)
 
-    of_rows = gradient.reshape(-1, *gradient.shape[-3:]).transpose((0, 3, 1, 2) if swapped else (0, 2, 1, 3))
-    of_products = in_own_kernel(shifted_back, in_own_kernel(_by_band, of_rows))
+    # The transpose is inside: XLA would else lay the gradient out for one of those who use it, and copy it for others.
+    of_products = in_own_kernel(shifted_back, in_own_kernel(gradient_by_band, gradient))
     of_tokens = _by_row(_product("brn,bnd->brd", of_products, of_bands), heads, rows, by_band.shape[1])
     # The small operand first and transposed: see the backward pass of `blocked`.
     of_vectors = _product("bdr,brn->bdn", by_band.swapaxes(1, 2), of_products).swapaxes(1, 2)
