@@ -14,7 +14,12 @@ _PLACES = {"alibi_attention_fn": "attention", "attend": "attention", "alibi_slop
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: JAX and Flax take seconds, and what reads rows or a run's state needs neither."""
+    """Imported when it is asked for: JAX and Flax take seconds, and a notebook that reads rows needs neither."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"alibi.{_PLACES.get(name, 'positions')}"), name)
+    globals()[name] = found = getattr(importlib.import_module(f"alibi.{_PLACES.get(name, 'positions')}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -119,7 +119,7 @@ def _check_prompt(prompt: Array, positions: Array | None, vocab_size: int) -> No
     if positions is not None:
         if positions.shape != ids.shape:
             raise ValueError(f"positions have shape {positions.shape}; the prompt needs {ids.shape}")
-        ids = ids[np.broadcast_to(np.asarray(positions) >= 0, ids.shape)]
+        ids = ids[np.asarray(positions) >= 0]
     if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():  # looked up, they would be others, without a word
         raise ValueError(
             f"the prompt holds the id {wrong[0]}, and ids must be from 0 to {vocab_size - 1}; "

@@ -79,7 +79,7 @@ The quickstart's model, trained at L = {length}:
   ([deviations and figures](../results/methods/README.md));
 - gain: how many nats lower the NLL of the same tokens is with a context of 16 L than with one of L;
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
-  were trained on books with passkeys, one seed, {of_keys:,} updates (*: {late:,})
+  were trained on books with passkeys, {key_seeds}, {of_keys:,} updates (*: {late:,})
   ([all distances](../results/passkey/README.md));
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options, as a multiple of that of
   `none` ([more](speed.md#position-methods)); the interpolated and NTK forms cost what `alibi` and `rotary` do.
@@ -149,10 +149,12 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
             cells = [*_extrapolation(of_run), *_passkeys(asked), *_speed("", speeds)]
             short = option.partition(".")[2]
             lines.append(f"| [`{plain}`](#{plain}), `{short}` | {' | '.join(cells)} |")
+    key_seeds = len({row.seed for row in keys})
     head = MEASURED.format(
         length=SIZES["train_length"],
         steps=max(row.step for row in rows),
         seeds=len({row.seed for row in rows}),
+        key_seeds="one seed" if key_seeds == 1 else f"{key_seeds} seeds",
         of_keys=min(row.step for row in keys),
         late=max(row.step for row in keys),
     )

@@ -24,18 +24,14 @@ for argument in "$@"; do
     *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs" ;;
   esac
 done
-asked=" ${extra//$'\n'/ } "
-extra=""
-for one in $asked; do
+set -f
+for one in $extra; do
   case "$one" in
     gpu | tpu | gcs) ;;
     *) fail "unknown extra '$one'; known are gpu, tpu and gcs" ;;
   esac
 done
-# Each once and in one order, so that the same extras are the same installation.
-for one in gcs gpu tpu; do
-  [[ "$asked" != *" $one "* ]] || extra="$extra${extra:+ }$one"
-done
+set +f
 
 # Prints the version and succeeds if the interpreter $1 is of Python 3.11 to 3.$2.
 python_version() {
@@ -77,21 +73,32 @@ make_venv() {
   "$python" -m venv --clear "$venv" || fail "could not make $venv; is the disk full, or the folder not writable?"
 }
 
-# What is installed, in one line: equal lines need no installation.
+# What is installed besides extras, in one line: where it is the same, nothing needs to be installed.
 fingerprint() {
   local version files=(requirements.txt)
   version=$(sed -n 's/^version *= *//p' "$venv/pyvenv.cfg")
   [[ "$requirements" == requirements.txt ]] || files+=("$requirements")
-  printf '%s %s %s %s\n' "$requirements" "$(cd "$root" && cat "${files[@]}" | cksum)" "$version" "$extra"
+  printf '%s %s %s\n' "$requirements" "$(cd "$root" && cat "${files[@]}" | cksum)" "$version"
+}
+
+# Prints the extras that are installed by stamp $1, each between spaces; fails if it is of other requirements.
+extras_of() {
+  local held wanted
+  [[ -f "$1" ]] || return 1
+  held="$(cat "$1") " wanted="$(requirements=${1##*/.installed-} fingerprint) "
+  [[ "$held" == "$wanted"* ]] || return 1
+  printf ' %s ' "${held#"$wanted"}"
 }
 
 # A stamp with the test tools serves for the runtime too, so that quickstart after test installs nothing.
 is_installed() {
-  local stamp
+  local stamp held one
   for stamp in "$venv/.installed-$requirements" "$venv/.installed-requirements-test.txt"; do
-    [[ -f "$stamp" ]] || continue
-    # A prefix: without an extra asked for, any extra will do.
-    [[ "$(cat "$stamp")" != "$(requirements=${stamp##*/.installed-} fingerprint)"* ]] || return 0
+    held=$(extras_of "$stamp") || continue
+    for one in $extra; do
+      [[ "$held" == *" $one "* ]] || continue 2
+    done
+    return 0
   done
   return 1
 }
@@ -161,6 +168,9 @@ take_lock() {
 take_lock
 make_venv
 if ! is_installed; then
+  for stamp in "$venv"/.installed-*; do
+    extra="$extra $(extras_of "$stamp" || true)"  # those that are there stay
+  done
   rm -f "$venv"/.installed-*
   : >"$log"
   say "installing $requirements (about 400 MB to download, a few minutes; details in $log)"
@@ -177,7 +187,7 @@ if ! is_installed; then
       "Start again when that is so: what was downloaded is kept."
   fi
   compile_imports
-  fingerprint >"$venv/.installed-$requirements"
+  printf '%s %s\n' "$(fingerprint)" "$(echo $extra)" >"$venv/.installed-$requirements"
   say "installed in $((SECONDS - start)) s"
 fi
 

@@ -118,7 +118,7 @@ def test_imports_run_one_way(file: pathlib.Path) -> None:
 
 
 def test_what_reads_text_rows_and_runs_starts_without_jax() -> None:
-    """JAX takes seconds to import, and `scripts/status.py` and a sweep's plan need none of it."""
+    """JAX takes seconds to import, and a notebook that reads rows, texts or the state of a sweep needs none of it."""
     rooms = [file for room in ("data", "reporting") for file in sorted((ROOT / "alibi" / room).glob("*.py"))]
     modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in rooms] + ["alibi.sweeps.state"]
     code = f"import sys, {', '.join(modules)}; print(*{{'jax', 'flax', 'optax'}} & {{*sys.modules}})"

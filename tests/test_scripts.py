@@ -108,12 +108,28 @@ def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
         assert "A connection to a Python package index is needed once" in result.stderr
 
 
-def test_the_same_extras_in_another_order_are_the_same_installation(clone, tools):
+@pytest.mark.parametrize("asked", ["tpu gcs", "gcs\ttpu tpu", "gcs", "tpu", ""])
+def test_extras_that_are_there_are_not_installed_again(clone, tools, asked):
+    """Whatever else is there, in whatever order; and another one is installed beside them."""
     setup(clone, tools, PYTHON=sys.executable)
     stamp = clone / ".venv" / ".installed-requirements.txt"
-    stamp.write_text(stamp.read_text().rstrip("\n") + "gcs tpu\n")
-    for asked in (("--extra=tpu", "--extra=gcs", "--extra=tpu"), ("--extra=gcs",), ()):
-        assert (setup(clone, tools, *asked).stdout, setup(clone, tools, ALIBI_EXTRA="tpu gcs").stdout) == ("", "")
+    stamp.write_text(stamp.read_text().rstrip() + " gcs tpu\n")
+    assert setup(clone, tools, *(f"--extra={one}" for one in asked.split())).stdout == ""
+    assert setup(clone, tools, ALIBI_EXTRA=asked).stdout == ""
+
+
+def test_another_extra_leaves_those_that_are_there(clone, tools):
+    setup(clone, tools, PYTHON=sys.executable)
+    stamp, python = clone / ".venv" / ".installed-requirements.txt", clone / ".venv" / "bin" / "python"
+    stamp.write_text(stamp.read_text().rstrip() + " tpu\n")
+    python.unlink()
+    python.write_text(
+        f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n'
+    )  # all is there
+    python.chmod(0o755)
+    assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
+    assert {*stamp.read_text().split()} >= {"gcs", "tpu"}
+    assert setup(clone, tools, "--extra=tpu", "--extra=gcs").stdout == ""
 
 
 @pytest.mark.parametrize("argument", ["--tests", "--extra=rocm"])

@@ -103,7 +103,7 @@ class Reading(flax.struct.PyTreeNode):
     """New tokens on their way through the layers.
 
     Attributes:
-      before, after: the slots before these tokens are read, and then.
+      before, after: the slots without these tokens, and with them.
       padding: which of them are no tokens but padding, bool `[batch, tokens]`.
     """
 

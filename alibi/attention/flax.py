@@ -135,13 +135,8 @@ def method_attention_fn(
         of_keys, key_norm = key_positions, None
         if cache is not None:
             held = cache.append(key, value, kept)
-            key, value, kept, key_norm, of_keys = (
-                held.key,
-                held.value,
-                held.kept,
-                held.key_norm,
-                cache.reading.after.positions,
-            )
+            key, value, kept, key_norm = held.key, held.value, held.kept, held.key_norm
+            of_keys = cache.reading.after.positions
         bias = position.content_bias(params, query, of_queries, kept)
         own, others = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
         call = AttentionCall(

@@ -162,9 +162,9 @@ class DecoderLM(nn.Module):
         x = self.vocabulary.embed(tokens) * jnp.sqrt(self.config.width).astype(jnp.float32)
         x = position.embed(self.position_params, x, jnp.asarray(stand))
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
-        reading = (
-            None if slots is None else Reading(slots, self.slots.append(slots, read, stand), jnp.asarray(read) < 0)
-        )
+        reading = None
+        if slots is not None:
+            reading = Reading(slots, self.slots.append(slots, read, stand), jnp.asarray(read) < 0)
         # None, not an array, where they are known: a layer that is recomputed would trace it, and no longer know it.
         # A method places the tokens of a whole sequence in their order.
         ascending = positions is None and slots is None

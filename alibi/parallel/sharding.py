@@ -124,8 +124,8 @@ def split_batch(
     if sharding is None or x.shape[0] % batch_parts(sharding):
         return x
     if split_features:
-        others = (P.UNCONSTRAINED,) * (x.ndim - 1)
-        sharding = NamedSharding(sharding.mesh, P(sharding.spec[0], *others))
+        over_batch = sharding.spec[0] if sharding.spec else None
+        sharding = NamedSharding(sharding.mesh, P(over_batch, *(P.UNCONSTRAINED,) * (x.ndim - 1)))
     return jax.lax.with_sharding_constraint(x, sharding)
 
 

@@ -13,7 +13,7 @@ def in_own_kernel(function: Callable[[Array], Array], x: Array) -> Array:
 
     On CPUs XLA would else compute both as a part of each kernel that uses the result, at a quarter of the speed where
     the function transposes. A barrier doesn't keep it from that, but a branch does. Nothing is above infinity, nor is
-    NaN, so it is always the function that is computed.
+    NaN, so it is always the function that is computed. Where x is split over devices, its first element is sent to all.
     """
 
     def in_a_branch(x: Array) -> Array:

@@ -1,6 +1,7 @@
 """Rotary position embeddings (RoFormer, arXiv 2104.09864), of whole heads or of a share of them."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float
 
 from alibi.positions.base import About, Params, PositionMethod, Positions
 
-MOST_IN_TABLE = 2**18  # numbers, 1 MiB: each layer has its tables in the program, which would else take long to compile
+MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables would make large programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +99,10 @@ class Rotary(PositionMethod):
         """
         half = self.rotary_dim // 2
         angles = by_position(positions, np.where(self.turned, self.frequencies(), 0.0), x.ndim)
-        xp = np if isinstance(angles, np.ndarray) else jnp
-        cos, sin = (wave(angles) * amplitude for wave in (xp.cos, xp.sin))
+        if isinstance(angles, np.ndarray):
+            cos, sin = (_same((wave(angles) * amplitude).tobytes(), angles.shape) for wave in (np.cos, np.sin))
+        else:
+            cos, sin = (wave(angles) * amplitude for wave in (jnp.cos, jnp.sin))
         first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
         pairs = [first * cos - second * sin, second * cos + first * sin]
         return jnp.concatenate([*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1)
@@ -117,3 +120,9 @@ def by_position(positions: Positions, rates: np.ndarray, ndim: int) -> Float[Arr
     of_positions = positions.astype(np.float32)[..., None, None]
     product = of_positions * rates.astype(np.float32).reshape((1,) * (of_positions.ndim - 1) + (-1,))
     return product.reshape((1,) * (ndim - product.ndim) + product.shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _same(content: bytes, shape: tuple[int, ...]) -> Float[np.ndarray, "*shape"]:
+    """One and the same array whenever its content is the same, so that a program has it once, not for each layer."""
+    return np.frombuffer(content, np.float32).reshape(shape)

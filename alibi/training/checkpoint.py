@@ -48,7 +48,7 @@ class Checkpoints:
         for name in ("absl", "asyncio"):  # Orbax logs each of its steps, and what it raises too
             logging.getLogger(name).setLevel(logging.CRITICAL)
         ignore_closed_loops()
-        self._folder = folder
+        self._folder, self._closed = folder, False
         self._open = functools.partial(_manager, folder, read_only=read_only, preservation_policy=_Kept(self, keep))
         with damage_named(folder):
             self._manager = self._open()
@@ -117,6 +117,8 @@ class Checkpoints:
             return None, str(error)
 
     def _set_aside(self, damaged: dict[int, str], step: int) -> None:
+        if self._closed:  # by a signal, while another thread was reading; the run may be another's by now
+            raise ValueError(f"{self._folder} was closed while it was read")
         for other, damage in damaged.items():
             aside = self._folder / f"{other}.damaged-{int(time.time())}"
             (self._folder / str(other)).rename(aside)
@@ -156,10 +158,13 @@ class Checkpoints:
         if step not in there:
             known = ", ".join(map(str, there)) or "none"
             raise MissingError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
-        place, late = self._folder / str(step), time.monotonic() + LATE_SECONDS
+        # The first process has just listed it.
+        place, late = self._folder / str(step), time.monotonic() + (0 if hosts.is_primary() else LATE_SECONDS)
         while not (seen := place.exists()) and time.monotonic() < late:
             time.sleep(1)
         unseen = [process for process, sees in enumerate(hosts.gather(seen)) if not sees]
+        if 0 in unseen:
+            raise MissingError(f"{place} was deleted after it had been found")
         if unseen:
             raise MissingError(f"{place}: process {unseen[0]} does not see it; all need the same work directory")
 
@@ -205,6 +210,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits, then releases the manager's threads."""
+        self._closed = True
         self._manager.close()
 
     def __enter__(self) -> "Checkpoints":

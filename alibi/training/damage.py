@@ -13,14 +13,15 @@ _NO_DAMAGE = (
     *("resource_exhausted", "unavailable", "deadline_exceeded", "permission", "too many open", "no space left"),
     *("timed out", "timeout", "connection", "disconnected", "resolve host"),
 )
-_DAMAGE_ERRNO = (errno.EIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # without an errno where Orbax raises them
 
 
 def _is_no_damage(error: Exception) -> bool:
     """Whether it was the machine or the network that failed: what lies there may be whole."""
-    if isinstance(error, OSError) and error.errno not in _DAMAGE_ERRNO:  # those of the network have none at all
-        return True
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in _NO_DAMAGE)
+    if isinstance(error, OSError) and not isinstance(error, _NOT_THERE) and error.errno != errno.EIO:
+        return True  # errors of the network have no errno
+    said = re.sub(r"\S*/\S*", "", str(error)).lower()  # without paths, which may hold any word
+    return isinstance(error, MemoryError) or any(word in said for word in _NO_DAMAGE)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +140,9 @@ def test_sines_of_known_positions_are_constants_of_the_program(name: str, monkey
         return any(operation in program.as_text() for operation in ("cosine(", "sine(", "exponential("))
 
     assert not computes_sines(LENGTH, known=True)
+    traced_program = logits_and_gradients.lower(method, *arguments, True).as_text()
+    tables = 4 if name == "xpos" else 2  # of queries and keys, which decay by their inverses
+    assert len(re.findall(rf'constant dense<"\w*"> : tensor<1x{LENGTH}x1x{HALF}xf32>', traced_program)) == tables
     assert computes_sines(LENGTH, known=False)
     monkeypatch.setattr(rotary, "MOST_IN_TABLE", LENGTH * HALF - 1)
     assert computes_sines(LENGTH + 1, known=True)  # another length, of which no program was made

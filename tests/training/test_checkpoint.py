@@ -1,5 +1,6 @@
 """Checkpoints: those of either layout of layers are read by models of both, and none that is not what was saved."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -109,19 +110,22 @@ def empty(folder: pathlib.Path) -> None:
         (cut_short, "params/ocdbt.process_0/d/*", "its params can't be read"),
         (cut_short, "optimizer/manifest.ocdbt", "its optimizer can't be read"),
         (empty, "", "its about can't be read"),
+        (pathlib.Path.unlink, "about/metadata", "its about can't be read"),
+        (pathlib.Path.unlink, "params/_METADATA", "its (params|metadata) can't be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     tiny_config, tmp_path: pathlib.Path, capsys, damage: Callable[[pathlib.Path], None], part: str, message: str
 ) -> None:
     abstract, saved = states(tiny_config)
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    folder = tmp_path / "connection-timeout"  # a name is no reason to think that a network failed
+    with Checkpoints(folder, keep=2) as checkpoints:
         for step, state in enumerate(saved, start=1):
             checkpoints.save(state, step, {}, valid_nll=float(step))
-    for found in (tmp_path / "2").glob(part) if part else [tmp_path / "2"]:
-        if found.is_dir() or found.stat().st_size > 500 or "manifest" in part:  # the others hold no elements
+    for found in (folder / "2").glob(part) if part else [folder / "2"]:
+        if found.is_dir() or found.stat().st_size > 500 or "*" not in part:  # the others hold no elements
             damage(found)
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    with Checkpoints(folder, keep=2) as checkpoints:
         restored = checkpoints.restore_newest(abstract)
         assert (checkpoints.latest, checkpoints.best) == (1, (1, 1.0))
         checkpoints.save(saved[1], 2, {})  # its place is free
@@ -167,6 +171,38 @@ def test_a_host_that_does_not_see_a_checkpoint_sets_none_aside(
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(MissingError, match=r"/2: process 1 does not see it"):
         checkpoints.restore_newest(abstract)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name[0].isdecimal()) == ["1", "2"]
+
+
+def test_a_reader_that_goes_on_after_a_signal_sets_nothing_aside(tiny_config, tmp_path: pathlib.Path) -> None:
+    """It reads in another thread; when the run has been closed and released, it may be another process's."""
+    abstract, saved = states(tiny_config)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step, state in enumerate(saved, start=1):
+            checkpoints.save(state, step, {})
+    flip_a_bit(tmp_path / "2" / "about" / "metadata")
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    restore = checkpoints.restore
+
+    def close_meanwhile(step: int, abstract: TrainState) -> TrainState:
+        if step == 1:
+            checkpoints._closed = True
+        return restore(step, abstract)
+
+    checkpoints.restore = close_meanwhile
+    with contextlib.closing(checkpoints), pytest.raises(ValueError, match="was closed while it was read"):
+        checkpoints.restore_newest(abstract)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0].isdecimal()) == ["1", "2"]
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_looked_for(tiny_config, tmp_path: pathlib.Path) -> None:
+    """As a training does beside an evaluation, which then takes a newer one."""
+    abstract, saved = states(tiny_config)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(saved[0], 1, {})
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        (tmp_path / "1").rename(tmp_path / "elsewhere")
+        with pytest.raises(MissingError, match=r"/1 was deleted after it had been found"):
+            checkpoints.restore_params(1, abstract.params)
 
 
 def test_without_a_whole_checkpoint_nothing_is_touched(tiny_config, tmp_path: pathlib.Path) -> None:
