@@ -123,9 +123,7 @@ def test_another_extra_leaves_those_that_are_there(clone, tools):
     stamp, python = clone / ".venv" / ".installed-requirements.txt", clone / ".venv" / "bin" / "python"
     stamp.write_text(stamp.read_text().rstrip() + " tpu\n")
     python.unlink()
-    python.write_text(
-        f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n'
-    )  # all is there
+    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')  # all is there
     python.chmod(0o755)
     assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
     assert {*stamp.read_text().split()} >= {"gcs", "tpu"}

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from alibi.positions.base import About, Params, PositionMethod, Positions
+from alibi.positions.kernels import in_own_kernel
 
 MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables would make large programs
 
@@ -102,7 +103,8 @@ class Rotary(PositionMethod):
         if isinstance(angles, np.ndarray):
             cos, sin = (_same((wave(angles) * amplitude).tobytes(), angles.shape) for wave in (np.cos, np.sin))
         else:
-            cos, sin = (wave(angles) * amplitude for wave in (jnp.cos, jnp.sin))
+            waves = in_own_kernel(_waves, angles) if positions.shape[-1] > 1 else _waves(angles)
+            cos, sin = (wave * amplitude for wave in waves)
         first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
         pairs = [first * cos - second * sin, second * cos + first * sin]
         return jnp.concatenate([*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1)
@@ -112,14 +114,17 @@ def by_position(positions: Positions, rates: np.ndarray, ndim: int) -> Float[Arr
     """Position times rate for each pair, float32, with as many dimensions as the features that it belongs to.
 
     It is NumPy's where positions are and a table of it is small, so that its sines and powers are constants of the
-    program. XLA's CPU backend would compute them again for each sequence and head, where features are multiplied by
-    them.
+    program. XLA's CPU backend would compute them again for each head, where its features are multiplied by them.
     """
     if positions.size * rates.size > MOST_IN_TABLE:
         positions = jnp.asarray(positions)
     of_positions = positions.astype(np.float32)[..., None, None]
     product = of_positions * rates.astype(np.float32).reshape((1,) * (of_positions.ndim - 1) + (-1,))
     return product.reshape((1,) * (ndim - product.ndim) + product.shape)
+
+
+def _waves(angles: Float[Array, "*shape"]) -> Float[Array, "two ..."]:
+    return jnp.stack([jnp.cos(angles), jnp.sin(angles)])
 
 
 @functools.lru_cache(maxsize=8)
