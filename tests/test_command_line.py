@@ -159,5 +159,9 @@ def test_any_signal_stops_a_command_that_goes_on_with_one_line(capsys, number: i
 
 
 def test_ctrl_c_to_a_command_that_has_nothing_to_go_on_from(capsys) -> None:
-    code = command_line._guarded(lambda: os.kill(os.getpid(), signal.SIGINT), ["x.py"], (), "")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their background jobs ignore it
+    try:
+        code = command_line._guarded(lambda: os.kill(os.getpid(), signal.SIGINT), ["x.py"], (), "")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (code, capsys.readouterr().err) == (130, "interrupted\n")

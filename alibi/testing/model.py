@@ -143,7 +143,8 @@ def _compare_features(model: SmallModel, got: np.ndarray, places: list[np.ndarra
     off: dict[tuple[int, int], tuple[int, float]] = {}
     for row, slots in enumerate(places):
         error = np.abs(got[row, slots] - whole[row, : slots.size]).max(axis=1)
-        off |= {(slots[token], row): (token, error[token]) for token in np.flatnonzero(~(error < 1e-3))}
+        wrong = np.flatnonzero(~(error < 1e-3)).tolist()
+        off |= {(int(slots[token]), row): (token, float(error[token])) for token in wrong}
     if off:
         place, row = min(off)
         token, error = off[place, row]

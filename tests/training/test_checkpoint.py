@@ -111,7 +111,6 @@ def empty(folder: pathlib.Path) -> None:
         (cut_short, "optimizer/manifest.ocdbt", "its optimizer can't be read"),
         (empty, "", "its about can't be read"),
         (pathlib.Path.unlink, "about/metadata", "its about can't be read"),
-        (pathlib.Path.unlink, "params/_METADATA", "its (params|metadata) can't be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
