@@ -177,11 +177,12 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
         return dataclasses.replace(evaluation, lengths=tuple(lengths)) if lengths else None
     windows = {(row.eval_length, row.stride) for row in known if row.context_use is None and row.passkey is None}
     lengths = [length for length in evaluation.lengths if (length, evaluation.stride or length) not in windows]
-    if evaluation.context_use and not lengths:
-        measured = {row.eval_length for row in known if row.is_measured and row.context_use is None} & {
-            *evaluation.lengths
-        }
-        if len(measured) > 1 and not measured <= {row.eval_length for row in known if row.context_use is not None}:
+    if evaluation.context_use:
+        scored = {row.eval_length for row in known if row.is_measured and row.context_use is None}
+        measured = scored & {*evaluation.lengths}
+        shortest = min(measured, default=0)
+        gains = {row.eval_length for row in known if row.context_use and row.context_use.from_length == shortest}
+        if lengths or (len(measured) > 1 and not measured <= gains):
             lengths = list(evaluation.lengths)  # all: gains are counted from the shortest
     return dataclasses.replace(evaluation, lengths=tuple(lengths)) if lengths else None
 

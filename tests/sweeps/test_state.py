@@ -1,6 +1,8 @@
 """Where a sweep stands: states of its runs, results that count, and the time that is left."""
 
 import dataclasses
+import pathlib
+import tempfile
 
 import pytest
 from absl import flags as absl_flags
@@ -163,6 +165,9 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
     (run,) = sweep.runs
     finish(sweep, tmp_path, run.name)
     _, with_context, overridden = survey(sweep, tmp_path)[0].missing
+    with tempfile.TemporaryDirectory() as other:  # stopped after the first length: the rest is no evaluation of its own
+        append_rows(pathlib.Path(other) / "results.jsonl", [result(sweep, "rotary", 128)])
+        assert with_context in survey(sweep, other)[0].missing
     assert evaluation_command(run, with_context, tmp_path).flags[2] == "--context_use"
     flags = evaluation_command(run, overridden, tmp_path).flags
     assert set(flags) >= {"--position=rotary_ntk", "--position_options=factor=4", "--window=64", "--lengths=256"}
@@ -170,6 +175,10 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
     append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", length) for length in (128, 256)])
     (state,) = survey(sweep, tmp_path)
     assert state.missing == (with_context, overridden), "windows don't overlap: the same tokens aren't scored yet"
+    from_another = {"windows": 9, "from_length": 256, "gain_nats": 0.1, "interval": [0.0, 0.2]}
+    stopped = {"mode": "same tokens", "stride": 24, "context_use": from_another}  # of a part of the lengths alone
+    append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", length, **stopped) for length in (128, 256)])
+    assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
     use = {"windows": 9, "from_length": 128, "gain_nats": 0.1, "interval": [0.0, 0.2]}
     of_context = {"mode": "same tokens", "stride": 12, "context_use": use}
     append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", 128, **of_context)])
