@@ -9,10 +9,10 @@ from jaxtyping import Array
 
 
 def in_own_kernel(function: Callable[[Array], Array], x: Array) -> Array:
-    """The function of x, in a kernel of its own, whose result is written once, as x is.
+    """The function of x, computed by a kernel of its own: x and the result are each written to memory once.
 
-    On CPUs XLA would else compute both as a part of each kernel that uses the result, at a quarter of the speed where
-    the function transposes. A barrier doesn't keep it from that, but a branch does. Nothing is above infinity, nor is
+    On CPUs XLA would else compute both again in each kernel that uses the result, at a quarter of the speed where the
+    function transposes. A barrier doesn't keep it from that, but a branch does. Nothing is above infinity, nor is
     NaN, so it is always the function that is computed. Where x is split over devices, its first element is sent to all.
     """
 

@@ -130,7 +130,7 @@ def test_the_peers_compute_the_same(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["rotary", "yarn", "xpos"])
 def test_sines_of_known_positions_are_constants_of_the_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA's CPU backend would compute them for each sequence and head; a large table is left to it all the same."""
+    """XLA's CPU backend would compute them for each sequence and head. Those of a large table the program computes."""
     method, arguments = make(name), ({}, *map(jnp.asarray, inputs()))
     traced, known = (logits_and_gradients(method, *arguments, known) for known in (False, True))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), known, traced)

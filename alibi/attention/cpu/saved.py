@@ -220,7 +220,10 @@ def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Arra
         dv = dv + _widened(_product(transposed_dout, exponential, 2, 1, settings.precision), k.shape[1])
     of_query = _unfold(_of_all(dq, q_length) * head_dim**-0.5, batch)
     of_biases = None if learned is None else tuple(dbias)
-    return of_query, _unfold_transposed(dk, batch), _unfold_transposed(dv, batch), of_biases
+    # What stands between the dense layer and the keys may use each feature twice, as rotary embeddings do; XLA would then
+    # add up the parts of all blocks twice. For values, which come from the layer itself, it costs more than it saves.
+    of_key = in_own_kernel(lambda dk: _unfold(dk.swapaxes(1, 2), batch), dk)
+    return of_query, of_key, _unfold_transposed(dv, batch), of_biases
 
 
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
@@ -274,9 +277,11 @@ def _unfold_transposed(
     x: Float[Array, "batch_heads features length"], batch: int
 ) -> Float[Array, "batch length heads features"]:
     heads, features, length = x.shape[0] // batch, *x.shape[1:]
-    # Else XLA would add up the parts of all blocks again, on strided operands, for each use of the result. The gradient
-    # of rotary embeddings, say, uses each feature twice.
-    return in_own_kernel(lambda x: x.reshape(batch, heads, features, length).transpose(0, 3, 1, 2), x)
+    # By way of a matrix XLA writes the result once; a transpose straight to four dimensions it
+    # would write once for each use, which are the dense layer's product and its bias.
+    rows = lax.optimization_barrier(x).reshape(batch, heads * features, length).transpose(0, 2, 1)
+    rows = lax.optimization_barrier(rows.reshape(batch * length, heads * features))
+    return rows.reshape(batch, length, heads, features)
 
 
 def _widened(x: Float[Array, "... keys"], k_length: int) -> Float[Array, "... k"]:
