@@ -220,8 +220,9 @@ def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Arra
         dv = dv + _widened(_product(transposed_dout, exponential, 2, 1, settings.precision), k.shape[1])
     of_query = _unfold(_of_all(dq, q_length) * head_dim**-0.5, batch)
     of_biases = None if learned is None else tuple(dbias)
-    # What stands between the dense layer and the keys may use each feature twice, as rotary embeddings do; XLA would then
-    # add up the parts of all blocks twice. For values, which come from the layer itself, it costs more than it saves.
+    # What stands between the dense layer and the keys may use each feature twice, as rotary embeddings do; XLA would
+    # then add up the parts of all blocks twice. For values, which come from the layer itself, that costs more than it
+    # saves.
     of_key = in_own_kernel(lambda dk: _unfold(dk.swapaxes(1, 2), batch), dk)
     return of_query, of_key, _unfold_transposed(dv, batch), of_biases
 
