@@ -1,8 +1,12 @@
 """Sums, written so that XLA computes them at the speed of the CPU."""
 
+import functools
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
+
+MOST_WRITTEN_OUT = 64  # terms of a sum that are added one by one
 
 
 def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
@@ -16,7 +20,10 @@ def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch feature
 def sum_first(x: Float[Array, "first ..."]) -> Float[Array, "..."]:
     """The sum over the first dimension, float32.
 
-    As `x.sum(axis=0)` it takes 40 to 100 times as long on CPUs, be the dimension as small as 2 (measured at 2^19 and
-    2^22 numbers).
+    As `x.sum(axis=0)` it takes 20 to 40 times as long on CPUs, be the dimension as small as 2 (measured at 2^19 and
+    2^22 numbers). Written out it takes 0.7 to 1.1 times as long as a product with ones, and may be computed with what
+    it adds up, of which a product would need a copy; its program grows with the dimension.
     """
+    if x.shape[0] <= MOST_WRITTEN_OUT:
+        return functools.reduce(jnp.add, [x[i] for i in range(x.shape[0])]).astype(jnp.float32)
     return jnp.einsum("i,i...->...", jnp.ones(x.shape[0]), x, precision=lax.Precision.HIGHEST)

@@ -203,6 +203,7 @@ def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Arra
         rows, seen, exponential = slice(block.start, block.stop), block.seen, narrow.astype(jnp.float32)
         scaled_dout, scaled_delta = lax.optimization_barrier((folded_dout[:, rows] / total, delta[:, rows] / total))
         dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, settings.precision) - scaled_delta)
+        dlogits = lax.optimization_barrier(dlogits)
         if learned is not None:
             of_rows, like = dlogits, learned[number]
             if like.shape[-2] == 1:  # a product is the fastest sum over rows
@@ -210,7 +211,6 @@ def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Arra
             of_rows = of_rows.reshape(batch, -1, *of_rows.shape[1:])
             of_all = like.ndim == 3 or like.shape[0] == 1
             dbias.append(sum_first(of_rows).reshape(*like.shape[:-1], seen) if of_all else of_rows)
-        dlogits = lax.optimization_barrier(dlogits)
         dq.append(_product(dlogits, k[:, :seen], 2, 1, settings.precision))
         # These two products contract the queries of [queries, keys]. With the small operand first and
         # already transposed they take half the time; `_unfold_transposed` transposes the small results back.
