@@ -1,4 +1,4 @@
-"""The training loop: from a config and a work directory to checkpoints and metrics."""
+"""Training: from a config and a work directory to checkpoints and metrics."""
 
 import concurrent.futures
 import contextlib
@@ -6,18 +6,19 @@ import dataclasses
 import functools
 import sys
 import textwrap
-import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import ml_collections
+import optax
 from jax.sharding import Mesh
 
 from alibi.data.batches import TrainBatches
+from alibi.data.tokenfile import TokenFile
 from alibi.errors import FAILED, REQUEUE, disk_errors_named, is_watched
-from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
+from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.parallel.signals import Interrupted, answered
@@ -40,6 +41,7 @@ from alibi.training.setup import (
 )
 from alibi.training.state import TrainState, abstract_state, initial_state
 from alibi.training.step import TrainStep, make_train_step
+from alibi.training.updates import Updates
 
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 
@@ -68,18 +70,60 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
 
 
 def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt) -> dict[str, Any]:
+    job = _checked(config, workdir)
+    run = job.run
+    if hosts.told(lambda: _is_finished(run)):
+        return run.status()
+    with disk_errors_named(run):
+        run.started = hosts.told(lambda: run.claim(job.config, job.files["train"].tokenizer()))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(peers.when_lost(functools.partial(_record_lost, run)))
+        if hosts.is_primary():
+            stack.callback(run.release)
+            stack.enter_context(_failure_recorded(run, job.config.train.steps))
+        stack.enter_context(disk_errors_named(run))
+        _started(job, interrupt, stack).finish()
+        if hosts.is_primary() and not is_watched():
+            print(f"finished; {_next_command(run)}", file=sys.stderr)
+        return run.status()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A run that can be trained: all that it is made of has been checked, and nothing of it is written yet.
+
+    Attributes:
+      config: with every key.
+      parent: the run whose parameters this one starts with; None where it names none, or has a checkpoint already.
+      model: for the vocabulary of the text.
+      files: the tokens of each split.
+      corpus: what the tokens of each split were made of, as provenance tells it.
+    """
+
+    config: ml_collections.ConfigDict
+    run: RunDirectory
+    mesh: Mesh
+    parent: Parent | None
+    model: DecoderLM
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    files: Mapping[str, TokenFile]
+    corpus: dict[str, Any]
+    batches: TrainBatches
+
+
+def _checked(config: ml_collections.ConfigDict, workdir: str) -> _Job:
     config = completed(config)  # a config file that an older version wrote beside an imported checkpoint may lack keys
     if config.init_from:
         config.init_from = str(RunDirectory(config.init_from))  # wherever the same command is given again
     hosts.check_alike(_facts(config, workdir))
-    run, mesh, steps = RunDirectory(workdir), make_mesh(config.mesh), config.train.steps
+    run, mesh = RunDirectory(workdir), make_mesh(config.mesh)
     sharding = batch_sharding(mesh)
-    shards = batch_parts(sharding)
     check_config(config, mesh)
     hosts.on_first(lambda: check_writers(config))
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     model.position.check_length(config.train_length)
-    optimizer, schedule = make_optimizer(config.optimizer, steps)
+    optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     begun = hosts.told(lambda: bool(run.saved_steps()))
     parent = Parent(config, model) if config.init_from and not begun else None
     hosts.on_first(lambda: run.check(config))
@@ -89,81 +133,50 @@ def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt
     text = files["train"].manifest
     if parent:
         parent.check_vocabulary(text.tokenizer_fingerprint)
-    model = model.with_vocabulary(text.vocab_size)
     batches = TrainBatches(
         files["train"].tokens,
         length=config.train_length,
-        batch_size=sequences_per_update(config, shards),
+        batch_size=sequences_per_update(config, batch_parts(sharding)),
         seed=config.seed,
         boundary_id=text.boundary_id,
     )
     corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
     hosts.check_alike({f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT})
     hosts.on_first(lambda: run.check_corpus(corpus))
-    if hosts.told(lambda: _is_finished(run)):
-        return run.status()
+    model = model.with_vocabulary(text.vocab_size)
+    return _Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
 
-    with disk_errors_named(run):
-        run.started = hosts.told(lambda: run.claim(config, files["train"].tokenizer()))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(peers.when_lost(functools.partial(_record_lost, run)))
-        if hosts.is_primary():
-            stack.callback(run.release)
-            stack.enter_context(_failure_recorded(run, steps))
-        stack.enter_context(disk_errors_named(run))
-        abstract = abstract_state(model, optimizer, mesh)
-        about = _about(config, abstract, text.vocab_size, corpus)
-        if config.init_from:
-            about["parent"] = parent.about() if parent else hosts.told(lambda: run.provenance().get("parent"))
-        if hosts.is_primary():
-            run.write("provenance.json", about)
-        checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
-        step = hosts.told(lambda: checkpoints.latest) or 0
-        feed = stack.enter_context(contextlib.closing(Feed(batches, mesh, micro_batches(config, shards))))
-        validator = make_validator(config, model, files["valid"]) if "valid" in files else None
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        update = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
-        if step:
-            start = functools.partial(checkpoints.restore_newest, abstract)
-        else:
-            start = functools.partial(parent.state if parent else initial_state, model, optimizer, mesh, config.seed)
-            if parent:
-                hosts.on_first(parent.tell)
-        if hosts.is_primary() and not is_watched():
-            print(_first_lines(config, run, mesh, about), file=sys.stderr)
-        train_step, state = _compile_beside(start, update, abstract, feed, step)
-        step = int(state.step)  # an earlier one than the latest, where that is damaged
-        peak = peak_tokens_per_second(config, text.vocab_size, mesh)
-        record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step, peak)))
 
-        saved_at = time.monotonic()
-        interrupt.updating()
-        while step < steps:
-            state, metrics = train_step(state, *feed.get(step, last=step + 1 == steps))
-            step += 1
-            record.dispatched(step, metrics, data_wait_seconds=feed.waited)
-            stop, save = interrupt.requested(step), _is_save_due(config, step, saved_at)
-            # Not where the run stops: a validation may take longer than there is left to save.
-            validate = step == steps or (_due(step, config.eval.every_steps) and not stop)
-            if stop or save or validate:
-                record.arrive()  # nothing that is not finite is ever saved
-                with record.paused():
-                    nll = validator(state.params) if validate and validator else None
-                    improved = nll is not None and record.validated(step, nll)
-                    if stop or save or improved:
-                        hosts.on_first(run.check_claim)
-                        checkpoints.save(state, step, about | record.for_checkpoint(), nll)
-                        saved_at = time.monotonic()
-            if stop and step < steps:
-                checkpoints.wait()
-                record.write_status("interrupted", step, reason="stopped by a signal")
-                raise Interrupted(f"stopped at update {step} of {steps}; the same command goes on there")
-        checkpoints.wait()
-        record.write_status("finished", step)
-        record.close()
-        if hosts.is_primary() and not is_watched():
-            print(f"finished; {_next_command(run)}", file=sys.stderr)
-        return run.status()
+def _started(job: _Job, interrupt: Interrupt, stack: contextlib.ExitStack) -> Updates:
+    """The run with its step compiled, at its newest whole checkpoint or at its start; `stack` closes what it opened."""
+    config, run, model, mesh, parent = job.config, job.run, job.model, job.mesh, job.parent
+    vocab_size = job.files["train"].manifest.vocab_size
+    abstract = abstract_state(model, job.optimizer, mesh)
+    about = _about(config, abstract, vocab_size, job.corpus)
+    if config.init_from:
+        about["parent"] = parent.about() if parent else hosts.told(lambda: run.provenance().get("parent"))
+    if hosts.is_primary():
+        run.write("provenance.json", about)
+    checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
+    latest = hosts.told(lambda: checkpoints.latest) or 0
+    micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
+    feed = stack.enter_context(contextlib.closing(Feed(job.batches, mesh, micro)))
+    validator = make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    update = make_train_step(model, job.optimizer, config.seed, schedule=job.schedule, state_shardings=shardings)
+    if latest:
+        start = functools.partial(checkpoints.restore_newest, abstract)
+    else:
+        start = functools.partial(parent.state if parent else initial_state, model, job.optimizer, mesh, config.seed)
+        if parent:
+            hosts.on_first(parent.tell)
+    if hosts.is_primary() and not is_watched():
+        print(_first_lines(config, run, mesh, about), file=sys.stderr)
+    train_step, state = _compile_beside(start, update, abstract, feed, latest)
+    peak = peak_tokens_per_second(config, vocab_size, mesh)
+    step = int(state.step)  # an earlier one than the latest, where that is damaged
+    record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step, peak)))
+    return Updates(config, run, about, interrupt, feed, train_step, validator, checkpoints, record, state)
 
 
 def _facts(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
@@ -270,17 +283,3 @@ def _compile_beside(
         return lowered.compile(), state.result()
     finally:
         pool.shutdown(wait=False)  # a signal is answered at once, not when a large checkpoint has been read
-
-
-def _is_save_due(config: ml_collections.ConfigDict, step: int, saved_at: float) -> bool:
-    """Whether to save after update `step`; of several hosts the first one's clock counts, where metrics are logged."""
-    late = _due(step, config.log.every_steps) or jax.process_count() == 1
-    if late and (minutes := config.checkpoint.every_minutes):
-        late = hosts.told(lambda: time.monotonic() - saved_at > 60 * minutes)
-    else:
-        late = False
-    return late or step == config.train.steps or _due(step, config.checkpoint.every_steps)
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

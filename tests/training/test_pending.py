@@ -9,7 +9,7 @@ import pytest
 
 from alibi.runs import RunDirectory
 from alibi.runs.store import Folder
-from alibi.training import loop
+from alibi.training import loop, updates
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.pending import MOST, Pending
 from tests.training.runs import rows, stop_at
@@ -136,6 +136,6 @@ def test_checkpoints_are_not_listed_for_each_row(tiny_config, tmp_path: pathlib.
     config = tiny_config(train__steps=20, eval__every_steps=0)
     config.checkpoint.update(every_steps=5)
     stop_at(monkeypatch, 10, settle)
-    monkeypatch.setattr(loop, "_is_save_due", lambda _, step, __: step in (5, 20))
+    monkeypatch.setattr(updates, "_is_save_due", lambda _, step, __: step in (5, 20))
     assert loop.train(config, str(run))["saved"] == 20
     assert len(listed) <= 2, "after update 10, if that of 5 was found late, and after the last one"
