@@ -77,12 +77,13 @@ The quickstart's model, trained at L = {length}:
 
 - bits per byte of held-out books at L and at 16 L, after {steps:,} updates, means over {seeds} seeds
   ([deviations and figures](../results/methods/README.md));
-- gain: how many nats lower the NLL of the same tokens is with a context of 16 L than with one of L;
+- gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts;
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
   were trained on books with passkeys, {key_seeds}, {of_keys:,} updates (*: {late:,})
   ([all distances](../results/passkey/README.md));
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options, as a multiple of that of
-  `none` ([more](speed.md#position-methods)); the interpolated and NTK forms cost what `alibi` and `rotary` do.
+  `none`, in which differences below 0.1 can be noise ([more](speed.md#position-methods)); the interpolated and NTK
+  forms cost what `alibi` and `rotary` do.
 
 | method | bits/byte, L | 16 L | gain | passkeys, 64 in L | 64 in 8 L | 512 in 8 L | speed, 128 | 512 | 2,048 | 8,192 |
 |:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|

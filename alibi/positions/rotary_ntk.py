@@ -21,7 +21,7 @@ class RotaryNtk(RotaryInterpolated):
     about = About(
         formula="rotary with base * s^(head_dim / (head_dim - 2))",
         source="bloc97 2023, [jquesnelle/yarn](https://github.com/jquesnelle/yarn)",
-        caveats="works untrained up to a few times the training length",
+        caveats="said to work untrained up to a few times the training length",
     )
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from alibi.reporting import tables
@@ -62,10 +62,14 @@ class Panel:
         return sorted({length for series in self.series for length in series.cells})
 
     @property
+    def numbers(self) -> Iterator[Number]:
+        cells = (cell for series in self.series for cell in series.cells.values())
+        return (cell for cell in cells if isinstance(cell, Number))
+
+    @property
     def has_seeds(self) -> bool:
         """Whether there is a number of several seeds."""
-        cells = (cell for series in self.series for cell in series.cells.values())
-        return any(isinstance(cell, Number) and cell.deviation is not None for cell in cells)
+        return any(number.deviation is not None for number in self.numbers)
 
 
 def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
@@ -218,12 +222,14 @@ def fact(template: str, values: Iterable, separator: str = ", ") -> str:
 def explanation(panel: Panel) -> str:
     """How to read the cells."""
     if panel.use is not None:
-        return (
+        text = (
             "Nats a token that the same tokens save by the longer windows: above zero where the model uses the longer "
-            "context, zero where it only survives it. In brackets: the 95% interval of a single run, by resampling "
-            f"windows. ±: {tables.SPREAD}."
+            "context, zero where it only survives it."
         )
-    text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
+        if any(number.interval for number in panel.numbers):
+            text += " In brackets: the 95% interval of a single run, by resampling windows."
+    else:
+        text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
     return text + (f" ±: {tables.SPREAD}." if panel.has_seeds else "")
 
 
