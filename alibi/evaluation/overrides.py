@@ -1,10 +1,14 @@
 """A trained model under another position method, or another window, when it is tested."""
 
+import itertools
+from typing import Any
+
 import jax
 import ml_collections
 
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.positions import LOGIT_SCALE, PositionMethod, method_class
+from alibi.positions.options import without_lists
 from alibi.reporting.rows import Override
 
 
@@ -18,8 +22,9 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
     Raises:
       ValueError: an unknown position method.
     """
-    position, own = override.position or config.position, config.position_options.to_dict()
+    position, own = override.position or config.position, without_lists(config.position_options.to_dict())
     defaults = {LOGIT_SCALE: "", **method_class(position).options()}
+    own = _carried(own, config.position, position, dict(override.options))
     kept = {name: value for name, value in own.items() if name in defaults and value != defaults[name]}
     given = kept | dict(override.options)
     options = {name: value for name, value in sorted(given.items()) if name in kept or value != defaults.get(name, ...)}
@@ -28,6 +33,27 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
     if same and window is None:
         return None
     return Override(window=window) if same else Override(position, tuple(options.items()), window)
+
+
+def _carried(own: dict[str, Any], trained: str, tested: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Options of training as the tested method calls them, where one of the two is the method inside the other.
+
+    Args:
+      own: of the `trained` method.
+      given: of the `tested` method, by the user.
+    """
+    if trained == tested:
+        return own
+    outer = method_class(trained).options() | own
+    if outer.get("method") == tested:
+        pairs = outer["method_options"]
+        return dict(zip(pairs[::2], pairs[1::2], strict=True))
+    inner = (method_class(tested).options() | given).get("method")
+    if inner is None or "method_options" in given:
+        return own
+    defaults = method_class(inner).options()
+    pairs = ((name, value) for name, value in sorted(own.items()) if value != defaults.get(name, value))
+    return own | {"method_options": tuple(itertools.chain(*pairs))}
 
 
 def overridden(config: ml_collections.ConfigDict, override: Override | None) -> ml_collections.ConfigDict:

@@ -31,7 +31,7 @@ def read_option(method: str, option: str, value: Any, annotation: Any, default: 
     Raises:
       ValueError: a value of another type, or a number that is not finite in float32, or not normal.
     """
-    value = _without_lists(value)
+    value = without_lists(value)
     if value is None and default is None:
         return None
     given = f"option {option}={value!r} of position method {method!r}"
@@ -44,9 +44,12 @@ def read_option(method: str, option: str, value: Any, annotation: Any, default: 
         raise ValueError(f"{given} must be 0 or of a size from {LEAST:.2g} to {LARGEST:.2g}, as in float32") from None
 
 
-def _without_lists(value: Any) -> Any:
+def without_lists(value: Any) -> Any:
+    """The value with tuples in place of its lists, also within a dict, so that it is equal to one that had tuples."""
+    if isinstance(value, Mapping):
+        return {name: without_lists(one) for name, one in value.items()}
     several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    return tuple(map(_without_lists, value)) if several else value
+    return tuple(map(without_lists, value)) if several else value
 
 
 def _read(value: Any, annotation: Any) -> Any:

@@ -19,7 +19,9 @@ class Randomised(Around):
     """Another method, whose tokens stand in training at random positions, in their order, below a far greater length.
 
     Each training sequence gets a sample without replacement of 0, ..., max_position - 1. Otherwise
-    tokens stand evenly spread over them, which is where they stand on average.
+    tokens stand evenly spread over them, which is where they stand on average; the authors' code draws there too, which
+    was worse in a trial of rotary (bits per byte 2.28 in place of 2.24 at L, 2.56 in place of 2.46 at 4 L). Sequences
+    as long as max_position stand at 0, 1, 2, ..., a spacing that training hardly has.
 
     Attributes:
       method: the other method's name.
@@ -35,7 +37,8 @@ class Randomised(Around):
     about = About(
         formula="another method at sorted random positions below N in training",
         source="Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
-        caveats="made for tasks of algorithms; not defined beyond N",
+        caveats="made for tasks of algorithms; not defined beyond N, and near N neighbours stand closer than in "
+        "training; positions are spread evenly where the authors' code draws them in tests too",
     )
 
     no_window = "it counts tokens, and randomised positions are farther apart"
@@ -77,6 +80,15 @@ class Randomised(Around):
 
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> Array:
         length = self.length or self.train_length
+        if (
+            isinstance(positions, np.ndarray)
+            and positions.size
+            and not 0 <= positions.min() <= positions.max() < length
+        ):
+            raise ValueError(
+                f"randomised places tokens 0 to {length - 1} of a sequence of {length}, and got positions "
+                f"{positions.min()} to {positions.max()}; number them within their sequence"
+            )
         if key is None:
             spread = np.arange(1, length + 1, dtype=np.int64) * (self.max_length + 1) // (length + 1) - 1
             return jnp.asarray(spread.astype(np.int32))[jnp.asarray(positions)]

@@ -119,7 +119,7 @@ def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: 
 
 
 def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None]:
-    use = row.context_use and ContextUse(row.context_use.windows, row.context_use.from_length)
+    use = row.context_use and row.context_use.tokens
     return row.corpus, row.split, None if row.mode == "nonoverlapping" else row.stride, use
 
 

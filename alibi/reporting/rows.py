@@ -49,11 +49,21 @@ class ContextUse:
     from_length: int  # of the windows that the gain is counted from
     gain_nats: float | None = None
     interval: tuple[float, float] | None = None  # holds the gain with a probability of 95%, by resampling the windows
+    longest: int | None = None  # of the lengths, on which it depends where the tokens lie; None in old rows
+
+    def to_json(self) -> dict[str, Any]:
+        line = dataclasses.asdict(self)
+        return line if self.longest is not None else {key: line[key] for key in line if key != "longest"}
+
+    @property
+    def tokens(self) -> "ContextUse":
+        """What says which tokens are scored, without the result: only of the same tokens can gains be compared."""
+        return dataclasses.replace(self, gain_nats=None, interval=None)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "ContextUse":
         interval = content["interval"] and tuple(content["interval"])
-        return cls(content["windows"], content["from_length"], content["gain_nats"], interval)
+        return cls(content["windows"], content["from_length"], content["gain_nats"], interval, content.get("longest"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +170,9 @@ class Row:
     @property
     def measurement(self) -> tuple:
         """The cell and what scored it: two rows with equal ones are the same measurement."""
-        windows = self.context_use and (self.context_use.windows, self.context_use.from_length)
-        return self.cell, self.scoring, *(windows or ()), *((self.passkey.prompts,) if self.passkey else ())
+        use = self.context_use
+        tokens = (use.windows, use.from_length, use.longest) if use else ()
+        return self.cell, self.scoring, *tokens, *((self.passkey.prompts,) if self.passkey else ())
 
     @property
     def scoring(self) -> Scoring:
@@ -242,9 +253,10 @@ class Row:
             found["error"] = self.error or f"nll_nats is {self.nll_nats}"
         found |= dict.fromkeys(infinite)
         line = {key: value for key, value in found.items() if key in ALWAYS or value not in (None, False)}
-        for key in ("context_use", "passkey"):
-            if key in line:
-                line[key] = dataclasses.asdict(line[key])
+        if self.context_use is not None:
+            line["context_use"] = self.context_use.to_json()
+        if self.passkey is not None:
+            line["passkey"] = dataclasses.asdict(self.passkey)
         if self.override is not None:
             line["override"] = self.override.to_json()
         if self.device is not None:

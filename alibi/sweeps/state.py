@@ -180,10 +180,12 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
     if evaluation.context_use:
         scored = {row.eval_length for row in known if row.is_measured and row.context_use is None}
         measured = scored & {*evaluation.lengths}
-        shortest = min(measured, default=0)
-        gains = {row.eval_length for row in known if row.context_use and row.context_use.from_length == shortest}
+        shortest, longest = min(measured, default=0), max(measured, default=0)
+        uses = [(row.eval_length, row.context_use) for row in known if row.context_use]
+        gains = {at for at, use in uses if use.from_length == shortest and use.longest in (None, longest)}
         if lengths or (len(measured) > 1 and not measured <= gains):
-            lengths = list(evaluation.lengths)  # all: gains are counted from the shortest
+            # All: gains are counted from the shortest, and by the longest it is known which tokens to score.
+            lengths = list(evaluation.lengths)
     return dataclasses.replace(evaluation, lengths=tuple(lengths)) if lengths else None
 
 

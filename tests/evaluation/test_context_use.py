@@ -17,7 +17,7 @@ from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Score, Scorer
 from alibi.evaluation.windows import SAME_TOKENS, Part, gather, plan_contexts
 from alibi.reporting.report import write_report
-from alibi.reporting.rows import ContextUse, Row, read_rows
+from alibi.reporting.rows import ContextUse, Row, latest, read_rows
 from tests.evaluation.runs import make_run
 from tests.reporting.rowmaker import append_rows, make_row
 
@@ -134,7 +134,7 @@ def test_rows_and_report(run, tmp_path, capsys):
         assert row.context_use.gain_nats == pytest.approx((rows[16].nll_nats - row.nll_nats) / 20)
         low, high = row.context_use.interval or (0, 0)
         assert low <= row.context_use.gain_nats <= high
-    assert rows[16].context_use == ContextUse(20, 16, 0.0, None)
+    assert rows[16].context_use == ContextUse(20, 16, 0.0, None, 64)
     report = (tmp_path / "report.md").read_text()
     assert "the last 1 tokens of 20 windows, the same at each length, against what they cost at 16" in report
     gain = rows[64].context_use
@@ -147,6 +147,21 @@ def test_rows_and_report(run, tmp_path, capsys):
     assert "the same tokens at each length: done before" in capsys.readouterr().err
     assert evaluate_runs([run], dataclasses.replace(options, context_windows=10)) == []
     assert len(read_rows(tmp_path / "results.jsonl")) == 9, "other windows are another measurement"
+
+
+def test_gains_of_more_lengths_are_of_other_tokens_and_take_the_place_of_all(run, tmp_path):
+    """The longest window decides where the tokens lie; a table of one length's old gain beside new ones would mix."""
+    options = Options(output_dir=tmp_path / "both", multiples=(1, 2), context_windows=9)
+    assert evaluate_runs([run], options) == []
+    for directory in ("both", "once"):
+        both = dataclasses.replace(options, output_dir=tmp_path / directory, multiples=(1, 2, 8))
+        assert evaluate_runs([run], both) == []
+    kept, fresh = (
+        {row.eval_length: (row.nll_nats, row.context_use) for row in latest(read_rows(path)) if row.context_use}
+        for path in (tmp_path / name / "results.jsonl" for name in ("both", "once"))
+    )
+    assert [*fresh] == [16, 32, 128]
+    assert kept == fresh
 
 
 def test_one_length_tells_nothing(run, tmp_path, capsys):

@@ -101,3 +101,32 @@ def test_options_of_training_stay_where_the_other_method_has_them():
         assert effective(one, config) == one, "as the command of a sweep gives it"
     assert effective(Override("none"), config) == Override("none")
     assert effective(Override("rotary"), config) is None
+
+
+def test_options_of_training_go_into_a_method_around_the_other_and_out_of_it():
+    config = base.apply(base.get_config(), "position=rotary,position_options.base=500000.0,position_options.share=0.5")
+    inside = effective(Override("randomised"), config)
+    assert dict(inside.options) == {"method_options": ("base", 500_000.0, "share", 0.5)}
+    assert effective(inside, config) == inside
+    other = effective(Override("randomised", (("method_options", ("base", 100.0)),)), config)
+    assert dict(other.options) == {"method_options": ("base", 100.0)}, "what is given counts"
+    as_yarn = effective(Override("randomised", (("method", "yarn"),)), config)
+    assert dict(as_yarn.options) == {"method": "yarn", "method_options": ("base", 500_000.0, "share", 0.5)}
+    config = base.apply(base.get_config(), "position=randomised")
+    with config.unlocked():
+        config.position_options.method_options = ["base", 500_000.0]  # a list, as in a file
+    outside = effective(Override("rotary"), config)
+    assert dict(outside.options) == {"base": 500_000.0}
+    assert effective(outside, config) == outside
+    assert effective(Override("none"), config) == Override("none")
+
+
+def test_listed_options_are_the_same_from_a_file_as_from_a_row():
+    """JSON has lists only; a row that was read back would else never be found, and its measurement made again."""
+    config = base.apply(base.get_config(), "position=alibi")
+    with config.unlocked():
+        config.position_options.slopes = [0.5] * config.model.num_heads
+    found = effective(Override("alibi_ntk"), config)
+    assert Override.from_json(found.to_json()) == found
+    assert str(Override.from_json(found.to_json())) == str(found)
+    assert effective(Override("alibi", (("slopes", (0.5,) * config.model.num_heads),)), config) is None
