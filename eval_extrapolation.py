@@ -13,6 +13,8 @@ from absl import flags
 from alibi import command_line
 from alibi.errors import tell
 
+CONTEXT_WINDOWS = 512  # of --context_use
+
 command_line.define_evaluation_flags("1,2,4,8,16")
 _STRIDE = flags.DEFINE_integer("stride", None, "tokens that each window scores; default: the length, without overlap")
 _SPLIT = flags.DEFINE_string("split", "valid", "train, valid or test, of each run's own corpus")
@@ -24,21 +26,34 @@ _CONTEXT_USE = flags.DEFINE_bool(
     "context_use", False, "also score the same tokens at each length, which tells what the longer context gains"
 )
 _CONTEXT_WINDOWS = flags.DEFINE_integer(
-    "context_windows", 512, "of --context_use: windows whose last tokens are scored"
+    "context_windows", None, f"of --context_use: windows whose last tokens are scored; default: {CONTEXT_WINDOWS}"
 )
 command_line.define_host_flags()
+
+
+def _check_flags() -> None:
+    """Raises ValueError for a flag that would be ignored."""
+    if _CONTEXT_WINDOWS.value is not None and not _CONTEXT_USE.value:
+        raise ValueError(f"--context_windows={_CONTEXT_WINDOWS.value} is of --context_use; add that, or leave it out")
+    if _SPLIT.present and _TEXT_FILE.value:
+        raise ValueError(
+            f"--split={_SPLIT.value} is of each run's own corpus and --text_file={_TEXT_FILE.value} another text; "
+            "give one of them"
+        )
 
 
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.evaluation.extrapolation import Options, evaluate_runs
 
+    _check_flags()
+    windows = CONTEXT_WINDOWS if _CONTEXT_WINDOWS.value is None else _CONTEXT_WINDOWS.value
     options = Options(
         **command_line.evaluation_options(),
         stride=_STRIDE.value,
         split=_SPLIT.value,
         text_file=_TEXT_FILE.value,
-        context_windows=_CONTEXT_WINDOWS.value if _CONTEXT_USE.value else 0,
+        context_windows=windows if _CONTEXT_USE.value else 0,
         dump_nll=_DUMP_NLL.value,
     )
     command_line.join_hosts()

@@ -10,7 +10,7 @@ the first one, and exit with code 75, which says that the same command goes on f
 do those that lose another process. Code 1: an error that the message names, which starting again won't mend.
 
 --plan, with --devices and --device_kind, says what the run would take there, and --print_config the whole config as it
-would be used; both need no --workdir and no device, and train nothing.
+would be used; both need no --workdir and no device, and train nothing. A plan looks at the run of --init_from too.
 """
 
 from absl import flags
@@ -34,6 +34,8 @@ def main() -> None:
     if _INIT_FROM.value is not None:
         _CONFIG.value.init_from = _INIT_FROM.value
     devices = command_line.planned_devices(_PLAN.value, "--plan")
+    if _PLAN.value and _PRINT_CONFIG.value:
+        raise ValueError("--plan and --print_config print different things; give one of them")
     if _PRINT_CONFIG.value:
         print(config_files.as_file(_CONFIG.value), end="")
         return
@@ -53,10 +55,15 @@ def _plan(devices: int, device_kind: str) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # devices that are here belong to what runs on them
+    from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
     from alibi.planning.plan import make_plan
     from alibi.planning.printed import describe
+    from alibi.training.parent import Parent
 
-    print(describe(make_plan(_CONFIG.value, devices, device_kind)), end="")
+    plan = make_plan(_CONFIG.value, devices, device_kind)
+    if plan.config.init_from:  # what training would refuse of it before its first update, and what it says of it
+        Parent(plan.config, build_model(plan.config, UNKNOWN_VOCABULARY)).tell()
+    print(describe(plan), end="")
 
 
 if __name__ == "__main__":

@@ -175,7 +175,8 @@ def evaluation_options() -> dict[str, Any]:
 def _override() -> Override:
     """What runs are tested as, options read as the config of train.py reads them."""
     config, given = base.get_config(), flags.FLAGS
-    for word in given.position_options:
+    # A comma in [0.5,0.25] or (0.5,0.25) separates no options.
+    for word in filter(None, re.split(r",(?=\s*\w+\s*=)", ",".join(given.position_options))):
         name, separator, value = word.partition("=")
         if not (name and separator):
             raise ValueError(f"--position_options={word} is not KEY=VALUE; write for example factor=4")

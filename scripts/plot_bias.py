@@ -69,7 +69,9 @@ def main() -> int:
     made = {}
     for name in names:
         try:
-            made[name] = make_position(name, **sizes, causal=_CAUSAL.value).at_length(_LENGTH.value)
+            method = make_position(name, **sizes, causal=_CAUSAL.value).at_length(_LENGTH.value)
+            method.check_length(_LENGTH.value)
+            made[name] = method
         except ValueError as error:
             if _METHODS.value != ["all"]:
                 raise

@@ -146,6 +146,27 @@ def test_flags_of_hosts_are_given_on(monkeypatch: pytest.MonkeyPatch, words: lis
     assert command_line.host_flags() == given_on
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("slopes=[0.5,0.25],draw=3", {"slopes": (0.5, 0.25), "draw": 3}),
+        ("slopes=(0.5, 0.25)", {"slopes": (0.5, 0.25)}),
+        ("slopes=0.5:0.25, alibi_bias_max=8", {"slopes": (0.5, 0.25), "alibi_bias_max": 8}),
+        ("method=fire,method_options=('threshold',7)", {"method": "fire", "method_options": ("threshold", 7)}),
+        ("", {}),
+    ],
+)
+def test_options_that_runs_are_tested_with_are_written_as_those_of_training(monkeypatch, text, options) -> None:
+    """A comma within a list separates no options."""
+    values = flags.FlagValues()
+    monkeypatch.setattr(flags, "FLAGS", values)
+    for define in ("DEFINE_bool", "DEFINE_string", "DEFINE_integer", "DEFINE_list"):
+        monkeypatch.setattr(flags, define, functools.partial(getattr(flags, define), flag_values=values))
+    command_line.define_evaluation_flags("1")
+    values(["eval_extrapolation.py", f"--position_options={text}"])
+    assert dict(command_line._override().options) == options
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_any_signal_stops_a_command_that_goes_on_with_one_line(capsys, number: int) -> None:
     before = {one: signal.getsignal(one) for one in SIGNALS}

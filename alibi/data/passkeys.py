@@ -85,6 +85,16 @@ def _farthest(length: int) -> int:
     return length + 1 - DIGITS - BEFORE_KEY
 
 
+def too_short(text: bytes, length: int) -> str:
+    """Why no window of `length` tokens can be cut from `text`; empty: some can."""
+    if length <= len(text):
+        return ""
+    return (
+        f"windows of {length:,} tokens are longer than the text of {len(text):,} bytes that they are cut from; "
+        f"use lengths up to {len(text):,}"
+    )
+
+
 def make_prompts(text: bytes, length: int, distance: int, prompts: int) -> Int[np.ndarray, "prompts length+1"]:
     """Windows of `length` inputs and the token after them: book text, in it a key, and at the end its question.
 
@@ -100,11 +110,8 @@ def make_prompts(text: bytes, length: int, distance: int, prompts: int) -> Int[n
     """
     if not NEAREST <= distance <= _farthest(length):
         raise ValueError(f"distance={distance} must be from {NEAREST} to {_farthest(length)} in a window of {length}")
-    if len(text) < length:
-        raise ValueError(
-            f"windows of {length:,} tokens are longer than the text of {len(text):,} bytes that they are cut from; "
-            f"use lengths up to {len(text):,}"
-        )
+    if short := too_short(text, length):
+        raise ValueError(short)
     random, before, made = np.random.default_rng([length, distance]), _farthest(length) - distance, []
     for start in np.linspace(0, len(text) - length, prompts).astype(int):
         book, key = text[start : start + length], draw_key(random)

@@ -142,13 +142,13 @@ class RunEvaluation:
             together(functools.partial(self._evaluate, windows))
         if self.options.context_windows:
             together(self._evaluate_contexts)
-        defined = [windows for windows in self.windows if not self._undefined(windows)]
+        defined = [windows for windows in self.windows if not self.trained.undefined(windows.length)]
         if defined and all(map(self._too_short, defined)):
             raise ValueError(f"no length can be measured: {self._too_short(defined[0])}")
 
     def _evaluate(self, windows: Windows) -> None:
         row = self._unmeasured(windows)
-        limit = self._undefined(windows) or self._too_short(windows)
+        limit = self.trained.undefined(windows.length) or self._too_short(windows)
         if limit:
             self.output.add_error(dataclasses.replace(row, limit=True), self._name(row), limit)
             return
@@ -165,7 +165,8 @@ class RunEvaluation:
 
     def _evaluate_contexts(self) -> None:
         """Scores the same tokens in windows of each length, and records what the longer ones gain."""
-        lengths = [one.length for one in self.windows if not self._undefined(one) and not self._too_short(one)]
+        fitting = [windows.length for windows in self.windows if not self._too_short(windows)]
+        lengths = [length for length in fitting if not self.trained.undefined(length)]
         if len(lengths) < 2:
             say(f"{self.trained.name}: what more context gains needs two lengths that can be measured, not {lengths}")
             return
@@ -191,14 +192,6 @@ class RunEvaluation:
             gain = dataclasses.replace(gain_of(shortest, score), longest=lengths[-1]) if finite else row.context_use
             found = dataclasses.replace(row, context_use=gain)
             together(functools.partial(self._record, found, score))  # where the first host can't, none scores on
-
-    def _undefined(self, windows: Windows) -> str:
-        """Why the position method has no result at this length, if it has none."""
-        try:
-            self.trained.model.position.check_length(windows.length)
-        except ValueError as error:
-            return str(error)
-        return ""
 
     def _too_short(self, windows: Windows) -> str:
         """Why the text has no result at this length, if it has none."""

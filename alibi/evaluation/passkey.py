@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from alibi.data.embedded import Books
-from alibi.data.passkeys import DIGITS, LEAST, distances, make_prompts
+from alibi.data.passkeys import DIGITS, LEAST, distances, make_prompts, too_short
 from alibi.evaluation.extrapolation import RunOptions, evaluate_each
 from alibi.evaluation.output import Output, row_of, say
-from alibi.evaluation.perplexity import Scorer
+from alibi.evaluation.perplexity import Scorer, unrounded
 from alibi.evaluation.windows import Part
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.hosts import any_of, together
@@ -44,19 +44,24 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
     """Measures each run at all lengths and distances, where that isn't done, and writes the report.
 
     Returns:
-      What failed, such as a run whose tokens aren't bytes; see `alibi.evaluation.extrapolation.evaluate_each`.
+      What failed, such as a run whose tokens aren't bytes. A length that a position method isn't defined for, or that
+      the text doesn't have, becomes rows with `error` and is no failure, unless the text is too short for all lengths;
+      see also `alibi.evaluation.extrapolation.evaluate_each`.
     """
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
 
     def evaluate(workdir: str, output: Output) -> None:
         run = together(lambda: _byte_run(workdir, options))
-        scorer = _scorer(run)
-        for length in options.lengths_of(run.config.train_length):
+        scorer, lengths = _scorer(run), options.lengths_of(run.config.train_length)
+        for length in lengths:
             if not (measured := distances(length)):
                 say(f"{run.name}: windows of {length:,} tokens hold no key and its question {LEAST:,} tokens apart")
             for distance in measured:
-                prompts = make_prompts(text, length, distance, options.prompts)
-                together(functools.partial(_evaluate, run, scorer, prompts, distance, output))
+                passkey = Passkey(distance, options.prompts)
+                together(functools.partial(_evaluate, run, scorer, text, length, passkey, output))
+        defined = [length for length in lengths if distances(length) and not run.undefined(length)]
+        if defined and (short := too_short(text, defined[0])):
+            raise ValueError(f"no length can be measured: {short}")
 
     return evaluate_each(workdirs, options, evaluate)
 
@@ -68,32 +73,31 @@ def _byte_run(workdir: str, options: Options) -> TrainedRun:
     return run
 
 
-def _evaluate(
-    run: TrainedRun, scorer: Scorer, prompts: Int[np.ndarray, "prompts length+1"], distance: int, output: Output
-) -> None:
-    count, tokens = prompts.shape
-    windows = Part(tokens - DIGITS, count * tokens, tokens - 1, DIGITS, spacing=tokens, mode="passkey")
-    sha256 = hashlib.sha256(prompts.tobytes()).hexdigest()
+def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey: Passkey, output: Output) -> None:
+    distance, count, tokens = passkey.distance, passkey.prompts, length + 1
+    short = too_short(text, length)
+    scored = text if short else make_prompts(text, length, distance, count).tobytes()
+    windows = Part(tokens - DIGITS, count * tokens, length, DIGITS, spacing=tokens, mode="passkey")
+    sha256 = hashlib.sha256(scored).hexdigest()
     row = row_of(run, windows=windows, corpus=Books.name, split="valid", tokens_sha256=sha256)
-    row = dataclasses.replace(row, passkey=Passkey(distance, count))
-    title = f"{run.title}, a key {distance:,} tokens back in {windows.length:,}"
-    try:
-        run.model.position.check_length(windows.length)
-    except ValueError as error:
-        output.add_error(dataclasses.replace(row, limit=True), title, str(error))
+    row = dataclasses.replace(row, passkey=passkey)
+    title = f"{run.title}, a key {distance:,} tokens back in {length:,}"
+    if limit := run.undefined(length) or short:
+        output.add_error(dataclasses.replace(row, limit=True), title, limit)
         return
     if any(any_of(any(found.is_measured for found in output.find(row)))):
         say(f"{title}: done before")
         return
     params = run.params
     if run.step != row.step:  # training has gone on since, or the checkpoint is damaged: this is another one
-        return _evaluate(run, scorer, prompts, distance, output)
-    score = output.unless_memory_ends(row, title, lambda: scorer.score_windows(params, prompts.reshape(-1), windows))
+        return _evaluate(run, scorer, text, length, passkey, output)
+    prompts = np.frombuffer(scored, np.uint8)
+    score = output.unless_memory_ends(row, title, lambda: scorer.score_windows(params, prompts, windows))
     if score is None:
         return
     accuracy = float((score.nll_nats == 0).all(axis=1).mean())
     say(f"{title}: {accuracy:.0%} of {count} found")
-    output.add(dataclasses.replace(row, passkey=Passkey(distance, count, accuracy)))
+    output.add(dataclasses.replace(row, passkey=dataclasses.replace(passkey, accuracy=accuracy)))
 
 
 def _scorer(run: TrainedRun) -> Scorer:
@@ -107,7 +111,8 @@ def _scorer(run: TrainedRun) -> Scorer:
         def last_logits(model: DecoderLM) -> Array:
             return model.vocabulary.logits(model.features(inputs, last=targets.shape[1]), True)
 
-        logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
+        with unrounded(model):
+            logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
         return jnp.asarray(jnp.argmax(logits, axis=-1) != targets, jnp.float32)
 
     return Scorer(wrong, boundary_id=0, batch_tokens=run.batch_tokens, sharding=model.sharding)

@@ -144,17 +144,22 @@ class Scorer:
 
 
 def model_nll(model: DecoderLM) -> NllFunction:
-    """The function that a `Scorer` needs.
-
-    A float32 model's products are float32's on accelerators too, which by default round their operands to fewer bits.
-    """
-    rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
+    """The function that a `Scorer` needs."""
 
     def nll(params: PyTree, inputs: Array, targets: Array) -> Array:
-        with jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext():
+        with unrounded(model):
             return jnp.asarray(model.apply({"params": params}, inputs, targets, method="token_nll"))
 
     return nll
+
+
+def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
+    """A context in which a float32 model is traced, so that its products are float32's on accelerators too.
+
+    By default these round the operands of products to fewer bits.
+    """
+    rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
+    return jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext()
 
 
 def _fetch(nll: Float[np.ndarray, " tokens"], result: Array) -> int:

@@ -318,8 +318,8 @@ def build_model(
     )
     if model.window and position.no_window:
         raise ValueError(
-            f"model.window={model.window} can't be put on position={config.position} with these options: "
-            f"{position.no_window}; leave it out (model.window=0)"
+            f"a window of {model.window} can't be put on position={config.position} with these options: "
+            f"{position.no_window}; leave it out (model.window=0, in an evaluation --window=0)"
         )
     return DecoderLM(model, position, UNKNOWN_VOCABULARY, sharding).with_vocabulary(vocab_size)
 

@@ -109,12 +109,17 @@ class PositionMethod:
         """The longest sequence, in tokens, that the method is defined for; None: any."""
         return None
 
+    @property
+    def remedy(self) -> str:
+        """What makes `max_length` larger, for the message of `check_length`."""
+        return "train with a longer length"
+
     def check_length(self, length: int) -> None:
         """Raises ValueError if the method is not defined for `length` tokens."""
         if self.max_length is not None and length > self.max_length:
             raise ValueError(
                 f"position method {type(self).__name__} has {self.max_length} positions and got a sequence of "
-                f"{length} tokens; evaluate at {self.max_length} or less, or train with a longer length"
+                f"{length} tokens; use {self.max_length} or fewer, or {self.remedy}"
             )
 
     def init(self, key: PRNGKeyArray) -> Params:

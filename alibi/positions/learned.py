@@ -37,6 +37,10 @@ class Learned(PositionMethod):
     def max_length(self) -> int:
         return self.num_positions or self.train_length
 
+    @property
+    def remedy(self) -> str:
+        return "train with a larger num_positions" if self.num_positions else super().remedy
+
     def init(self, key: PRNGKeyArray) -> Params:
         # N(0, width^-0.5), the same as the token embeddings.
         return {"table": self.width**-0.5 * jax.random.normal(key, (self.max_length, self.width))}

@@ -72,6 +72,10 @@ class Randomised(Around):
     def max_length(self) -> int:
         return self.max_position or 16 * self.train_length
 
+    @property
+    def remedy(self) -> str:
+        return "train with a larger max_position" if self.max_position else super().remedy
+
     def content_bias(self, params: Params, query: Array, of_queries: PyTree, of_keys: PyTree) -> Bias | None:
         bias = self.other.content_bias(params, query, of_queries, of_keys)
         batch, queries = query.shape[:2]

@@ -56,6 +56,10 @@ class XPos(Rotary):
         """Beyond it, 65,391 tokens with a scale_base of 512, halves of the decay are no float32."""
         return math.floor(2 * LARGEST_EXPONENT * self.scale_base / -math.log(LEAST_ZETA))
 
+    @property
+    def remedy(self) -> str:
+        return f"a scale_base above {self.scale_base:g}"
+
     def queries(
         self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch q heads head_dim"]:

@@ -32,6 +32,8 @@ class Yarn(RotaryInterpolated):
         caveats="made for a few hundred updates at the new length",
     )
 
+    uses_length_with_factor = True  # turns are counted in sequences of the original length
+
     fast: float = 32.0
     slow: float = 1.0
     temperature: float = 0.1

@@ -77,6 +77,14 @@ class TrainedRun:
         model = build_model(self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh))
         return evaluated(model, self.config)
 
+    def undefined(self, length: int) -> str:
+        """Why the position method has no result at `length` tokens; empty: it has one."""
+        try:
+            self.model.position.check_length(length)
+        except ValueError as error:
+            return str(error)
+        return ""
+
     @functools.cached_property
     def _shapes(self) -> PyTree:
         """Of the parameters; the model is traced once for all who ask."""

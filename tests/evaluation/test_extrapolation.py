@@ -186,6 +186,16 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi
             ["--position_options=factor"],
             "--position_options=factor is not KEY=VALUE; write for example factor=4",
         ),
+        (
+            "eval_extrapolation.py",
+            ["--context_windows=1"],
+            "--context_windows=1 is of --context_use; add that, or leave it out",
+        ),
+        (
+            "eval_extrapolation.py",
+            ["--split=tset", "--text_file=mine.txt"],
+            "--split=tset is of each run's own corpus and --text_file=mine.txt another text; give one of them",
+        ),
     ],
 )
 def test_flags_that_cannot_be(alibi_run, program, flags, message):

@@ -64,7 +64,11 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
         (Override("alibi", (("logit_scale", "ssmax"),)), r"needs the position parameters layer ssmax \[2\], and the"),
         (Override("yarn", (("factor", 0.5),)), "finite factor of at least 1"),
         (Override("alibi", (("slope", 1.0),)), "no option 'slope'; did you mean 'slopes'"),
-        (Override("randomised", window=4), "model.window=4 can't be put on position=randomised"),
+        (Override("randomised", window=4), "a window of 4 can't be put on position=randomised"),
+        (
+            Override("none", (("logit_scale", "log_n"),), window=8),
+            "a window of 8 can't be put on position=none .*; leave it out .*in an evaluation --window=0",
+        ),
         (Override(window=-1), "model.window=-1 must be from 1 to"),
         (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),
     ],

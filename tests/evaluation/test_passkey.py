@@ -10,7 +10,8 @@ import pytest
 
 from alibi.data.embedded import Books
 from alibi.data.passkeys import ASKED, TOLD, PassKeys, distances, make_prompts
-from alibi.evaluation.passkey import Options, evaluate_passkeys
+from alibi.data.pieces import Piece
+from alibi.evaluation.passkey import Options, _scorer, evaluate_passkeys
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.rows import Override, read_rows
 from alibi.runs.trained import TrainedRun
@@ -68,6 +69,35 @@ def test_windows_longer_than_the_text_are_refused():
         ValueError, match=r"windows of 2,200 tokens are longer than the text of 2,120 bytes .* to 2,120"
     ):
         make_prompts(BOOK, 2200, 32, 2)
+
+
+def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(tmp_path, monkeypatch):
+    """As for the lengths of eval_extrapolation.py; where nothing can be measured the command has failed."""
+    (tmp_path / "text.txt").write_text("some text\n")
+    run = make_run(tmp_path, "alibi", "a-run")
+    monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
+    options = Options(output_dir=tmp_path / "out", lengths=(64, 2200), prompts=3, report=False)
+    assert evaluate_passkeys([run], options) == []
+    measured, *limits = read_rows(tmp_path / "out" / "results.jsonl")
+    assert (measured.eval_length, measured.is_measured) == (64, True)
+    assert {(row.eval_length, row.limit, row.is_measured) for row in limits} == {(2200, True, False)}
+    assert [row.passkey.distance for row in limits] == distances(2200)
+    why = "windows of 2,200 tokens are longer than the text of 2,120 bytes"
+    assert all(row.error.startswith(why) for row in limits)
+    (failure,) = evaluate_passkeys([run], dataclasses.replace(options, lengths=(2200,)))
+    assert failure.startswith(f"{run}: no length can be measured: {why}")
+    assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 1 + len(limits), "each is written once"
+
+
+def test_keys_are_answered_with_the_products_that_rows_name(tmp_path, monkeypatch):
+    """A float32 model's are float32's on accelerators too, as where its NLL is scored."""
+    (tmp_path / "text.txt").write_text("some text\n")
+    run = TrainedRun(make_run(tmp_path, "alibi", "a-run"))
+    params, batch = run.params, (jnp.zeros((1, 16), jnp.int32), jnp.zeros((1, 5), jnp.int32))
+    scorer = _scorer(run)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    lowered = scorer._jitted.lower(params, *batch).as_text()
+    assert set(re.findall(r"precision = \[(\w+), \w+\]", lowered)) == {"HIGHEST"}
 
 
 def test_distances_are_the_powers_of_two_that_fit():

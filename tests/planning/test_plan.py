@@ -206,9 +206,13 @@ def test_the_command_lines(tmp_path: pathlib.Path) -> None:
         ["--device_kind=H100", "--workdir=x"],
         ["--devices=2", "--print_config"],
         ["--plan", "--devices=2"],
+        ["--plan", "--devices=2", "--device_kind=H100", "--print_config"],
     ):
         assert said(*ignored).returncode == 1
     assert refused.stderr == f"error: {sizes} do not fit 2 devices; make their product 2, or one of them -1\n"
+    started = said("--plan", "--devices=2", "--device_kind=H100", "--init_from=nowhere")
+    message = f"error: {tmp_path / 'nowhere'} is no work directory of a run: config.json is missing"
+    assert (started.returncode, started.stderr.startswith(message)) == (1, True), "as training says it"
     assert not list(tmp_path.iterdir())
 
 

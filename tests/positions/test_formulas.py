@@ -179,3 +179,23 @@ def test_sizes_that_are_refused() -> None:
         type(make("fox"))(HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH, causal=False)
     with pytest.raises(ValueError, match="got a sequence of 65"):
         make("randomised", max_position=64).check_length(65)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "length", "remedy"),
+    [
+        ("learned", {}, 17, "use 16 or fewer, or train with a longer length"),
+        ("learned", {"num_positions": 32}, 33, "use 32 or fewer, or train with a larger num_positions"),
+        ("randomised", {}, 257, "use 256 or fewer, or train with a longer length"),
+        ("randomised", {"max_position": 64}, 65, "use 64 or fewer, or train with a larger max_position"),
+        ("learned", {"logit_scale": "log_n"}, 17, "position method Learned .* or train with a longer length"),
+    ],
+)
+def test_a_length_that_is_too_long_is_told_with_what_sets_the_longest(
+    name: str, options: dict[str, object], length: int, remedy: str
+) -> None:
+    """An option that was given sets it, else the training length."""
+    method = make(name, **options)
+    method.check_length(length - 1)
+    with pytest.raises(ValueError, match=f"{remedy}$"):
+        method.check_length(length)

@@ -163,7 +163,8 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
     method = make("xpos", length=65_391)
     assert method.max_length == 65_391
     method.check_length(65_391)
-    with pytest.raises(ValueError, match=r"65391 positions and got a sequence of 65392 tokens"):
+    needed = r"65391 positions and got a sequence of 65392 tokens; use 65391 or fewer, or a scale_base above 512$"
+    with pytest.raises(ValueError, match=needed):
         method.check_length(65_392)
     x = jnp.full((1, 2, HEADS, HEAD_DIM), 0.5)
     for first in (0, 65_389):
@@ -226,6 +227,12 @@ def test_scaled_logits_hold_what_any_method_must() -> None:
             {"original_length": -1},
             "original_length from 1 to 16,777,216 tokens, or 0 .* and got -1",
         ),
+        (
+            "rotary_interpolated",
+            {"factor": 4.0, "original_length": 64},
+            "with factor=4 original_length=64 would be ignored, .*; use original_length=0, or factor=None",
+        ),
+        ("rotary_ntk", {"factor": 4.0, "original_length": 64}, "original_length=64 would be ignored"),
         ("yarn", {"slow": 32.0}, "0 < slow < fast turns, such as 1 and 32, and got slow=32.0, fast=32.0"),
         ("yarn", {"base": 1.0}, "yarn needs a base above 1, such as 10000, and got base=1.0"),
         ("yarn", {"temperature": -0.1}, "temperature of at least 0, such as 0.1, and got -0.1"),
@@ -260,5 +267,5 @@ def test_sizes_that_are_refused() -> None:
 
 @pytest.mark.parametrize("options", ["position=randomised", "position=alibi,position_options.logit_scale=log_n"])
 def test_a_window_is_refused_where_tokens_are_not_counted(options: str) -> None:
-    with pytest.raises(ValueError, match=r"model.window=8 can't be put on position=\w+ with these options: it \w+"):
+    with pytest.raises(ValueError, match=r"a window of 8 can't be put on position=\w+ with these options: it \w+"):
         build_model(base.apply(base.get_config(), f"{options},model.window=8"), 100)
