@@ -75,7 +75,13 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
             tested.position_options = ml_collections.ConfigDict(dict(override.options))
         if override.window is not None:
             tested.model.window = override.window
-    has, needs = (_parameters(build_model(one, UNKNOWN_VOCABULARY).position) for one in (config, tested))
+    own, other = (build_model(one, UNKNOWN_VOCABULARY).position for one in (config, tested))
+    has, needs = _parameters(own), _parameters(other)
+    if has == needs and not own.shares_parameters(other):
+        raise ValueError(
+            f"position={tested.position} can't be tested on a run of position={config.position}: its position "
+            "parameters have the same names and shapes, but another meaning; train it from the start"
+        )
     if has != needs:
         raise ValueError(
             f"position={tested.position} can't be tested on a run of position={config.position}: it needs "

@@ -18,6 +18,14 @@ class Around(PositionMethod):
 
     other: PositionMethod = dataclasses.field(init=False)
 
+    @property
+    def makers(self) -> frozenset[type]:
+        return super().makers - {Around} | self.other.makers
+
+    @property
+    def assumes_train_length(self) -> bool:
+        return self.other.assumes_train_length
+
     def place(self, positions: KnownPositions, batch: int, key: PRNGKeyArray | None) -> KnownPositions:
         return self.other.place(positions, batch, key)
 

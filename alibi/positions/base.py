@@ -85,6 +85,21 @@ class PositionMethod:
         added = [field for field in dataclasses.fields(cls) if field.init and field.name not in common]
         return {field.name: field.default for field in added}
 
+    @property
+    def makers(self) -> frozenset[type]:
+        """The classes whose functions make its parameters."""
+        owners = (next(one for one in type(self).__mro__ if name in vars(one)) for name in ("init", "init_layer"))
+        return frozenset(owners) - {PositionMethod}
+
+    def shares_parameters(self, other: "PositionMethod") -> bool:
+        """Whether parameters of both that have one name and shape mean the same."""
+        return self.makers <= other.makers or other.makers <= self.makers
+
+    @property
+    def assumes_train_length(self) -> bool:
+        """Whether it takes the parameters for those of a model of its training length, which no option tells it."""
+        return False
+
     def at_length(self, length: int) -> "PositionMethod":
         """The method for sequences of `length` tokens; what depends on it reads `self.length` or `self.scale`."""
         return self if length == (self.length or self.train_length) else dataclasses.replace(self, length=length)

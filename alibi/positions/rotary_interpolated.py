@@ -59,6 +59,10 @@ class RotaryInterpolated(Rotary):
         return self.original_length or self.train_length
 
     @property
+    def assumes_train_length(self) -> bool:
+        return not self.original_length and (self.factor is None or self.uses_length_with_factor)
+
+    @property
     def stretch(self) -> float:
         """s, the given or the dynamic one."""
         if self.factor is not None:

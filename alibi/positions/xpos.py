@@ -12,6 +12,8 @@ from alibi.positions.rotary import Rotary, by_position
 
 LEAST_ZETA = 0.4 / 1.4  # of the fastest pair
 LARGEST_EXPONENT = 80.0  # of e, that float32 holds with features multiplied to it, and its inverse too
+MASKED_BY_SUM = 1024  # tokens; in sequences up to this attention may hide later keys by adding -1e30
+LARGEST_HIDDEN = 60.0  # exponent of e of a product that this hides, with features multiplied to it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +55,13 @@ class XPos(Rotary):
 
     @property
     def max_length(self) -> int:
-        """Beyond it, 65,391 tokens with a scale_base of 512, halves of the decay are no float32."""
-        return math.floor(2 * LARGEST_EXPONENT * self.scale_base / -math.log(LEAST_ZETA))
+        """Beyond it, 65,391 tokens with a scale_base of 512, halves of the decay are no float32.
+
+        With a small scale_base it is where products with later keys come near what the causal mask takes from them.
+        """
+        of_token = -math.log(LEAST_ZETA) / self.scale_base
+        hidden = math.floor(LARGEST_HIDDEN / of_token)
+        return hidden if hidden < MASKED_BY_SUM else math.floor(2 * LARGEST_EXPONENT / of_token)
 
     @property
     def remedy(self) -> str:

@@ -153,8 +153,8 @@ def _started(job: _Job, interrupt: Interrupt, stack: contextlib.ExitStack) -> Up
     vocab_size = job.files["train"].manifest.vocab_size
     abstract = abstract_state(model, job.optimizer, mesh)
     about = _about(config, abstract, vocab_size, job.corpus)
-    if config.init_from:
-        about["parent"] = parent.about() if parent else hosts.told(lambda: run.provenance().get("parent"))
+    if config.init_from and not parent:
+        about["parent"] = hosts.told(lambda: run.provenance().get("parent"))
     if hosts.is_primary():
         run.write("provenance.json", about)
     checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
@@ -168,11 +168,13 @@ def _started(job: _Job, interrupt: Interrupt, stack: contextlib.ExitStack) -> Up
         start = functools.partial(checkpoints.restore_newest, abstract)
     else:
         start = functools.partial(parent.state if parent else initial_state, model, job.optimizer, mesh, config.seed)
-        if parent:
-            hosts.on_first(parent.tell)
     if hosts.is_primary() and not is_watched():
         print(_first_lines(config, run, mesh, about), file=sys.stderr)
     train_step, state = _compile_beside(start, update, abstract, feed, latest)
+    if parent:  # which knows only now which of its checkpoints it was read from
+        about["parent"] = parent.about()
+        hosts.on_first(lambda: run.write("provenance.json", about))
+        hosts.on_first(parent.tell)
     peak = peak_tokens_per_second(config, vocab_size, mesh)
     step = int(state.step)  # an earlier one than the latest, where that is damaged
     record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step, peak)))

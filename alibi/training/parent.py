@@ -11,6 +11,7 @@ import jax
 import ml_collections
 import optax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
@@ -21,17 +22,21 @@ from alibi.training.checkpoint import Checkpoints
 from alibi.training.state import TrainState, initial_state
 
 # Keys of the model that shape what no position method owns.
-SHAPING = ("width", "num_heads", "feed_forward", "num_layers", "embedding", "cutoffs", "adaptive_factor")
+SHAPING = ("width", "num_heads", "feed_forward", "embedding", "cutoffs", "adaptive_factor")
 
 
 class Parent:
     """The run that another one, of a `config` and `model`, starts from; its latest parameters are read by `state`.
 
-    A parameter is taken where both have it in one shape. One of the position method may be new or dropped, and so
-    may be what only one of the models has.
+    A parameter is taken where both have it in one shape, and one of the position method where it also means the same.
+    One of these may be new or dropped, and so may be what only one of the models has.
+
+    Attributes:
+      step: of the latest checkpoint, and once `state` is there of that which it was read from, the newest whole one.
 
     Raises:
-      ValueError: no work directory or no checkpoint in it, another vocabulary, or other shapes.
+      ValueError: no work directory or no checkpoint in it, another vocabulary, other shapes or numbers of layers, or a
+        position method that takes the parent's training length for its own.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, model: DecoderLM):
@@ -43,6 +48,8 @@ class Parent:
             self.check_vocabulary("")
         if tokenizer := given_tokenizer(config.data):  # else it is known with the train text
             self.check_vocabulary(tokenizer.fingerprint())
+        self._check_layers(model)
+        self._check_length(model)
         self._check_shapes(model)
 
     def _latest(self) -> int:
@@ -61,9 +68,23 @@ class Parent:
                 f"embeddings are of; set data.tokenizer={own.name}{file}"
             )
 
+    def _check_layers(self, model: DecoderLM) -> None:
+        there, here = self._model(model).config.num_layers, model.config.num_layers
+        if there != here:
+            raise ValueError(f"init_from={self.run} has {there} layers, not {here}; set model.num_layers={there}")
+
+    def _check_length(self, model: DecoderLM) -> None:
+        """A stretched method would else take its own training length for the parent's, and stretch nothing."""
+        known = self.config.position_options.get("original_length") or self.config.train_length
+        if model.position.assumes_train_length and known != model.position.train_length:
+            raise ValueError(
+                f"init_from={self.run} knows positions from sequences of {known:,} tokens, and this position method "
+                f"would take {model.position.train_length:,} for that; set position_options.original_length={known}"
+            )
+
     def _check_shapes(self, model: DecoderLM) -> None:
         here, there = _shapes(model.with_vocabulary(self._tokenizer.vocab_size)), _shapes(self._model(model))
-        own = (path for path in here.keys() & there.keys() if "position" not in path.split("/"))
+        own = [path for path in here.keys() & there.keys() if "position" not in path.split("/")]
         if wrong := sorted(path for path in own if here[path].shape != there[path].shape):
             both = {key: tuple(getattr(one.config, key) for one in (self._model(model), model)) for key in SHAPING}
             differing = ", ".join(f"model.{key} is {a} there and {b} here" for key, (a, b) in both.items() if a != b)
@@ -71,7 +92,8 @@ class Parent:
                 f"init_from={self.run} has parameters of other shapes: {differing} ({wrong[0]}: "
                 f"{list(there[wrong[0]].shape)}, not {list(here[wrong[0]].shape)}); use the model keys of that run"
             )
-        taken = {path for path in here.keys() & there.keys() if here[path].shape == there[path].shape}
+        same = here.keys() & there.keys() if model.position.shares_parameters(self._model(model).position) else {*own}
+        taken = {path for path in same if here[path].shape == there[path].shape}
         self._taken, self._new, self._dropped = taken, here.keys() - taken, there.keys() - taken
         self.parameters = sum(here[path].size for path in taken)
 
@@ -95,14 +117,29 @@ class Parent:
     def state(self, model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
         """The state before the first update: the optimizer's is new, as are parameters that are not taken."""
         abstract = laid_out(param_shapes(self._model(model)), mesh)
-        with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
-            there = dict(_leaves(checkpoints.restore_params(self.step, abstract)))
+        there = dict(_leaves(self._newest_whole(abstract)))
         state = initial_state(model, optimizer, mesh, seed)
 
         def start(path: Any, leaf: jax.Array) -> jax.Array:
             return there[_name(path)] if _name(path) in self._taken else leaf
 
         return dataclasses.replace(state, params=jax.tree.map_with_path(start, state.params))
+
+    def _newest_whole(self, abstract: PyTree) -> PyTree:
+        failed: dict[int, ValueError] = {}
+        while True:
+            try:
+                with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
+                    return checkpoints.restore_params(self.step, abstract)
+            except ValueError as error:
+                failed[self.step] = error
+            left = [step for step in hosts.told(self.run.saved_steps) if step not in failed]
+            if not left:
+                raise next(iter(failed.values()))
+            if hosts.is_primary():
+                damage = str(failed[self.step]).partition(";")[0]
+                print(f"{damage}; that of update {left[-1]} is taken in its place", file=sys.stderr)
+            self.step = left[-1]
 
 
 def _shapes(model: DecoderLM) -> dict[str, jax.ShapeDtypeStruct]:

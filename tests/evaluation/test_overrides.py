@@ -91,6 +91,12 @@ def test_parameters_are_shared_by_methods_that_have_the_same(folder, learned_run
     assert run.params["position"]["table"].shape == (16, 16)
 
 
+def test_parameters_of_another_meaning_are_not_tested_under_the_method(folder, tmp_path):
+    run = make_run(folder, "kerple_log", "kerple-run")
+    with pytest.raises(ValueError, match=r"position=kerple_power can't be tested .*=kerple_log: .* another meaning"):
+        TrainedRun(run, override=Override("kerple_power"))
+
+
 def test_options_of_training_stay_where_the_other_method_has_them():
     """Else a model whose rotary base is 500,000 would be tested under 10,000, unsaid."""
     keys = "position=rotary,position_options.base=500000.0,position_options.share=0.5"

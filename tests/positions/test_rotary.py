@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.attention.attend import attend
 from alibi.model.decoder import build_model
 from alibi.positions import PositionMethod, make_position, rotary
 from alibi.testing import check_position_method
@@ -156,6 +157,25 @@ def test_a_share_of_the_features_is_an_embedding_of_its_own() -> None:
     alone = part.queries({}, query[..., :4], jnp.arange(LENGTH))
     np.testing.assert_array_equal(turned[..., :4], alone)
     np.testing.assert_array_equal(turned[..., 4:], query[..., 4:])
+
+
+@pytest.mark.parametrize("scale_base", [1.0, 21.0])
+def test_xpos_of_a_small_scale_base_ends_where_the_mask_would_not_hide_later_keys(scale_base):
+    """Attention of short sequences hides a key by adding -1e30, which e^79, of 127 tokens with a base of 1, passes."""
+    sizes = {"num_heads": 2, "head_dim": 16, "width": 32, "train_length": 16}
+    method = make_position("xpos", **sizes, options={"scale_base": scale_base})
+    length = method.max_length
+    assert length == int(60 * scale_base / np.log(3.5))
+    method, positions = method.at_length(length), np.arange(length)
+    query, key, value = (jax.random.normal(jax.random.key(i), (1, length, 2, 16)) for i in range(3))
+
+    def attended(key, value):
+        turned = method.queries({}, query, positions), method.keys({}, key, positions)
+        return attend(*turned, value, backend="saved")
+
+    later = jnp.arange(length)[:, None, None] >= length // 2
+    changed = attended(jnp.where(later, -3.0 * key, key), jnp.where(later, value + 1.0, value))
+    np.testing.assert_array_equal(changed[:, : length // 2], attended(key, value)[:, : length // 2])
 
 
 def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:

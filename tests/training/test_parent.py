@@ -108,7 +108,17 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
     [
         ({"model__width": 32}, r"of other shapes: model.width is 16 there and 32 here \(embedding: \[256, 16\], not"),
         ({"model__num_heads": 4}, r"model.num_heads is 2 there and 4 here .*; use the model keys of that run"),
-        ({"model__num_layers": 3, "model__scan_layers": True}, "model.num_layers is 2 there and 3 here"),
+        ({"model__num_layers": 3, "model__scan_layers": True}, "has 2 layers, not 3; set model.num_layers=2"),
+        ({"model__num_layers": 3}, "has 2 layers, not 3; set model.num_layers=2"),  # else the third would be random
+        ({"model__num_layers": 1}, "has 2 layers, not 1; set model.num_layers=2"),  # else the second would be left out
+        (
+            {"position": "rotary_interpolated", "length": 32},
+            "from sequences of 16 tokens, and .* would take 32 for that; set position_options.original_length=16",
+        ),
+        (
+            {"position": "yarn", "length": 32, "position_options__factor": 2.0},
+            "would take 32 for that; set position_options.original_length=16",
+        ),
         ({"data__tokenizer": "words"}, r"another vocabulary, of 256 tokens \(bytes\), .*; set data.tokenizer=bytes"),
         ({"init_from": "nowhere"}, "nowhere is no work directory of a run: config.json is missing"),
     ],
@@ -121,6 +131,60 @@ def test_what_cannot_be_started_from_is_refused_before_any_work(
         loop.train(tiny_config(**{"init_from": str(parent)} | overrides), str(tmp_path / "run"))
     assert len(str(error.value).splitlines()) == 1
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (("learned", 32, {}), ("deberta", 16, {})),  # a table of [32, 16] each: of positions, and of distances
+        (("kerple_log", 16, {}), ("kerple_power", 16, {})),  # r2 within the logarithm, and an exponent
+    ],
+)
+def test_position_parameters_of_another_meaning_are_new(tiny_config, tmp_path, there, here) -> None:
+    """Though they have one name and one shape, one method's numbers mean nothing to the other."""
+    configs = [
+        tiny_config(position=method, length=length, train__steps=3, eval__every_steps=0, **options)
+        for method, length, options in (there, here)
+    ]
+    loop.train(configs[0], str(tmp_path / "there"))
+    configs[1].init_from = str(tmp_path / "there")
+    models = [build_model(config, UNKNOWN_VOCABULARY) for config in configs]
+    about = Parent(configs[1], models[1]).about()
+    assert about["new"]
+    assert about["dropped"]
+    assert about["taken"] == sum(size for path, size in sizes(tmp_path / "there") if "position" not in path.split("/"))
+    assert not models[0].position.shares_parameters(models[1].position)
+
+
+def sizes(workdir: pathlib.Path) -> list[tuple[str, int]]:
+    return [(path, value.size) for path, value in parameters(workdir).items()]
+
+
+def test_methods_share_parameters_with_those_around_them_and_made_of_them(tiny_config) -> None:
+    def position(name: str, **options):
+        keys = {f"position_options__{option}": value for option, value in options.items()}
+        return build_model(tiny_config(position=name, **keys), UNKNOWN_VOCABULARY).position
+
+    learned = position("alibi_learned")
+    assert learned.shares_parameters(position("alibi_learned", logit_scale="ssmax"))
+    assert learned.shares_parameters(position("randomised", method="alibi_learned"))
+    assert not learned.shares_parameters(position("kerple_power"))
+    assert not position("randomised", method="kerple_log").shares_parameters(position("kerple_power"))
+    assert position("rotary").shares_parameters(position("yarn"))
+
+
+def test_the_newest_whole_checkpoint_is_started_from(tiny_config, parent, tmp_path, capsys) -> None:
+    """As an evaluation takes it; what is told and recorded is the one that was read."""
+    old = shutil.copytree(parent, tmp_path / "old")
+    steps = RunDirectory(old).saved_steps()
+    for file in (old / "checkpoints" / str(steps[-1])).rglob("*"):
+        if file.is_file() and "params" in file.parts:
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 8])
+    loop.train(tiny_config(init_from=str(old), train__steps=3, eval__every_steps=0), str(tmp_path / "new"))
+    told = capsys.readouterr().err
+    assert f"checkpoints/{steps[-1]} is damaged" in told
+    assert f"starting from {old} after {steps[-2]} updates" in told
+    assert RunDirectory(tmp_path / "new").provenance()["parent"]["step"] == steps[-2]
 
 
 def test_a_vocabulary_made_from_other_text_is_refused(tiny_config, tiny_text, tmp_path) -> None:
