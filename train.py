@@ -62,7 +62,7 @@ def _plan(devices: int, device_kind: str) -> None:
 
     plan = make_plan(_CONFIG.value, devices, device_kind)
     if plan.config.init_from:  # what training would refuse of it before its first update, and what it says of it
-        Parent(plan.config, build_model(plan.config, UNKNOWN_VOCABULARY)).tell()
+        Parent(plan.config, build_model(plan.config, UNKNOWN_VOCABULARY)).tell("would start")
     print(describe(plan), end="")
 
 

@@ -23,6 +23,10 @@ class Around(PositionMethod):
         return super().makers - {Around} | self.other.makers
 
     @property
+    def known_length(self) -> int | None:
+        return self.other.known_length
+
+    @property
     def assumes_train_length(self) -> bool:
         return self.other.assumes_train_length
 

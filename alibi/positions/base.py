@@ -96,6 +96,11 @@ class PositionMethod:
         return self.makers <= other.makers or other.makers <= self.makers
 
     @property
+    def known_length(self) -> int | None:
+        """Tokens of the sequences that rotated positions are known from; None where nothing is rotated."""
+        return None
+
+    @property
     def assumes_train_length(self) -> bool:
         """Whether it takes the parameters for those of a model of its training length, which no option tells it."""
         return False

@@ -73,6 +73,10 @@ class Randomised(Around):
         return self.max_position or 16 * self.train_length
 
     @property
+    def assumes_train_length(self) -> bool:
+        return False  # all its positions are trained, whatever the length
+
+    @property
     def remedy(self) -> str:
         return "train with a larger max_position" if self.max_position else super().remedy
 

@@ -73,6 +73,10 @@ class Rotary(PositionMethod):
         """Which pairs of features are turned, `[rotary_dim / 2]`."""
         return np.arange(self.rotary_dim // 2) < round(self.share * self.head_dim / 2)
 
+    @property
+    def known_length(self) -> int:
+        return self.train_length
+
     def queries(
         self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
     ) -> Float[Array, "*batch q heads head_dim"]:

@@ -17,11 +17,11 @@ class RotaryInterpolated(Rotary):
       factor: s; None: how many times as long the sequences at hand are as those of training, at
         least 1 (dynamic; in generation, by all tokens that there will be).
       original_length: tokens of the sequences that the frequencies are known from, where the run started from another
-        one's checkpoint; 0: those of this run's training. A dynamic factor is counted from it.
+        one's checkpoint; 0: those of this run's training. A dynamic factor is counted from it, and YaRN's turns; beside
+        a given factor the other methods don't read it.
 
     Raises:
-      ValueError: a factor below 1, a length that is negative or above 2^24, or one that a given factor would have
-        ignored; see also `Rotary`.
+      ValueError: a factor below 1, or a length that is negative or above 2^24; see also `Rotary`.
     """
 
     about = About(
@@ -46,11 +46,6 @@ class RotaryInterpolated(Rotary):
             raise ValueError(
                 f"stretched rotary embeddings need an original_length from 1 to {MOST_TOKENS:,} tokens, or 0 for the "
                 f"training length, and got {self.original_length}"
-            )
-        if self.factor is not None and self.original_length and not self.uses_length_with_factor:
-            raise ValueError(
-                f"with factor={self.factor:g} original_length={self.original_length} would be ignored, since a dynamic "
-                "factor alone is counted from it (and yarn's turns); use original_length=0, or factor=None"
             )
 
     @property

@@ -201,6 +201,8 @@ def caption(panel: Panel) -> str:
             f"the last {panel.stride:,} tokens of {panel.use.windows:,} windows, the same at each length, against what "
             f"they cost at {panel.use.from_length:,}"
         )
+        if panel.use.longest:
+            windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
     facts = [
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),

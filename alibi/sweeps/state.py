@@ -182,7 +182,7 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
         measured = scored & {*evaluation.lengths}
         shortest, longest = min(measured, default=0), max(measured, default=0)
         uses = [(row.eval_length, row.context_use) for row in known if row.context_use]
-        gains = {at for at, use in uses if use.from_length == shortest and use.longest in (None, longest)}
+        gains = {at for at, use in uses if use.from_length == shortest and use.longest == longest}
         if lengths or (len(measured) > 1 and not measured <= gains):
             # All: gains are counted from the shortest, and by the longest it is known which tokens to score.
             lengths = list(evaluation.lengths)

@@ -149,7 +149,10 @@ def _checked(config: ml_collections.ConfigDict, workdir: str) -> _Job:
 
 def _started(job: _Job, interrupt: Interrupt, stack: contextlib.ExitStack) -> Updates:
     """The run with its step compiled, at its newest whole checkpoint or at its start; `stack` closes what it opened."""
-    config, run, model, mesh, parent = job.config, job.run, job.model, job.mesh, job.parent
+    config, run, model, mesh = job.config, job.run, job.model, job.mesh
+    checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
+    latest = hosts.told(lambda: checkpoints.latest) or 0
+    parent = None if latest else job.parent  # another start of the run may have saved since it was checked
     vocab_size = job.files["train"].manifest.vocab_size
     abstract = abstract_state(model, job.optimizer, mesh)
     about = _about(config, abstract, vocab_size, job.corpus)
@@ -157,8 +160,6 @@ def _started(job: _Job, interrupt: Interrupt, stack: contextlib.ExitStack) -> Up
         about["parent"] = hosts.told(lambda: run.provenance().get("parent"))
     if hosts.is_primary():
         run.write("provenance.json", about)
-    checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
-    latest = hosts.told(lambda: checkpoints.latest) or 0
     micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
     feed = stack.enter_context(contextlib.closing(Feed(job.batches, mesh, micro)))
     validator = make_validator(config, model, job.files["valid"]) if "valid" in job.files else None

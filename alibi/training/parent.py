@@ -18,7 +18,7 @@ from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.runs import RunDirectory, config_hash
-from alibi.training.checkpoint import Checkpoints
+from alibi.training.checkpoint import Checkpoints, MissingError
 from alibi.training.state import TrainState, initial_state
 
 # Keys of the model that shape what no position method owns.
@@ -75,8 +75,8 @@ class Parent:
 
     def _check_length(self, model: DecoderLM) -> None:
         """A stretched method would else take its own training length for the parent's, and stretch nothing."""
-        known = self.config.position_options.get("original_length") or self.config.train_length
-        if model.position.assumes_train_length and known != model.position.train_length:
+        known = self._model(model).position.known_length
+        if model.position.assumes_train_length and known not in (None, model.position.train_length):
             raise ValueError(
                 f"init_from={self.run} knows positions from sequences of {known:,} tokens, and this position method "
                 f"would take {model.position.train_length:,} for that; set position_options.original_length={known}"
@@ -108,16 +108,18 @@ class Parent:
         found: dict[str, Any] = {"workdir": str(self.run), "step": self.step, "config_hash": config_hash(self.config)}
         return found | {"taken": self.parameters, "new": _names(self._new), "dropped": _names(self._dropped)}
 
-    def tell(self) -> None:
+    def tell(self, doing: str = "starting") -> None:
         """Prints what is taken, new and dropped."""
         new, dropped = (", ".join(_names(paths)) or "none" for paths in (self._new, self._dropped))
         taken = f"{self.parameters:,} parameters taken; new: {new}; dropped: {dropped}"
-        print(f"starting from {self.run} after {self.step:,} updates: {taken}", file=sys.stderr)
+        print(f"{doing} from {self.run} after {self.step:,} updates: {taken}", file=sys.stderr)
 
     def state(self, model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
         """The state before the first update: the optimizer's is new, as are parameters that are not taken."""
         abstract = laid_out(param_shapes(self._model(model)), mesh)
-        there = dict(_leaves(self._newest_whole(abstract)))
+        # Older versions kept parameters beyond their limits, which they heeded when they used them.
+        within = self._model(model).position.within_limits(self._newest_whole(abstract))
+        there = dict(_leaves(within))
         state = initial_state(model, optimizer, mesh, seed)
 
         def start(path: Any, leaf: jax.Array) -> jax.Array:
@@ -126,20 +128,27 @@ class Parent:
         return dataclasses.replace(state, params=jax.tree.map_with_path(start, state.params))
 
     def _newest_whole(self, abstract: PyTree) -> PyTree:
-        failed: dict[int, ValueError] = {}
-        while True:
-            try:
-                with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
-                    return checkpoints.restore_params(self.step, abstract)
-            except ValueError as error:
-                failed[self.step] = error
-            left = [step for step in hosts.told(self.run.saved_steps) if step not in failed]
-            if not left:
-                raise next(iter(failed.values()))
+        """The parameters of the newest checkpoint that all hosts can read; `step` is its from then on."""
+        failed: list[str] = []
+        for step in reversed(hosts.told(self.run.saved_steps)):
+            params, damage = hosts.together(functools.partial(self._tried, step, abstract))
+            told = next(filter(None, hosts.gather(damage)), "")
+            if not told:
+                self.step = step
+                return params
+            failed.append(told)
             if hosts.is_primary():
-                damage = str(failed[self.step]).partition(";")[0]
-                print(f"{damage}; that of update {left[-1]} is taken in its place", file=sys.stderr)
-            self.step = left[-1]
+                print(f"{told.partition(';')[0]}; an older one is looked for", file=sys.stderr)
+        raise ValueError(next(iter(failed), f"init_from={self.run} has no checkpoint to start from; train it first"))
+
+    def _tried(self, step: int, abstract: PyTree) -> tuple[PyTree, str]:
+        try:
+            with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
+                return checkpoints.restore_params(step, abstract), ""
+        except MissingError:
+            raise  # a host that does not see it, which another checkpoint would not mend
+        except ValueError as error:
+            return None, str(error)
 
 
 def _shapes(model: DecoderLM) -> dict[str, jax.ShapeDtypeStruct]:

@@ -247,12 +247,6 @@ def test_scaled_logits_hold_what_any_method_must() -> None:
             {"original_length": -1},
             "original_length from 1 to 16,777,216 tokens, or 0 .* and got -1",
         ),
-        (
-            "rotary_interpolated",
-            {"factor": 4.0, "original_length": 64},
-            "with factor=4 original_length=64 would be ignored, .*; use original_length=0, or factor=None",
-        ),
-        ("rotary_ntk", {"factor": 4.0, "original_length": 64}, "original_length=64 would be ignored"),
         ("yarn", {"slow": 32.0}, "0 < slow < fast turns, such as 1 and 32, and got slow=32.0, fast=32.0"),
         ("yarn", {"base": 1.0}, "yarn needs a base above 1, such as 10000, and got base=1.0"),
         ("yarn", {"temperature": -0.1}, "temperature of at least 0, such as 0.1, and got -0.1"),

@@ -179,7 +179,7 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
     stopped = {"mode": "same tokens", "stride": 24, "context_use": from_another}  # of a part of the lengths alone
     append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", length, **stopped) for length in (128, 256)])
     assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
-    use = {"windows": 9, "from_length": 128, "gain_nats": 0.1, "interval": [0.0, 0.2]}
+    use = {"windows": 9, "from_length": 128, "gain_nats": 0.1, "interval": [0.0, 0.2], "longest": 256}
     of_context = {"mode": "same tokens", "stride": 12, "context_use": use}
     of_others = {**of_context, "context_use": use | {"longest": 512}}  # whose tokens lie elsewhere in the text
     append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", length, **of_others) for length in (128, 256)])

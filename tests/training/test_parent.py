@@ -111,14 +111,6 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
         ({"model__num_layers": 3, "model__scan_layers": True}, "has 2 layers, not 3; set model.num_layers=2"),
         ({"model__num_layers": 3}, "has 2 layers, not 3; set model.num_layers=2"),  # else the third would be random
         ({"model__num_layers": 1}, "has 2 layers, not 1; set model.num_layers=2"),  # else the second would be left out
-        (
-            {"position": "rotary_interpolated", "length": 32},
-            "from sequences of 16 tokens, and .* would take 32 for that; set position_options.original_length=16",
-        ),
-        (
-            {"position": "yarn", "length": 32, "position_options__factor": 2.0},
-            "would take 32 for that; set position_options.original_length=16",
-        ),
         ({"data__tokenizer": "words"}, r"another vocabulary, of 256 tokens \(bytes\), .*; set data.tokenizer=bytes"),
         ({"init_from": "nowhere"}, "nowhere is no work directory of a run: config.json is missing"),
     ],
@@ -185,6 +177,35 @@ def test_the_newest_whole_checkpoint_is_started_from(tiny_config, parent, tmp_pa
     assert f"checkpoints/{steps[-1]} is damaged" in told
     assert f"starting from {old} after {steps[-2]} updates" in told
     assert RunDirectory(tmp_path / "new").provenance()["parent"]["step"] == steps[-2]
+
+    for step in steps[:-1]:
+        shutil.rmtree(old / "checkpoints" / str(step))
+    with pytest.raises(ValueError, match=rf"checkpoints/{steps[-1]} is damaged"):
+        loop.train(tiny_config(init_from=str(old), train__steps=3, eval__every_steps=0), str(tmp_path / "none"))
+
+
+def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(tiny_config, parent, tmp_path) -> None:
+    """It would stretch nothing, and train plain rotary, unsaid. ALiBi's model knows no rotation to stretch."""
+    rotary = tmp_path / "rotary"
+    loop.train(tiny_config(position="rotary", train__steps=3, eval__every_steps=0), str(rotary))
+
+    def start(of: pathlib.Path, position: str, **options) -> Parent:
+        keys = {f"position_options__{option}": value for option, value in options.items()}
+        config = tiny_config(position=position, length=32, init_from=str(of), **keys)
+        return Parent(config, build_model(config, UNKNOWN_VOCABULARY))
+
+    message = "from sequences of 16 tokens, and .* would take 32 for that; set position_options.original_length=16"
+    for position, options in (
+        ("rotary_interpolated", {}),
+        ("rotary_ntk", {"logit_scale": "log_n"}),
+        ("yarn", {"factor": 2.0}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            start(rotary, position, **options)
+        start(rotary, position, **options, original_length=16)
+    start(rotary, "rotary_interpolated", factor=2.0)
+    start(rotary, "rotary")
+    start(parent, "yarn")
 
 
 def test_a_vocabulary_made_from_other_text_is_refused(tiny_config, tiny_text, tmp_path) -> None:

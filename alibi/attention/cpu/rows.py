@@ -25,5 +25,6 @@ def sum_first(x: Float[Array, "first ..."]) -> Float[Array, "..."]:
     it adds up, of which a product would need a copy; its program grows with the dimension.
     """
     if x.shape[0] <= MOST_WRITTEN_OUT:
-        return functools.reduce(jnp.add, [x[i] for i in range(x.shape[0])]).astype(jnp.float32)
+        wide = x.astype(jnp.float32)
+        return functools.reduce(jnp.add, [wide[i] for i in range(x.shape[0])])
     return jnp.einsum("i,i...->...", jnp.ones(x.shape[0]), x, precision=lax.Precision.HIGHEST)
