@@ -171,9 +171,8 @@ class RunEvaluation:
             say(f"{self.trained.name}: what more context gains needs two lengths that can be measured, not {lengths}")
             return
         parts = plan_contexts(self.text.tokens.size, lengths, self.options.context_windows)
-        uses = [ContextUse(len(part), lengths[0], longest=lengths[-1]) for part in parts]
-        pairs = zip(parts, uses, strict=True)
-        rows = [dataclasses.replace(self._unmeasured(part), context_use=use) for part, use in pairs]
+        use = ContextUse(len(parts[0]), lengths[0], longest=lengths[-1])
+        rows = [dataclasses.replace(self._unmeasured(part), context_use=use) for part in parts]
         (done,) = any_of(bool(on_first(lambda: all(map(self._is_done, rows)))))
         if done:
             say(f"{self.trained.title}, the same tokens at each length: done before")
@@ -189,7 +188,7 @@ class RunEvaluation:
                 break
             shortest = shortest or score
             finite = math.isfinite(score.total_nats) and math.isfinite(shortest.total_nats)
-            gain = dataclasses.replace(gain_of(shortest, score), longest=lengths[-1]) if finite else row.context_use
+            gain = dataclasses.replace(gain_of(shortest, score), longest=use.longest) if finite else use
             found = dataclasses.replace(row, context_use=gain)
             together(functools.partial(self._record, found, score))  # where the first host can't, none scores on
 

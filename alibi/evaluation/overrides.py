@@ -46,8 +46,8 @@ def _carried(own: dict[str, Any], trained: str, tested: str, given: dict[str, An
         return own
     outer = method_class(trained).options() | own
     if outer.get("method") == tested:
-        pairs, scaled = outer["method_options"], {LOGIT_SCALE: own[LOGIT_SCALE]} if LOGIT_SCALE in own else {}
-        return scaled | dict(zip(pairs[::2], pairs[1::2], strict=True))
+        pairs = outer["method_options"]
+        return dict(zip(pairs[::2], pairs[1::2], strict=True))
     inner = (method_class(tested).options() | given).get("method")
     if inner is None or "method_options" in given:
         return own

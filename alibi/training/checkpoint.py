@@ -9,7 +9,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -21,6 +21,8 @@ from alibi.parallel.sharding import laid_out
 from alibi.training.checksums import checksums
 from alibi.training.damage import damage_named, ignore_closed_loops, item_named
 from alibi.training.state import TrainState
+
+Restored = TypeVar("Restored")
 
 PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
 # In `about`; checkpoints of older versions have neither these nor the hash of all of `about`.
@@ -94,27 +96,48 @@ class Checkpoints:
         Raises:
           ValueError: none is whole; nothing is set aside then. See `restore`.
         """
+        step, state, damaged = self._newest_whole(lambda step: self.restore(step, abstract))
+        if step is None or state is None:
+            newest = next(iter(damaged.values()))
+            raise ValueError(f"{newest}; no whole one is left: restore one, or remove the work directory to start over")
+        hosts.on_first(functools.partial(self._set_aside, damaged, step))
+        if damaged:  # not `reload`, which reads the metrics of older versions, damaged ones too
+            self._manager.close()
+            self._manager = self._open()
+        return state
+
+    def newest_params(self, abstract_params: PyTree) -> tuple[int, PyTree]:
+        """The step and the parameters of the newest checkpoint that is whole; later ones are named, and stay.
+
+        Raises:
+          ValueError: none is whole; see `restore`.
+        """
+        step, params, damaged = self._newest_whole(lambda step: self.restore_params(step, abstract_params))
+        if step is None:
+            raise ValueError(f"{next(iter(damaged.values()), f'{self._folder} is empty')}; no whole one is left")
+        if hosts.is_primary():
+            for damage in damaged.values():
+                print(f"{damage}; that of {step} is taken in its place", file=sys.stderr)
+        return step, params
+
+    def _newest_whole(self, restore: Callable[[int], Restored]) -> tuple[int | None, Restored | None, dict[int, str]]:
+        """The newest step that `restore` reads on all hosts, what it gives, and what is wrong with later ones."""
+
+        def tried(step: int) -> tuple[Restored | None, str]:
+            try:
+                return restore(step), ""
+            except MissingError:
+                raise
+            except ValueError as error:
+                return None, str(error).partition(";")[0]
+
         damaged: dict[int, str] = {}
         for step in hosts.told(lambda: sorted(self._manager.all_steps(), reverse=True)):
-            state, damage = hosts.together(functools.partial(self._tried, step, abstract))
-            told = next(filter(None, hosts.gather(damage)), "")
-            if state is not None and not told:
-                hosts.on_first(functools.partial(self._set_aside, damaged, step))
-                if damaged:  # not `reload`, which reads the metrics of older versions, damaged ones too
-                    self._manager.close()
-                    self._manager = self._open()
-                return state
+            restored, damage = hosts.together(functools.partial(tried, step))
+            if not (told := next(filter(None, hosts.gather(damage)), "")):
+                return step, restored, damaged
             damaged[step] = told
-        newest = next(iter(damaged.values())).partition(";")[0]
-        raise ValueError(f"{newest}; no whole one is left: restore one, or remove the work directory to start over")
-
-    def _tried(self, step: int, abstract: TrainState) -> tuple[TrainState | None, str]:
-        try:
-            return self.restore(step, abstract), ""
-        except MissingError:
-            raise
-        except ValueError as error:
-            return None, str(error)
+        return None, None, damaged
 
     def _set_aside(self, damaged: dict[int, str], step: int) -> None:
         if self._closed:  # by a signal, while another thread was reading; the run may be another's by now
@@ -122,8 +145,7 @@ class Checkpoints:
         for other, damage in damaged.items():
             aside = self._folder / f"{other}.damaged-{int(time.time())}"
             (self._folder / str(other)).rename(aside)
-            reason = damage.partition(";")[0]
-            print(f"{reason}; it is now {aside.name}, and the run goes on from that of {step}", file=sys.stderr)
+            print(f"{damage}; it is now {aside.name}, and the run goes on from that of {step}", file=sys.stderr)
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state after `step` updates, each leaf with the sharding that `abstract` has.

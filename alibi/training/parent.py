@@ -11,14 +11,13 @@ import jax
 import ml_collections
 import optax
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.runs import RunDirectory, config_hash
-from alibi.training.checkpoint import Checkpoints, MissingError
+from alibi.training.checkpoint import Checkpoints
 from alibi.training.state import TrainState, initial_state
 
 # Keys of the model that shape what no position method owns.
@@ -48,6 +47,9 @@ class Parent:
             self.check_vocabulary("")
         if tokenizer := given_tokenizer(config.data):  # else it is known with the train text
             self.check_vocabulary(tokenizer.fingerprint())
+        there = self.config.copy_and_resolve_references()
+        there.model.scan_layers = model.config.scan_layers
+        self._model = build_model(there, self._tokenizer.vocab_size)  # with its layers laid out as those of `model`
         self._check_layers(model)
         self._check_length(model)
         self._check_shapes(model)
@@ -69,13 +71,13 @@ class Parent:
             )
 
     def _check_layers(self, model: DecoderLM) -> None:
-        there, here = self._model(model).config.num_layers, model.config.num_layers
+        there, here = self._model.config.num_layers, model.config.num_layers
         if there != here:
             raise ValueError(f"init_from={self.run} has {there} layers, not {here}; set model.num_layers={there}")
 
     def _check_length(self, model: DecoderLM) -> None:
         """A stretched method would else take its own training length for the parent's, and stretch nothing."""
-        known = self._model(model).position.known_length
+        known = self._model.position.known_length
         if model.position.assumes_train_length and known not in (None, model.position.train_length):
             raise ValueError(
                 f"init_from={self.run} knows positions from sequences of {known:,} tokens, and this position method "
@@ -83,25 +85,19 @@ class Parent:
             )
 
     def _check_shapes(self, model: DecoderLM) -> None:
-        here, there = _shapes(model.with_vocabulary(self._tokenizer.vocab_size)), _shapes(self._model(model))
+        here, there = _shapes(model.with_vocabulary(self._tokenizer.vocab_size)), _shapes(self._model)
         own = [path for path in here.keys() & there.keys() if "position" not in path.split("/")]
         if wrong := sorted(path for path in own if here[path].shape != there[path].shape):
-            both = {key: tuple(getattr(one.config, key) for one in (self._model(model), model)) for key in SHAPING}
+            both = {key: tuple(getattr(one.config, key) for one in (self._model, model)) for key in SHAPING}
             differing = ", ".join(f"model.{key} is {a} there and {b} here" for key, (a, b) in both.items() if a != b)
             raise ValueError(
                 f"init_from={self.run} has parameters of other shapes: {differing} ({wrong[0]}: "
                 f"{list(there[wrong[0]].shape)}, not {list(here[wrong[0]].shape)}); use the model keys of that run"
             )
-        same = here.keys() & there.keys() if model.position.shares_parameters(self._model(model).position) else {*own}
+        same = here.keys() & there.keys() if model.position.shares_parameters(self._model.position) else {*own}
         taken = {path for path in same if here[path].shape == there[path].shape}
         self._taken, self._new, self._dropped = taken, here.keys() - taken, there.keys() - taken
         self.parameters = sum(here[path].size for path in taken)
-
-    def _model(self, model: DecoderLM) -> DecoderLM:
-        """The parent's model, with its layers laid out as those of `model`."""
-        config = self.config.copy_and_resolve_references()
-        config.model.scan_layers = model.config.scan_layers
-        return build_model(config, self._tokenizer.vocab_size)
 
     def about(self) -> dict[str, Any]:
         """What the run's provenance says of it."""
@@ -116,39 +112,17 @@ class Parent:
 
     def state(self, model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
         """The state before the first update: the optimizer's is new, as are parameters that are not taken."""
-        abstract = laid_out(param_shapes(self._model(model)), mesh)
+        abstract = laid_out(param_shapes(self._model), mesh)
+        with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
+            self.step, params = checkpoints.newest_params(abstract)
         # Older versions kept parameters beyond their limits, which they heeded when they used them.
-        within = self._model(model).position.within_limits(self._newest_whole(abstract))
-        there = dict(_leaves(within))
+        there = dict(_leaves(self._model.position.within_limits(params)))
         state = initial_state(model, optimizer, mesh, seed)
 
         def start(path: Any, leaf: jax.Array) -> jax.Array:
             return there[_name(path)] if _name(path) in self._taken else leaf
 
         return dataclasses.replace(state, params=jax.tree.map_with_path(start, state.params))
-
-    def _newest_whole(self, abstract: PyTree) -> PyTree:
-        """The parameters of the newest checkpoint that all hosts can read; `step` is its from then on."""
-        failed: list[str] = []
-        for step in reversed(hosts.told(self.run.saved_steps)):
-            params, damage = hosts.together(functools.partial(self._tried, step, abstract))
-            told = next(filter(None, hosts.gather(damage)), "")
-            if not told:
-                self.step = step
-                return params
-            failed.append(told)
-            if hosts.is_primary():
-                print(f"{told.partition(';')[0]}; an older one is looked for", file=sys.stderr)
-        raise ValueError(next(iter(failed), f"init_from={self.run} has no checkpoint to start from; train it first"))
-
-    def _tried(self, step: int, abstract: PyTree) -> tuple[PyTree, str]:
-        try:
-            with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
-                return checkpoints.restore_params(step, abstract), ""
-        except MissingError:
-            raise  # a host that does not see it, which another checkpoint would not mend
-        except ValueError as error:
-            return None, str(error)
 
 
 def _shapes(model: DecoderLM) -> dict[str, jax.ShapeDtypeStruct]:

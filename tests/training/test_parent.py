@@ -128,15 +128,15 @@ def test_what_cannot_be_started_from_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("there", "here"),
     [
-        (("learned", 32, {}), ("deberta", 16, {})),  # a table of [32, 16] each: of positions, and of distances
-        (("kerple_log", 16, {}), ("kerple_power", 16, {})),  # r2 within the logarithm, and an exponent
+        (("learned", 32), ("deberta", 16)),  # a table of [32, 16] each: of positions, and of distances
+        (("kerple_log", 16), ("kerple_power", 16)),  # r2 within the logarithm, and an exponent
     ],
 )
 def test_position_parameters_of_another_meaning_are_new(tiny_config, tmp_path, there, here) -> None:
     """Though they have one name and one shape, one method's numbers mean nothing to the other."""
     configs = [
-        tiny_config(position=method, length=length, train__steps=3, eval__every_steps=0, **options)
-        for method, length, options in (there, here)
+        tiny_config(position=method, length=length, train__steps=3, eval__every_steps=0)
+        for method, length in (there, here)
     ]
     loop.train(configs[0], str(tmp_path / "there"))
     configs[1].init_from = str(tmp_path / "there")
@@ -144,12 +144,9 @@ def test_position_parameters_of_another_meaning_are_new(tiny_config, tmp_path, t
     about = Parent(configs[1], models[1]).about()
     assert about["new"]
     assert about["dropped"]
-    assert about["taken"] == sum(size for path, size in sizes(tmp_path / "there") if "position" not in path.split("/"))
+    there = parameters(tmp_path / "there")
+    assert about["taken"] == sum(value.size for path, value in there.items() if "position" not in path.split("/"))
     assert not models[0].position.shares_parameters(models[1].position)
-
-
-def sizes(workdir: pathlib.Path) -> list[tuple[str, int]]:
-    return [(path, value.size) for path, value in parameters(workdir).items()]
 
 
 def test_methods_share_parameters_with_those_around_them_and_made_of_them(tiny_config) -> None:
