@@ -30,8 +30,6 @@ class RotaryInterpolated(Rotary):
         caveats="needs some training at the new length, 1,000 updates in its paper",
     )
 
-    uses_length_with_factor = False  # whether original_length means anything where the factor is given
-
     factor: float | None = None
     original_length: int = 0
 
@@ -55,7 +53,7 @@ class RotaryInterpolated(Rotary):
 
     @property
     def assumes_train_length(self) -> bool:
-        return not self.original_length and (self.factor is None or self.uses_length_with_factor)
+        return not self.original_length and self.factor is None
 
     @property
     def stretch(self) -> float:

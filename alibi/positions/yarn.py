@@ -32,8 +32,6 @@ class Yarn(RotaryInterpolated):
         caveats="made for a few hundred updates at the new length",
     )
 
-    uses_length_with_factor = True  # turns are counted in sequences of the original length
-
     fast: float = 32.0
     slow: float = 1.0
     temperature: float = 0.1
@@ -48,6 +46,10 @@ class Yarn(RotaryInterpolated):
             )
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}")
+
+    @property
+    def assumes_train_length(self) -> bool:
+        return not self.original_length  # turns are counted in sequences of it, whatever the factor
 
     @property
     def amplitude(self) -> float:
