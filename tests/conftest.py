@@ -1,10 +1,12 @@
 """Settings that hold for every test, a run that is small enough to train in seconds, and the optional real corpora."""
 
+import atexit
 import gc
 import logging
 import os
 import pathlib
 import random
+import shutil
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,8 +17,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # generator is quicker still, but rounds otherwise than the one users get: 1% of a gradient's norm after 50 updates.)
 QUICK = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_parallel_codegen_split_count=1")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)])
-# The workers of pytest-xdist inherit the first process's folder.
-os.environ["ALIBI_CACHE"] = os.environ.setdefault("ALIBI_TEST_CACHE", tempfile.mkdtemp(prefix="alibi-test-cache-"))
+# The workers of pytest-xdist inherit the first process's folder, which that process removes at its end.
+if "ALIBI_TEST_CACHE" not in os.environ:
+    os.environ["ALIBI_TEST_CACHE"] = tempfile.mkdtemp(prefix="alibi-test-cache-")
+    atexit.register(shutil.rmtree, os.environ["ALIBI_TEST_CACHE"], ignore_errors=True)
+os.environ["ALIBI_CACHE"] = os.environ["ALIBI_TEST_CACHE"]
 # Many tests, and commands that they start, compile the same tiny programs; each is compiled once.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["ALIBI_CACHE"] + "/compilations"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
