@@ -27,6 +27,8 @@ from alibi.errors import REQUEUE, tell
 JOIN_SECONDS = 300  # that a process waits for all others to come
 HEARTBEAT_SECONDS = 60  # without one a process is lost
 UPDATE_SECONDS = 100.0  # that an update may take, or ten times the longest so far
+WATCH_SECONDS = 1.0  # between two looks at what the others say
+END_SECONDS = 300  # that a process which is done waits for the others, as JAX itself does
 ENDED = "alibi/ended"
 # What a collective raises where a connection ends.
 BROKEN = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I)
@@ -44,6 +46,7 @@ class _Process:
     preempted: Callable[[int], None] | None = None  # JAX's handler of SIGTERM, which tells all processes of it
     came: float | None = None  # the last update, by the monotonic clock; None where the next is not expected
     longest = 0.0  # seconds that an update took
+    done = threading.Event()  # all have come to their ends: there is nothing more to watch
 
 
 def join(address: str | None, count: int | None, number: int | None) -> None:
@@ -74,7 +77,9 @@ def join(address: str | None, count: int | None, number: int | None) -> None:
     # JAX has taken SIGTERM, which it answers only where updates are made.
     _Process.preempted = library.signal(signal.SIGTERM, None)
     signal.signal(signal.SIGTERM, ours)
-    threading.Thread(target=_watch, daemon=True).start()
+    watch = threading.Thread(target=_watch, daemon=True)
+    watch.start()
+    atexit.register(_leave, watch)  # after JAX's own, and so called before it
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
@@ -158,9 +163,18 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
+def _leave(watch: threading.Thread) -> None:
+    """Ends the `watch` once all processes are done; JAX then disconnects, and who still asks its store crashes."""
+    if (client := _client()) is None:
+        return
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # else it goes on, and says who was lost
+        client.wait_at_barrier("alibi/done", END_SECONDS * 1000)
+        _Process.done.set()
+        watch.join()
+
+
 def _watch() -> None:
-    while _Process.code is None:
-        time.sleep(1)
+    while _Process.code is None and not _Process.done.wait(WATCH_SECONDS):
         limit = max(UPDATE_SECONDS, 10 * _Process.longest)
         # Not before two updates have come: how long one takes isn't known.
         if _Process.longest and (came := _Process.came) is not None and time.monotonic() > came + limit:
