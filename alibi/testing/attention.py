@@ -24,6 +24,7 @@ from alibi.testing.samples import (
     fail,
     inputs_of,
     is_bounded,
+    jit,
     params_of,
 )
 
@@ -31,7 +32,7 @@ from alibi.testing.samples import (
 def check_blocks(method: PositionMethod) -> None:
     """Any part of a bias, cut from it, is that part of the whole."""
 
-    @jax.jit
+    @jit
     def blocks() -> Any:
         bias = bias_of(method, params_of(method), inputs_of(9))
         if bias is None:
@@ -72,7 +73,7 @@ def check_tiles(method: PositionMethod) -> None:
     """`blocked` and, where there are several devices, eight of them compute what the dense formula does."""
     params, inputs = params_of(method), inputs_of(LENGTH)
 
-    @functools.partial(jax.jit, static_argnums=2)
+    @functools.partial(jit, static_argnums=2)
     def value_and_gradients(params: Any, inputs: dict[str, Array], options: AttentionOptions) -> Any:
         def loss(params: Any, inputs: dict[str, Array]) -> tuple[Array, Array]:
             attended = attend(method, options, params, inputs)
@@ -96,7 +97,7 @@ def check_half_precision(method: PositionMethod) -> None:
     """In bfloat16 the result is that of float32 but for the rounding of queries, keys and values."""
     params, inputs = params_of(method), inputs_of(LENGTH)
 
-    @jax.jit
+    @jit
     def both() -> Any:
         half = {name: x.astype(jnp.bfloat16) for name, x in inputs.items()}
         rounded = {name: x.astype(jnp.float32) for name, x in half.items()}
@@ -115,7 +116,7 @@ def check_bounds(method: PositionMethod) -> None:
     length, block = 512, 32
     params, inputs = params_of(method), inputs_of(length)
 
-    @jax.jit
+    @jit
     def found() -> Any:
         bias: Any = bias_of(method, params, inputs)
         positions = np.arange(length)
@@ -155,7 +156,7 @@ def _check_skipping(method: PositionMethod, params: Any) -> None:
     epsilon = 1e-3
     most = 2 * epsilon * float(jnp.abs(inputs["value"]).max()) + 1e-6
 
-    @functools.partial(jax.jit, static_argnums=(0, 1, 2))
+    @functools.partial(jit, static_argnums=(0, 1, 2))
     def attended(backend: str, queries: int, skip_epsilon: float | None) -> Array:
         options = AttentionOptions(backend=backend, block=8, skip_epsilon=skip_epsilon)
         return attend(method, options, params, inputs, queries)

@@ -15,7 +15,7 @@ from alibi.model.config import ModelConfig
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import stacked
 from alibi.positions import PositionMethod
-from alibi.testing.samples import HEADS, TOKENS, WIDTH, compare, fail, is_bounded
+from alibi.testing.samples import HEADS, TOKENS, WIDTH, compare, fail, is_bounded, jit
 
 PADDING = (0, 4, 5)  # the slots of the second sequence of `check_cache` that hold no token
 
@@ -29,7 +29,7 @@ class SmallModel:
         self.model = DecoderLM(config, method, vocab_size=TOKENS)
         self.length = min(TOKENS, method.max_length or TOKENS)
         self.tokens = jnp.stack([jnp.arange(self.length), jnp.arange(self.length)[::-1]])
-        self.params = jax.jit(self.model.init)(jax.random.key(0), self.tokens)["params"]
+        self.params = jit(self.model.init)(jax.random.key(0), self.tokens)["params"]
 
     def changed(self, **keys: Any) -> DecoderLM:
         return self.model.clone(config=dataclasses.replace(self.model.config, **keys))
@@ -37,7 +37,7 @@ class SmallModel:
     @functools.cached_property
     def features(self) -> Float[Array, "batch length width"]:
         apply = functools.partial(self.model.apply, method="features")
-        return jax.jit(apply)({"params": self.params}, self.tokens)
+        return jit(apply)({"params": self.params}, self.tokens)
 
 
 def check_causality(model: SmallModel) -> None:
@@ -49,7 +49,7 @@ def check_causality(model: SmallModel) -> None:
     if not model.method.causal:
         return
 
-    @jax.jit
+    @jit
     def gradients(embedding: Array) -> Array:
         def features(embedding: Array) -> Array:
             params = {**model.params, "embedding": embedding}
@@ -74,7 +74,7 @@ def check_shift(model: SmallModel) -> None:
     """If the method says so, the same tokens at later positions give the same features."""
     if not model.method.shift_invariant:
         return
-    apply = jax.jit(functools.partial(model.model.apply, method="features"))
+    apply = jit(functools.partial(model.model.apply, method="features"))
     for shift in (1, 5):
         shifted = apply({"params": model.params}, model.tokens, positions=jnp.arange(model.length) + shift)
         error = np.abs(np.asarray(shifted - model.features)).max(axis=(0, 2))
@@ -109,7 +109,7 @@ def check_cache(model: SmallModel) -> None:
     for row, own in enumerate(places):
         tokens[row, own], positions[row, own] = tokens[row, : own.size].copy(), np.arange(own.size)
     read, empty = _reader(model, lm), jnp.zeros((2, model.length + 5), jnp.int32)
-    cache = jax.jit(lambda: lm.init(jax.random.key(0), empty, decode=True, total=model.length)["cache"])()
+    cache = jit(lambda: lm.init(jax.random.key(0), empty, decode=True, total=model.length)["cache"])()
     of_prompt = []
     for part in (slice(0, 4), slice(4, 8)):
         features, cache = read(cache, tokens[:, part], positions=positions[:, part])
@@ -128,7 +128,7 @@ def check_cache(model: SmallModel) -> None:
 
 def _reader(model: SmallModel, lm: DecoderLM) -> Callable[..., Any]:
     """A function of a cache and new tokens that gives their features and the cache with them."""
-    apply = jax.jit(functools.partial(lm.apply, decode=True, mutable=["cache"], method="features"))
+    apply = jit(functools.partial(lm.apply, decode=True, mutable=["cache"], method="features"))
 
     def read(cache: PyTree, tokens: Any, **positions: Any) -> tuple[Array, PyTree]:
         features, updated = apply({"params": model.params, "cache": cache}, tokens, **positions)
@@ -164,7 +164,7 @@ def check_layers(model: SmallModel) -> None:
         nll: Any = lm.apply({"params": params}, model.tokens, model.tokens, method="token_nll")
         return nll.sum()
 
-    compute: Callable[..., Any] = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    compute = jit(jax.value_and_grad(loss), static_argnums=1)
     expected = compute(model.params, model.changed())
     for keys in ({"remat": True}, {"scan_layers": True}):
         got = compute(model.params, model.changed(**keys))
