@@ -330,6 +330,50 @@ hosts.together(score)
     assert said_at_the_end(process) == f"error: another process was lost: its connection ended; {ON}"
 
 
+def test_a_failure_that_one_process_has_alone_ends_all() -> None:
+    """The others are in the computation, which waits for that one. Where all fail alike, each has its error."""
+    program = f"""
+import sys, time
+from alibi.parallel import hosts, peers
+me = int(sys.argv[1])
+peers.join("localhost:{free_port()}", 2, me)
+hosts.ALIKE_SECONDS = 1
+def score(alone):
+    if me == 1 or not alone:
+        raise MemoryError("too large")
+    time.sleep(100)
+try:
+    hosts.alike(lambda: score(alone=False))
+except MemoryError as error:
+    print("all:", error, flush=True)
+hosts.alike(lambda: score(alone=True))
+"""
+    pair = [start([sys.executable, "-c", program, str(host)], devices=1) for host in range(2)]
+    first, second = (process.communicate(timeout=60)[0] for process in pair)
+    assert [process.returncode for process in pair] == [1, 1]
+    assert first.splitlines() == ["all: too large", "error: process 1 failed alone: MemoryError: too large"]
+    alone = "error: what all processes compute failed on this one alone: MemoryError: too large"
+    assert second.splitlines() == ["all: too large", alone]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_process_whose_work_is_done_waits_for_one_that_still_works(slow: int) -> None:
+    """JAX waits for a limited time, and would then abort the one that works; one that asks its store would crash."""
+    program = f"""
+import sys, time, jax
+from alibi.parallel import peers
+connect = jax.distributed.initialize
+jax.distributed.initialize = lambda *given, **more: connect(*given, **more, shutdown_timeout_seconds=2)
+peers.WATCH_SECONDS = 0
+peers.join("localhost:{free_port()}", 2, int(sys.argv[1]))
+time.sleep(6 * (int(sys.argv[1]) == {slow}))
+print("done", flush=True)
+"""
+    pair = [start([sys.executable, "-c", program, str(host)], devices=1) for host in range(2)]
+    assert [process.communicate(timeout=60)[0] for process in pair] == ["done\n", "done\n"]
+    assert [process.returncode for process in pair] == [0, 0]
+
+
 def test_what_the_first_process_tells_is_one_key_that_each_other_reads(tmp_path: pathlib.Path) -> None:
     """So 64 hosts ask their coordinator 64 times, not 8,192; what all have read is deleted, and a failure is told."""
     program = f"""

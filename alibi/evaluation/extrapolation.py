@@ -122,7 +122,7 @@ def evaluate_each(
                 tell(failures[-1])
     # Of one that failed before any result the reason is all that there is to say.
     nothing = len(paths) == len(failures) == 1 and len(output.rows) == found_before
-    output.finish(report=options.report and not nothing, workdirs=paths)
+    on_first(lambda: output.finish(report=options.report and not nothing, workdirs=paths))  # none ends before it
     return failures
 
 

@@ -12,7 +12,7 @@ from alibi import progress
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
 from alibi.evaluation.windows import Part, Windows
-from alibi.parallel.hosts import is_primary
+from alibi.parallel.hosts import alike, is_primary
 from alibi.reporting.curves import RunSource
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import write_report
@@ -68,9 +68,9 @@ class Output:
         self.add(dataclasses.replace(row, error=error))
 
     def unless_memory_ends(self, row: Row, title: str, score: Callable[[], Found]) -> Found | None:
-        """What `score` returns; None where memory doesn't suffice for it, which becomes a row."""
+        """What all processes `score`; None where none of them has the memory for it, which becomes a row."""
         try:
-            return score()
+            return alike(score)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise

@@ -7,22 +7,25 @@ one may prepare for hours while the others wait.
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
 from jax._src import distributed  # of its store nothing is public
 
-from alibi.errors import UserError
+from alibi.errors import FAILED, UserError, tell
 from alibi.parallel import peers
 
 Result = TypeVar("Result")
+
+ALIKE_SECONDS = 60.0  # within which the processes fail that fail alike
 
 
 class _Said:
     """How often the processes have exchanged something, which all count alike: keys of the store are named by it."""
 
-    gathered = told = 0
+    gathered = told = failed = 0
 
 
 def is_primary() -> bool:
@@ -38,7 +41,7 @@ def gather(value: Any) -> list[Any]:
     place, values = f"alibi/{_Said.gathered}", [value]
     with peers.when_lost():
         if is_primary():
-            values += [json.loads(_awaited(state.client, f"{place}/of/{one}")) for one in range(1, state.num_processes)]
+            values += [json.loads(peers.awaited(f"{place}/of/{one}")) for one in range(1, state.num_processes)]
         else:
             state.client.key_value_set(f"{place}/of/{state.process_id}", json.dumps(value))
     values = _spread(values)
@@ -60,18 +63,8 @@ def _spread(value: Result) -> Result:
         if is_primary():
             client.key_value_set(key, text := json.dumps(value))
         else:
-            text = _awaited(client, key)
+            text = peers.awaited(key)
     return json.loads(text)
-
-
-def _awaited(client: Any, key: str) -> str:
-    """The value of `key`, however long it takes; in short waits, between which Python answers signals."""
-    while True:
-        try:
-            return client.blocking_key_value_get(key, 1000)
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
 
 
 def check_alike(facts: dict[str, Any]) -> None:
@@ -114,12 +107,36 @@ def on_first(act: Callable[[], Result]) -> Result | None:
 def together(act: Callable[[], Result]) -> Result:
     """What `act`, which every process calls, gives here; if it raises on one, this raises on all.
 
+    What the processes compute with each other must stand in `alike` within `act`.
+
     Raises:
       UserError: it was another process that failed; that one raises what `act` did.
     """
     result, failure = _tried(act)
     _raise(failure, gather(_reason(failure)))
     return cast(Result, result)  # which it is where nothing failed
+
+
+def alike(compute: Callable[[], Result]) -> Result:
+    """What `compute`, which the devices of all processes do together, gives here; if it raises, then on all.
+
+    Where it fails on some processes only, all end: the others are in it, and would wait for these for ever.
+    """
+    result, failure = _tried(compute)
+    if failure is None:
+        return cast(Result, result)
+    state, place = distributed.global_state, f"alibi/failed/{_Said.failed}"
+    _Said.failed += 1
+    if state.client is not None:
+        state.client.key_value_set(f"{place}/{state.process_id}", "")
+        until = time.monotonic() + ALIKE_SECONDS
+        try:
+            for one in range(state.num_processes):
+                peers.awaited(f"{place}/{one}", until - time.monotonic())
+        except TimeoutError:
+            tell(f"what all processes compute failed on this one alone: {_reason(failure)}")
+            peers.end(f"failed alone: {_reason(failure)}", FAILED)
+    raise failure
 
 
 def _tried(act: Callable[[], Result]) -> tuple[Result | None, Exception | None]:

@@ -3,12 +3,14 @@
 JAX's coordination service learns by heartbeats that a process died or its machine stands still, and then aborts the
 others with a C++ stack trace. Here that abort becomes a line. Two things it does not learn: that a process failed, for
 which there is a word in its key-value store, and that one is alive but never comes to the next update, for which there
-is a limit of time.
+is a limit of time. Processes whose work is done end together, however long one of them still works: it would be
+aborted where another one left before it.
 """
 
 import atexit
 import contextlib
 import ctypes
+import math
 import os
 import re
 import signal
@@ -28,8 +30,8 @@ JOIN_SECONDS = 300  # that a process waits for all others to come
 HEARTBEAT_SECONDS = 60  # without one a process is lost
 UPDATE_SECONDS = 100.0  # that an update may take, or ten times the longest so far
 WATCH_SECONDS = 1.0  # between two looks at what the others say
-END_SECONDS = 300  # that a process which is done waits for the others, as JAX itself does
-ENDED = "alibi/ended"
+END_SECONDS = 15.0  # that a thread waits for another one that ends the process
+ENDED, DONE = "alibi/ended", "alibi/done"
 # What a collective raises where a connection ends.
 BROKEN = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I)
 # Of absl's log: where a C++ program begins to tell why it aborts.
@@ -139,14 +141,16 @@ def expect_update(expected: bool = True) -> None:
 
 def lost(reason: str, code: int = REQUEUE) -> NoReturn:
     """Ends this process, which can do nothing without its peers."""
-    if _Process.code is None:
-        _Process.code = code
-        with contextlib.suppress(Exception):
-            if _Process.on_lost:
-                _Process.on_lost(reason, code)
-            hint = "; what was saved is whole, and the same command goes on from there" if code == REQUEUE else ""
-            tell(f"{reason}{hint}")
-    os._exit(_Process.code)
+    if _Process.code is not None:
+        time.sleep(END_SECONDS)  # another thread ends it, and may still write why
+        os._exit(_Process.code)
+    _Process.code = code
+    with contextlib.suppress(Exception):
+        if _Process.on_lost:
+            _Process.on_lost(reason, code)
+        hint = "; what was saved is whole, and the same command goes on from there" if code == REQUEUE else ""
+        tell(f"{reason}{hint}")
+    os._exit(code)
 
 
 def end(reason: str, code: int) -> NoReturn:
@@ -163,12 +167,42 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
+def awaited(key: str, seconds: float = math.inf) -> str:
+    """The value of `key` in the store, once there is one; in short waits, between which Python answers signals.
+
+    Raises:
+      TimeoutError: there is none after so many seconds.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return _client().blocking_key_value_get(key, 1000)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            if time.monotonic() > end:
+                raise TimeoutError(f"{key} was not set within {seconds:.0f} s") from None
+
+
 def _leave(watch: threading.Thread) -> None:
-    """Ends the `watch` once all processes are done; JAX then disconnects, and who still asks its store crashes."""
-    if (client := _client()) is None:
+    """Waits until all processes are done, then ends the `watch`.
+
+    After this JAX disconnects. A thread that asks the store meanwhile crashes the process.
+    """
+    state = distributed.global_state
+    if state.client is None:
         return
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # else it goes on, and says who was lost
-        client.wait_at_barrier("alibi/done", END_SECONDS * 1000)
+    try:
+        if state.process_id == 0:
+            for other in range(1, state.num_processes):
+                awaited(f"{DONE}/{other}")
+            state.client.key_value_set(DONE, "all")
+        else:
+            state.client.key_value_set(f"{DONE}/{state.process_id}", "")
+            awaited(DONE)
+    except jax.errors.JaxRuntimeError:
+        pass  # JAX aborts this process, which then says who was lost
+    finally:
         _Process.done.set()
         watch.join()
 
