@@ -80,7 +80,8 @@ def ranges(length: int) -> list[tuple[int, int]]:
 def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyTokenCurse:
     """What of the gain from blocks of one length to blocks of a greater one is due to fewer tokens of short context.
 
-    Two answers, as shares of the gain in nats a token; None where it can't be said, as of a gain that may be chance.
+    Two answers, as shares of the gain in nats a token; None where it can't be said, as of a gain that may be half of
+    what was measured, or chance.
 
     composition_share: the gain that there would be if at each context a token cost what it
       costs in the short blocks, and beyond them what it costs with their full context.
@@ -94,7 +95,7 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     saved = short.nll - long.nll
     gain, blocks = saved.mean(), np.arange(saved.size) // long.of.length
     between = interval(*(np.bincount(blocks, weights) for weights in (saved, None)))
-    is_sure = between is not None and between[0] > 0
+    is_known = between is not None and between[0] > max(0, gain / 2)
     sliding, sliding_long = (
         {one.of.stride: one for one in others if one.of.mode == "sliding" and one.of.length == blocks.of.length}
         for blocks in (short, long)
@@ -109,11 +110,11 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
         tokens=short.nll.size,
         gain_nats=float(gain),
         gain_interval=between,
-        composition_share=float(composition / gain) if is_sure else None,
-        sliding_share=float(1 - slid / gain) if is_sure and slid is not None else None,
+        composition_share=float(composition / gain) if is_known else None,
+        sliding_share=float(1 - slid / gain) if is_known and slid is not None else None,
         sliding_stride=strides[0] if strides else None,
         gain_by_context=tuple(
-            GainShare(low, high, float(saved[inside].sum() / saved.sum()) if is_sure else None)
+            GainShare(low, high, float(saved[inside].sum() / saved.sum()) if is_known else None)
             for low, high, inside in _by_context(short)
         ),
     )

@@ -67,7 +67,7 @@ class ByPosition(Analysis):
 
 @dataclasses.dataclass(frozen=True)
 class GainShare:
-    """The part of a gain that falls on tokens of a range of contexts; None where the gain may be chance."""
+    """The part of a gain that falls on tokens of a range of contexts; None where the gain is hardly known."""
 
     context_from: int
     context_to: int
@@ -79,7 +79,7 @@ class EarlyTokenCurse(Analysis):
     """What of the gain from the blocks `of` one length to those of `longer_length` is due to fewer early tokens.
 
     The interval holds the gain with a probability of 95%, by resampling the longer blocks; None where there is
-    one. Shares are None where it isn't known to lie above zero: of a gain that may be chance they would be any number.
+    one. Shares are None where the gain may be half of what was measured, or chance: they would be any number.
     """
 
     analysis = "early_token_curse"

@@ -199,6 +199,20 @@ def test_no_share_of_a_gain_that_may_be_chance():
     assert {one.share for one in row.gain_by_context} == {None}
 
 
+def test_no_share_of_a_gain_that_is_hardly_known():
+    """It may be far smaller than what was measured, and its share is that number's inverse."""
+    random = np.random.default_rng(4)
+    short, long = (
+        measured(lambda context, mean=mean: random.normal(mean, 1, context.size), length, length)
+        for mean, length in ((5.15, 16), (5.0, 64))
+    )
+    row = early_token_curse(short, long, [short, long])
+    low, _ = row.gain_interval
+    assert 0 < low < row.gain_nats / 2
+    assert row.composition_share is None
+    assert {one.share for one in row.gain_by_context} == {None}
+
+
 def test_the_interval_of_a_range_is_that_of_its_blocks():
     """Blocks of 8 that cost 4 or 6 each by chance: the mean of 125 of them has a standard error of 1/sqrt(125)."""
     cost = np.repeat(np.random.default_rng(3).choice([4.0, 6.0], 125), 8)
