@@ -1,11 +1,11 @@
 """What each position method adds to the logits of attention, head by head: a picture, and a curve by distance.
 
-    python scripts/plot_bias.py --methods=all --heads=8 --length=64 --output_dir=OUT
+    python scripts/plot_bias.py --methods=all --heads=8 --length=64
 
-Writes OUT/METHOD.png. Parameters are those that training starts with, and every token has the same content, drawn
-from a normal distribution, so that all differences are those of positions. What is shown is the logit with the
-method less that without it: of biases the bias, of rotary embeddings what the rotation does. Methods that add to
-the token embeddings alone have no such figure, and a line says so.
+Writes METHOD.png of each to --output_dir. Parameters are those that training starts with, and every token has the
+same content, drawn from a normal distribution, so that all differences are those of positions. What is shown is the
+logit with the method less that without it: of biases the bias, of rotary embeddings what the rotation does. Methods
+that add to the token embeddings alone have no such figure, and a line says so.
 """
 
 import pathlib
@@ -24,7 +24,7 @@ _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "features of a head", lower_bou
 _LENGTH = flags.DEFINE_integer("length", 64, "tokens of a sequence", lower_bound=2)
 _TRAIN_LENGTH = flags.DEFINE_integer("train_length", 0, "tokens in training; 0: as many as --length", lower_bound=0)
 _CAUSAL = flags.DEFINE_boolean("causal", True, "a token sees only those before it; --nocausal: both sides")
-_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "where the figures go")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", "workdirs/bias", "where the figures go")
 
 
 def added_to_logits(method):
@@ -89,4 +89,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("output_dir",))
+    command_line.run(main)

@@ -73,9 +73,12 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     groups = [others[start : start + AT_ONCE] for start in range(0, len(others), AT_ONCE)] or [[]]
     rows = []
     for length in lengths:
-        for number, group in enumerate(groups):
+        of_length: list[dict[str, Any]] = []
+        for group in groups:
             found = _compare_length([*references, *group], length, arguments)
-            rows += found[len(references) :] if number else found
+            of_length += found[len(references) :] if of_length else found
+        _show(of_length, length, arguments.batch_tokens)
+        rows += of_length
     return rows
 
 
@@ -89,7 +92,10 @@ def _compare_length(names: list[str], length: int, arguments: argparse.Namespace
     runners, peak = run_rounds(
         contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title=f"L={length}", preparing=2
     )
-    rows = [_row(name, length, tokens, runners, peak, arguments.rounds) for name in names]
+    return [_row(name, length, tokens, runners, peak, arguments.rounds) for name in names]
+
+
+def _show(rows: list[dict[str, Any]], length: int, tokens: int) -> None:
     print(f"\nthe quickstart's model at L={length}, {tokens} tokens a step, float32\n{measured_on(rows[0])}\n")
     print_table(
         ["", "training, tokens/s", "x none", "x alibi", "scoring, tokens/s", "x none", "x alibi", "a step, MB"],
@@ -110,7 +116,6 @@ def _compare_length(names: list[str], length: int, arguments: argparse.Namespace
         ],
     )
     print_failures(rows)
-    return rows
 
 
 def _row(name: str, length: int, tokens: int, runners: dict[str, Runner], peak: float, rounds: int) -> dict[str, Any]:
