@@ -81,9 +81,9 @@ The quickstart's model, trained at L = {length}:
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
   were trained on books with passkeys, {key_seeds}, {of_keys:,} updates (*: {late:,})
   ([all distances](../results/passkey/README.md));
-- speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options, as a multiple of that of
-  `none`, in which differences below 0.05 can be noise ([more](speed.md#position-methods)); the interpolated and NTK
-  forms cost what `alibi` and `rotary` do.
+- speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options (`shaw`: `max_distance=16`),
+  as a multiple of that of `none`, in which differences below 0.05 can be noise ([more](speed.md#position-methods));
+  the interpolated and NTK forms cost what `alibi` and `rotary` do.
 
 | method | bits/byte, L | 16 L | gain | passkeys, 64 in L | 64 in 8 L | 512 in 8 L | speed, 128 | 512 | 2,048 | 8,192 |
 |:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
