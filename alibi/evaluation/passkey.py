@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from alibi.data.embedded import Books
-from alibi.data.passkeys import DIGITS, LEAST, distances, make_prompts, too_short
+from alibi.data.passkeys import DIGITS, LEAST, PassKeys, distances, make_prompts, too_short
 from alibi.evaluation.extrapolation import RunOptions, evaluate_each
 from alibi.evaluation.output import Output, row_of, say
 from alibi.evaluation.perplexity import Scorer, unrounded
@@ -52,6 +52,9 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
 
     def evaluate(workdir: str, output: Output) -> None:
         run = together(lambda: _byte_run(workdir, options))
+        if (corpus := run.config.data.corpus) != PassKeys.name:
+            found = "so that it may find none; configs/passkey.py trains a run that does"
+            say(f"{run.name}: was trained on data.corpus={corpus}, not {PassKeys.name}, {found}")
         scorer, lengths = _scorer(run), options.lengths_of(run.config.train_length)
         for length in lengths:
             if not (measured := distances(length)):

@@ -20,22 +20,24 @@ from alibi.runs import RunDirectory, config_hash
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.state import TrainState, initial_state
 
-# Keys of the model that shape what no position method owns.
-SHAPING = ("width", "num_heads", "feed_forward", "embedding", "cutoffs", "adaptive_factor")
+# Keys of the model that shape the parameters that no position method owns, and keys that change what these compute.
+OF_ADAPTIVE = ("cutoffs", "adaptive_factor")
+SHAPING = ("num_layers", "width", "num_heads", "feed_forward", "embedding", *OF_ADAPTIVE)
+COMPUTING = ("activation", "final_norm", "norm_epsilon")
 
 
 class Parent:
     """The run that another one, of a `config` and `model`, starts from; its latest parameters are read by `state`.
 
-    A parameter is taken where both have it in one shape, and one of the position method where it also means the same.
-    One of these may be new or dropped, and so may be what only one of the models has.
+    All parameters are taken but some of the position method's: of those it takes what both have in one shape and with
+    one meaning. Others are new, or dropped.
 
     Attributes:
       step: of the latest checkpoint, and once `state` is there of that which it was read from, the newest whole one.
 
     Raises:
-      ValueError: no work directory or no checkpoint in it, another vocabulary, other shapes or numbers of layers, or a
-        position method that takes the parent's training length for its own.
+      ValueError: no work directory or no checkpoint in it, another vocabulary, a model whose parameters have other
+        shapes or compute something else, or a position method that takes the parent's training length for its own.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, model: DecoderLM):
@@ -50,9 +52,9 @@ class Parent:
         there = self.config.copy_and_resolve_references()
         there.model.scan_layers = model.config.scan_layers
         self._model = build_model(there, self._tokenizer.vocab_size)  # with its layers laid out as those of `model`
-        self._check_layers(model)
+        self._check_model(model)
         self._check_length(model)
-        self._check_shapes(model)
+        self._divide(model)
 
     def _latest(self) -> int:
         self.run.check_checkpoints()
@@ -70,10 +72,15 @@ class Parent:
                 f"embeddings are of; set data.tokenizer={own.name}{file}"
             )
 
-    def _check_layers(self, model: DecoderLM) -> None:
-        there, here = self._model.config.num_layers, model.config.num_layers
-        if there != here:
-            raise ValueError(f"init_from={self.run} has {there} layers, not {here}; set model.num_layers={there}")
+    def _check_model(self, model: DecoderLM) -> None:
+        there, here = self._model.config, model.config
+        ignored = () if there.embedding == "adaptive" else OF_ADAPTIVE
+        keys = [key for key in (*SHAPING, *COMPUTING) if key not in ignored]
+        values = [(f"model.{key}", _told(getattr(there, key)), _told(getattr(here, key))) for key in keys]
+        if other := [one for one in values if one[1] != one[2]]:
+            differing = ", ".join(f"{key} is {theirs} there and {ours} here" for key, theirs, ours in other)
+            flags = " ".join(f"--config.{key}={theirs}" for key, theirs, _ in other)
+            raise ValueError(f"init_from={self.run} has the parameters of another model: {differing}; set {flags}")
 
     def _check_length(self, model: DecoderLM) -> None:
         """A stretched method would else take its own training length for the parent's, and stretch nothing."""
@@ -84,17 +91,12 @@ class Parent:
                 f"would take {model.position.train_length:,} for that; set position_options.original_length={known}"
             )
 
-    def _check_shapes(self, model: DecoderLM) -> None:
+    def _divide(self, model: DecoderLM) -> None:
+        """Finds out what is taken, new and dropped."""
         here, there = _shapes(model.with_vocabulary(self._tokenizer.vocab_size)), _shapes(self._model)
-        own = [path for path in here.keys() & there.keys() if "position" not in path.split("/")]
-        if wrong := sorted(path for path in own if here[path].shape != there[path].shape):
-            both = {key: tuple(getattr(one.config, key) for one in (self._model, model)) for key in SHAPING}
-            differing = ", ".join(f"model.{key} is {a} there and {b} here" for key, (a, b) in both.items() if a != b)
-            raise ValueError(
-                f"init_from={self.run} has parameters of other shapes: {differing} ({wrong[0]}: "
-                f"{list(there[wrong[0]].shape)}, not {list(here[wrong[0]].shape)}); use the model keys of that run"
-            )
-        same = here.keys() & there.keys() if model.position.shares_parameters(self._model.position) else {*own}
+        same = here.keys() & there.keys()
+        if not model.position.shares_parameters(self._model.position):
+            same = {path for path in same if "position" not in path.split("/")}
         taken = {path for path in same if here[path].shape == there[path].shape}
         self._taken, self._new, self._dropped = taken, here.keys() - taken, there.keys() - taken
         self.parameters = sum(here[path].size for path in taken)
@@ -123,6 +125,11 @@ class Parent:
             return there[_name(path)] if _name(path) in self._taken else leaf
 
         return dataclasses.replace(state, params=jax.tree.map_with_path(start, state.params))
+
+
+def _told(value: Any) -> str:
+    """A key's value as its flag takes it."""
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _shapes(model: DecoderLM) -> dict[str, jax.ShapeDtypeStruct]:

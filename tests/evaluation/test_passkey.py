@@ -14,6 +14,7 @@ from alibi.data.pieces import Piece
 from alibi.evaluation.passkey import Options, _scorer, evaluate_passkeys
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.rows import Override, read_rows
+from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
 from tests.evaluation.runs import make_run
@@ -201,6 +202,28 @@ def test_a_trained_run_is_measured_once(tmp_path, capsys):
         assert words in capsys.readouterr().err
     evaluate_passkeys([run], dataclasses.replace(options, prompts=4))
     assert [row.passkey.prompts for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3, 4]
+
+
+def test_a_run_that_was_not_trained_on_keys_is_told_of_once(tmp_path, monkeypatch, capsys):
+    """A table of 0% alone would look as if its method could not find them. Text of one's own may have keys too."""
+    (tmp_path / "text.txt").write_text("some text\n")
+    run = make_run(tmp_path, "alibi", "a-run")
+    options = Options(output_dir=tmp_path / "out", lengths=(64, 80), prompts=3, report=False)
+    assert evaluate_passkeys([run], options) == []
+    told = [line for line in capsys.readouterr().err.splitlines() if "configs/passkey.py" in line]
+    assert len(told) == 1
+    assert told[0].startswith("a-run: was trained on data.corpus=text, not passkeys, so that it may find none; ")
+
+    trained_config = RunDirectory.config
+
+    def with_keys(directory):
+        config = trained_config(directory)
+        config.data.corpus = PassKeys.name
+        return config
+
+    monkeypatch.setattr(RunDirectory, "config", with_keys)
+    assert evaluate_passkeys([run], options) == []
+    assert "configs/passkey.py" not in capsys.readouterr().err
 
 
 def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_of_its_own(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """A run that starts from another one's checkpoint: what is taken, new and dropped; and going on without that one."""
 
+import dataclasses
 import functools
 import pathlib
 import shutil
@@ -8,13 +9,14 @@ import jax
 import numpy as np
 import pytest
 
+from alibi.model.config import ModelConfig
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.model.layers import unstacked
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop
-from alibi.training.parent import Parent
+from alibi.training.parent import COMPUTING, OF_ADAPTIVE, SHAPING, Parent
 
 
 @pytest.fixture(autouse=True)
@@ -106,11 +108,24 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"model__width": 32}, r"of other shapes: model.width is 16 there and 32 here \(embedding: \[256, 16\], not"),
-        ({"model__num_heads": 4}, r"model.num_heads is 2 there and 4 here .*; use the model keys of that run"),
-        ({"model__num_layers": 3, "model__scan_layers": True}, "has 2 layers, not 3; set model.num_layers=2"),
-        ({"model__num_layers": 3}, "has 2 layers, not 3; set model.num_layers=2"),  # else the third would be random
-        ({"model__num_layers": 1}, "has 2 layers, not 1; set model.num_layers=2"),  # else the second would be left out
+        ({"model__width": 32}, "another model: model.width is 16 there and 32 here; set --config.model.width=16$"),
+        ({"model__num_heads": 4}, "model.num_heads is 2 there and 4 here; set --config.model.num_heads=2$"),
+        (
+            {"model__num_layers": 3, "model__scan_layers": True},
+            "is 2 there and 3 here; set --config.model.num_layers=2$",
+        ),
+        ({"model__num_layers": 3}, "2 there and 3 here; set --config.model.num_layers=2$"),  # the third would be random
+        ({"model__num_layers": 1}, "2 there and 1 here; set --config.model.num_layers=2$"),  # one would be left out
+        (
+            {"model__activation": "gelu", "model__norm_epsilon": 1e-5},  # the same parameters would compute otherwise
+            "activation is relu there and gelu here, model.norm_epsilon is 1e-06 there and 1e-05 here; "
+            "set --config.model.activation=relu --config.model.norm_epsilon=1e-06$",
+        ),
+        ({"model__final_norm": False}, "is True there and False here; set --config.model.final_norm=True$"),
+        (
+            {"model__embedding": "adaptive", "model__cutoffs": (20, 60)},
+            "model.embedding is tied there and adaptive here; set --config.model.embedding=tied$",
+        ),
         ({"data__tokenizer": "words"}, r"another vocabulary, of 256 tokens \(bytes\), .*; set data.tokenizer=bytes"),
         ({"init_from": "nowhere"}, "nowhere is no work directory of a run: config.json is missing"),
     ],
@@ -130,14 +145,16 @@ def test_what_cannot_be_started_from_is_refused_before_any_work(
     [
         (("learned", 32), ("deberta", 16)),  # a table of [32, 16] each: of positions, and of distances
         (("kerple_log", 16), ("kerple_power", 16)),  # r2 within the logarithm, and an exponent
+        (("t5", 16), ("t5", 16, {"max_distance": 512})),  # rows of the same table, of other distances
+        (("deberta", 16), ("deberta", 32)),  # kernels that project the features of a table, and another table
     ],
 )
 def test_position_parameters_of_another_meaning_are_new(tiny_config, tmp_path, there, here) -> None:
     """Though they have one name and one shape, one method's numbers mean nothing to the other."""
-    configs = [
-        tiny_config(position=method, length=length, train__steps=3, eval__every_steps=0)
-        for method, length in (there, here)
-    ]
+    configs = []
+    for method, length, *given in (there, here):
+        options = {f"position_options__{name}": value for some in given for name, value in some.items()}
+        configs.append(tiny_config(position=method, length=length, train__steps=3, eval__every_steps=0, **options))
     loop.train(configs[0], str(tmp_path / "there"))
     configs[1].init_from = str(tmp_path / "there")
     models = [build_model(config, UNKNOWN_VOCABULARY) for config in configs]
@@ -160,6 +177,42 @@ def test_methods_share_parameters_with_those_around_them_and_made_of_them(tiny_c
     assert not learned.shares_parameters(position("kerple_power"))
     assert not position("randomised", method="kerple_log").shares_parameters(position("kerple_power"))
     assert position("rotary").shares_parameters(position("yarn"))
+    assert position("rotary").shares_parameters(position("rotary", base=500.0))
+    assert position("t5").shares_parameters(position("t5", logit_scale="ssmax"))
+    farther = (
+        position("t5", max_distance=512),
+        position("randomised", method="t5", method_options=("max_distance", 512)),
+    )
+    assert farther[0].shares_parameters(farther[1])
+    assert not any(position("t5", logit_scale="ssmax").shares_parameters(one) for one in farther)
+    assert not position("kerple_power").shares_parameters(position("kerple_power", exponent=1.0))
+    assert position("deberta").shares_parameters(position("deberta", max_distance=16)), "the training length, named"
+
+
+def test_keys_that_do_not_change_what_parameters_compute_may_differ(tiny_config, parent) -> None:
+    """Each key of the model is one or the other; of tied embeddings those of adaptive ones are ignored."""
+    free = {
+        "initialization": "paper",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.1,
+        "softmax_dropout": 0.1,
+        "padding_rows": True,
+        "dtype": "bfloat16",
+        "remat": True,
+        "scan_layers": True,
+        "window": 8,
+        "skip_epsilon": 1e-6,
+        "attention": "reference",
+        "products": "plain",
+        "logits_chunk": 64,
+    }
+    assert {field.name for field in dataclasses.fields(ModelConfig)} == {*free, *SHAPING, *COMPUTING}
+    of_adaptive = dict(zip(OF_ADAPTIVE, ((9,), 2), strict=True))
+    keys = {f"model__{key}": value for key, value in (free | of_adaptive).items()}
+    config = tiny_config(init_from=str(parent), **keys)
+    about = Parent(config, build_model(config, UNKNOWN_VOCABULARY)).about()
+    assert about["new"] == about["dropped"] == []
 
 
 def test_the_newest_whole_checkpoint_is_started_from(tiny_config, parent, tmp_path, capsys) -> None:
