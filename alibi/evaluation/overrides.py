@@ -80,8 +80,7 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
     if has == needs and not own.shares_parameters(other):
         raise ValueError(
             f"position={tested.position} can't be tested on a run of position={config.position}: its position "
-            "parameters have the same names and shapes, but by the method or its options another meaning; train it "
-            "from the start"
+            "parameters have the same names and shapes, but another meaning; train it from the start"
         )
     if has != needs:
         raise ValueError(

@@ -1,7 +1,6 @@
 """A position method around another one, of which it changes one thing."""
 
 import dataclasses
-from typing import Any
 
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
@@ -20,9 +19,8 @@ class Around(PositionMethod):
     other: PositionMethod = dataclasses.field(init=False)
 
     @property
-    def makers(self) -> frozenset[tuple[type, tuple[Any, ...]]]:
-        own = {maker for maker in super().makers if maker[0] is not Around}
-        return frozenset(own) | self.other.makers
+    def makers(self) -> frozenset[type]:
+        return super().makers - {Around} | self.other.makers
 
     @property
     def known_length(self) -> int | None:

@@ -68,9 +68,6 @@ class PositionMethod:
     shift_invariant = False
     # The least and the greatest value of a parameter, by its name: after each update training puts it back within them.
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    # Attributes that say what its parameters mean, as T5's largest distance says of which distances each row of its
-    # table is: under another value of one of them, parameters of the same shape mean something else.
-    meaning: ClassVar[tuple[str, ...]] = ()
     # Why no sliding window may be put on attention with this method; empty: one may.
     no_window = ""
 
@@ -89,11 +86,10 @@ class PositionMethod:
         return {field.name: field.default for field in added}
 
     @property
-    def makers(self) -> frozenset[tuple[type, tuple[Any, ...]]]:
-        """The classes whose functions make its parameters, each with the values of `meaning`."""
-        owners = {next(one for one in type(self).__mro__ if name in vars(one)) for name in ("init", "init_layer")}
-        values = tuple(getattr(self, name) for name in self.meaning)
-        return frozenset((owner, values) for owner in owners - {PositionMethod})
+    def makers(self) -> frozenset[type]:
+        """The classes whose functions make its parameters."""
+        owners = (next(one for one in type(self).__mro__ if name in vars(one)) for name in ("init", "init_layer"))
+        return frozenset(owners) - {PositionMethod}
 
     def shares_parameters(self, other: "PositionMethod") -> bool:
         """Whether parameters of both that have one name and shape mean the same."""

@@ -51,7 +51,6 @@ class Deberta(PositionMethod):
     )
 
     shift_invariant = True
-    meaning = ("clip",)  # the kernels project the features of one table, and mean nothing to another
 
     max_distance: int = 0
 

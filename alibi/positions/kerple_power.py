@@ -43,7 +43,6 @@ class KerplePower(PositionMethod):
 
     shift_invariant = True
     limits: ClassVar = {"r1": (LEAST, np.inf), "r2": (LEAST, GREATEST)}
-    meaning = ("exponent",)  # it says of which power of the distance r1 is the factor
 
     exponent: float | None = None
 

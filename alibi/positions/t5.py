@@ -69,7 +69,6 @@ class T5(PositionMethod):
     )
 
     shift_invariant = True
-    meaning = ("max_distance",)  # it says of which distances each row of the table is
 
     num_buckets: int = 32
     max_distance: int = 128

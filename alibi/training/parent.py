@@ -16,6 +16,8 @@ from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
+from alibi.positions import LOGIT_SCALE, method_class
+from alibi.positions.options import without_lists
 from alibi.runs import RunDirectory, config_hash
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.state import TrainState, initial_state
@@ -29,8 +31,9 @@ COMPUTING = ("activation", "final_norm", "norm_epsilon")
 class Parent:
     """The run that another one, of a `config` and `model`, starts from; its latest parameters are read by `state`.
 
-    All parameters are taken but some of the position method's: of those it takes what both have in one shape and with
-    one meaning. Others are new, or dropped.
+    All parameters are taken but some of the position method's: of those it takes what both have in one shape, where the
+    two methods mean the same by it. Others are new, or dropped. The method's options may be others, as those of T5's
+    buckets or rotary's base, to go on with what was learned in another place.
 
     Attributes:
       step: of the latest checkpoint, and once `state` is there of that which it was read from, the newest whole one.
@@ -55,6 +58,7 @@ class Parent:
         self._check_model(model)
         self._check_length(model)
         self._divide(model)
+        self._options = _changed_options(self.config, config)
 
     def _latest(self) -> int:
         self.run.check_checkpoints()
@@ -107,9 +111,9 @@ class Parent:
         return found | {"taken": self.parameters, "new": _names(self._new), "dropped": _names(self._dropped)}
 
     def tell(self, doing: str = "starting") -> None:
-        """Prints what is taken, new and dropped."""
+        """Prints what is taken, new and dropped, and which options of the position method are others."""
         new, dropped = (", ".join(_names(paths)) or "none" for paths in (self._new, self._dropped))
-        taken = f"{self.parameters:,} parameters taken; new: {new}; dropped: {dropped}"
+        taken = f"{self.parameters:,} parameters taken; new: {new}; dropped: {dropped}{self._options}"
         print(f"{doing} from {self.run} after {self.step:,} updates: {taken}", file=sys.stderr)
 
     def state(self, model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
@@ -125,6 +129,17 @@ class Parent:
             return there[_name(path)] if _name(path) in self._taken else leaf
 
         return dataclasses.replace(state, params=jax.tree.map_with_path(start, state.params))
+
+
+def _changed_options(there: ml_collections.ConfigDict, here: ml_collections.ConfigDict) -> str:
+    """What is told of the options that are not those of `there`, of the same position method."""
+    if there.position != here.position:
+        return ""
+    defaults = {LOGIT_SCALE: "", **method_class(here.position).options()}
+    before, now = (defaults | without_lists(config.position_options.to_dict()) for config in (there, here))
+    changed = (f"{name}={now[name]!r} ({before[name]!r} there)" for name in before if now[name] != before[name])
+    told = ", ".join(changed)
+    return f"; position options: {told}" if told else ""
 
 
 def _told(value: Any) -> str:

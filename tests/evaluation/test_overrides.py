@@ -95,9 +95,6 @@ def test_parameters_of_another_meaning_are_not_tested_under_the_method(folder, t
     run = make_run(folder, "kerple_log", "kerple-run")
     with pytest.raises(ValueError, match=r"position=kerple_power can't be tested .*=kerple_log: .* another meaning"):
         TrainedRun(run, override=Override("kerple_power"))
-    run = make_run(folder, "t5", "t5-run")
-    with pytest.raises(ValueError, match="same names and shapes, but by the method or its options another meaning"):
-        TrainedRun(run, override=Override(options=(("max_distance", 512),)))
 
 
 def test_options_of_training_stay_where_the_other_method_has_them():

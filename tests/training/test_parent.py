@@ -145,16 +145,14 @@ def test_what_cannot_be_started_from_is_refused_before_any_work(
     [
         (("learned", 32), ("deberta", 16)),  # a table of [32, 16] each: of positions, and of distances
         (("kerple_log", 16), ("kerple_power", 16)),  # r2 within the logarithm, and an exponent
-        (("t5", 16), ("t5", 16, {"max_distance": 512})),  # rows of the same table, of other distances
-        (("deberta", 16), ("deberta", 32)),  # kernels that project the features of a table, and another table
     ],
 )
 def test_position_parameters_of_another_meaning_are_new(tiny_config, tmp_path, there, here) -> None:
     """Though they have one name and one shape, one method's numbers mean nothing to the other."""
-    configs = []
-    for method, length, *given in (there, here):
-        options = {f"position_options__{name}": value for some in given for name, value in some.items()}
-        configs.append(tiny_config(position=method, length=length, train__steps=3, eval__every_steps=0, **options))
+    configs = [
+        tiny_config(position=method, length=length, train__steps=3, eval__every_steps=0)
+        for method, length in (there, here)
+    ]
     loop.train(configs[0], str(tmp_path / "there"))
     configs[1].init_from = str(tmp_path / "there")
     models = [build_model(config, UNKNOWN_VOCABULARY) for config in configs]
@@ -179,14 +177,21 @@ def test_methods_share_parameters_with_those_around_them_and_made_of_them(tiny_c
     assert position("rotary").shares_parameters(position("yarn"))
     assert position("rotary").shares_parameters(position("rotary", base=500.0))
     assert position("t5").shares_parameters(position("t5", logit_scale="ssmax"))
-    farther = (
-        position("t5", max_distance=512),
-        position("randomised", method="t5", method_options=("max_distance", 512)),
+    assert position("t5").shares_parameters(position("t5", max_distance=512)), "its buckets are stretched"
+
+
+def test_options_that_are_not_the_parents_are_told(tiny_config, parent, capsys) -> None:
+    """Their parameters are taken, as whoever stretches buckets or angles means it; unseen it might be a mistake."""
+    options = {"position_options__alibi_bias_max": 16.0, "position_options__slopes": "closed_form"}
+    config = tiny_config(init_from=str(parent), position="alibi", **options)
+    Parent(config, build_model(config, UNKNOWN_VOCABULARY)).tell()
+    told = capsys.readouterr().err.strip()
+    assert told.endswith(
+        "dropped: none; position options: slopes='closed_form' ('paper' there), alibi_bias_max=16.0 (8.0 there)"
     )
-    assert farther[0].shares_parameters(farther[1])
-    assert not any(position("t5", logit_scale="ssmax").shares_parameters(one) for one in farther)
-    assert not position("kerple_power").shares_parameters(position("kerple_power", exponent=1.0))
-    assert position("deberta").shares_parameters(position("deberta", max_distance=16)), "the training length, named"
+    same = tiny_config(init_from=str(parent), position="alibi")
+    Parent(same, build_model(same, UNKNOWN_VOCABULARY)).tell()
+    assert capsys.readouterr().err.strip().endswith("; new: none; dropped: none")
 
 
 def test_keys_that_do_not_change_what_parameters_compute_may_differ(tiny_config, parent) -> None:
