@@ -16,8 +16,9 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
     """What of `override` differs from the `config` that a run was trained with; None: nothing.
 
     Options of training, such as rotary's base or ALiBi's slopes, stay where the other method has them too and no others
-    are given. Those of the result are all that are not the method's defaults, and the defaults that take the place of
-    options of training, so that the result says what is tested and is its own `effective`.
+    are given; those of a method inside another one count as the method's own. Options of the result are all that are
+    not the method's defaults, and the defaults that take the place of options of training, so that the result says
+    what is tested and is its own `effective`.
 
     Raises:
       ValueError: an unknown position method.
@@ -36,24 +37,22 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
 
 
 def _carried(own: dict[str, Any], trained: str, tested: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Options of training as the tested method calls them, where one of the two is the method inside the other.
+    """Options of training as the tested method calls them, into a method inside another one and out of it.
 
     Args:
       own: of the `trained` method.
       given: of the `tested` method, by the user.
     """
-    if trained == tested:
+    known, outer = method_class(tested).options(), method_class(trained).options() | own
+    if trained == tested and given.get("method", outer.get("method")) == outer.get("method"):
         return own
-    outer = method_class(trained).options() | own
-    if outer.get("method") == tested:
-        pairs = outer["method_options"]
-        return dict(zip(pairs[::2], pairs[1::2], strict=True))
-    inner = (method_class(tested).options() | given).get("method")
-    if inner is None or "method_options" in given:
-        return own
-    defaults = method_class(inner).options()
-    pairs = ((name, value) for name, value in sorted(own.items()) if value != defaults.get(name, value))
-    return own | {"method_options": tuple(itertools.chain(*pairs))}
+    pairs = outer.get("method_options")
+    inside = own if pairs is None else dict(zip(pairs[::2], pairs[1::2], strict=True))
+    if not {"method", "method_options"} <= known.keys():
+        return own | inside
+    defaults = method_class(str((known | own | given)["method"])).options()
+    carried = ((name, value) for name, value in sorted(inside.items()) if value != defaults.get(name, value))
+    return own | {"method_options": tuple(itertools.chain(*carried))}
 
 
 def overridden(config: ml_collections.ConfigDict, override: Override | None) -> ml_collections.ConfigDict:

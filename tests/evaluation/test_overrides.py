@@ -70,6 +70,7 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
             "a window of 8 can't be put on position=none .*; leave it out .*in an evaluation --window=0",
         ),
         (Override(window=-1), "model.window=-1 must be from 1 to"),
+        (Override("randomised", (("method", 5),)), "unknown position method '5'"),
         (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),
     ],
 )
@@ -129,6 +130,40 @@ def test_options_of_training_go_into_a_method_around_the_other_and_out_of_it():
     assert dict(outside.options) == {"base": 500_000.0}
     assert effective(outside, config) == outside
     assert effective(Override("none"), config) == Override("none")
+
+
+@pytest.mark.parametrize(
+    ("override", "options"),
+    [
+        (Override("rotary"), {"base": 30.0}),
+        (Override("rotary_ntk"), {"base": 30.0}),
+        (Override("yarn", (("factor", 4),)), {"base": 30.0, "factor": 4}),
+        (Override("rotary_ntk", (("base", 100.0),)), {"base": 100.0}),
+        (Override("rotary_ntk", (("base", 10_000.0),)), {"base": 10_000.0}),
+        (Override("alibi"), {}),
+        (Override(options=(("method", "rotary_ntk"),)), {"method": "rotary_ntk", "method_options": ("base", 30.0)}),
+        (Override("randomised", (("method", "alibi"),)), {"method": "alibi"}),
+        (Override("randomised", (("method", "alibi"), ("method_options", ()))), {"method": "alibi"}),
+        (Override("randomised", (("method_options", ()),)), {"method_options": ()}),
+        (Override("randomised", (("max_position", 4096),)), {"method_options": ("base", 30.0), "max_position": 4096}),
+        (Override("randomised", (("method_options", ("base", 30.0)),)), None),
+        (Override("randomised"), None),
+    ],
+)
+def test_options_of_a_method_inside_another_one_stay_for_every_method_that_has_them(override, options):
+    """Else a rotary base of 30 would be 10,000 under methods made of rotary, and stay under rotary alone."""
+    config = base.get_config("position=randomised")
+    base.set_key(config, "position_options.method_options", "('base', 30.0)")
+    found = effective(override, config)
+    assert (found and dict(found.options)) == options
+    assert found is None or effective(found, config) == found
+
+
+def test_a_method_inside_that_is_given_no_options_has_none_of_training():
+    config = base.get_config("position=rotary,position_options.base=30.0")
+    found = effective(Override("randomised", (("method_options", ()),)), config)
+    assert dict(found.options) == {"method_options": ()}
+    assert effective(found, config) == found
 
 
 def test_listed_options_are_the_same_from_a_file_as_from_a_row():
