@@ -24,10 +24,11 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
       ValueError: an unknown position method.
     """
     position, own = override.position or config.position, without_lists(config.position_options.to_dict())
+    asked = without_lists(dict(override.options))
     defaults = {LOGIT_SCALE: "", **method_class(position).options()}
-    own = _carried(own, config.position, position, dict(override.options))
+    own = _carried(own, config.position, position, asked)
     kept = {name: value for name, value in own.items() if name in defaults and value != defaults[name]}
-    given = kept | dict(override.options)
+    given = kept | asked
     options = {name: value for name, value in sorted(given.items()) if name in kept or value != defaults.get(name, ...)}
     same = position == config.position and options == kept
     window = None if override.window == config.model.window else override.window

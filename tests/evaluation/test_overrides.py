@@ -175,3 +175,14 @@ def test_listed_options_are_the_same_from_a_file_as_from_a_row():
     assert Override.from_json(found.to_json()) == found
     assert str(Override.from_json(found.to_json())) == str(found)
     assert effective(Override("alibi", (("slopes", (0.5,) * config.model.num_heads),)), config) is None
+
+
+def test_a_list_within_given_options_is_the_same_as_a_tuple():
+    """Command lines have method_options=['slopes',[0.5,0.25]] too, and files of sweeps."""
+    config = base.get_config("position=randomised")
+    listed, written = (
+        effective(Override(options=(("method", "alibi"), ("method_options", slopes))), config)
+        for slopes in (["slopes", [0.5, 0.25]], ("slopes", (0.5, 0.25)))
+    )
+    assert listed == written
+    assert str(listed) == "as randomised(method=alibi, method_options=slopes:0.5:0.25)"
