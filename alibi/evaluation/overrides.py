@@ -63,8 +63,9 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
       override: as `effective` gives it.
 
     Raises:
-      ValueError: a position method that needs other parameters than the run has, or an option, a
-        window or a combination that the model refuses.
+      ValueError: a position method that needs other parameters than the run has, or would take the run's training
+        length for another one that its rotated positions are known from; or an option, a window or a combination that
+        the model refuses.
     """
     if override is None:
         return config
@@ -88,6 +89,8 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
             f"{_told(needs)}, and the checkpoint has {_told(has)}; give a method of the same parameters, or go on "
             "training with that one by train.py --init_from"
         )
+    named, option = f"a run of position={config.position}", "--position_options=original_length"
+    other.check_known_length(own.known_length, named, option)
     return tested
 
 

@@ -51,7 +51,8 @@ class Parent:
         there.model.scan_layers = model.config.scan_layers
         self._model = build_model(there, self._tokenizer.vocab_size)  # with its layers laid out as those of `model`
         self._check_layers(model)
-        self._check_length(model)
+        known = self._model.position.known_length
+        model.position.check_known_length(known, f"init_from={self.run}", "position_options.original_length")
         self._check_shapes(model)
 
     def _latest(self) -> int:
@@ -74,15 +75,6 @@ class Parent:
         there, here = self._model.config.num_layers, model.config.num_layers
         if there != here:
             raise ValueError(f"init_from={self.run} has {there} layers, not {here}; set model.num_layers={there}")
-
-    def _check_length(self, model: DecoderLM) -> None:
-        """A stretched method would else take its own training length for the parent's, and stretch nothing."""
-        known = self._model.position.known_length
-        if model.position.assumes_train_length and known not in (None, model.position.train_length):
-            raise ValueError(
-                f"init_from={self.run} knows positions from sequences of {known:,} tokens, and this position method "
-                f"would take {model.position.train_length:,} for that; set position_options.original_length={known}"
-            )
 
     def _check_shapes(self, model: DecoderLM) -> None:
         here, there = _shapes(model.with_vocabulary(self._tokenizer.vocab_size)), _shapes(self._model)

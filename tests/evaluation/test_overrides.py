@@ -6,7 +6,7 @@ import pytest
 
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
-from alibi.evaluation.overrides import effective
+from alibi.evaluation.overrides import effective, overridden
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Override, latest
@@ -96,6 +96,52 @@ def test_parameters_of_another_meaning_are_not_tested_under_the_method(folder, t
     run = make_run(folder, "kerple_log", "kerple-run")
     with pytest.raises(ValueError, match=r"position=kerple_power can't be tested .*=kerple_log: .* another meaning"):
         TrainedRun(run, override=Override("kerple_power"))
+
+
+def test_a_stretched_method_asks_for_the_length_that_the_run_knows(folder, tmp_path, monkeypatch):
+    """Randomised positions of 16 tokens reach to 256: what is stretched from 16 on stretches what was trained."""
+    run = make_run(folder, "randomised", "randomised-run")
+    monkeypatch.setattr(RunEvaluation, "_prepare_text", None)
+    options = Options(output_dir=tmp_path, override=Override("rotary_ntk"), report=False)
+    assert evaluate_runs([run], options) == [
+        f"{run}: a run of position=randomised knows positions from sequences of 256 tokens, and this position method "
+        "would take 16 for that; set --position_options=original_length=256"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trained", "override", "known"),
+    [
+        ("position=randomised,position_options.max_position=512", Override("rotary_ntk"), 512),
+        ("position=randomised,position_options.max_position=512", Override("yarn", (("factor", 4),)), 512),
+        ("position=yarn,position_options.original_length=32", Override(options=(("original_length", 0),)), 32),
+        (
+            "position=randomised,position_options.max_position=512",
+            Override("rotary_ntk", (("original_length", 512),)),
+            None,
+        ),
+        ("position=randomised,position_options.max_position=512", Override("rotary_ntk", (("factor", 4),)), None),
+        ("position=randomised,position_options.max_position=512", Override("rotary"), None),
+        ("position=randomised,position_options.max_position=512", Override("randomised", window=0), None),
+        ("position=randomised,position_options.method=alibi", Override("alibi_ntk"), None),
+        ("position=yarn,position_options.original_length=32", Override("rotary_ntk"), None),
+        ("position=rotary_interpolated,position_options.original_length=32", Override("rotary"), None),
+        ("position=rotary", Override("rotary_ntk"), None),
+        ("position=rotary", Override("yarn"), None),
+        ("position=rotary", Override("randomised", (("method", "yarn"),)), None),
+        ("position=rotary", Override(window=8), None),
+        ("position=alibi", Override("alibi_ntk"), None),
+        ("position=none", Override("rotary_ntk"), None),
+    ],
+)
+def test_a_length_is_asked_for_only_where_another_one_would_be_taken(trained, override, known):
+    config = base.get_config(f"length=128,{trained}")
+    if known is None:
+        overridden(config, effective(override, config))
+        return
+    message = f"from sequences of {known} tokens, and .* would take 128 for that; set .*original_length={known}$"
+    with pytest.raises(ValueError, match=message):
+        overridden(config, effective(override, config))
 
 
 def test_options_of_training_stay_where_the_other_method_has_them():
