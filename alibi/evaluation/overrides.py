@@ -78,20 +78,28 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
             tested.model.window = override.window
     own, other = (build_model(one, UNKNOWN_VOCABULARY).position for one in (config, tested))
     has, needs = _parameters(own), _parameters(other)
+    refused = f"{_named(tested, config)} can't be tested on a run of position={config.position}"
     if has == needs and not own.shares_parameters(other):
         raise ValueError(
-            f"position={tested.position} can't be tested on a run of position={config.position}: its position "
-            "parameters have the same names and shapes, but another meaning; train it from the start"
+            f"{refused}: its position parameters have the same names and shapes, but another meaning; train it from "
+            "the start"
         )
     if has != needs:
         raise ValueError(
-            f"position={tested.position} can't be tested on a run of position={config.position}: it needs "
-            f"{_told(needs)}, and the checkpoint has {_told(has)}; give a method of the same parameters, or go on "
-            "training with that one by train.py --init_from"
+            f"{refused}: it needs {_told(needs)}, and the checkpoint has {_told(has)}; give a method and options of "
+            "the same parameters, or go on training with these by train.py --init_from"
         )
     named, option = f"a run of position={config.position}", "--position_options=original_length"
     other.check_known_length(own.known_length, named, option)
     return tested
+
+
+def _named(tested: ml_collections.ConfigDict, config: ml_collections.ConfigDict) -> str:
+    """The method that is tested, and where it is that of training the options that differ."""
+    own, options = (without_lists(one.position_options.to_dict()) for one in (config, tested))
+    others = [f"{name}={value}" for name, value in options.items() if name not in own or value != own[name]]
+    same = tested.position == config.position
+    return f"position={tested.position}" + (f" with {', '.join(others)}" if same else "")
 
 
 def _parameters(position: PositionMethod) -> dict[str, tuple[int, ...]]:

@@ -144,6 +144,38 @@ def test_a_length_is_asked_for_only_where_another_one_would_be_taken(trained, ov
         overridden(config, effective(override, config))
 
 
+@pytest.mark.parametrize(
+    ("trained", "override", "message"),
+    [
+        (
+            "position=rotary,position_options.base=30.0",
+            Override(options=(("logit_scale", "ssmax"),)),
+            "position=rotary with logit_scale=ssmax can't be tested on a run of position=rotary: it needs the position "
+            "parameters layer ssmax [8], and the checkpoint has no position parameters; give a method and options",
+        ),
+        (
+            "position=deberta,position_options.max_distance=8",
+            Override("deberta", (("max_distance", 4),)),
+            "position=deberta with max_distance=4 can't be tested on a run of position=deberta: it needs",
+        ),
+        (
+            "position=randomised,position_options.method=kerple_log",
+            Override("randomised", (("method", "kerple_power"),)),
+            "position=randomised with method=kerple_power can't be tested on a run of position=randomised: its",
+        ),
+        (
+            "position=rotary,position_options.base=30.0",
+            Override("rotary_ntk", (("logit_scale", "ssmax"),)),
+            "position=rotary_ntk can't be tested on a run of position=rotary: it needs",
+        ),
+    ],
+)
+def test_of_the_method_of_training_the_options_are_named_that_it_cannot_be_tested_with(trained, override, message):
+    config = base.get_config(trained)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        overridden(config, effective(override, config))
+
+
 def test_options_of_training_stay_where_the_other_method_has_them():
     """Else a model whose rotary base is 500,000 would be tested under 10,000, unsaid."""
     keys = "position=rotary,position_options.base=500000.0,position_options.share=0.5"
