@@ -34,6 +34,13 @@ OPEN_FILES = 64
 EXIT_SECONDS = 10.0  # after a failure
 RESUMES = "what was done is saved, and the same command goes on from there"
 
+# Flags with what they take: an empty one would be the current directory, or be ignored.
+NEVER_EMPTY = {
+    **dict.fromkeys(("workdir", "output_dir", "init_from"), "a directory"),
+    "position": "a position method or leave the flag out",
+    "position_options": "KEY=VALUE,... or leave the flag out",
+}
+
 flags.disclaim_key_flags()  # what is defined here belongs to the entry point that asks for it: --help shows it
 
 
@@ -280,9 +287,9 @@ def _guarded(
             raise ValueError(f"give {takes}; --help shows how the command is used, and all flags")
         if argv[1:] and not takes:
             raise ValueError(f"unknown arguments: {' '.join(argv[1:])}; flags start with --")
-        for name in ("workdir", "output_dir", "init_from"):
-            if name in flags.FLAGS and flags.FLAGS[name].value == "":  # it would be the current directory
-                raise ValueError(f"--{name} is empty; give a directory (is a shell variable unset?)")
+        for name, needed in NEVER_EMPTY.items():
+            if name in flags.FLAGS and flags.FLAGS[name].present and flags.FLAGS[name].value in ("", []):
+                raise ValueError(f"--{name} is empty; give {needed} (is a shell variable unset?)")
         _check_paths(addresses)
         _keep_compilations()
         with signals.raised() if resumes else contextlib.nullcontext():

@@ -153,7 +153,6 @@ def test_flags_of_hosts_are_given_on(monkeypatch: pytest.MonkeyPatch, words: lis
         ("slopes=(0.5, 0.25)", {"slopes": (0.5, 0.25)}),
         ("slopes=0.5:0.25, alibi_bias_max=8", {"slopes": (0.5, 0.25), "alibi_bias_max": 8}),
         ("method=fire,method_options=('threshold',7)", {"method": "fire", "method_options": ("threshold", 7)}),
-        ("", {}),
     ],
 )
 def test_options_that_runs_are_tested_with_are_written_as_those_of_training(monkeypatch, text, options) -> None:

@@ -16,17 +16,19 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
     """What of `override` differs from the `config` that a run was trained with; None: nothing.
 
     Options of training, such as rotary's base or ALiBi's slopes, stay where the other method has them too and no others
-    are given. Those of the result are all that are not the method's defaults, and the defaults that take the place of
-    options of training, so that the result says what is tested and is its own `effective`.
+    are given; those of a method inside another one count as the method's own. Options of the result are all that are
+    not the method's defaults, and the defaults that take the place of options of training, so that the result says
+    what is tested and is its own `effective`.
 
     Raises:
       ValueError: an unknown position method.
     """
     position, own = override.position or config.position, without_lists(config.position_options.to_dict())
+    asked = without_lists(dict(override.options))
     defaults = {LOGIT_SCALE: "", **method_class(position).options()}
-    own = _carried(own, config.position, position, dict(override.options))
+    own = _carried(own, config.position, position, asked)
     kept = {name: value for name, value in own.items() if name in defaults and value != defaults[name]}
-    given = kept | dict(override.options)
+    given = kept | asked
     options = {name: value for name, value in sorted(given.items()) if name in kept or value != defaults.get(name, ...)}
     same = position == config.position and options == kept
     window = None if override.window == config.model.window else override.window
@@ -36,24 +38,22 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
 
 
 def _carried(own: dict[str, Any], trained: str, tested: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Options of training as the tested method calls them, where one of the two is the method inside the other.
+    """Options of training as the tested method calls them, into a method inside another one and out of it.
 
     Args:
       own: of the `trained` method.
       given: of the `tested` method, by the user.
     """
-    if trained == tested:
+    known, outer = method_class(tested).options(), method_class(trained).options() | own
+    if trained == tested and given.get("method", outer.get("method")) == outer.get("method"):
         return own
-    outer = method_class(trained).options() | own
-    if outer.get("method") == tested:
-        pairs = outer["method_options"]
-        return dict(zip(pairs[::2], pairs[1::2], strict=True))
-    inner = (method_class(tested).options() | given).get("method")
-    if inner is None or "method_options" in given:
-        return own
-    defaults = method_class(inner).options()
-    pairs = ((name, value) for name, value in sorted(own.items()) if value != defaults.get(name, value))
-    return own | {"method_options": tuple(itertools.chain(*pairs))}
+    pairs = outer.get("method_options")
+    inside = own if pairs is None else dict(zip(pairs[::2], pairs[1::2], strict=True))
+    if not {"method", "method_options"} <= known.keys():
+        return own | inside
+    defaults = method_class(str((known | own | given)["method"])).options()
+    carried = ((name, value) for name, value in sorted(inside.items()) if value != defaults.get(name, value))
+    return own | {"method_options": tuple(itertools.chain(*carried))}
 
 
 def overridden(config: ml_collections.ConfigDict, override: Override | None) -> ml_collections.ConfigDict:
@@ -63,8 +63,9 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
       override: as `effective` gives it.
 
     Raises:
-      ValueError: a position method that needs other parameters than the run has, or an option, a
-        window or a combination that the model refuses.
+      ValueError: a position method that needs other parameters than the run has, or would take the run's training
+        length for another one that its rotated positions are known from; or an option, a window or a combination that
+        the model refuses.
     """
     if override is None:
         return config
@@ -77,18 +78,28 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
             tested.model.window = override.window
     own, other = (build_model(one, UNKNOWN_VOCABULARY).position for one in (config, tested))
     has, needs = _parameters(own), _parameters(other)
+    refused = f"{_named(tested, config)} can't be tested on a run of position={config.position}"
     if has == needs and not own.shares_parameters(other):
         raise ValueError(
-            f"position={tested.position} can't be tested on a run of position={config.position}: its position "
-            "parameters have the same names and shapes, but another meaning; train it from the start"
+            f"{refused}: its position parameters have the same names and shapes, but another meaning; train it from "
+            "the start"
         )
     if has != needs:
         raise ValueError(
-            f"position={tested.position} can't be tested on a run of position={config.position}: it needs "
-            f"{_told(needs)}, and the checkpoint has {_told(has)}; give a method of the same parameters, or go on "
-            "training with that one by train.py --init_from"
+            f"{refused}: it needs {_told(needs)}, and the checkpoint has {_told(has)}; give a method and options of "
+            "the same parameters, or go on training with these by train.py --init_from"
         )
+    named, option = f"a run of position={config.position}", "--position_options=original_length"
+    other.check_known_length(own.known_length, named, option)
     return tested
+
+
+def _named(tested: ml_collections.ConfigDict, config: ml_collections.ConfigDict) -> str:
+    """The method that is tested, and where it is that of training the options that differ."""
+    own, options = (without_lists(one.position_options.to_dict()) for one in (config, tested))
+    others = [f"{name}={value}" for name, value in options.items() if name not in own or value != own[name]]
+    same = tested.position == config.position
+    return f"position={tested.position}" + (f" with {', '.join(others)}" if same else "")
 
 
 def _parameters(position: PositionMethod) -> dict[str, tuple[int, ...]]:

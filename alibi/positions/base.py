@@ -105,6 +105,20 @@ class PositionMethod:
         """Whether it takes the parameters for those of a model of its training length, which no option tells it."""
         return False
 
+    def check_known_length(self, known: int | None, of: str, option: str) -> None:
+        """Raises ValueError where it would take its training length for the known one, and stretch by another factor.
+
+        Args:
+          known: tokens of the sequences that the parameters know rotated positions from, as `known_length`.
+          of: whose parameters they are, for the message.
+          option: how `original_length` is set, for the message.
+        """
+        if self.assumes_train_length and known not in (None, self.train_length):
+            raise ValueError(
+                f"{of} knows positions from sequences of {known:,} tokens, and this position method would take "
+                f"{self.train_length:,} for that; set {option}={known}"
+            )
+
     def at_length(self, length: int) -> "PositionMethod":
         """The method for sequences of `length` tokens; what depends on it reads `self.length` or `self.scale`."""
         return self if length == (self.length or self.train_length) else dataclasses.replace(self, length=length)

@@ -17,8 +17,8 @@ class RotaryInterpolated(Rotary):
       factor: s; None: how many times as long the sequences at hand are as those of training, at
         least 1 (dynamic; in generation, by all tokens that there will be).
       original_length: tokens of the sequences that the frequencies are known from, where the run started from another
-        one's checkpoint; 0: those of this run's training. A dynamic factor is counted from it, and YaRN's turns; beside
-        a given factor the other methods don't read it.
+        one's checkpoint, or is one of randomised positions that is tested; 0: those of this run's training. A dynamic
+        factor is counted from it, and YaRN's turns; beside a given factor the other methods don't read it.
 
     Raises:
       ValueError: a factor below 1, or a length that is negative or above 2^24; see also `Rotary`.

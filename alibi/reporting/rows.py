@@ -97,10 +97,8 @@ class Override:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Override":
-        options = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in content["options"].items()
-        }
-        return cls(content["position"], tuple(options.items()), content["window"])
+        options = tuple((name, _without_lists(value)) for name, value in content["options"].items())
+        return cls(content["position"], options, content["window"])
 
     def to_json(self) -> dict[str, Any]:
         return {"position": self.position, "options": dict(self.options), "window": self.window}
@@ -330,6 +328,11 @@ def latest(rows: Iterable[Row]) -> list[Row]:
         if row.config_hash == configs[row.run] and (known is None or row.is_measured or not known.is_measured):
             cells[row.cell] = row
     return list(cells.values())
+
+
+def _without_lists(value: Any) -> Any:
+    """The value with tuples in place of JSON's lists, at any depth."""
+    return tuple(map(_without_lists, value)) if isinstance(value, list) else value
 
 
 def _short(value: Any) -> str:

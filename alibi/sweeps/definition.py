@@ -205,9 +205,7 @@ def _override(given: Mapping[str, Any], config: ml_collections.ConfigDict) -> Ov
         return None
     from alibi.evaluation.overrides import effective, overridden
 
-    options = tuple(
-        (name, tuple(one) if isinstance(one, list) else one) for name, one in given.get("options", {}).items()
-    )
+    options = tuple(given.get("options", {}).items())
     override = effective(Override(given.get("position"), options, given.get("window")), config)
     overridden(config, override)
     return override

@@ -56,7 +56,8 @@ class Parent:
         there.model.scan_layers = model.config.scan_layers
         self._model = build_model(there, self._tokenizer.vocab_size)  # with its layers laid out as those of `model`
         self._check_model(model)
-        self._check_length(model)
+        known = self._model.position.known_length
+        model.position.check_known_length(known, f"init_from={self.run}", "position_options.original_length")
         self._divide(model)
         self._options = _changed_options(self.config, config)
 
@@ -85,15 +86,6 @@ class Parent:
             differing = ", ".join(f"{key} is {theirs} there and {ours} here" for key, theirs, ours in other)
             flags = " ".join(f"--config.{key}={theirs}" for key, theirs, _ in other)
             raise ValueError(f"init_from={self.run} has the parameters of another model: {differing}; set {flags}")
-
-    def _check_length(self, model: DecoderLM) -> None:
-        """A stretched method would else take its own training length for the parent's, and stretch nothing."""
-        known = self._model.position.known_length
-        if model.position.assumes_train_length and known not in (None, model.position.train_length):
-            raise ValueError(
-                f"init_from={self.run} knows positions from sequences of {known:,} tokens, and this position method "
-                f"would take {model.position.train_length:,} for that; set position_options.original_length={known}"
-            )
 
     def _divide(self, model: DecoderLM) -> None:
         """Finds out what is taken, new and dropped."""

@@ -188,6 +188,16 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi
         ),
         (
             "eval_extrapolation.py",
+            ["--position="],
+            "--position is empty; give a position method or leave the flag out (is a shell variable unset?)",
+        ),
+        (
+            "scripts/passkey.py",
+            ["--position=yarn", "--position_options="],
+            "--position_options is empty; give KEY=VALUE,... or leave the flag out (is a shell variable unset?)",
+        ),
+        (
+            "eval_extrapolation.py",
             ["--context_windows=1"],
             "--context_windows=1 is of --context_use; add that, or leave it out",
         ),

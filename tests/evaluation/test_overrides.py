@@ -6,7 +6,7 @@ import pytest
 
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
-from alibi.evaluation.overrides import effective
+from alibi.evaluation.overrides import effective, overridden
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Override, latest
@@ -70,6 +70,7 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
             "a window of 8 can't be put on position=none .*; leave it out .*in an evaluation --window=0",
         ),
         (Override(window=-1), "model.window=-1 must be from 1 to"),
+        (Override("randomised", (("method", 5),)), "unknown position method '5'"),
         (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),
     ],
 )
@@ -95,6 +96,84 @@ def test_parameters_of_another_meaning_are_not_tested_under_the_method(folder, t
     run = make_run(folder, "kerple_log", "kerple-run")
     with pytest.raises(ValueError, match=r"position=kerple_power can't be tested .*=kerple_log: .* another meaning"):
         TrainedRun(run, override=Override("kerple_power"))
+
+
+def test_a_stretched_method_asks_for_the_length_that_the_run_knows(folder, tmp_path, monkeypatch):
+    """Randomised positions of 16 tokens reach to 256: what is stretched from 16 on stretches what was trained."""
+    run = make_run(folder, "randomised", "randomised-run")
+    monkeypatch.setattr(RunEvaluation, "_prepare_text", None)
+    options = Options(output_dir=tmp_path, override=Override("rotary_ntk"), report=False)
+    assert evaluate_runs([run], options) == [
+        f"{run}: a run of position=randomised knows positions from sequences of 256 tokens, and this position method "
+        "would take 16 for that; set --position_options=original_length=256"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trained", "override", "known"),
+    [
+        ("position=randomised,position_options.max_position=512", Override("rotary_ntk"), 512),
+        ("position=randomised,position_options.max_position=512", Override("yarn", (("factor", 4),)), 512),
+        ("position=yarn,position_options.original_length=32", Override(options=(("original_length", 0),)), 32),
+        (
+            "position=randomised,position_options.max_position=512",
+            Override("rotary_ntk", (("original_length", 512),)),
+            None,
+        ),
+        ("position=randomised,position_options.max_position=512", Override("rotary_ntk", (("factor", 4),)), None),
+        ("position=randomised,position_options.max_position=512", Override("rotary"), None),
+        ("position=randomised,position_options.max_position=512", Override("randomised", window=0), None),
+        ("position=randomised,position_options.method=alibi", Override("alibi_ntk"), None),
+        ("position=yarn,position_options.original_length=32", Override("rotary_ntk"), None),
+        ("position=rotary_interpolated,position_options.original_length=32", Override("rotary"), None),
+        ("position=rotary", Override("rotary_ntk"), None),
+        ("position=rotary", Override("yarn"), None),
+        ("position=rotary", Override("randomised", (("method", "yarn"),)), None),
+        ("position=rotary", Override(window=8), None),
+        ("position=alibi", Override("alibi_ntk"), None),
+        ("position=none", Override("rotary_ntk"), None),
+    ],
+)
+def test_a_length_is_asked_for_only_where_another_one_would_be_taken(trained, override, known):
+    config = base.get_config(f"length=128,{trained}")
+    if known is None:
+        overridden(config, effective(override, config))
+        return
+    message = f"from sequences of {known} tokens, and .* would take 128 for that; set .*original_length={known}$"
+    with pytest.raises(ValueError, match=message):
+        overridden(config, effective(override, config))
+
+
+@pytest.mark.parametrize(
+    ("trained", "override", "message"),
+    [
+        (
+            "position=rotary,position_options.base=30.0",
+            Override(options=(("logit_scale", "ssmax"),)),
+            "position=rotary with logit_scale=ssmax can't be tested on a run of position=rotary: it needs the position "
+            "parameters layer ssmax [8], and the checkpoint has no position parameters; give a method and options",
+        ),
+        (
+            "position=deberta,position_options.max_distance=8",
+            Override("deberta", (("max_distance", 4),)),
+            "position=deberta with max_distance=4 can't be tested on a run of position=deberta: it needs",
+        ),
+        (
+            "position=randomised,position_options.method=kerple_log",
+            Override("randomised", (("method", "kerple_power"),)),
+            "position=randomised with method=kerple_power can't be tested on a run of position=randomised: its",
+        ),
+        (
+            "position=rotary,position_options.base=30.0",
+            Override("rotary_ntk", (("logit_scale", "ssmax"),)),
+            "position=rotary_ntk can't be tested on a run of position=rotary: it needs",
+        ),
+    ],
+)
+def test_of_the_method_of_training_the_options_are_named_that_it_cannot_be_tested_with(trained, override, message):
+    config = base.get_config(trained)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        overridden(config, effective(override, config))
 
 
 def test_options_of_training_stay_where_the_other_method_has_them():
@@ -131,6 +210,40 @@ def test_options_of_training_go_into_a_method_around_the_other_and_out_of_it():
     assert effective(Override("none"), config) == Override("none")
 
 
+@pytest.mark.parametrize(
+    ("override", "options"),
+    [
+        (Override("rotary"), {"base": 30.0}),
+        (Override("rotary_ntk"), {"base": 30.0}),
+        (Override("yarn", (("factor", 4),)), {"base": 30.0, "factor": 4}),
+        (Override("rotary_ntk", (("base", 100.0),)), {"base": 100.0}),
+        (Override("rotary_ntk", (("base", 10_000.0),)), {"base": 10_000.0}),
+        (Override("alibi"), {}),
+        (Override(options=(("method", "rotary_ntk"),)), {"method": "rotary_ntk", "method_options": ("base", 30.0)}),
+        (Override("randomised", (("method", "alibi"),)), {"method": "alibi"}),
+        (Override("randomised", (("method", "alibi"), ("method_options", ()))), {"method": "alibi"}),
+        (Override("randomised", (("method_options", ()),)), {"method_options": ()}),
+        (Override("randomised", (("max_position", 4096),)), {"method_options": ("base", 30.0), "max_position": 4096}),
+        (Override("randomised", (("method_options", ("base", 30.0)),)), None),
+        (Override("randomised"), None),
+    ],
+)
+def test_options_of_a_method_inside_another_one_stay_for_every_method_that_has_them(override, options):
+    """Else a rotary base of 30 would be 10,000 under methods made of rotary, and stay under rotary alone."""
+    config = base.get_config("position=randomised")
+    base.set_key(config, "position_options.method_options", "('base', 30.0)")
+    found = effective(override, config)
+    assert (found and dict(found.options)) == options
+    assert found is None or effective(found, config) == found
+
+
+def test_a_method_inside_that_is_given_no_options_has_none_of_training():
+    config = base.get_config("position=rotary,position_options.base=30.0")
+    found = effective(Override("randomised", (("method_options", ()),)), config)
+    assert dict(found.options) == {"method_options": ()}
+    assert effective(found, config) == found
+
+
 def test_listed_options_are_the_same_from_a_file_as_from_a_row():
     """JSON has lists only; a row that was read back would else never be found, and its measurement made again."""
     config = base.apply(base.get_config(), "position=alibi")
@@ -140,3 +253,14 @@ def test_listed_options_are_the_same_from_a_file_as_from_a_row():
     assert Override.from_json(found.to_json()) == found
     assert str(Override.from_json(found.to_json())) == str(found)
     assert effective(Override("alibi", (("slopes", (0.5,) * config.model.num_heads),)), config) is None
+
+
+def test_a_list_within_given_options_is_the_same_as_a_tuple():
+    """Command lines have method_options=['slopes',[0.5,0.25]] too, and files of sweeps."""
+    config = base.get_config("position=randomised")
+    listed, written = (
+        effective(Override(options=(("method", "alibi"), ("method_options", slopes))), config)
+        for slopes in (["slopes", [0.5, 0.25]], ("slopes", (0.5, 0.25)))
+    )
+    assert listed == written
+    assert str(listed) == "as randomised(method=alibi, method_options=slopes:0.5:0.25)"
