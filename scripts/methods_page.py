@@ -57,6 +57,8 @@ OPTIONS = (
         tuple((name, f"{name} with window 128") for name in ("alibi", "rotary", "sinusoidal")),
     ),
 )
+# Of runs on passkeys that had more updates than most.
+MARKS = {steps: "*" * number for number, steps in enumerate(sorted({*passkey.LATE.values()}), start=1)}
 
 HEAD = """\
 # Position methods
@@ -80,7 +82,7 @@ The quickstart's model, trained at L = {length}:
   ([deviations and figures](../results/methods/README.md));
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts;
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
-  were trained on books with passkeys, {key_seeds}, {of_keys:,} updates (*: {late:,})
+  were trained on books with passkeys, {key_seeds}, {of_keys:,} updates ({late})
   ([all distances](../results/passkey/README.md));
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options (`shaw`: `max_distance=16`),
   as a multiple of that of `none`, in which differences below 0.05 can be noise ([more](speed.md#position-methods));
@@ -157,8 +159,8 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
         steps=max(row.step for row in rows),
         seeds=len({row.seed for row in rows}),
         key_seeds="one seed" if key_seeds == 1 else f"{key_seeds} seeds",
-        of_keys=min(row.step for row in keys),
-        late=max(row.step for row in keys),
+        of_keys=passkey.STEPS,
+        late=", ".join(f"{mark}: {steps:,}" for steps, mark in MARKS.items()),
     )
     return head + "\n".join(lines) + "\n"
 
@@ -212,13 +214,13 @@ def _extrapolation(found: list[Row]) -> list[str]:
 
 
 def _passkeys(rows: list[Row]) -> list[str]:
-    """Shares of passkeys that are found, means over seeds; * where the runs had more updates than most."""
+    """Shares of passkeys that are found, means over seeds; marked where the runs had more updates than most."""
 
     def share(times: int, distance: int) -> str:
         found = [row for row in rows if row.passkey is not None and row.eval_length == times * row.train_length]
         values = [row.passkey.accuracy for row in found if row.passkey.distance == distance and not row.error]
-        late = "*" * any(row.step > passkey.STEPS for row in found)
-        return f"{statistics.fmean(values):.0%}{late}" if values else "-"
+        mark = MARKS.get(max((row.step for row in found), default=0), "")
+        return f"{statistics.fmean(values):.0%}{mark}" if values else "-"
 
     return [share(*asked) for asked in ASKED]
 
