@@ -173,10 +173,10 @@ def begun(place: pathlib.Path, process: subprocess.Popen) -> None:
 ON = "what was saved is whole, and the same command goes on from there"
 
 
-def said_at_the_end(process: subprocess.Popen) -> str:
-    """The one line of a process that is to be started again."""
+def said_at_the_end(process: subprocess.Popen, code: int = 75) -> str:
+    """The one line of a process that ends with this code; 75: it is to be started again."""
     output = process.communicate(timeout=120)[0]
-    assert process.returncode == 75, output
+    assert process.returncode == code, output
     # What JAX's own service logs of the lost connection, of one or several lines, may stand before and after it.
     logged = re.compile(r"^(?:[IWEF]\d{4} |\[Gloo\]).*?(?=^(?:[IWEF]\d{4} |\[Gloo\]|error: |stopped)|\Z)", re.M | re.S)
     told = logged.sub("", output).splitlines()
@@ -292,6 +292,7 @@ def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path, monkeypa
             np.testing.assert_array_equal(dump["targets"], expected["targets"])
             np.testing.assert_allclose(dump["nll_nats"], expected["nll_nats"], atol=1e-5)
     assert_a_stopped_host_ends_the_evaluation(words[:3], tmp_path)
+    assert_a_host_without_memory_ends_the_evaluation(words[:3], tmp_path)
 
 
 def assert_a_stopped_host_ends_the_evaluation(words: list[str], folder: pathlib.Path) -> None:
@@ -303,6 +304,24 @@ def assert_a_stopped_host_ends_the_evaluation(words: list[str], folder: pathlib.
     second.send_signal(signal.SIGTERM)
     assert said_at_the_end(second) == "stopped; finished rows are kept, and the same command goes on from there"
     assert said_at_the_end(first) == f"error: process 1 was stopped by a signal; {ON}"
+
+
+def assert_a_host_without_memory_ends_the_evaluation(words: list[str], folder: pathlib.Path) -> None:
+    """One that fails to score alone: the other one waits for it within the computation."""
+    words = [*words, "--lengths=16", f"--output_dir={folder / 'memory'}"]
+    words += [f"--coordinator_address=localhost:{free_port()}", "--num_processes=2"]
+    fails = """
+from alibi.evaluation.perplexity import Scorer
+from alibi.parallel import hosts
+hosts.ALIKE_SECONDS = 1
+def score(*of, **more): raise MemoryError("too large")
+Scorer.score = score
+"""
+    first = start([*words, "--process_id=0"], devices=1)
+    second = start(changed([*words, "--process_id=1"], fails), devices=1)
+    assert said_at_the_end(first, code=1) == "error: process 1 failed alone: MemoryError: too large"
+    alone = "error: what all processes compute failed on this one alone: MemoryError: too large"
+    assert said_at_the_end(second, code=1) == alone
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -16,7 +16,8 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
     """What of `override` differs from the `config` that a run was trained with; None: nothing.
 
     Options of training, such as rotary's base or ALiBi's slopes, stay where the other method has them too and no others
-    are given; those of a method inside another one count as the method's own. Options of the result are all that are
+    are given; those of a method inside another one count as the method's own, and `method_options`, if given, are all
+    of them. Options of the result are all that are
     not the method's defaults, and the defaults that take the place of options of training, so that the result says
     what is tested and is its own `effective`.
 

@@ -19,7 +19,7 @@ from alibi.parallel import peers
 
 Result = TypeVar("Result")
 
-ALIKE_SECONDS = 60.0  # within which the processes fail that fail alike
+ALIKE_SECONDS = 60.0  # that a process which failed waits for the others to fail too
 
 
 class _Said:
@@ -107,7 +107,7 @@ def on_first(act: Callable[[], Result]) -> Result | None:
 def together(act: Callable[[], Result]) -> Result:
     """What `act`, which every process calls, gives here; if it raises on one, this raises on all.
 
-    What the processes compute with each other must stand in `alike` within `act`.
+    A program that the devices of all processes compute must stand in `alike` within `act`.
 
     Raises:
       UserError: it was another process that failed; that one raises what `act` did.
@@ -128,11 +128,12 @@ def alike(compute: Callable[[], Result]) -> Result:
     state, place = distributed.global_state, f"alibi/failed/{_Said.failed}"
     _Said.failed += 1
     if state.client is not None:
-        state.client.key_value_set(f"{place}/{state.process_id}", "")
         until = time.monotonic() + ALIKE_SECONDS
         try:
-            for one in range(state.num_processes):
-                peers.awaited(f"{place}/{one}", until - time.monotonic())
+            with peers.when_lost():
+                state.client.key_value_set(f"{place}/{state.process_id}", "")
+                for one in range(state.num_processes):
+                    peers.awaited(f"{place}/{one}", until - time.monotonic())
         except TimeoutError:
             tell(f"what all processes compute failed on this one alone: {_reason(failure)}")
             peers.end(f"failed alone: {_reason(failure)}", FAILED)

@@ -136,7 +136,7 @@ def _changed_options(there: ml_collections.ConfigDict, here: ml_collections.Conf
 
 def _told(value: Any) -> str:
     """A key's value as its flag takes it."""
-    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ":".join(map(str, value)) or "()" if isinstance(value, tuple) else str(value)
 
 
 def _shapes(model: DecoderLM) -> dict[str, jax.ShapeDtypeStruct]:

@@ -10,7 +10,8 @@ from configs.sweeps import all_methods
 
 LENGTHS = {"multiples": [1, 2, 4, 8]}
 STEPS = 2_000
-# After which these find no key in windows of 128 either, where the others find all; the last three not after 4,000.
+# After which these find next to no key in windows of 128 either, where the others find all; KERPLE power, FIRE and FoX
+# not after 4,000.
 LATE = dict.fromkeys(("sandwich", "rotary-frequencies"), 4000) | dict.fromkeys(("kerple-power", "fire", "fox"), 12_000)
 
 
