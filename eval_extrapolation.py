@@ -10,12 +10,12 @@ command on each, as for train.py; the exit codes are train.py's too.
 
 from absl import flags
 
-from alibi import command_line
+from alibi import command_line, evaluation_flags
 from alibi.errors import tell
 
 CONTEXT_WINDOWS = 512  # of --context_use
 
-command_line.define_evaluation_flags("1,2,4,8,16")
+evaluation_flags.define("1,2,4,8,16")
 _STRIDE = flags.DEFINE_integer("stride", None, "tokens that each window scores; default: the length, without overlap")
 _SPLIT = flags.DEFINE_string("split", "valid", "train, valid or test, of each run's own corpus")
 _TEXT_FILE = flags.DEFINE_string(
@@ -49,7 +49,7 @@ def main() -> int:
     _check_flags()
     windows = CONTEXT_WINDOWS if _CONTEXT_WINDOWS.value is None else _CONTEXT_WINDOWS.value
     options = Options(
-        **command_line.evaluation_options(),
+        **evaluation_flags.options(),
         stride=_STRIDE.value,
         split=_SPLIT.value,
         text_file=_TEXT_FILE.value,

@@ -16,9 +16,9 @@ from absl import flags
 # A clone works without being installed: python scripts/passkey.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from alibi import command_line
+from alibi import command_line, evaluation_flags
 
-command_line.define_evaluation_flags("1,2,4,8")
+evaluation_flags.define("1,2,4,8")
 _PROMPTS = flags.DEFINE_integer("prompts", 200, "keys to be found at each length and distance")
 command_line.define_host_flags()
 
@@ -27,7 +27,7 @@ def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.evaluation.passkey import Options, evaluate_passkeys
 
-    options = Options(**command_line.evaluation_options(), prompts=_PROMPTS.value)
+    options = Options(**evaluation_flags.options(), prompts=_PROMPTS.value)
     command_line.join_hosts()
     return 1 if evaluate_passkeys(flags.FLAGS.workdirs, options) else 0
 

@@ -11,7 +11,7 @@ import ml_collections
 import pytest
 from absl import flags
 
-from alibi import command_line
+from alibi import command_line, evaluation_flags
 from alibi.command_line import _keep_compilations, _parse
 from alibi.errors import REQUEUE
 from alibi.parallel.signals import SIGNALS
@@ -161,9 +161,9 @@ def test_options_that_runs_are_tested_with_are_written_as_those_of_training(monk
     monkeypatch.setattr(flags, "FLAGS", values)
     for define in ("DEFINE_bool", "DEFINE_string", "DEFINE_integer", "DEFINE_list"):
         monkeypatch.setattr(flags, define, functools.partial(getattr(flags, define), flag_values=values))
-    command_line.define_evaluation_flags("1")
+    evaluation_flags.define("1")
     values(["eval_extrapolation.py", f"--position_options={text}"])
-    assert dict(command_line._override().options) == options
+    assert dict(evaluation_flags._override().options) == options
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -47,7 +47,8 @@ ALLOWED = {
     "alibi.ranges": set(),
     "alibi.config_files": {"alibi.ranges", "alibi.runs", "configs.base"},
     "alibi.command_line": {"alibi.atomic", "alibi.config_files", "alibi.data", "alibi.errors", "alibi.host_memory"}
-    | {"alibi.parallel", "alibi.ranges", "alibi.reporting", "alibi.runs", "configs.base"},
+    | {"alibi.parallel", "alibi.ranges", "configs.base"},
+    "alibi.evaluation_flags": {"alibi.reporting", "alibi.runs", "configs.base"},
     "alibi.data": {"alibi.atomic", "alibi.errors", "alibi.progress", "alibi.data.shared"},
     "alibi.data.shared": {"alibi.atomic", "alibi.data", "alibi.runs.store"},
     "alibi.runs.store": {"alibi.atomic", "alibi.errors", "alibi.runs.bucket"},
