@@ -171,7 +171,7 @@ def test_only_gains_that_are_known_have_shares_and_the_readme_says_them():
     for one in gains:
         low, high = one["gain_interval"]
         known = {one["composition_share"] is not None, *(part["share"] is not None for part in one["gain_by_context"])}
-        assert known == {low > max(0, one["gain_nats"] / 2)}
+        assert known == {low > abs(one["gain_nats"]) / 2}
         shares = (
             "-" if share is None else f"{share:.0%}" for share in (one["composition_share"], one["sliding_share"])
         )

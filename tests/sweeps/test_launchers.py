@@ -14,8 +14,8 @@ from alibi.errors import OF_SWEEP
 from alibi.parallel.signals import Interrupted
 from alibi.sweeps.execute import Sweeper
 from alibi.sweeps.launchers import Command, LocalProcesses, Place, describe_exit, places
+from tests.hosts import free_port
 from tests.sweeps.sweepmaker import PROJECT, sweep_of
-from tests.test_multihost import free_port
 
 
 def script(folder, code):
