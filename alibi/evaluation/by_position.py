@@ -95,7 +95,7 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     saved = short.nll - long.nll
     gain, blocks = saved.mean(), np.arange(saved.size) // long.of.length
     between = interval(*(np.bincount(blocks, weights) for weights in (saved, None)))
-    is_known = between is not None and between[0] > max(0, gain / 2)
+    is_known = between is not None and between[0] > abs(gain) / 2
     sliding, sliding_long = (
         {one.of.stride: one for one in others if one.of.mode == "sliding" and one.of.length == blocks.of.length}
         for blocks in (short, long)

@@ -7,7 +7,7 @@ import jax
 import ml_collections
 
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
-from alibi.positions import LOGIT_SCALE, PositionMethod, method_class
+from alibi.positions import LOGIT_SCALE, PositionMethod, changed_options, method_class
 from alibi.positions.options import without_lists
 from alibi.reporting.rows import Override
 
@@ -16,10 +16,9 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
     """What of `override` differs from the `config` that a run was trained with; None: nothing.
 
     Options of training, such as rotary's base or ALiBi's slopes, stay where the other method has them too and no others
-    are given; those of a method inside another one count as the method's own, and `method_options`, if given, are all
-    of them. Options of the result are all that are
-    not the method's defaults, and the defaults that take the place of options of training, so that the result says
-    what is tested and is its own `effective`.
+    are given. So do those of a method inside another one, but `method_options`, if given, replace them all. The result
+    has all options that are not the method's defaults, and the defaults that replace options of training, so that it
+    says what is tested and is its own `effective`.
 
     Raises:
       ValueError: an unknown position method.
@@ -97,10 +96,10 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
 
 def _named(tested: ml_collections.ConfigDict, config: ml_collections.ConfigDict) -> str:
     """The method that is tested, and where it is that of training the options that differ."""
-    own, options = (without_lists(one.position_options.to_dict()) for one in (config, tested))
-    others = [f"{name}={value}" for name, value in options.items() if name not in own or value != own[name]]
-    same = tested.position == config.position
-    return f"position={tested.position}" + (f" with {', '.join(others)}" if same else "")
+    if tested.position != config.position:
+        return f"position={tested.position}"
+    options = changed_options(tested.position, *(one.position_options.to_dict() for one in (config, tested)))
+    return f"position={tested.position} with " + ", ".join(f"{name}={now}" for name, (_, now) in options.items())
 
 
 def _parameters(position: PositionMethod) -> dict[str, tuple[int, ...]]:

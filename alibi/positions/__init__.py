@@ -24,7 +24,7 @@ from alibi.positions.kerple_log import KerpleLog
 from alibi.positions.kerple_power import KerplePower
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
-from alibi.positions.options import annotations, read_option
+from alibi.positions.options import annotations, read_option, without_lists
 from alibi.positions.randomised import Randomised
 from alibi.positions.rotary import Rotary
 from alibi.positions.rotary_interpolated import RotaryInterpolated
@@ -75,6 +75,7 @@ __all__ = [
     "PositionMethod",
     "T5Bias",
     "alibi_bias",
+    "changed_options",
     "make_position",
     "method_class",
     "per_head",
@@ -143,6 +144,17 @@ def method_class(name: str) -> Any:
             "(PYTHONPATH names further directories)"
         ) from error
     return found
+
+
+def changed_options(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The options of a position method that differ between two configs, each with its two values.
+
+    Args:
+      before, now: the options that each config gives; the others have their defaults.
+    """
+    defaults = {LOGIT_SCALE: "", **method_class(name).options()}
+    before, now = (defaults | without_lists(given) for given in (before, now))
+    return {option: (before[option], now[option]) for option in defaults if before[option] != now[option]}
 
 
 def _check_class(name: str, found: Any) -> None:

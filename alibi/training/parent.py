@@ -16,8 +16,7 @@ from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
-from alibi.positions import LOGIT_SCALE, method_class
-from alibi.positions.options import without_lists
+from alibi.positions import changed_options
 from alibi.runs import RunDirectory, config_hash
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.state import TrainState, initial_state
@@ -127,11 +126,9 @@ def _changed_options(there: ml_collections.ConfigDict, here: ml_collections.Conf
     """What is told of the options that are not those of `there`, of the same position method."""
     if there.position != here.position:
         return ""
-    defaults = {LOGIT_SCALE: "", **method_class(here.position).options()}
-    before, now = (defaults | without_lists(config.position_options.to_dict()) for config in (there, here))
-    changed = (f"{name}={now[name]!r} ({before[name]!r} there)" for name in before if now[name] != before[name])
-    told = ", ".join(changed)
-    return f"; position options: {told}" if told else ""
+    options = changed_options(here.position, *(config.position_options.to_dict() for config in (there, here)))
+    told = ", ".join(f"{name}={now!r} ({before!r} there)" for name, (before, now) in options.items())
+    return told and f"; position options: {told}"
 
 
 def _told(value: Any) -> str:
