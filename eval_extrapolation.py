@@ -10,7 +10,7 @@ command on each, as for train.py; the exit codes are train.py's too.
 
 from absl import flags
 
-from alibi import command_line, evaluation_flags
+from alibi.cli import command_line, evaluation_flags
 from alibi.errors import tell
 
 CONTEXT_WINDOWS = 512  # of --context_use

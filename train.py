@@ -15,7 +15,8 @@ would be used; both need no --workdir and no device, and train nothing. A plan l
 
 from absl import flags
 
-from alibi import command_line, config_files
+from alibi.cli import command_line
+from alibi.config import files as config_files
 
 _CONFIG = command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string(

@@ -18,7 +18,7 @@ from absl import flags
 # A clone works without being installed: python scripts/analyse_nll.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _DUMPS = flags.DEFINE_list("dumps", None, "files or globs, of addresses too, separated by commas")
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -31,7 +31,7 @@ def main() -> int:
     from alibi.evaluation.by_position import analyse
     from alibi.evaluation.dumps import find_dumps
     from alibi.reporting.contexts import EarlyTokenCurse, draw_by_context
-    from alibi.runs.store import open_store
+    from alibi.storage.store import open_store
 
     output = open_store(_OUTPUT_DIR.value)
     output.check_writable()

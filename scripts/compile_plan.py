@@ -17,7 +17,7 @@ from absl import flags
 # A clone works without being installed: python scripts/compile_plan.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _CONFIG = command_line.define_config_flag()
 _TOPOLOGY = flags.DEFINE_string("topology", "v5e:2x4", "generation and shape of the slice, such as v5e:2x4 or v4:2x2x1")

@@ -17,7 +17,7 @@ from absl import flags
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "the .pt file")
 _DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt that it was trained with")
@@ -30,7 +30,7 @@ _CONFIG = command_line.define_config_flag(
 
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
-    from alibi.importers.work_directory import import_run
+    from alibi.convert.work_directory import import_run
 
     made = import_run(_CHECKPOINT.value, _DICTIONARY.value, _WORKDIR.value, _CONFIG.value, position=_POSITION.value)
     model, settings = made.config.model, made.settings

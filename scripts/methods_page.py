@@ -19,7 +19,7 @@ import jax
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from alibi import command_line
+from alibi.cli import command_line
 from alibi.positions import METHODS, PositionMethod, make_position
 from alibi.reporting.rows import Override, Row, latest, read_rows
 from configs.sweeps import all_methods, passkey

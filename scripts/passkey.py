@@ -16,7 +16,7 @@ from absl import flags
 # A clone works without being installed: python scripts/passkey.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from alibi import command_line, evaluation_flags
+from alibi.cli import command_line, evaluation_flags
 
 evaluation_flags.define("1,2,4,8")
 _PROMPTS = flags.DEFINE_integer("prompts", 200, "keys to be found at each length and distance")

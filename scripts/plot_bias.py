@@ -16,7 +16,7 @@ from absl import flags
 # A clone works without being installed: python scripts/plot_bias.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _METHODS = flags.DEFINE_list("methods", "all", "names of position methods, or package.module:Class, or all")
 _HEADS = flags.DEFINE_integer("heads", 8, "attention heads", lower_bound=1)

@@ -23,7 +23,7 @@ from absl import flags
 # A clone works without being installed: python scripts/prepare_data.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _CONFIG = command_line.define_config_flag()
 _SPLITS = flags.DEFINE_list(

@@ -27,7 +27,7 @@ from absl import flags
 # A clone works without being installed: python scripts/reproduce.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _TABLE = flags.DEFINE_integer("table", None, "number of the paper's table, 1 to 15")
 _SCALE = flags.DEFINE_string("scale", "small", "paper, or medium or small: the same protocol on two cores")

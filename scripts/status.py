@@ -14,7 +14,7 @@ from absl import flags
 # A clone works without being installed: python scripts/status.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _ONCE = flags.DEFINE_bool("once", False, "show the table one time")
 _EVERY = flags.DEFINE_float("every", 5.0, "seconds between two looks", lower_bound=0.1)
@@ -28,7 +28,7 @@ def main(*directories: str) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing
-    from alibi.runs.store import open_store
+    from alibi.storage.store import open_store
     from alibi.sweeps.watch import standings, summary, table
 
     stores = [open_store(directory) for directory in directories]

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from faults.trial import kill
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _KILLS = flags.DEFINE_integer("kills", 3, "times that training is killed, and the evaluation", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", 0, "of the moments of the kills")
@@ -162,7 +162,7 @@ def disturb_tasks(command: list[str], place: str) -> int:
 
 def differ_imported(places: tuple[str, str]) -> collections.Counter[str]:
     """Imports a checkpoint into two work directories and evaluates it there, with dumps, which are analysed."""
-    from alibi.runs.store import open_store
+    from alibi.storage.store import open_store
 
     tiny, read = ROOT / "tests" / "data" / "fairseq-tiny", []
     for place in places:
@@ -180,7 +180,7 @@ def differ_imported(places: tuple[str, str]) -> collections.Counter[str]:
 
 def differ_swept(places: tuple[str, str]) -> collections.Counter[str]:
     """How much of two sweeps differs, in their runs and their reports."""
-    from alibi.runs.store import open_store
+    from alibi.storage.store import open_store
 
     counted: collections.Counter[str] = collections.Counter()
     for name in SWEPT:
@@ -196,8 +196,8 @@ def differences(local: tuple[str, str], remote: tuple[str, str]) -> collections.
     import jax
     import numpy as np
 
-    from alibi.runs.store import open_store
     from alibi.runs.trained import TrainedRun
+    from alibi.storage.store import open_store
 
     params = [jax.tree.leaves(TrainedRun(workdir).params) for workdir, _ in (local, remote)]
     metrics, rows = [], []

@@ -21,7 +21,7 @@ from absl import flags
 # A clone works without being installed: python scripts/submit.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 
 def _local():
@@ -85,7 +85,7 @@ def main() -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing
-    from alibi.runs.store import open_store
+    from alibi.storage.store import open_store
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.tasks import pin_anew
     from alibi.sweeps.watch import SUBMITTED_FILE
@@ -137,8 +137,8 @@ def _check_configs(sweep, devices: int | None) -> None:
 
 def _job(engine, store, runs: int):
     """What is to be run; raises ValueError where other machines would not see what it needs."""
-    from alibi.atomic import is_address
     from alibi.runs.directory import check_address
+    from alibi.storage.atomic import is_address
     from alibi.sweeps.definition import resolve
     from alibi.sweeps.engines import Job
     from alibi.sweeps.launchers import Command

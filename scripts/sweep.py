@@ -24,7 +24,7 @@ from absl import flags
 # A clone works without being installed: python scripts/sweep.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from alibi import command_line
+from alibi.cli import command_line
 
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH")
@@ -40,7 +40,7 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.runs.store import open_store
+    from alibi.storage.store import open_store
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.estimates import device_table, plan_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper

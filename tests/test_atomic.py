@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from alibi.atomic import made_whole, write_whole
+from alibi.storage.atomic import made_whole, write_whole
 
 
 def test_a_file_is_replaced_and_what_was_there_outlives_a_failure(tmp_path: pathlib.Path) -> None:

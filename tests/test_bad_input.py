@@ -15,12 +15,13 @@ import jax
 import pytest
 from absl import flags
 
-from alibi import alibi_bias, alibi_slopes, command_line, errors, make_position
-from alibi.config_files import load_config
-from alibi.ranges import RANGES, check_numbers
+from alibi import alibi_bias, alibi_slopes, errors, make_position
+from alibi.cli import command_line
+from alibi.config.files import load_config
+from alibi.config.ranges import RANGES, check_numbers
 from alibi.reporting.rows import Device, Row, read_rows
 from alibi.runs import flatten
-from alibi.runs.store import open_store
+from alibi.storage.store import open_store
 from alibi.training.loop import train
 from alibi.training.optimizer import make_optimizer
 from configs import base
@@ -272,7 +273,7 @@ def test_what_the_system_refuses(error: Exception, message: str) -> None:
 CODE = """
 import contextlib, os, sys
 from absl import flags
-from alibi import command_line
+from alibi.cli import command_line
 def main():
     print("said"); print("told", file=sys.stderr)
     with contextlib.suppress(OSError):

@@ -11,8 +11,8 @@ import ml_collections
 import pytest
 from absl import flags
 
-from alibi import command_line, evaluation_flags
-from alibi.command_line import _keep_compilations, _parse
+from alibi.cli import command_line, evaluation_flags
+from alibi.cli.command_line import _keep_compilations, _parse
 from alibi.errors import REQUEUE
 from alibi.parallel.signals import SIGNALS
 from alibi.runs import flatten
@@ -119,7 +119,7 @@ def test_a_cache_at_an_address_is_refused(monkeypatch, capsys) -> None:
 
 
 def test_flags_that_entry_points_share_belong_to_whoever_asks_for_them() -> None:
-    """Else they would be those of alibi/command_line.py, and --help shows the flags of the program's own module."""
+    """Else they would be those of alibi/cli/command_line.py, and --help shows the flags of the program's own module."""
     command_line.define_host_flags()
     command_line.define_jobs_flag()
     names = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(__name__)}

@@ -9,13 +9,13 @@ import jax
 import pytest
 from jax._src import xla_bridge
 
-from alibi import host_memory
+from alibi.cpu import host_memory
 
 # In a process of its own: the setting is the whole process's. Blocks of 64 MiB come and
 # go; counted are the pages that the kernel hands out for the later ones.
 PROGRAM = """
 import ctypes, resource
-from alibi.host_memory import keep_freed_memory
+from alibi.cpu.host_memory import keep_freed_memory
 print(keep_freed_memory())
 SIZE = 64 * 2**20
 library = ctypes.CDLL(None)
@@ -87,7 +87,7 @@ def test_plugins_are_found_where_jax_finds_them(tmp_path: pathlib.Path) -> None:
     (tmp_path / "jax_plugins" / "xla_cuda99" / "__init__.py").touch()
     (tmp_path / "named-1.0.dist-info").mkdir()
     (tmp_path / "named-1.0.dist-info" / "entry_points.txt").write_text("[jax_plugins]\nnamed = elsewhere.plugin\n")
-    program = "from alibi import host_memory; print(*host_memory._plugins())"
+    program = "from alibi.cpu import host_memory; print(*host_memory._plugins())"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert {"xla_cuda99", "elsewhere.plugin"} <= set(done.stdout.split()), done.stderr

@@ -9,8 +9,8 @@ from jaxtyping import Array
 from alibi.attention.accelerator.augmented import augmented_attention, cannot_augment
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
-from alibi.attention.cpu.decoding import cannot_decode, decoding_attention
-from alibi.attention.cpu.saved import attention_by_saving, cannot_save
+from alibi.cpu.decoding import cannot_decode, decoding_attention
+from alibi.cpu.saved import attention_by_saving, cannot_save
 
 
 @dataclasses.dataclass(frozen=True)

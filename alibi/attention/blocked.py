@@ -23,7 +23,6 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall
-from alibi.attention.cpu.rows import dot_rows, sum_first
 from alibi.attention.reference import MASKED
 from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
@@ -40,6 +39,7 @@ from alibi.attention.tiles import (
     tile_values,
     tile_visible,
 )
+from alibi.cpu.rows import dot_rows, sum_first
 
 Leaves = tuple[Any, ...]
 Trees = tuple[Any, Any]

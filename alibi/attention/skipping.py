@@ -32,8 +32,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.call import AttentionCall
-from alibi.attention.cpu.rows import dot_rows
 from alibi.attention.tiles import Plan, Sides, make_sides
+from alibi.cpu.rows import dot_rows
 from alibi.positions.bias import Bias, Blocks, Part
 
 # exp(-104) is below half of the smallest float32 above zero.

@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from alibi.atomic import is_address, local_path, made_whole
 from alibi.errors import NO_SPACE
+from alibi.storage.atomic import is_address, local_path, made_whole
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 

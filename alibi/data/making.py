@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
-from alibi.atomic import made_whole, write_whole
 from alibi.data.counting import Counts
 from alibi.data.dictionary import count_words
 from alibi.data.pieces import Corpus, Shard, make_bar, watched
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.errors import UserError
 from alibi.progress import Progress
+from alibi.storage.atomic import made_whole, write_whole
 
 _POLL_SECONDS = 0.3
 

@@ -12,9 +12,9 @@ import logging
 import os
 import pathlib
 
-from alibi.atomic import is_address
 from alibi.data.cache import find_or_make
-from alibi.runs.store import Store, open_store
+from alibi.storage.atomic import is_address
+from alibi.storage.store import Store, open_store
 
 _AT_A_TIME = 4  # files that are fetched, each of which is in memory as a whole
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from alibi.atomic import is_address, made_whole
 from alibi.reporting.rows import Scoring
-from alibi.runs.store import Store, open_store
+from alibi.storage.atomic import is_address, made_whole
+from alibi.storage.store import Store, open_store
 
 _NO_DUMP = (OSError, KeyError, EOFError, zipfile.BadZipFile)
 # How dumps are named; those of old versions hold their run's name nowhere else.

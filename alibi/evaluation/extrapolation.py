@@ -25,8 +25,8 @@ from alibi.evaluation.windows import SAME_TOKENS, Part, Windows, plan, plan_cont
 from alibi.parallel.hosts import any_of, is_primary, on_first, together
 from alibi.progress import Progress
 from alibi.reporting.rows import ContextUse, Override, Row
-from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
+from alibi.storage.store import open_store
 
 __all__ = ["Options", "OutputError", "evaluate_runs"]
 

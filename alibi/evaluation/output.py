@@ -18,8 +18,8 @@ from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import Device, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, flatten, git_commit
-from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
+from alibi.storage.store import open_store
 
 Found = TypeVar("Found")
 

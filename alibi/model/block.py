@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, Int
 from alibi.attention import method_attention_fn
 from alibi.attention.cache import Reading
 from alibi.attention.flax import AttentionFn, Cached
+from alibi.cpu.products import Products
 from alibi.model.config import ACTIVATIONS, DTYPES, ModelConfig
 from alibi.model.initialization import INITIALIZATIONS
-from alibi.model.products import Products
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import PositionMethod
 from alibi.positions.base import Params

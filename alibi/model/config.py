@@ -12,8 +12,8 @@ from jaxtyping import Array
 
 from alibi.attention import AttentionOptions
 from alibi.attention.backends import OF_SEQUENCES
+from alibi.config.ranges import check_numbers
 from alibi.model.initialization import INITIALIZATIONS
-from alibi.ranges import check_numbers
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,

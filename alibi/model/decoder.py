@@ -13,12 +13,12 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.attention.cache import Reading, Slots
+from alibi.cpu.products import Products
 from alibi.model.adaptive import AdaptiveEmbedding, Bands
 from alibi.model.block import Block, BlockCall
 from alibi.model.config import DTYPES, ModelConfig
 from alibi.model.layers import STACKED, layer_name
 from alibi.model.loss import Head, TiedEmbedding
-from alibi.model.products import Products
 from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod, make_position
 from alibi.positions.base import Params

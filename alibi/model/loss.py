@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
-from alibi.model.products import Products
+from alibi.cpu.products import Products
 from alibi.parallel.sharding import split_batch
 
 

@@ -11,7 +11,7 @@ from alibi.paper.definitions import TABLES, Model, Quantity
 from alibi.paper.published import PaperTable, load_table
 from alibi.paper.settings import find_setting
 from alibi.runs import RunDirectory, may_differ
-from alibi.runs.store import open_store
+from alibi.storage.store import open_store
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
 

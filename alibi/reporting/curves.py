@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alibi.runs.store import Store
+from alibi.storage.store import Store
 
 MOST_POINTS = 400  # of a training curve; more don't show
 

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from alibi.reporting.rows import Row, parse_rows
-from alibi.runs.store import Store, open_store
+from alibi.storage.store import Store, open_store
 
 ROWS_FILE = "results.jsonl"  # what people read
 FOLDER = "rows"

@@ -12,7 +12,7 @@ from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
 from alibi.reporting.writers import to_markdown, to_text
-from alibi.runs.store import Store, open_store
+from alibi.storage.store import Store, open_store
 
 Key = TypeVar("Key")
 

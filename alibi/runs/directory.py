@@ -12,11 +12,11 @@ import fsspec.config
 import ml_collections
 from etils import epath
 
-from alibi.atomic import is_address
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.runs.identity import YOUNGER, completed, defining
-from alibi.runs.lease import Claim
-from alibi.runs.store import open_store
+from alibi.storage.atomic import is_address
+from alibi.storage.lease import Claim
+from alibi.storage.store import open_store
 
 # Of every config, as in configs/base.py.
 SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh", "position_options")

@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_collections
 
-from alibi.atomic import is_address
+from alibi.storage.atomic import is_address
 
 # Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",

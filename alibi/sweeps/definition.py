@@ -29,8 +29,8 @@ from typing import Any
 
 import ml_collections
 
-from alibi import config_files
-from alibi.ranges import check_numbers
+from alibi.config import files as config_files
+from alibi.config.ranges import check_numbers
 from alibi.reporting.rows import Override
 from configs import base
 

@@ -16,8 +16,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from alibi.atomic import is_address
 from alibi.errors import FAILED, REQUEUE, UserError
+from alibi.storage.atomic import is_address
 from alibi.sweeps.definition import PROJECT
 from alibi.sweeps.launchers import Command, LocalProcesses, check_jobs, places
 

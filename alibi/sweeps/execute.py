@@ -18,8 +18,8 @@ from alibi.reporting.curves import RunSource
 from alibi.reporting.report import write_report
 from alibi.reporting.writers import format_duration
 from alibi.runs import flatten
-from alibi.runs.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
-from alibi.runs.store import LostError, open_store
+from alibi.storage.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
+from alibi.storage.store import LostError, open_store
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed
 from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, check_jobs, places, suitable_jobs

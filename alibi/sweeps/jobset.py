@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from alibi.atomic import is_address
 from alibi.errors import REQUEUE
+from alibi.storage.atomic import is_address
 from alibi.sweeps.definition import PROJECT
 from alibi.sweeps.engines import Engine, Job, handed_over
 from alibi.sweeps.launchers import Command

@@ -11,8 +11,8 @@ from alibi.data.passkeys import distances
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Row
 from alibi.runs import RunDirectory, evaluation_hash
-from alibi.runs.lease import is_held
-from alibi.runs.store import Store, open_store
+from alibi.storage.lease import is_held
+from alibi.storage.store import Store, open_store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.launchers import Command
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from alibi.reporting.rows import Override, Row
 from alibi.runs import evaluation_hash
-from alibi.runs.lease import is_held
-from alibi.runs.store import Store
+from alibi.storage.lease import is_held
+from alibi.storage.store import Store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.state import missing_of
 from configs import base

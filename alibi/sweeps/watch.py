@@ -9,8 +9,8 @@ from alibi.reporting.recorded import find_rows
 from alibi.reporting.report import REPORT_FILE
 from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import RunDirectory
-from alibi.runs.lease import is_held, last_sign, was_held_here
-from alibi.runs.store import Store
+from alibi.storage.lease import is_held, last_sign, was_held_here
+from alibi.storage.store import Store
 from alibi.sweeps.state import read_failures
 from alibi.sweeps.tasks import TASKS, pinned
 

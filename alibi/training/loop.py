@@ -23,7 +23,7 @@ from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.parallel.signals import Interrupted, answered
 from alibi.runs import RunDirectory, code_hash, completed, flatten, make_provenance, versions
-from alibi.runs.store import LostError
+from alibi.storage.store import LostError
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt

@@ -16,10 +16,10 @@ from typing import Any
 
 import ml_collections
 
-from alibi.atomic import is_address
 from alibi.progress import say
 from alibi.runs import RunDirectory
-from alibi.runs.store import Store
+from alibi.storage.atomic import is_address
+from alibi.storage.store import Store
 
 OPTIONAL = ("wandb", "trackio")  # packages that the config key log.PACKAGE asks for
 TRACKED_FILE = "tracked.json"  # of a work directory: what W&B and Trackio know its run by

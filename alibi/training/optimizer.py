@@ -9,7 +9,7 @@ import ml_collections
 import optax
 from jaxtyping import Array, Float, Int
 
-from alibi.ranges import check_numbers
+from alibi.config.ranges import check_numbers
 
 MAX_CYCLES = 64  # with equal periods; a run of more restarts than this is no schedule but a mistake
 

@@ -8,13 +8,13 @@ import ml_collections
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
+from alibi.config.ranges import check_numbers
 from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import DTYPES, UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
 from alibi.parallel.hosts import on_first
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
-from alibi.ranges import check_numbers
 from alibi.runs import RunDirectory
 from alibi.training.optimizer import make_optimizer
 

@@ -112,7 +112,7 @@ def _in_process(call: Callable, *arguments: Any) -> Any:
 
 
 def _send(sender: Any, call: Callable, arguments: tuple) -> None:
-    from alibi.host_memory import keep_freed_memory
+    from alibi.cpu.host_memory import keep_freed_memory
 
     keep_freed_memory()
     sender.send(call(*arguments))

@@ -83,7 +83,7 @@ class Trial:
 
     def finish(self) -> str:
         """Trains and evaluates in this process, from where the trial stands; gives the error that it met."""
-        from alibi.config_files import load_config
+        from alibi.config.files import load_config
         from alibi.errors import explained
         from alibi.evaluation.extrapolation import Options, evaluate_runs
         from alibi.training.loop import train

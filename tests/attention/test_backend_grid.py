@@ -12,7 +12,7 @@ from alibi import alibi_slopes, attend
 from alibi.attention import tiles
 from alibi.attention.backends import BACKENDS
 from alibi.attention.call import AttentionCall
-from alibi.attention.cpu import decoding
+from alibi.cpu import decoding
 from alibi.positions import AlibiBias
 
 RESULTS = ("attended", "query", "key", "value", "slopes")

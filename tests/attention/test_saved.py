@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from alibi.attention import AttentionOptions, method_attention_fn
-from alibi.attention.cpu import saved
-from alibi.attention.cpu.saved import LEAST_ROWS, MOST_ROWS, QueryBlock, query_blocks, saved_attention
+from alibi.cpu import saved
+from alibi.cpu.saved import LEAST_ROWS, MOST_ROWS, QueryBlock, query_blocks, saved_attention
 from alibi.positions import make_position
 
 

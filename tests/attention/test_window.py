@@ -8,9 +8,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
 from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.attention.cpu.decoding import attended_and_blocks
 from alibi.attention.skipping import ranges_of
 from alibi.attention.tiles import make_plan
+from alibi.cpu.decoding import attended_and_blocks
 from alibi.positions import AlibiBias
 
 HEADS, DIM = 2, 8

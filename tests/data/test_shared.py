@@ -7,7 +7,7 @@ import pytest
 from alibi.data import making, tokens
 from alibi.data.making import Makers
 from alibi.data.shared import SharedCache
-from alibi.runs.store import Store, open_store
+from alibi.storage.store import Store, open_store
 from configs import base
 
 

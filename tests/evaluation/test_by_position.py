@@ -13,7 +13,7 @@ from alibi.evaluation.by_position import analyse, by_context, by_position, early
 from alibi.evaluation.dumps import Dump, find_dumps, read_dump, what_is_in, write_dump
 from alibi.reporting.contexts import EarlyTokenCurse
 from alibi.reporting.rows import Scoring
-from alibi.runs.store import open_store
+from alibi.storage.store import open_store
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

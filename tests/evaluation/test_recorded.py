@@ -12,8 +12,8 @@ from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEval
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
-from alibi.runs.store import open_store
 from alibi.runs.trained import TrainedRun
+from alibi.storage.store import open_store
 from tests.evaluation.runs import TEXT, make_run, rows_by_cell
 
 

@@ -143,7 +143,8 @@ def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch
     model, params = make(tiny_config, "alibi", model__window=4)
     prompt = np.random.default_rng(4).integers(0, VOCABULARY, (1, 11))
     made = []
-    monkeypatch.setattr("alibi.generation.new_cache", lambda *sizes: made.append(sizes[1:]) or new_cache(*sizes))
+    decoding = "alibi.generation.decoding"
+    monkeypatch.setattr(f"{decoding}.new_cache", lambda *sizes: made.append(sizes[1:]) or new_cache(*sizes))
     new = np.asarray(generate(model, params, prompt, 10, chunk=3))
     assert made == [(1, 6, 21)]
     logits = jax.jit(model.apply)({"params": params}, np.concatenate([prompt, new], axis=1))

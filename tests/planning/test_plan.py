@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from alibi.config_files import load_config
+from alibi.config.files import load_config
 from alibi.model.decoder import build_model
 from alibi.model.flops import training_flops
 from alibi.parallel.device_kinds import GIB
@@ -218,7 +218,7 @@ def test_the_command_lines(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("[!_b]*.py")), ids=lambda path: path.stem)
 def test_configs_as_files(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    from alibi.config_files import as_file
+    from alibi.config.files import as_file
 
     config = load_config(f"{path}:position=alibi,position_options.slopes=0.5:0.25,length=64")
     (tmp_path / "same.py").write_text(as_file(config))

@@ -16,7 +16,7 @@ from alibi.reporting.charts import length_spec
 from alibi.reporting.curves import MOST_POINTS, RunSource, differing, training_curve
 from alibi.reporting.report import measured_panels, write_report
 from alibi.reporting.rows import read_rows
-from alibi.runs.store import open_store
+from alibi.storage.store import open_store
 from alibi.sweeps.definition import load_sweep
 from alibi.sweeps.execute import run_sources
 from tests.reporting.rowmaker import append_rows, make_row

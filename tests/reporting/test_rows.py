@@ -11,7 +11,7 @@ import pytest
 
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.rows import Device, Override, Row, latest, read_rows
-from alibi.runs.store import open_store
+from alibi.storage.store import open_store
 from tests.reporting.rowmaker import append_rows, make_row
 
 

@@ -15,11 +15,11 @@ import uuid
 import pytest
 from obstore.store import MemoryStore
 
-from alibi.atomic import is_address
 from alibi.errors import UserError
-from alibi.runs.bucket import Bucket
-from alibi.runs.lease import LEASE_FILE, Claim, HeldError, awaited, is_held
-from alibi.runs.store import Folder, LostError, Store, open_store
+from alibi.storage.atomic import is_address
+from alibi.storage.bucket import Bucket
+from alibi.storage.lease import LEASE_FILE, Claim, HeldError, awaited, is_held
+from alibi.storage.store import Folder, LostError, Store, open_store
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
@@ -278,8 +278,8 @@ def test_who_waits_for_a_claim_gets_it_when_it_is_given_back(
 ) -> None:
     if not locks:
         request.getfixturevalue("no_locks")
-    monkeypatch.setattr("alibi.runs.lease.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("alibi.runs.lease.Claim", functools.partial(Claim, beat=0.1, stale=0.6))
+    monkeypatch.setattr("alibi.storage.lease.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("alibi.storage.lease.Claim", functools.partial(Claim, beat=0.1, stale=0.6))
     said: list[str] = []
     assert not is_held(store)
     first = claim(store)

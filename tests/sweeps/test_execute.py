@@ -13,8 +13,8 @@ import pytest
 from alibi.errors import REQUEUE
 from alibi.parallel.signals import Interrupted
 from alibi.runs import RunDirectory
-from alibi.runs.lease import LEASE_FILE, Claim, is_held
-from alibi.runs.store import Folder, LostError
+from alibi.storage.lease import LEASE_FILE, Claim, is_held
+from alibi.storage.store import Folder, LostError
 from alibi.sweeps import execute
 from alibi.sweeps.execute import is_primary
 from alibi.sweeps.launchers import Ended, Launcher
@@ -144,8 +144,8 @@ def test_a_second_start_waits_and_finds_all_done(tmp_path, monkeypatch, capsys, 
     """With file locks and without: each command is run once, whoever of the two begins."""
     if not locks:
         monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr("alibi.runs.lease.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("alibi.runs.lease.Claim", functools.partial(Claim, beat=0.1, stale=60.0))
+    monkeypatch.setattr("alibi.storage.lease.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("alibi.storage.lease.Claim", functools.partial(Claim, beat=0.1, stale=60.0))
     sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
     commands = []
 

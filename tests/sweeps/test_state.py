@@ -10,8 +10,8 @@ from absl import flags as absl_flags
 from alibi.paper.costs import PROCESSORS
 from alibi.reporting.rows import Override
 from alibi.reporting.writers import format_duration
-from alibi.runs.lease import Claim
-from alibi.runs.store import Folder
+from alibi.storage.lease import Claim
+from alibi.storage.store import Folder
 from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, plan_table
 from alibi.sweeps.launchers import describe_exit

@@ -12,8 +12,8 @@ import pytest
 
 from alibi.errors import REQUEUE
 from alibi.parallel.signals import Interrupted
-from alibi.runs.lease import Claim, is_held
-from alibi.runs.store import Folder
+from alibi.storage.lease import Claim, is_held
+from alibi.storage.store import Folder
 from alibi.sweeps import execute, tasks
 from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.execute import Sweeper, run_sweeper

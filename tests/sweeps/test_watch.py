@@ -4,8 +4,8 @@ import datetime
 
 import pytest
 
-from alibi.runs.lease import LOCK_FILE, Claim
-from alibi.runs.store import Folder
+from alibi.storage.lease import LOCK_FILE, Claim
+from alibi.storage.store import Folder
 from alibi.sweeps.state import write_failure
 from alibi.sweeps.tasks import claim_place, pin
 from alibi.sweeps.watch import SUBMITTED_FILE, standings, summary, table

@@ -11,7 +11,7 @@ import pytest
 from alibi.data.tokenizers import ByteTokenizer, WordTokenizer
 from alibi.errors import REQUEUE, UserError
 from alibi.runs import RunDirectory
-from alibi.runs.lease import Claim
+from alibi.storage.lease import Claim
 from alibi.training import loop
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alibi.runs import RunDirectory
-from alibi.runs.store import Folder
+from alibi.storage.store import Folder
 from alibi.training import loop, updates
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.pending import MOST, Pending

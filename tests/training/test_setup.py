@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from alibi.config_files import load_config
+from alibi.config.files import load_config
 from alibi.training.setup import check_trainable
 
 

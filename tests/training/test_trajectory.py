@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.importers.fairseq.parameters import architecture, to_params
+from alibi.convert.fairseq.parameters import architecture, to_params
 from alibi.model.decoder import build_model
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from alibi.importers.fairseq.unpickle import Storage, unpickle
+from alibi.convert.fairseq.unpickle import Storage, unpickle
 
 PICKLE_BYTES = 2**26  # of the largest model, a few hundred thousand
 OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number with which PyTorch before 1.6 begins
@@ -18,7 +18,7 @@ class Archive:
     """The file, open. A storage is read when a tensor of it is, once.
 
     Attributes:
-      content: what was saved, see `alibi.importers.fairseq.unpickle.unpickle`.
+      content: what was saved, see `alibi.convert.fairseq.unpickle.unpickle`.
 
     Raises:
       ValueError: no PyTorch checkpoint, one of before PyTorch 1.6, truncated, damaged, or

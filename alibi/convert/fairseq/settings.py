@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from alibi.importers.fairseq.parameters import Architecture
-from alibi.importers.fairseq.unpickle import Record, shown
-from alibi.ranges import RANGES
+from alibi.config.ranges import RANGES
+from alibi.convert.fairseq.parameters import Architecture
+from alibi.convert.fairseq.unpickle import Record, shown
 
 # Settings without which this project's model is another one than the checkpoint's.
 NEEDED = {

@@ -17,13 +17,13 @@ import jax
 import ml_collections
 from absl import app, flags, logging
 
-from alibi.atomic import local_path
-from alibi.config_files import load_config
+from alibi.config.files import load_config
+from alibi.config.ranges import check_numbers
+from alibi.cpu.host_memory import keep_freed_memory
 from alibi.data.cache import cache_root, check_paths
 from alibi.errors import FAILED, REQUEUE, explained, tell
-from alibi.host_memory import keep_freed_memory
 from alibi.parallel import peers, signals
-from alibi.ranges import check_numbers
+from alibi.storage.atomic import local_path
 from configs import base
 
 # Files that a process needs to hold open: its libraries, the checkpoint that it writes and the one that it reads.

@@ -14,16 +14,16 @@ import ml_collections
 import optax
 from jaxtyping import PyTree
 
-from alibi.atomic import is_address, made_whole
+from alibi.convert.fairseq.archive import Archive
+from alibi.convert.fairseq.parameters import Architecture, architecture, to_params
+from alibi.convert.fairseq.settings import POSITIONS, Settings, read_settings
+from alibi.convert.fairseq.unpickle import Tensor
 from alibi.data.cache import file_sha256
 from alibi.data.dictionary import read_dictionary
 from alibi.data.tokenizers import WordTokenizer
-from alibi.importers.fairseq.archive import Archive
-from alibi.importers.fairseq.parameters import Architecture, architecture, to_params
-from alibi.importers.fairseq.settings import POSITIONS, Settings, read_settings
-from alibi.importers.fairseq.unpickle import Tensor
 from alibi.model.decoder import build_model, param_shapes
 from alibi.runs import RunDirectory, make_provenance
+from alibi.storage.atomic import is_address, made_whole
 from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import TrainState
@@ -75,7 +75,7 @@ def import_run(
 
     Args:
       config: what the checkpoint doesn't say: the text, and how further training goes.
-      position: a name from `alibi.importers.fairseq.settings.POSITIONS`; empty: as the checkpoint says.
+      position: a name from `alibi.convert.fairseq.settings.POSITIONS`; empty: as the checkpoint says.
 
     Raises:
       ValueError: a checkpoint or dictionary that can't be used, or that don't belong

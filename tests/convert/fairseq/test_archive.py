@@ -9,8 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from alibi.importers.fairseq.archive import OLD_FORMAT, Archive
-from alibi.importers.fairseq.unpickle import Record, Storage, Tensor, UnsafePickleError, shown, unpickle
+from alibi.convert.fairseq.archive import OLD_FORMAT, Archive
+from alibi.convert.fairseq.unpickle import Record, Storage, Tensor, UnsafePickleError, shown, unpickle
 
 TINY = pathlib.Path(__file__).resolve().parents[2] / "data" / "fairseq-tiny.pt"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_collections
 
-from alibi.ranges import check_numbers
+from alibi.config.ranges import check_numbers
 from configs import base
 
 _FILE = '''"""Every key of a config, as train.py --print_config wrote it: python train.py --config=FILE --workdir=DIR"""

@@ -19,8 +19,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from alibi.atomic import is_address, made_whole, write_whole
 from alibi.errors import UserError
+from alibi.storage.atomic import is_address, made_whole, write_whole
 
 SCHEMES = ("gs", "s3")
 Version = dict[str, str]  # what a store knows the content of a file by
@@ -281,7 +281,7 @@ def open_store(place: "str | os.PathLike[str] | Store") -> Store:
     found = re.fullmatch(rf"({'|'.join(SCHEMES)})://([^/]+)(?:/(.*))?", text)
     if found is None or {"", ".", ".."} & set((found[3] or "x").rstrip("/").split("/")):
         raise ValueError(f"address {text} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory")
-    from alibi.runs.bucket import Bucket, open_bucket  # which is a store too
+    from alibi.storage.bucket import Bucket, open_bucket  # which is a store too
 
     return Bucket(open_bucket(found[1], found[2]), f"{found[1]}://{found[2]}", found[3] or "")
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.importers.fairseq.archive import Archive
-from alibi.importers.fairseq.parameters import architecture, to_params
+from alibi.convert.fairseq.archive import Archive
+from alibi.convert.fairseq.parameters import architecture, to_params
 from alibi.model.decoder import build_model
 from configs import wikitext103
 

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from alibi.atomic import local_path
-from alibi.runs.store import LostError, Store, Version, encoded
+from alibi.storage.atomic import local_path
+from alibi.storage.store import LostError, Store, Version, encoded
 
 _MANY = 16  # files that are read at a time
 _NO_BUCKET = "the bucket does not exist"

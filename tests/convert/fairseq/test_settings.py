@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 
-from alibi.importers.fairseq.parameters import Architecture
-from alibi.importers.fairseq.settings import read_settings
-from alibi.importers.fairseq.unpickle import unpickle
+from alibi.convert.fairseq.parameters import Architecture
+from alibi.convert.fairseq.settings import read_settings
+from alibi.convert.fairseq.unpickle import unpickle
 
 SIZES = Architecture(2, 24, 40, 96, (40, 72), 2, final_norm=False)
 SAID = {

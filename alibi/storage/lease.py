@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable
 from typing import IO, Any
 
-from alibi.runs.store import LostError, Store, Version
+from alibi.storage.store import LostError, Store, Version
 
 LOCK_FILE, LEASE_FILE = ".lock", "lease.json"
 BEAT_SECONDS, STALE_SECONDS = 10.0, 60.0

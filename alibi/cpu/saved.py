@@ -20,8 +20,8 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
-from alibi.attention.cpu.rows import dot_rows, sum_first
 from alibi.attention.reference import MASKED
+from alibi.cpu.rows import dot_rows, sum_first
 from alibi.positions.bias import Part
 from alibi.positions.kernels import in_own_kernel
 

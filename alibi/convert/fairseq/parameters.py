@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from alibi.importers.fairseq.unpickle import shown
+from alibi.convert.fairseq.unpickle import shown
 
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 Tree = dict[str, Any]

@@ -14,12 +14,12 @@ import numpy as np
 import optax
 import pytest
 
+from alibi.convert.work_directory import _fill, _whole_batch, import_run
 from alibi.data.tokenizers import WordTokenizer
 from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.importers.work_directory import _fill, _whole_batch, import_run
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
@@ -29,7 +29,7 @@ from alibi.training.optimizer import make_optimizer, make_schedule
 from alibi.training.setup import check_config, prepare_files, sequences_per_update
 from alibi.training.state import abstract_state
 from configs import base, wikitext103
-from tests.importers.fairseq.test_archive import rewrite
+from tests.convert.fairseq.test_archive import rewrite
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"

@@ -1,1 +1,0 @@
-"""What exists of attention for CPUs only: short attention that keeps its exponentials, and decoding a token."""

@@ -1,0 +1,1 @@
+"""Computation that exists for XLA on CPUs."""

@@ -1,0 +1,1 @@
+"""Files and addresses: read, write whole, create once, claim."""
