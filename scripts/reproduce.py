@@ -106,7 +106,7 @@ def _reproduction(number: int):
 def _processor():
     """What the costs assume of a device, and whether the user said so."""
     from alibi.paper.costs import PROCESSORS
-    from alibi.sweeps.estimates import Processor
+    from alibi.planning.hours import Processor
 
     default = PROCESSORS[_SCALE.value]
     for flag, most in ((_DEVICE_FLOPS, 1e30), (_UTILISATION, 1.0)):

@@ -1,21 +1,64 @@
 """What is printed before anything is run: a table's commands with their cost, and all tables with what has been run."""
 
+import dataclasses
 import functools
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from alibi.data.tokens import prepare
+from alibi.model.flops import forward_flops, training_flops
 from alibi.paper.published import parse_printed
 from alibi.paper.reproduction import Reproduction
+from alibi.planning.hours import CPU, Processor
 from alibi.reporting.recorded import ROWS_FILE, find_rows
 from alibi.reporting.rows import latest
 from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
-from alibi.sweeps.definition import Evaluation
-from alibi.sweeps.estimates import CPU, Cost, Processor, Text, device_table, evaluation_cost, parameters, training_cost
+from alibi.sweeps.definition import Evaluation, Run
+from alibi.sweeps.estimates import device_table, parameters
 from alibi.sweeps.launchers import Command
 from alibi.sweeps.state import RunState, evaluation_command, survey, train_command
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """The size of a text: tokens by split; a split whose size is not known is absent."""
+
+    vocab_size: int
+    tokens: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of one command; `hours` are hours of one device."""
+
+    tokens: int
+    flops: float
+    hours: float
+
+
+def training_cost(run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None) -> Cost:
+    """Returns the cost of the whole training; its hours follow from `tokens_per_second` if that is known."""
+    tokens = run.config.train.steps * run.config.train.batch_tokens
+    flops = tokens * training_flops(run.config, vocab_size)
+    return Cost(tokens, flops, tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops))
+
+
+def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Processor) -> Cost | None:
+    """Returns the cost of all lengths: a window of L inputs for each stride of tokens; None if the tokens are unknown.
+
+    All layers are counted for each input.
+    """
+    tokens = text.tokens.get(evaluation.split)
+    if tokens is None:
+        return None
+    flops = sum(
+        tokens * length // (evaluation.stride or length) * forward_flops(run.config, text.vocab_size, length)
+        for length in evaluation.lengths
+    )
+    return Cost(tokens * len(evaluation.lengths), flops, processor.hours(flops))
+
 
 # The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
 PROCESSORS = {"paper": Processor(125e12, 0.3), "medium": CPU, "small": CPU}

@@ -5,71 +5,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
+from alibi.model.flops import CPU_FLOPS_PER_SECOND, training_flops
 from alibi.parallel.device_kinds import GIB, known_device_kind
 from alibi.planning.plan import UTILISATIONS, Plan, Vocabulary, make_plan
 from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import flatten
-from alibi.sweeps.definition import Evaluation, Run
+from alibi.sweeps.definition import Run
 from alibi.sweeps.launchers import is_on_cpu
 from alibi.sweeps.state import RunState
 
 # Of one process, training or evaluation: imports and compilation, before the first token.
 START_SECONDS = 15.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Processor:
-    """What an estimate from operations rests on: a peak per second, and the share of it that is reached."""
-
-    flops_per_second: float
-    utilisation: float
-
-    def hours(self, flops: float) -> float:
-        return flops / (self.flops_per_second * self.utilisation) / 3600
-
-
-_CPU_PEAK = 200e9  # of two cores of a server CPU in float32
-CPU = Processor(_CPU_PEAK, CPU_FLOPS_PER_SECOND / _CPU_PEAK)
-
-
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """What of a text costs depend on; tokens by split, without those that aren't known."""
-
-    vocab_size: int
-    tokens: Mapping[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Of one command, its time in hours of a device."""
-
-    tokens: int
-    flops: float
-    hours: float
-
-
-def training_cost(run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None) -> Cost:
-    """Of the whole training; its time by its tokens per second where they are known."""
-    tokens = run.config.train.steps * run.config.train.batch_tokens
-    flops = tokens * training_flops(run.config, vocab_size)
-    return Cost(tokens, flops, tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops))
-
-
-def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Processor) -> Cost | None:
-    """Of all its lengths: a window of L inputs for each stride of tokens; all layers are counted for each input.
-
-    None where the number of tokens isn't known.
-    """
-    tokens = text.tokens.get(evaluation.split)
-    if tokens is None:
-        return None
-    flops = sum(
-        tokens * length // (evaluation.stride or length) * forward_flops(run.config, text.vocab_size, length)
-        for length in evaluation.lengths
-    )
-    return Cost(tokens * len(evaluation.lengths), flops, processor.hours(flops))
 
 
 @dataclasses.dataclass(frozen=True)

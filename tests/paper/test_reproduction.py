@@ -7,7 +7,7 @@ import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.model.flops import keys_seen
-from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, overview
+from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, evaluation_cost, overview, training_cost
 from alibi.paper.definitions import TABLES
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.results import Results, write_table
@@ -16,7 +16,6 @@ from alibi.reporting.tables import TRAINING_SPEED, Absence, Missing, Number
 from alibi.reporting.writers import heading_text
 from alibi.runs import RunDirectory, config_hash
 from alibi.sweeps.definition import load_config
-from alibi.sweeps.estimates import evaluation_cost, training_cost
 from alibi.sweeps.state import evaluation_command
 from tests.reporting.rowmaker import append_rows, make_row
 
