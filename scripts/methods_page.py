@@ -20,8 +20,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from alibi.cli import command_line
+from alibi.config.override import Override
 from alibi.positions import METHODS, PositionMethod, make_position
-from alibi.reporting.rows import Override, Row, latest, read_rows
+from alibi.reporting.rows import Row, latest, read_rows
 from configs.sweeps import all_methods, passkey
 
 PAGE = ROOT / "docs" / "methods.md"

@@ -17,10 +17,10 @@ import pytest
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, usable_cores
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.sweeps.state import read_failures
-from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import TrainState, abstract_state
+from alibi.training.state import abstract_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -46,9 +46,6 @@ PENDING = {
     ("cli", "configs"),
     ("config", "configs"),
     ("config", "runs"),
-    ("runs", "evaluation"),
-    ("runs", "training"),
-    ("runs", "reporting"),
     ("reporting", "runs"),
     ("sweeps", "configs"),
 }

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from alibi.config.override import Override
 from alibi.positions import METHODS
-from alibi.reporting.rows import ContextUse, Override
+from alibi.reporting.rows import ContextUse
 from tests.reporting.rowmaker import make_row
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -18,10 +18,10 @@ from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
-from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import TrainState, abstract_state
+from alibi.training.state import abstract_state
 from configs import base
 from tests.hosts import ON, changed, finish, free_port, said_at_the_end, start
 from tests.training.trajectories import MODELS, trajectory

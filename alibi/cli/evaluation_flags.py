@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from alibi.reporting.rows import Override
+from alibi.config.override import Override
 from alibi.runs import RunDirectory
 from configs import base
 

@@ -23,10 +23,9 @@ from alibi.data.dictionary import read_dictionary
 from alibi.data.tokenizers import WordTokenizer
 from alibi.model.decoder import build_model, param_shapes
 from alibi.runs import RunDirectory, make_provenance
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.storage.atomic import is_address, made_whole
-from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import TrainState
 
 # Written beside config.json, so that training can be told the run's own config.
 CONFIG_FILE = '''"""The config of the run in this directory: python train.py --config=DIR/config.py --workdir=DIR"""

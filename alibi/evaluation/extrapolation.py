@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import PyTree
 
+from alibi.config.override import Override
 from alibi.data.cache import content_key
 from alibi.data.corpora import make_corpus
 from alibi.data.pieces import Corpus
@@ -20,11 +21,11 @@ from alibi.errors import UserError, tell
 from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, row_of, say
-from alibi.evaluation.perplexity import Score
+from alibi.evaluation.perplexity import Score, Scorer, run_scorer
 from alibi.evaluation.windows import SAME_TOKENS, Part, Windows, plan, plan_contexts
 from alibi.parallel.hosts import any_of, is_primary, on_first, together
 from alibi.progress import Progress
-from alibi.reporting.rows import ContextUse, Override, Row
+from alibi.reporting.rows import ContextUse, Row
 from alibi.runs.trained import TrainedRun
 from alibi.storage.store import open_store
 
@@ -136,6 +137,10 @@ class RunEvaluation:
         lengths = options.lengths_of(self.trained.config.train_length)
         self.windows = [plan(self.text.tokens.size, length, options.stride) for length in lengths]
 
+    @functools.cached_property
+    def scorer(self) -> Scorer:
+        return run_scorer(self.trained)
+
     def run(self) -> None:
         """Evaluates what is missing, shortest first; ValueError where the text is too short for any of it."""
         for windows in self.windows:
@@ -227,7 +232,7 @@ class RunEvaluation:
         return measured and (not dumps or self.output.has_dump(row.scoring))
 
     def _score(self, params: PyTree, windows: Windows | Part) -> Score:
-        tokens, scorer, title = self.text.tokens, self.trained.scorer, self._title(windows)
+        tokens, scorer, title = self.text.tokens, self.scorer, self._title(windows)
         with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
             if isinstance(windows, Part):
                 return scorer.score_windows(params, tokens, windows, progress=bar.update)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from alibi.evaluation.windows import Part, Tokens, Windows, batches, gather, plan
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.sharding import batch_parts, local_rows
+from alibi.runs.trained import TrainedRun
 
 # (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]; the targets are those of the
 # last inputs, and no target depends on the inputs after its own.
@@ -141,6 +142,12 @@ class Scorer:
             jax.make_array_from_process_local_data(self._sharding, local, (rows.size, local.shape[1]))
             for local in batch
         ]
+
+
+def run_scorer(run: TrainedRun) -> Scorer:
+    """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`."""
+    nll, boundary_id = model_nll(run.model), run.tokenizer.boundary_id
+    return Scorer(nll, boundary_id=boundary_id, batch_tokens=run.batch_tokens, sharding=run.model.sharding)
 
 
 def model_nll(model: DecoderLM) -> NllFunction:

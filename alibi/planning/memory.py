@@ -17,9 +17,10 @@ from alibi.model.config import DTYPES
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel.sharding import batch_parts, batch_sharding, tree_shardings
 from alibi.planning.residuals import kept_bytes
+from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import micro_batches, sequences_per_update
-from alibi.training.state import TrainState, abstract_state
+from alibi.training.state import abstract_state
 
 # Of a chunk of tokens: the logits and their gradient, float32.
 LOGITS_COPIES, LOGIT_BYTES = 2, 4

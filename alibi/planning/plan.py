@@ -15,9 +15,9 @@ from alibi.parallel.device_kinds import DeviceKind, known_device_kind
 from alibi.parallel.sharding import AXES, abstract_mesh, batch_parts, batch_sharding
 from alibi.planning.memory import StepMemory, state_shapes, step_memory
 from alibi.runs import completed
+from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import check_config, micro_batches
-from alibi.training.state import TrainState
 
 MOST_DOUBLINGS = 6  # of devices that don't suffice
 UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak; well kept accelerators reach the first two

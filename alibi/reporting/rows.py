@@ -12,6 +12,8 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from alibi.config.override import Override
+
 _log = logging.getLogger(__name__)
 
 
@@ -73,35 +75,6 @@ class Passkey:
     distance: int  # tokens from a digit of the key, where it is told, to the same digit of the answer
     prompts: int
     accuracy: float | None = None  # the share of prompts whose key was answered; None as long as it isn't known
-
-
-@dataclasses.dataclass(frozen=True)
-class Override:
-    """What an evaluation put in the place of what a run was trained with; None where nothing is put.
-
-    Attributes:
-      position: a position method by its name.
-      options: of `position` by name; without a `position` some of the run's own method, as only requests have them.
-      window: tokens that each layer's attention reaches back; 0: all.
-    """
-
-    position: str | None = None
-    options: tuple[tuple[str, Any], ...] = ()
-    window: int | None = None
-
-    def __str__(self) -> str:
-        """Such as "as rotary_ntk(factor=4) with window 256"; the same for 4 and 4.0."""
-        options = ", ".join(f"{name}={_short(value)}" for name, value in sorted(self.options))
-        method = f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
-        return " ".join(filter(None, [method, "" if self.window is None else f"with window {self.window}"]))
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Override":
-        options = tuple((name, _without_lists(value)) for name, value in content["options"].items())
-        return cls(content["position"], options, content["window"])
-
-    def to_json(self) -> dict[str, Any]:
-        return {"position": self.position, "options": dict(self.options), "window": self.window}
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -328,18 +301,6 @@ def latest(rows: Iterable[Row]) -> list[Row]:
         if row.config_hash == configs[row.run] and (known is None or row.is_measured or not known.is_measured):
             cells[row.cell] = row
     return list(cells.values())
-
-
-def _without_lists(value: Any) -> Any:
-    """The value with tuples in place of JSON's lists, at any depth."""
-    return tuple(map(_without_lists, value)) if isinstance(value, list) else value
-
-
-def _short(value: Any) -> str:
-    """A number as short as it can be, so that 4 and 4.0 are the same; several as command lines have them, 0.5:0.25."""
-    if isinstance(value, tuple):
-        return ":".join(map(_short, value))
-    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _exp(nats: float) -> float | None:

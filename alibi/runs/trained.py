@@ -1,4 +1,4 @@
-"""A trained run, ready to be evaluated: its model and parameters from a work directory, on the devices here."""
+"""A trained run, loaded for use: its tokenizer, model and parameters from a work directory, on the devices here."""
 
 import functools
 import logging
@@ -9,15 +9,14 @@ import ml_collections
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from alibi.config.override import Override
 from alibi.data.tokenizers import Tokenizer
-from alibi.evaluation.overrides import effective, overridden
-from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import DecoderLM, build_model, evaluated, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
-from alibi.reporting.rows import Override
 from alibi.runs import RunDirectory
-from alibi.training.checkpoint import Checkpoints
+from alibi.runs.checkpoint import Checkpoints
+from alibi.runs.overrides import effective, overridden
 
 _log = logging.getLogger(__name__)
 
@@ -119,12 +118,6 @@ class TrainedRun:
                 why = damage or f"{self}: the checkpoint of step {self.step} was replaced since"
                 _log.warning("%s; that of step %d is taken in its place", why, left[0])
             self.step = left[0]
-
-    @functools.cached_property
-    def scorer(self) -> Scorer:
-        """Scores streams of this run's tokens; call `scorer.score(run.params, ...)`."""
-        nll, boundary_id = model_nll(self.model), self.tokenizer.boundary_id
-        return Scorer(nll, boundary_id=boundary_id, batch_tokens=self.batch_tokens, sharding=self.model.sharding)
 
 
 def fitting_mesh(mesh: ml_collections.ConfigDict) -> Mesh:

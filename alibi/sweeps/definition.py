@@ -30,8 +30,8 @@ from typing import Any
 import ml_collections
 
 from alibi.config import files as config_files
+from alibi.config.override import Override
 from alibi.config.ranges import check_numbers
-from alibi.reporting.rows import Override
 from configs import base
 
 EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
@@ -203,7 +203,7 @@ def _override(given: Mapping[str, Any], config: ml_collections.ConfigDict) -> Ov
     _check_keys(given, ("position", "options", "window"), "an override")
     if not given:
         return None
-    from alibi.evaluation.overrides import effective, overridden
+    from alibi.runs.overrides import effective, overridden
 
     options = tuple(given.get("options", {}).items())
     override = effective(Override(given.get("position"), options, given.get("window")), config)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alibi.reporting.rows import Override, Row
+from alibi.config.override import Override
+from alibi.reporting.rows import Row
 from alibi.runs import evaluation_hash
 from alibi.storage.lease import is_held
 from alibi.storage.store import Store

@@ -23,8 +23,8 @@ from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.parallel.signals import Interrupted, answered
 from alibi.runs import RunDirectory, code_hash, completed, flatten, make_provenance, versions
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.storage.store import LostError
-from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.metric_writers import check_writers
@@ -39,7 +39,7 @@ from alibi.training.setup import (
     prepare_files,
     sequences_per_update,
 )
-from alibi.training.state import TrainState, abstract_state, initial_state
+from alibi.training.state import abstract_state, initial_state
 from alibi.training.step import TrainStep, make_train_step
 from alibi.training.updates import Updates
 

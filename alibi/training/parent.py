@@ -18,8 +18,8 @@ from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
 from alibi.runs import RunDirectory, config_hash
-from alibi.training.checkpoint import Checkpoints
-from alibi.training.state import TrainState, initial_state
+from alibi.runs.checkpoint import Checkpoints, TrainState
+from alibi.training.state import initial_state
 
 # Keys of the model that shape the parameters that no position method owns, and keys that change what these compute.
 OF_ADAPTIVE = ("cutoffs", "adaptive_factor")

@@ -21,7 +21,7 @@ from alibi.parallel import hosts, peers
 from alibi.parallel.device_kinds import find_device_kind
 from alibi.progress import Progress, say
 from alibi.runs import RunDirectory
-from alibi.training.checkpoint import Checkpoints
+from alibi.runs.checkpoint import Checkpoints
 from alibi.training.metric_writers import open_writers
 from alibi.training.pending import Pending
 from alibi.training.step import Metrics

@@ -3,28 +3,16 @@
 import functools
 from collections.abc import Callable
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array
 
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.sharding import laid_out
-
-
-@flax.struct.dataclass
-class TrainState:
-    """The state after `step` updates.
-
-    Everything random is derived from the seed and `step`, so this is all there is to resume from.
-    """
-
-    step: Int[Array, ""]
-    params: PyTree
-    opt_state: PyTree
+from alibi.runs.checkpoint import TrainState
 
 
 def abstract_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh | AbstractMesh) -> TrainState:

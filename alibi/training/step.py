@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from alibi.model.decoder import DecoderLM
-from alibi.training.state import TrainState
+from alibi.runs.checkpoint import TrainState
 
 Metrics = dict[str, Float[Array, ""]]
 TrainStep = Callable[[TrainState, Int[Array, "micro batch length"], Int[Array, "micro batch length"]],

@@ -12,11 +12,10 @@ from jaxtyping import PyTree
 from alibi.parallel import hosts
 from alibi.parallel.signals import Interrupted
 from alibi.runs import RunDirectory
-from alibi.training.checkpoint import Checkpoints
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.record import Record
-from alibi.training.state import TrainState
 from alibi.training.step import TrainStep
 
 

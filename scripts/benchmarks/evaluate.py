@@ -100,13 +100,13 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
     import jax
     import jax.numpy as jnp
 
-    from alibi.evaluation.perplexity import Scorer, model_nll
+    from alibi.evaluation.perplexity import Scorer, model_nll, run_scorer
     from alibi.model.decoder import build_model
     from alibi.runs.trained import TrainedRun
 
     if workdir:
         run = TrainedRun(workdir, batch_tokens=budget)
-        scorer, params, vocab_size = run.scorer, run.params, run.tokenizer.vocab_size
+        scorer, params, vocab_size = run_scorer(run), run.params, run.tokenizer.vocab_size
     else:
         model, vocab_size = build_model(small_config(), VOCABULARY), VOCABULARY
         params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]

@@ -23,8 +23,8 @@ from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
+from alibi.runs.checkpoint import Checkpoints
 from alibi.runs.trained import TrainedRun
-from alibi.training.checkpoint import Checkpoints
 from alibi.training.optimizer import make_optimizer, make_schedule
 from alibi.training.setup import check_config, prepare_files, sequences_per_update
 from alibi.training.state import abstract_state

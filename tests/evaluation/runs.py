@@ -8,7 +8,7 @@ from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
-from alibi.training.checkpoint import Checkpoints
+from alibi.runs.checkpoint import Checkpoints
 from alibi.training.state import initial_state
 from configs import base
 

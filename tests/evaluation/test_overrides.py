@@ -4,12 +4,13 @@ import re
 
 import pytest
 
+from alibi.config.override import Override
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
-from alibi.evaluation.overrides import effective, overridden
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.recorded import find_rows
-from alibi.reporting.rows import Override, latest
+from alibi.reporting.rows import latest
+from alibi.runs.overrides import effective, overridden
 from alibi.runs.trained import TrainedRun
 from configs import base
 from tests.evaluation.runs import make_run

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config.override import Override
 from alibi.data.embedded import Books
 from alibi.data.passkeys import ASKED, TOLD, PassKeys, distances, make_prompts
 from alibi.data.pieces import Piece
 from alibi.evaluation.passkey import Options, _scorer, evaluate_passkeys
 from alibi.evaluation.perplexity import Scorer
-from alibi.reporting.rows import Override, read_rows
+from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file

@@ -9,8 +9,9 @@ import pathlib
 
 import pytest
 
+from alibi.config.override import Override
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
-from alibi.reporting.rows import Device, Override, Row, latest, read_rows
+from alibi.reporting.rows import Device, Row, latest, read_rows
 from alibi.storage.store import open_store
 from tests.reporting.rowmaker import append_rows, make_row
 

@@ -7,8 +7,8 @@ import tempfile
 import pytest
 from absl import flags as absl_flags
 
+from alibi.config.override import Override
 from alibi.paper.costs import PROCESSORS
-from alibi.reporting.rows import Override
 from alibi.reporting.writers import format_duration
 from alibi.storage.lease import Claim
 from alibi.storage.store import Folder

@@ -13,11 +13,11 @@ import pytest
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
-from alibi.training.checkpoint import Checkpoints
 from alibi.training.feed import Batch
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import TrainState, abstract_state
+from alibi.training.state import abstract_state
 from configs import base
 
 

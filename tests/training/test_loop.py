@@ -8,9 +8,8 @@ import pytest
 
 from alibi.errors import OF_SWEEP
 from alibi.runs import RunDirectory
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, record
-from alibi.training.checkpoint import Checkpoints
-from alibi.training.state import TrainState
 from alibi.training.step import Metrics, TrainStep
 from tests.training.runs import final_state, rows
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from alibi.runs import RunDirectory
+from alibi.runs.checkpoint import Checkpoints
 from alibi.storage.store import Folder
 from alibi.training import loop, updates
-from alibi.training.checkpoint import Checkpoints
 from alibi.training.pending import MOST, Pending
 from tests.training.runs import rows, stop_at
 

@@ -15,9 +15,8 @@ import pytest
 from alibi.errors import UserError
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
-from alibi.training.checkpoint import Checkpoints
-from alibi.training.state import TrainState
 from tests.training.runs import assert_same, final_state, rows, stop_at
 
 pytestmark = pytest.mark.usefixtures("one_device")

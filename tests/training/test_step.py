@@ -12,8 +12,9 @@ import pytest
 from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh, tree_shardings
 from alibi.positions import METHODS, make_position
+from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import TrainState, abstract_state, initial_state
+from alibi.training.state import abstract_state, initial_state
 from alibi.training.step import make_train_step
 from configs import base
 

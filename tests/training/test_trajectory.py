@@ -10,8 +10,8 @@ import pytest
 
 from alibi.convert.fairseq.parameters import architecture, to_params
 from alibi.model.decoder import build_model
+from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import TrainState
 from alibi.training.step import make_train_step
 from configs import wikitext103
 

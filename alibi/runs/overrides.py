@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import ml_collections
 
+from alibi.config.override import Override
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.positions import LOGIT_SCALE, PositionMethod, changed_options, method_class
 from alibi.positions.options import without_lists
-from alibi.reporting.rows import Override
 
 
 def effective(override: Override, config: ml_collections.ConfigDict) -> Override | None:

@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import flax.struct
 import jax
 import orbax.checkpoint as ocp
-from jaxtyping import PyTree
+from jaxtyping import Array, Int, PyTree
 
 from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
-from alibi.training.checksums import checksums
-from alibi.training.damage import damage_named, ignore_closed_loops, item_named
-from alibi.training.state import TrainState
+from alibi.runs.checksums import checksums
+from alibi.runs.damage import damage_named, ignore_closed_loops, item_named
 
 Restored = TypeVar("Restored")
 
@@ -28,6 +28,18 @@ PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"
 # In `about`; checkpoints of older versions have neither these nor the hash of all of `about`.
 CHECKSUMS, VALID_NLL, SHA256 = "checksums", "valid_nll", "sha256"
 LATE_SECONDS = 60.0  # in which a network file system shows a host what another one has written
+
+
+@flax.struct.dataclass
+class TrainState:
+    """The state after `step` updates.
+
+    All randomness is derived from the seed and `step`, so a run resumes from this state alone.
+    """
+
+    step: Int[Array, ""]
+    params: PyTree
+    opt_state: PyTree
 
 
 class MissingError(ValueError):
