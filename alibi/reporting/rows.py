@@ -10,84 +10,64 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from alibi.config.override import Override
 
 _log = logging.getLogger(__name__)
 
+Parsed = TypeVar("Parsed")
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What computed a row; `count` is None in a row that doesn't say how many there were."""
+    """The devices that computed a row."""
 
     kind: str
-    count: int | None
+    count: int
 
     @property
     def text(self) -> str:
         """The device in words, such as "cpu x1"."""
-        return self.kind if self.count is None else f"{self.kind} x{self.count}"
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "Device | None":
-        """The device of a line; older ones have only its text."""
-        text = row["device"] or ""
-        if not isinstance(text, str):
-            raise ValueError(f"a result row has device={text!r:.60}, which must be text or null")
-        if text and "device_kind" in row:
-            found = {"kind": row["device_kind"], "count": row.get("device_count")}
-            _check_types(cls, found)
-            return cls(**found)
-        kind, _, count = text.rpartition(" x")
-        return None if not text else cls(kind, int(count)) if kind and count.isdecimal() else cls(text, None)
+        return f"{self.kind} x{self.count}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ContextUse:
-    """What longer windows make of the same tokens, in nats a token; None as long as it isn't known."""
+    """The gain of longer windows over shorter ones on the same tokens, in nats per token; None until it is known."""
 
-    windows: int  # whose last tokens are scored, the same at each length
-    from_length: int  # of the windows that the gain is counted from
+    windows: int  # number of windows; their last tokens are scored, the same tokens at each length
+    from_length: int  # the shortest length, to which the gain is relative
     gain_nats: float | None = None
-    interval: tuple[float, float] | None = None  # holds the gain with a probability of 95%, by resampling the windows
-    longest: int | None = None  # of the lengths, on which it depends where the tokens lie; None in old rows
-
-    def to_json(self) -> dict[str, Any]:
-        line = dataclasses.asdict(self)
-        return line if self.longest is not None else {key: line[key] for key in line if key != "longest"}
+    interval: tuple[float, float] | None = None  # 95% interval of the gain, by resampling windows
+    longest: int | None = None  # the longest length, which decides where the scored tokens lie
 
     @property
     def tokens(self) -> "ContextUse":
-        """What says which tokens are scored, without the result: only of the same tokens can gains be compared."""
+        """The fields that say which tokens are scored: gains can be compared only on the same tokens."""
         return dataclasses.replace(self, gain_nats=None, interval=None)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "ContextUse":
-        interval = content["interval"] and tuple(content["interval"])
-        return cls(content["windows"], content["from_length"], content["gain_nats"], interval, content.get("longest"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Passkey:
-    """How often a key was found again in windows of a row's length."""
+    """The accuracy of passkey retrieval in windows of a row's length."""
 
-    distance: int  # tokens from a digit of the key, where it is told, to the same digit of the answer
+    distance: int  # tokens from a digit of the key in the text to the same digit of the answer
     prompts: int
-    accuracy: float | None = None  # the share of prompts whose key was answered; None as long as it isn't known
+    accuracy: float | None = None  # the share of prompts with the right key; None until it is known
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Scoring:
-    """What a text was scored by, in windows of one length and stride: a row is about one, and so is an NLL dump."""
+    """A run, a text and windows: the key of an NLL dump, and of the rows computed from its scores."""
 
     run: str
     step: int  # updates of the checkpoint
-    tokens_sha256: str | None  # of the token file, so that another text isn't taken for this one; None in old rows
-    config_hash: str | None  # of the config that defines the run and its evaluation: a name may be used again
+    tokens_sha256: str | None  # of the token file: tells texts apart
+    config_hash: str | None  # of the keys that define the run and its evaluation: a run's name may be used again
     length: int  # inputs of a window
-    stride: int  # tokens that it scores
-    override: str = ""  # the text of the row's `Override`; empty: the run was scored as it was trained
+    stride: int  # tokens that each window scores
+    override: str = ""  # the row's `Override` as text; empty: the run was scored as it was trained
 
     @property
     def mode(self) -> str:
@@ -96,54 +76,54 @@ class Scoring:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One run at one length: what was measured, and what was found; that is None where nothing could be."""
+    """One run at one evaluation length: the measurement and its results, None without a result."""
 
-    run: str  # its name, that of its work directory
+    run: str  # the name of its work directory
     position: str
     train_length: int
     eval_length: int
-    mode: str  # of the windows: "nonoverlapping", "sliding"; "same tokens" where `context_use` is measured, "passkey"
+    mode: str  # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey"
     stride: int  # tokens that each window scores
     corpus: str
     split: str
     seed: int
     step: int  # updates of the checkpoint
     parameters: int
-    nll_nats: float | None = None  # the sum over the tokens, so that rows can be pooled without loss
-    tokens: int | None = None  # of the text that was scored
-    words: int | None = None  # of the text that was scored
-    bytes: int | None = None  # of the text that was scored
+    nll_nats: float | None = None  # summed over the tokens, so that rows can be pooled without loss
+    tokens: int | None = None  # of the scored text
+    words: int | None = None  # of the scored text
+    bytes: int | None = None  # of the scored text
     perplexity: float | None = None
     word_perplexity: float | None = None
     bits_per_byte: float | None = None
     tokens_per_second: float | None = None
-    seconds: float | None = None  # that the scoring took, without compilation
+    seconds: float | None = None  # of scoring, without compilation
     device: Device | None = None
     commit: str | None = None
-    dtype: str | None = None  # of the evaluation; None in old rows
+    dtype: str | None = None  # of the evaluation
     config_hash: str | None = None  # see `Scoring`
     tokens_sha256: str | None = None  # see `Scoring`
-    text_hash: str | None = None  # of the text; None in old rows
+    text_hash: str | None = None  # of the text
+    override: Override | None = None  # None: evaluated as it was trained, with `position`
     context_use: ContextUse | None = None
     passkey: Passkey | None = None
-    override: Override | None = None  # None: evaluated as it was trained, with `position`
-    limit: bool = False  # the error is final: the method or the text has no such length, however often it is tried
+    limit: bool = False  # the error is final: the method or the text has no such length
     error: str | None = None  # why there is no result
-    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # keys of the line that this code doesn't know
 
     @property
     def cell(self) -> tuple:
-        """What is measured: a run has one value for each cell, that of the last row."""
-        known: list = [self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split]
-        known += [] if self.passkey is None else [self.passkey.distance]
-        return tuple(known if self.override is None else [*known, str(self.override)])
+        """The identity of the measurement: a run has one value for each cell, that of its last row."""
+        distance = self.passkey.distance if self.passkey else None
+        return (
+            *(self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split),
+            *(distance, str(self.override or "")),
+        )
 
     @property
     def measurement(self) -> tuple:
-        """The cell and what scored it: two rows with equal ones are the same measurement."""
-        use = self.context_use
-        tokens = (use.windows, use.from_length, use.longest) if use else ()
-        return self.cell, self.scoring, *tokens, *((self.passkey.prompts,) if self.passkey else ())
+        """The cell, checkpoint, text and config: rows with equal ones repeat the same measurement."""
+        use = self.context_use.tokens if self.context_use else None
+        return self.cell, self.scoring, use, self.passkey and self.passkey.prompts
 
     @property
     def scoring(self) -> Scoring:
@@ -158,26 +138,23 @@ class Row:
 
     @property
     def series(self) -> str:
-        """The run's name without its seed, alibi-L128-seed0 becomes alibi-L128, and what it was evaluated as."""
+        """The run's name without its seed, alibi-L128 for alibi-L128-seed0, followed by its override."""
         name = re.sub(rf"(^|[-_.])seed=?{self.seed}(?!\d)", "", self.run).strip("-_.") or self.run
         return name if self.override is None else f"{name} {self.override}"
 
     @property
     def speed_of_device(self) -> float | None:
-        """Tokens per second of one device; a row that doesn't say how many there were had one."""
-        return self.tokens_per_second and self.tokens_per_second / ((self.device and self.device.count) or 1)
+        """Tokens per second of one device."""
+        return self.tokens_per_second and self.tokens_per_second / (self.device.count if self.device else 1)
 
     @property
     def short_commit(self) -> str:
-        """Twelve digits of the commit, and "-dirty" where the files were not the commit's."""
+        """Twelve digits of the commit, and "-dirty" if files differed from it."""
         commit, dirty, _ = (self.commit or "").partition("-dirty")
         return commit[:12] + dirty
 
     def scored(self, nll_nats: float, *, tokens: int, words: int | None, bytes: int | None, seconds: float) -> "Row":
-        """The row with the result of scoring a text of these counts.
-
-        Perplexities that are no float64 are None, as is what the text has none of.
-        """
+        """Returns the row with the result of scoring a text; a perplexity beyond float64 is None."""
         return dataclasses.replace(
             self,
             nll_nats=nll_nats,
@@ -192,82 +169,51 @@ class Row:
         )
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Row":
-        """The row of a line's content; raises ValueError where that lacks what every row has, or has another type."""
-        if not isinstance(content, Mapping):
-            raise ValueError(f"a result row is an object, but got {content!r:.60}; a row holds {', '.join(ALWAYS)}")
-        missing = [key for key in ALWAYS if key not in content]
-        if missing:
-            raise ValueError(f"a result row lacks {', '.join(missing)}; a row holds {', '.join(ALWAYS)}")
-        known = {key: content[key] for key in (*ALWAYS, *SOMETIMES) if key in content}
-        _check_types(Row, known)
-        own = {
-            "context_use": ContextUse.from_json,
-            "passkey": lambda one: Passkey(**one),
-            "override": Override.from_json,
-        }
-        try:
-            known |= {key: make(known[key]) for key, make in own.items() if key in known}
-        except (TypeError, LookupError, AttributeError) as error:
-            raise ValueError(f"a result row has a {' or '.join(own)} that is none: {error!r:.80}") from None
-        more = {key: value for key, value in content.items() if key not in (*known, "device_kind", "device_count")}
-        return cls(**known | {"device": Device.from_json(content), "more": more})
+    def from_json(cls, content: Any) -> "Row":
+        """Returns the row of a line's content.
+
+        Raises:
+          ValueError: a key is missing or has another type.
+        """
+        return _parse(cls, content)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the row's line; a number that is not finite becomes None, because JSON has none such.
-
-        Where that is `nll_nats`, the `error` says so.
-        """
-        found = {key: getattr(self, key) for key in (*ALWAYS, *SOMETIMES)}
-        infinite = [key for key, value in found.items() if isinstance(value, float) and not math.isfinite(value)]
-        if "nll_nats" in infinite:
-            found["error"] = self.error or f"nll_nats is {self.nll_nats}"
-        found |= dict.fromkeys(infinite)
-        line = {key: value for key, value in found.items() if key in ALWAYS or value not in (None, False)}
-        if self.context_use is not None:
-            line["context_use"] = self.context_use.to_json()
-        if self.passkey is not None:
-            line["passkey"] = dataclasses.asdict(self.passkey)
+        """Returns the content of the row's line; keys without a value are left out."""
+        line = dataclasses.asdict(self)
         if self.override is not None:
             line["override"] = self.override.to_json()
-        if self.device is not None:
-            line |= {"device": self.device.text, "device_kind": self.device.kind, "device_count": self.device.count}
-        return line | dict(self.more)
-
-
-# Keys that each line has, and those that it has where there is something to say.
-SOMETIMES = (
-    "dtype",
-    "config_hash",
-    "tokens_sha256",
-    "text_hash",
-    "override",
-    "context_use",
-    "passkey",
-    "limit",
-    "error",
-)
-ALWAYS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in (*SOMETIMES, "more"))
+        return {key: value for key, value in line.items() if value is not None and value is not False}
 
 
 _JSON = {str: "text", bool: "true or false", int: "a whole number", float: "a number", types.NoneType: "null"}
 
 
-def _check_types(of: type, content: Mapping[str, Any]) -> None:
-    """Raises ValueError where a field of `of` that JSON holds as it is has another type in `content`."""
-    hints = typing.get_type_hints(of)
-    for key, value in content.items():
-        kinds = set(typing.get_args(hints[key]) or [hints[key]])
-        if kinds <= _JSON.keys() and type(value) not in kinds | ({int} if float in kinds else set()):
-            needed = " or ".join(words for kind, words in _JSON.items() if kind in kinds)
-            raise ValueError(f"a result row has {key}={value!r:.60}, which must be {needed}")
+def _parse(kind: type[Parsed], content: Any) -> Parsed:
+    """Returns the dataclass `kind` with the fields in `content`; ValueError if one is missing or of another type."""
+    if not isinstance(content, Mapping):
+        raise ValueError(f"a result row has {content!r:.60} where an object of {kind.__name__} is needed")
+    values = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in content:
+            if field.default is dataclasses.MISSING:
+                raise ValueError(f"a result row lacks {field.name}")
+            continue
+        value, hint = content[field.name], typing.get_type_hints(kind)[field.name]
+        allowed = set(typing.get_args(hint) or [hint])
+        nested = next(filter(dataclasses.is_dataclass, allowed), None)
+        if nested is not None and value is not None:
+            value = Override.from_json(value) if nested is Override else _parse(nested, value)
+        elif allowed <= _JSON.keys() and type(value) not in allowed | ({int} if float in allowed else set()):
+            needed = " or ".join(words for type_, words in _JSON.items() if type_ in allowed)
+            raise ValueError(f"a result row has {field.name}={value!r:.60}, which must be {needed}")
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
 
 
 def parse_rows(content: bytes, source: str) -> list[Row]:
-    """The rows of JSON lines, in their order.
+    """Returns the rows of JSON lines, in their order.
 
-    A line that is no whole row is left out and reported by a logged warning, which names the
-    `source`: its measurement will be made again.
+    A damaged line is left out, and a logged warning names it and its `source`: its measurement will be repeated.
     """
     rows = []
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -275,7 +221,7 @@ def parse_rows(content: bytes, source: str) -> list[Row]:
             continue
         try:
             rows.append(Row.from_json(json.loads(line)))
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             _log.warning(
                 "%s line %d is no whole row and was left out; a killed process may have cut it", source, number
             )
@@ -283,15 +229,15 @@ def parse_rows(content: bytes, source: str) -> list[Row]:
 
 
 def read_rows(path: str | os.PathLike) -> list[Row]:
-    """The rows of a JSONL file; none if it does not exist."""
+    """Returns the rows of a JSONL file; none if it does not exist."""
     path = pathlib.Path(path)
     return parse_rows(path.read_bytes(), str(path)) if path.exists() else []
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """One row a cell, in order of first appearance: the last measured one, or the last error where none succeeded.
+    """Returns one row per cell, in order of first appearance: the last measured one, else the last error.
 
-    Of runs of one name with different configs only the last one's rows count, so that they never mix.
+    If runs of one name have different configs, only the rows of the last config count, so that they never mix.
     """
     rows = list(rows)
     configs = {row.run: row.config_hash for row in rows}

@@ -149,7 +149,7 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     assert "error: 1 of 2 work directories failed" in done.stderr
     assert "alibi-run as alibi(slopes=0.5:0.25) with window 4" in done.stdout
     row = json.loads((tmp_path / "results.jsonl").read_text())
-    assert (row["device"], row["eval_length"]) == ("cpu x1", 16), "once the run's own length"
+    assert (row["device"], row["eval_length"]) == ({"kind": "cpu", "count": 1}, 16), "once the run's own length"
     assert row["override"] == {"position": "alibi", "options": {"slopes": [0.5, 0.25]}, "window": 4}
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
 

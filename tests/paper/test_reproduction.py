@@ -233,7 +233,7 @@ def test_results_are_found_by_length_stride_and_split(tmp_path):
 
 def test_speed_and_memory_come_from_the_training(tmp_path):
     table = Reproduction(1, "paper", tmp_path)
-    speed = {"tokens_per_second": 90_000.0, "device": "TPU v5 lite x4"}
+    speed = {"tokens_per_second": 90_000.0, "device": {"kind": "TPU v5 lite", "count": 4}}
     finish(table, "sinusoidal-L512-seed0", [(512, 20.0, speed)], peak_memory_bytes=16e9)
     found = Results(table).compare()
     # Words per second of one of the eight devices, and of the four that evaluated: the paper's are of one.

@@ -1,4 +1,4 @@
-"""Result rows for the tests of the reporting room, made from a perplexity; files of them as versions before wrote."""
+"""Result rows for tests, made from a perplexity, and files of them."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float 
         "bits_per_byte": math.log2(perplexity) if known else None,
         "tokens_per_second": 5000.0 if known else None,
         "seconds": 0.2 if known else None,
-        "device": "cpu x1",
+        "device": {"kind": "cpu", "count": 1},
         "commit": "0123456789abcdef",
         "config_hash": "0123456789ab",
     }
@@ -41,7 +41,7 @@ def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float 
 
 
 def append_rows(path: pathlib.Path, rows: Iterable[Row]) -> None:
-    """Appends lines to a results.jsonl of before, with nothing else beside it."""
+    """Appends lines to a results.jsonl that has no directory `rows` beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)
