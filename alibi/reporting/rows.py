@@ -200,9 +200,9 @@ def _parse(kind: type[Parsed], content: Any) -> Parsed:
             continue
         value, hint = content[field.name], typing.get_type_hints(kind)[field.name]
         allowed = set(typing.get_args(hint) or [hint])
-        nested = next(filter(dataclasses.is_dataclass, allowed), None)
+        nested = next((type_ for type_ in allowed if dataclasses.is_dataclass(type_)), None)
         if nested is not None and value is not None:
-            value = Override.from_json(value) if nested is Override else _parse(nested, value)
+            value = Override.from_json(value) if nested is Override else _parse(typing.cast(type, nested), value)
         elif allowed <= _JSON.keys() and type(value) not in allowed | ({int} if float in allowed else set()):
             needed = " or ".join(words for type_, words in _JSON.items() if type_ in allowed)
             raise ValueError(f"a result row has {field.name}={value!r:.60}, which must be {needed}")
