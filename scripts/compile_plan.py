@@ -1,10 +1,9 @@
-"""A plan beside what XLA's compiler says: the training step, compiled for TPUs that need not be here.
+"""Compares a plan with the training step that XLA compiles for TPUs, which need not be here.
 
     python scripts/compile_plan.py --config=configs/cc100_1b3.py --topology=v5e:16x16 --config.model.scan_layers
 
-It needs libtpu (bash scripts/setup.sh --extra=tpu), which compiles without a TPU, on Linux; the step of a large
-model takes minutes. Printed are the bytes on one device that the plan tells and those that the compiled program takes:
-its arguments, and beside them what it has at one time.
+Needs Linux and libtpu (bash scripts/setup.sh --extra=tpu), which compiles without a TPU; the step of a large model
+takes minutes. Prints the bytes on one device, planned and compiled: the program's arguments, and its peak.
 """
 
 import os
@@ -28,7 +27,7 @@ def main() -> None:
 
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("compiling for TPUs needs the package libtpu; install it by bash scripts/setup.sh --extra=tpu")
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU whose metadata could be asked for
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU with metadata
     for name, value in (("ACCELERATOR_TYPE", "v5litepod-8"), ("WORKER_ID", "0"), ("WORKER_HOSTNAMES", "localhost")):
         os.environ.setdefault(f"TPU_{name}", value)
     import jax
@@ -42,17 +41,17 @@ def main() -> None:
     devices = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGY.value).devices
     plan = make_plan(_CONFIG.value, len(devices), devices[0].device_kind)
     start = time.perf_counter()
-    found = _compiled(plan, devices).memory_analysis()
+    analysis = compile_step(plan, devices).memory_analysis()
     seconds = time.perf_counter() - start
     state = plan.memory.parameters + plan.memory.optimizer
-    arguments, others = found.argument_size_in_bytes, found.temp_size_in_bytes
+    arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
     print(f"{len(devices)} x {plan.kind.name}, compiled in {seconds:.0f} s; GiB a device:")
     print(f"  state     planned {state / GIB:.3f}   compiled {arguments / GIB:.3f}, with the batch and padding")
-    print(f"  at most   planned {plan.memory.total / GIB:.3f}   compiled {(arguments + others) / GIB:.3f}")
+    print(f"  at most   planned {plan.memory.total / GIB:.3f}   compiled {(arguments + temporaries) / GIB:.3f}")
 
 
-def _compiled(plan, devices):
-    """The step of a plan's run on `devices`."""
+def compile_step(plan, devices):
+    """Returns the compiled training step of the plan's run on `devices`."""
     import jax
     import numpy as np
 
@@ -73,8 +72,7 @@ def _compiled(plan, devices):
         batch = jax.ShapeDtypeStruct(shape, np.int32, sharding=batch_sharding(mesh, leading=1))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         update = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
-        lowered = update.lower(state, batch, batch)
-    return lowered.compile()
+        return update.lower(state, batch, batch).compile()
 
 
 if __name__ == "__main__":

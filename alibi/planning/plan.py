@@ -1,7 +1,7 @@
-"""What a run takes on devices that need not be here: memory, operations, time, checkpoints; and what makes it fit."""
+"""The cost of a training run on devices that need not be here: memory, operations, time, checkpoints."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,27 +13,29 @@ from alibi.model.decoder import build_model
 from alibi.model.flops import model_flops
 from alibi.parallel.device_kinds import DeviceKind, known_device_kind
 from alibi.parallel.sharding import AXES, abstract_mesh, batch_parts, batch_sharding
-from alibi.planning.memory import StepMemory, state_shapes, step_memory
+from alibi.planning.hours import Processor
+from alibi.planning.memory import StepMemory, step_memory
 from alibi.runs import completed
 from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
-from alibi.training.setup import check_config, micro_batches
+from alibi.training.setup import check_trainable, micro_batches
+from alibi.training.state import abstract_state
 
-MOST_DOUBLINGS = 6  # of devices that don't suffice
-UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak; well kept accelerators reach the first two
-WIKITEXT103_WORDS = 267_744  # of the dictionary that the paper's rule makes of its train text
+MOST_DOUBLINGS = 6  # of the number of devices, if they do not suffice
+UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak; well used accelerators reach the first two
+WIKITEXT103_WORDS = 267_744  # entries of the dictionary that the paper's rule makes of its train text
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that a run will know; `assumed` says why where its text decides that and isn't read."""
+    """The size of a run's vocabulary; `assumed` says why, if the size depends on a text that is not read here."""
 
     size: int
     assumed: str = ""
 
     @classmethod
     def of(cls, data: ml_collections.ConfigDict) -> "Vocabulary":
-        """That of the config section `data`, without its text; ValueError for a tokenizer's file that can't be read."""
+        """Returns the vocabulary of the config section `data`; ValueError for a tokenizer file that can't be read."""
         if tokenizer := given_tokenizer(data):
             return cls(tokenizer.vocab_size)
         if data.tokenizer == "bpe":
@@ -44,15 +46,15 @@ class Vocabulary:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What `make_plan` finds.
+class TrainingPlan:
+    """The cost of one training run.
 
     Attributes:
       mesh: devices along each axis.
       parameters: numbers that the model learns.
-      flops_per_token: of training, without what remat computes again.
+      flops_per_token: of training, without the operations that remat repeats.
       checkpoint_bytes: of one checkpoint.
-      change: config keys that make it fit, on `devices_needed`; None where it fits, empty where none was found.
+      change: config keys that make the run fit, on `devices_needed`; None if it fits, empty if none was found.
     """
 
     config: ml_collections.ConfigDict
@@ -74,38 +76,31 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Of the whole run."""
+        """The tokens of the whole run."""
         return self.config.train.steps * self.config.train.batch_tokens
 
-    @property
-    def peak(self) -> float:
-        """Operations a second of all devices, in the dtype of the products."""
-        return self.devices * self.kind.peak(self.config.model.dtype)
-
     def hours(self, utilisation: float) -> float:
-        """Of training, at this share of the peak."""
-        return self.tokens * self.flops_per_token / (self.peak * utilisation) / 3600
-
-    @property
-    def checkpoints_kept(self) -> int:
-        """At most, when none is being written: the latest, and the best or a spare."""
-        return self.config.checkpoint.keep + 1
+        """Returns the hours of training on all devices at this share of their peak."""
+        peak = self.devices * self.kind.peak(self.config.model.dtype)
+        return Processor(peak, utilisation).hours(self.tokens * self.flops_per_token)
 
     @property
     def checkpoints_written(self) -> int:
-        """At least: as often as the config says, and at the end; those of better validations come on top."""
+        """The fewest checkpoints that are written; each better validation adds one."""
         steps, every = self.config.train.steps, self.config.checkpoint.every_steps
         return -(-steps // every) if every else 1
 
 
-def make_plan(config: ml_collections.ConfigDict, devices: int, device_kind: str, vocab_size: int | None = None) -> Plan:
-    """The plan of a run on `devices` of a kind; nothing is allocated, downloaded or written.
+def make_plan(
+    config: ml_collections.ConfigDict, devices: int, device_kind: str, vocab_size: int | None = None
+) -> TrainingPlan:
+    """Returns the plan of a run on `devices` devices of a kind; nothing is allocated, downloaded or written.
 
     Args:
-      vocab_size: tokens of the vocabulary where they are known; None: as `Vocabulary.of` tells.
+      vocab_size: entries of the vocabulary, if known; None: by `Vocabulary.of`.
 
     Raises:
-      ValueError: an unknown kind of device, a mesh that isn't of so many devices, and whatever
+      ValueError: an unknown kind of device, a mesh that the devices do not fill, and all that
         training refuses before it reads any text.
     """
     kind = known_device_kind(device_kind)
@@ -113,88 +108,68 @@ def make_plan(config: ml_collections.ConfigDict, devices: int, device_kind: str,
         raise ValueError(f"--devices={devices} must be at least 1")
     config = completed(config)
     mesh = abstract_mesh(config.mesh, devices)
-    check_config(config, mesh)
-    make_optimizer(config.optimizer, config.train.steps)
+    check_trainable(config, devices)
     vocabulary = Vocabulary(vocab_size) if vocab_size else Vocabulary.of(config.data)
-    model = build_model(config, vocabulary.size)
-    model.position.check_length(config.train_length)
-    state = state_shapes(config, vocabulary.size)
-    memory = step_memory(config, vocabulary.size, mesh, kind.platform, state)
-    sizes = [leaf.size for leaf in jax.tree.leaves(state.params)]
-    held = (state.params, state.opt_state)
-    plan = Plan(
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
+    state = abstract_state(build_model(config, vocabulary.size), optimizer, AbstractMesh((1, 1, 1), AXES))
+    saved = jax.tree.leaves((state.params, state.opt_state))
+    plan = TrainingPlan(
         config=config,
         kind=kind,
         devices=devices,
         vocabulary=vocabulary,
-        mesh={axis: mesh.shape[axis] for axis in AXES},
+        mesh=dict(mesh.shape),
         micro_batches=micro_batches(config, batch_parts(batch_sharding(mesh))),
-        parameters=sum(sizes),
-        memory=memory,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        memory=step_memory(config, vocabulary.size, mesh, state),
         flops_per_token=model_flops(config, vocabulary.size),
-        checkpoint_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held)),
+        checkpoint_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in saved),
         change=None,
         devices_needed=devices,
     )
     if plan.fits:
         return plan
-    fitting = ((change, count) for change, count in _changes(plan, mesh) if _fits(plan, change, count, state))
+    fitting = ((change, count) for change, count in _changes(plan) if _fits(plan, change, count, state))
     change, needed = next(fitting, ({}, devices))
     return dataclasses.replace(plan, change=change, devices_needed=needed)
 
 
-def _fits(plan: Plan, change: Mapping[str, Any], devices: int, state: TrainState) -> bool:
-    """Whether the run would fit on so many devices, its config changed."""
+def _fits(plan: TrainingPlan, change: Mapping[str, Any], devices: int, state: TrainState) -> bool:
+    """Whether the run would fit on `devices` devices with `change` in its config."""
     config = ml_collections.ConfigDict(plan.config.to_dict())
     config.update_from_flattened_dict(dict(change))
     try:
-        mesh = abstract_mesh(config.mesh, devices)
-        check_config(config, mesh)
-    except ValueError:  # heads or a batch that so many parts don't divide
+        check_trainable(config, devices)
+    except ValueError:  # heads or a batch that the parts do not divide
         return False
-    memory = step_memory(config, plan.vocabulary.size, mesh, plan.kind.platform, state)
+    memory = step_memory(config, plan.vocabulary.size, abstract_mesh(config.mesh, devices), state)
     return memory.total <= plan.kind.usable_memory
 
 
-def _changes(plan: Plan, mesh: AbstractMesh) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Config keys that take less memory, with the devices that they are for; these first, then ever more."""
-    for change in _changes_here(plan, mesh):
-        yield change, plan.devices
-    smallest = {"train.max_device_tokens": plan.config.train_length, "mesh.data": 1, "mesh.fsdp": -1}
-    smallest |= {} if plan.config.model.remat else {"model.remat": True}
-    for doublings in range(1, MOST_DOUBLINGS + 1):
-        yield smallest, plan.devices * 2**doublings
+def _changes(plan: TrainingPlan) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yields config keys that take less memory, the cheapest first, each with a number of devices.
 
-
-def _changes_here(plan: Plan, mesh: AbstractMesh) -> Iterator[Mapping[str, Any]]:
-    """Those that need no further devices, from what costs least on.
-
-    One alone: smaller micro-batches, which cost no operations; parameters split by fsdp, which are then sent around;
-    remat, which takes a third more time. Then two and three of them, with fsdp as far as it goes; and last also with
-    products of bfloat16, which change what the run computes, and with heads and features split by tensor.
+    First alone: smaller micro-batches, which cost nothing; parameters split by fsdp, which are then sent around;
+    remat, which takes a third more time. Then these together; then bfloat16, which changes the numbers, and heads
+    and features split by tensor; last more devices.
     """
     config, length, heads = plan.config, plan.config.train_length, plan.config.model.num_heads
-    shards, tensor = batch_parts(batch_sharding(mesh)), mesh.shape["tensor"]
+    shards = plan.mesh["data"] * plan.mesh["fsdp"]
     tokens = config.train.batch_tokens // shards // plan.micro_batches
     smaller = [{"train.max_device_tokens": tokens // 2**n} for n in range(1, 12) if tokens // 2**n >= length]
-    parts = [n for n in range(mesh.shape["fsdp"] + 1, shards + 1) if shards % n == 0]
+    parts = [n for n in range(plan.mesh["fsdp"] + 1, shards + 1) if shards % n == 0]
     split = [{"mesh.data": -1, "mesh.fsdp": n} for n in parts]
-    again = [] if config.model.remat else [{"model.remat": True}]
-    yield from (*smaller, *split, *again)
-    whole = split[-1:]  # parameters split over all that also split the batch
-    pairs: list[list[dict[str, Any]]] = [whole, again, [*whole, *again]]
-    for others in pairs:
-        if len(others) == 2:
-            yield _joined(others)
-        yield from (_joined([one, *others]) for one in smaller if others)
-    furthest = [*smaller[-1:], *whole, *again]
-    rounded = [] if config.model.dtype == "bfloat16" else [{"model.dtype": "bfloat16"}]
-    yield from rounded
-    yield _joined([*furthest, *rounded])
-    for n in range(tensor + 1, heads + 1):
+    again: dict[str, Any] = {} if config.model.remat else {"model.remat": True}
+    rounded: dict[str, Any] = {} if config.model.dtype == "bfloat16" else {"model.dtype": "bfloat16"}
+    whole: dict[str, Any] = split[-1] if split else {}
+    least: dict[str, Any] = smaller[-1] if smaller else {}
+    changes: list[dict[str, Any]] = [*smaller, *split, again]
+    changes += [{**one, **others} for others in (whole, again, {**whole, **again}) for one in ({}, *smaller)]
+    changes += [rounded, {**least, **whole, **again, **rounded}]
+    for n in range(plan.mesh["tensor"] + 1, heads + 1):
         if heads % n == 0 and plan.devices % n == 0:
-            yield _joined([*furthest, *rounded, {"mesh.data": 1, "mesh.fsdp": -1, "mesh.tensor": n}])
-
-
-def _joined(changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {key: value for change in changes for key, value in change.items()}
+            changes.append({**least, **again, **rounded, "mesh.data": 1, "mesh.fsdp": -1, "mesh.tensor": n})
+    yield from ((change, plan.devices) for change in changes)
+    for doublings in range(1, MOST_DOUBLINGS + 1):
+        smallest = {"train.max_device_tokens": length, "mesh.data": 1, "mesh.fsdp": -1, **again}
+        yield smallest, plan.devices * 2**doublings

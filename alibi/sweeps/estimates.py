@@ -7,7 +7,7 @@ from typing import Any
 
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, training_flops
 from alibi.parallel.device_kinds import GIB, known_device_kind
-from alibi.planning.plan import UTILISATIONS, Plan, Vocabulary, make_plan
+from alibi.planning.plan import UTILISATIONS, TrainingPlan, Vocabulary, make_plan
 from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import flatten
 from alibi.sweeps.definition import Run
@@ -85,7 +85,7 @@ def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size
       ValueError: as `alibi.planning.plan.make_plan`, with the run that it is about.
     """
     kind = known_device_kind(device_kind)
-    made: dict[str, Plan] = {}  # by config without its seed
+    made: dict[str, TrainingPlan] = {}  # by config without its seed
     plans = []
     for run in runs:
         same = str(sorted((key, value) for key, value in flatten(run.config).items() if key != "seed"))
@@ -107,7 +107,7 @@ def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size
     return f"{note}\n{aligned(rows, left=(0, len(rows[0]) - 1))}"
 
 
-def _hours(plans: Sequence[Plan], devices: int) -> list[str]:
+def _hours(plans: Sequence[TrainingPlan], devices: int) -> list[str]:
     """Of all of them, at the shares of the peak, and in hours of a device at half of it."""
     hours = {share: sum(plan.hours(share) for plan in plans) for share in UTILISATIONS}
     return [*(format_duration(3600 * one) for one in hours.values()), f"{devices * hours[0.5]:,.3g}"]
