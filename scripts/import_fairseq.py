@@ -1,11 +1,12 @@
-"""Makes a work directory of a checkpoint of the paper's own code (a fork of fairseq).
+"""Makes a work directory from a checkpoint of the paper's own code (a fork of fairseq).
 
+    bash scripts/setup.sh --extra=torch
     python scripts/import_fairseq.py --checkpoint=F.pt --dictionary=dict.txt --workdir=DIR
     python eval_extrapolation.py --workdirs=DIR --text_file=valid.txt --lengths=64,512 --output_dir=OUT
     python train.py --config=DIR/config.py --workdir=DIR
 
-Sizes, position method and rates come from the checkpoint, all else (the text, how
-training goes on) from --config. PyTorch isn't needed, and nothing that the file names is run.
+Sizes, position method and dropout rates come from the checkpoint; the text and the settings of further training come
+from --config. PyTorch reads the file with weights_only=True, which runs no code from it.
 """
 
 import pathlib
@@ -20,27 +21,27 @@ sys.path.insert(0, str(ROOT))
 from alibi.cli import command_line
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "the .pt file")
-_DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt that it was trained with")
+_DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt of its training")
 _WORKDIR = flags.DEFINE_string("workdir", None, "work directory to make; may be gs://BUCKET/PATH")
-_POSITION = flags.DEFINE_string("position", "", "alibi, sinusoidal or none, in place of what the checkpoint says")
+_POSITION = flags.DEFINE_string("position", "", "alibi, sinusoidal or none; default: as the checkpoint's settings show")
 _CONFIG = command_line.define_config_flag(
-    str(ROOT / "configs" / "wikitext103.py"), says="what the checkpoint doesn't say"
+    str(ROOT / "configs" / "wikitext103.py"), says="text and settings of further training"
 )
 
 
 def main() -> int:
-    # Only now, so that a wrong flag is reported at once.
+    # Imported here, so that a wrong flag is reported at once.
     from alibi.convert.work_directory import import_run
 
     made = import_run(_CHECKPOINT.value, _DICTIONARY.value, _WORKDIR.value, _CONFIG.value, position=_POSITION.value)
     model, settings = made.config.model, made.settings
-    bands = f" in bands from {', '.join(map(str, model.cutoffs))} on" if model.embedding == "adaptive" else ""
+    bands = f", cutoffs {', '.join(map(str, model.cutoffs))}" if model.embedding == "adaptive" else ""
     print(
         f"{made.run}: {made.parameters:,} parameters after {settings.updates:,} updates at "
         f"L={settings.train_length}; {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
         f"feed-forward {model.feed_forward}, {made.vocab_size:,} words{bands}"
     )
-    reason = "as --position says" if _POSITION.value else f"{settings.position_reason}; --position=NAME says otherwise"
+    reason = "given by --position" if _POSITION.value else f"{settings.position_reason}; --position=NAME overrides it"
     print(f"position method: {settings.position} ({reason})")
     return 0
 

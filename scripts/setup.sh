@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv from the pinned requirements; does nothing, in under a second, when that is already so.
+# Makes .venv from the pinned requirements; takes under a second if .venv is up to date.
 #
-#   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs ...]
+#   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs|torch ...]
 #
-# --test adds the tools of the tests and checks. Extras may also be given as ALIBI_EXTRA="tpu gcs".
-# PYTHON=/path/to/python chooses the interpreter that .venv is made from, which may then be newer than 3.13.
+# --test adds the tools for tests and checks. --extra=torch is for scripts/import_fairseq.py alone.
+# ALIBI_EXTRA="tpu gcs" names extras too. PYTHON=/path/to/python names the interpreter for .venv, also one after 3.13.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,19 +21,19 @@ for argument in "$@"; do
   case "$argument" in
     --test) requirements=requirements-test.txt ;;
     --extra=*) extra="$extra ${argument#--extra=}" ;;
-    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs" ;;
+    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs|torch" ;;
   esac
 done
 set -f
 for one in $extra; do
   case "$one" in
-    gpu | tpu | gcs) ;;
-    *) fail "unknown extra '$one'; known are gpu, tpu and gcs" ;;
+    gpu | tpu | gcs | torch) ;;
+    *) fail "unknown extra '$one'; known are gpu, tpu, gcs and torch" ;;
   esac
 done
 set +f
 
-# Prints the version and succeeds if the interpreter $1 is of Python 3.11 to 3.$2.
+# Prints the version of the interpreter $1; succeeds if it is Python 3.11 to 3.$2.
 python_version() {
   local code='import sys; print("%d.%d.%d" % sys.version_info[:3]); sys.exit(not 11 <= sys.version_info[1] <= int(sys.argv[1]))'
   "$1" -c "$code" "$2" 2>/dev/null
@@ -43,10 +43,10 @@ find_python() {
   local candidate newest version found=""
   for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3 python; do
     command -v "$candidate" >/dev/null || continue
-    newest=13  # that requirements.txt is pinned for
+    newest=13  # requirements.txt pins nothing for later ones
     [[ "$candidate" != "${PYTHON:-}" ]] || newest=99
     if version=$(python_version "$candidate" "$newest"); then
-      # Debian ships Python without ensurepip, from which no environment with pip can be made.
+      # Debian ships Python without ensurepip, which an environment with pip needs.
       if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
         command -v "$candidate"
         return
@@ -73,7 +73,7 @@ make_venv() {
   "$python" -m venv --clear "$venv" || fail "could not make $venv; is the disk full, or the folder not writable?"
 }
 
-# What is installed besides extras, in one line: where it is the same, nothing needs to be installed.
+# Prints a line that identifies the requirements and the Python version, without extras.
 fingerprint() {
   local version files=(requirements.txt)
   version=$(sed -n 's/^version *= *//p' "$venv/pyvenv.cfg")
@@ -81,7 +81,7 @@ fingerprint() {
   printf '%s %s %s\n' "$requirements" "$(cd "$root" && cat "${files[@]}" | cksum)" "$version"
 }
 
-# Prints the extras that are installed by stamp $1, each between spaces; fails if it is of other requirements.
+# Prints the installed extras that the stamp $1 names, each between spaces; fails if it names other requirements.
 extras_of() {
   local held wanted
   [[ -f "$1" ]] || return 1
@@ -90,7 +90,7 @@ extras_of() {
   printf ' %s ' "${held#"$wanted"}"
 }
 
-# A stamp with the test tools serves for the runtime too, so that quickstart after test installs nothing.
+# The requirements of the tests include those of the runtime: after test.sh, quickstart.sh installs nothing.
 is_installed() {
   local stamp held one
   for stamp in "$venv/.installed-$requirements" "$venv/.installed-requirements-test.txt"; do
@@ -103,7 +103,7 @@ is_installed() {
   return 1
 }
 
-# Reads pip's output: shows one line that counts the packages, and errors.
+# Reads pip's output; shows errors and one line that counts the packages.
 show_progress() {
   local line count=0
   while IFS= read -r line; do
@@ -119,23 +119,23 @@ show_progress() {
   done
 }
 
-# Runs pip with $@, and keeps all it says in the log.
+# Runs pip install with $@ and writes its output to the log.
 pip_install() {
-  # --no-compile halves the time; what is used is compiled afterwards.
+  # --no-compile halves the time; compile_imports compiles the modules that are used.
   "$venv/bin/python" -m pip install --no-compile --disable-pip-version-check "$@" 2>&1 | tee -a "$log" | show_progress
 }
 
-# Compiles what the project imports. Python would do so at the first import, but many containers forbid it
-# to keep the result: there each process, and a sweep has many, would compile JAX again, for 5 s.
+# Compiles the modules that the project imports. Where Python can't write to .venv later, as in many containers,
+# each process would otherwise compile JAX again, for 5 s.
 compile_imports() {
   local modules="alibi.training.loop, alibi.evaluation.extrapolation, alibi.sweeps.execute, alibi.reporting.plots"
   [[ "$requirements" == requirements.txt ]] || modules="$modules, hypothesis, pytest"
-  say "compiling what is imported"
+  say "compiling the modules"
   (cd "$root" && env -u PYTHONDONTWRITEBYTECODE JAX_PLATFORMS=cpu "$venv/bin/python" -c "import $modules") \
-    >>"$log" 2>&1 || say "not all of it could be; $log says why"
+    >>"$log" 2>&1 || say "some modules failed; $log says why"
 }
 
-# Removes the lock that the killed process $1 left, unless another waiting set-up has done so and taken it.
+# Removes the lock of the killed process $1, unless another set-up removed and took it meanwhile.
 remove_dead_lock() {
   if mkdir "$lock.removal" 2>/dev/null; then
     [[ "$(cat "$lock/pid" 2>/dev/null)" != "$1" ]] || rm -rf "$lock"
@@ -145,7 +145,7 @@ remove_dead_lock() {
   fi
 }
 
-# One set-up at a time: a second one, in another terminal, waits until the first has done the work.
+# One set-up at a time: a second one waits for the first.
 take_lock() {
   local owner told=""
   until mkdir "$lock" 2>/dev/null; do
@@ -169,7 +169,7 @@ take_lock
 make_venv
 if ! is_installed; then
   for stamp in "$venv"/.installed-*; do
-    extra="$extra $(extras_of "$stamp" || true)"  # those that are there stay
+    extra="$extra $(extras_of "$stamp" || true)"  # installed extras stay
   done
   rm -f "$venv"/.installed-*
   : >"$log"
@@ -178,19 +178,19 @@ if ! is_installed; then
   ok=1
   pip_install -r "$root/$requirements" || ok=0
   for one in $extra; do
-    case "$one" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; esac
+    case "$one" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; torch) package=torch==2.13.0 ;; esac
     [[ $ok == 0 ]] || pip_install -c "$root/requirements.txt" "$package" || ok=0
   done
   if [[ $ok == 0 ]]; then
     fail "the installation failed; the last lines of $log:" "$(tail -n 3 "$log")" \
       "A connection to a Python package index is needed once (PIP_INDEX_URL names a mirror), and 2 GB of disk." \
-      "Start again when that is so: what was downloaded is kept."
+      "Start again then: pip keeps the downloaded packages."
   fi
   compile_imports
   printf '%s %s\n' "$(fingerprint)" "$(echo $extra)" >"$venv/.installed-$requirements"
   say "installed in $((SECONDS - start)) s"
 fi
 
-# The packages alibi and configs import from anywhere, without building anything.
+# Makes the packages alibi and configs importable from anywhere, without a build.
 site=$(echo "$venv"/lib/python3.*/site-packages)
 [[ -f "$site/alibi-jax.pth" && "$(cat "$site/alibi-jax.pth")" == "$root" ]] || printf '%s\n' "$root" >"$site/alibi-jax.pth"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.convert.fairseq.parameters import architecture, to_params
+from alibi.convert.fairseq import architecture, to_params
 from alibi.model.decoder import build_model
 from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer

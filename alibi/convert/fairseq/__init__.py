@@ -1,1 +1,0 @@
-"""Reading what the paper's own code (a fork of fairseq) writes."""
