@@ -1,4 +1,4 @@
-"""What is mistaken in a job is one line before anything is submitted."""
+"""Mistakes in a job are one line before anything is submitted; a job is printed as it is given to the cluster."""
 
 import os
 import pathlib
@@ -8,10 +8,9 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SWEEP = "--sweep=configs/sweeps/quickstart.py"
-CONFIG = "--config=configs/quickstart.py"
-PAPER = "--config=configs/wikitext103.py"
-SLICE = ("--image=i", "--queue=q", "--topology=4x4")
+SLURM, JOBSET = "--template=configs/launch/slurm.sh", "--template=configs/launch/jobset.yaml"
+SWEEP, CONFIG = "--sweep=configs/sweeps/quickstart.py", "--config=configs/quickstart.py"
+PAPER, TIME = "--config=configs/wikitext103.py", "--set=TIME=1:00:00"
 
 
 def submit(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess:
@@ -20,106 +19,54 @@ def submit(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["--engine=slurm", SWEEP, CONFIG, "--workdir=x"], "give --sweep=FILE.py, or --config=FILE.py of one run"),
+        ([SLURM, SWEEP, CONFIG], "give --sweep=FILE.py, or --config=FILE.py of one run"),
+        ([SLURM, CONFIG], "the template needs TIME; give --set=TIME="),
+        ([SLURM, CONFIG, TIME, "--set=IMAGE=i"], "--set=IMAGE: no such placeholder"),
         (
-            ["--engine=local", SWEEP, "--workdir=x", "--time=1:00"],
-            "--time is of --engine=slurm; leave it out of --engine=",
+            [SLURM, SWEEP, "--devices=64"],
+            "run sinusoidal-L128-seed0: train.batch_tokens=2048 must be a multiple",
         ),
-        (
-            ["--engine=jobset", CONFIG, "--workdir=gs://b/x", *SLICE, "--image="],
-            "--engine=jobset needs --image (jobset:",
-        ),
-        (
-            ["--engine=slurm", CONFIG, "--workdir=/tmp/x"],
-            "--workdir /tmp/x lies under /tmp, which other machines don't",
-        ),
-        (
-            ["--engine=jobset", CONFIG, "--workdir=/x", *SLICE],
-            "--workdir /x is a path, which pods don't see; give gs://",
-        ),
-        (
-            ["--engine=jobset", SWEEP, "--workdir=gs://b/x", *SLICE, "--topology=8x8"],
-            "run sinusoidal-L128-seed0: train.batch_tokens=2048 must be a multiple of 8192 (train_length=128 x",
-        ),
-        (
-            ["--engine=slurm", PAPER, "--workdir=x", "--nodes=4", "--sbatch=--gpus-per-node=8"],
-            "train.batch_tokens=73728 must be a multiple of 16384 (train_length=512 x train.accumulation=1 x 32 dev",
-        ),
-        (
-            ["--engine=slurm", f"{CONFIG}:mesh.tensor=3,mesh.data=5", "--workdir=x"],
-            "mesh.tensor=3 splits the heads and does not divide model.num_heads=4; use one of 1, 2, 4",
-        ),
-        (
-            ["--engine=local", CONFIG, "--workdir=x", "--at_once=2"],
-            "--at_once is of a sweep's tasks; leave it out with",
-        ),
-        (["--engine=slurm", CONFIG, "--workdir=s3://b/x"], "work directory s3://b/x can't hold checkpoints"),
-        (
-            ["--engine=slurm", SWEEP, "--workdir=x", "--tasks=9"],
-            "--tasks=9: the sweep has 4 runs; give at most as many",
-        ),
-        (["--engine=slurm", SWEEP, "--workdir=x", "--shared", "--go"], "there is no sbatch on this machine, by which"),
+        ([SLURM, f"{CONFIG}:mesh.tensor=3,mesh.data=5"], "mesh.tensor=3 splits the heads and does not divide"),
+        ([SLURM, CONFIG, "--workdir=s3://b/x"], "work directory s3://b/x can't hold checkpoints"),
+        ([SLURM, SWEEP, "--tasks=9"], "--tasks=9: there are 4 runs; give at most as many tasks"),
+        ([JOBSET, "--config=/elsewhere/x.py"], "there is no config file"),
+        ([SLURM, SWEEP, TIME, "--go"], "there is no sbatch on this machine"),
     ],
     ids=lambda value: None if isinstance(value, list) else value.split(";")[0],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path: pathlib.Path, words: list[str], said: str) -> None:
-    workdir = tmp_path / "work"
-    ended = submit(*(f"--workdir={workdir}" if word == "--workdir=x" else word for word in words), path=str(tmp_path))
+def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path: pathlib.Path, words: list[str], message: str) -> None:
+    ended = submit(f"--workdir={tmp_path}/work", *words, path=str(tmp_path))
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"error: {said}")
+    assert line.startswith(f"error: {message}")
     assert not ended.stdout
-    assert not workdir.exists()
+    assert not (tmp_path / "work").exists()
 
 
-def test_a_sweep_is_printed_with_the_options_of_its_engine(tmp_path: pathlib.Path) -> None:
-    options = (
-        "--nodes=2",
-        "--at_once=3",
-        "--time=4:00:00",
-        "--sbatch=--partition=gpu",
-        "--sbatch=--mem=8G",
-        "--tasks=2",
-    )
-    ended = submit(
-        "--engine=slurm", SWEEP, *options, "--restarts=5", "--grace=60", "--shared", f"--workdir={tmp_path}/new"
-    )
+def test_a_sweep_is_printed_as_an_array_and_submitted(tmp_path: pathlib.Path) -> None:
+    words = [SLURM, SWEEP, TIME, "--tasks=2", "--set=OPTIONS=--partition=gpu", f"--workdir={tmp_path}/New One"]
+    (tmp_path / "sbatch").write_text(f"#!/bin/bash\ncat > {tmp_path}/given; echo 17\n")
+    (tmp_path / "sbatch").chmod(0o700)
+    ended = submit(*words, "--go", path=f"{tmp_path}:{os.environ['PATH']}")
     assert ended.returncode == 0, ended.stderr
-    given = [line.removeprefix("#SBATCH ") for line in ended.stdout.splitlines() if line.startswith("#SBATCH ")]
-    assert given == [
-        "--job-name=new",
-        "--array=0-1%3",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--time=4:00:00",
-        "--signal=TERM@60",
-        "--requeue",
-        "--open-mode=append",
-        f"--output={tmp_path}/new/slurm/%x-%A_%a.log",
-        "--partition=gpu",
-        "--mem=8G",
-    ]
-    sweep = f"--sweep={ROOT}/configs/sweeps/quickstart.py --workdir={tmp_path}/new"
-    assert f'scripts/sweep.py {sweep} "--task=$SLURM_ARRAY_TASK_ID/2" --multihost\n' in ended.stdout
-    assert '"${SLURM_RESTART_COUNT:-0}" -lt 5 ]' in ended.stdout
+    assert (tmp_path / "given").read_text() == ended.stdout
+    assert ended.stderr.startswith("submitted: 17\n")
+    assert "#SBATCH --job-name=new-one\n#SBATCH --array=0-1%1000\n" in ended.stdout
+    sweep = f"--sweep={ROOT}/configs/sweeps/quickstart.py '--workdir={tmp_path}/New One'"
+    assert f'{ROOT}/scripts/sweep.py {sweep} "--task=$TASK/2" $multihost\n' in ended.stdout
+    assert (tmp_path / "New One" / "slurm").is_dir()
+    assert (tmp_path / "New One" / "sweep.json").exists()
 
 
-def test_the_paper_s_model_on_four_nodes_as_in_the_docs(tmp_path: pathlib.Path) -> None:
-    """docs/scaling.md gives these words: 32 GPUs, of which 4 share each part of the batch, divide it."""
-    words = ["--nodes=4", "--sbatch=--gpus-per-node=8", "--config.mesh.tensor=4"]
-    assert " ".join(words[1:]) in (ROOT / "docs" / "scaling.md").read_text()
-    ended = submit("--engine=slurm", PAPER, *words, "--shared", f"--workdir={tmp_path}/new")
+def test_a_training_is_printed_with_its_flags(tmp_path: pathlib.Path) -> None:
+    """32 devices, of which 4 share each part of the batch, divide it."""
+    words = [f"{PAPER}:position=t5", "--devices=32", "--config.mesh.tensor=4", "--noconfig.log.tensorboard"]
+    ended = submit(JOBSET, *words, *(f"--set={name}=x" for name in ("IMAGE", "QUEUE", "TOPOLOGY", "HOSTS")),
+                   f"--workdir={tmp_path}/new")  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert f"--config.mesh.tensor=4 --workdir={tmp_path}/new --multihost\n" in ended.stdout
-
-
-def test_a_job_is_printed_with_what_its_config_was_given(tmp_path: pathlib.Path) -> None:
-    words = [f"{CONFIG}:position=t5", "--config.train.steps", "70", "--noconfig.log.tensorboard"]
-    ended = submit("--engine=slurm", *words, "--nodes=2", "--shared", f"--workdir={tmp_path}/new")
-    assert ended.returncode == 0, ended.stderr
-    config = f"--config={ROOT}/configs/quickstart.py:position=t5 --config.train.steps=70 --config.log.tensorboard=False"
-    assert f"train.py {config} --workdir={tmp_path}/new --multihost\n" in ended.stdout
+    config = "--config=configs/wikitext103.py:position=t5 --config.mesh.tensor=4 --config.log.tensorboard=False"
+    assert f"exec python train.py {config} --workdir={tmp_path}/new $multihost\n" in ended.stdout
     assert ended.stderr == "nothing was submitted; --go does\n"
     assert not (tmp_path / "new").exists()

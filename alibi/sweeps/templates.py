@@ -1,0 +1,57 @@
+"""Templates of jobs: texts for sbatch, kubectl or bash with placeholders, such as configs/launch/slurm.sh.
+
+A placeholder is a name in double braces, {{NAME}}, or with a default, {{NAME=DEFAULT}}. A template with {{TASK}} makes
+one text for each task of a sweep; any other template makes one text, which sets the shell variable TASK.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+PLACEHOLDER = re.compile(r"\{\{([A-Z_]+)(?:=(.*?))?\}\}")
+LONGEST_NAME = 40  # Kubernetes makes the names of pods and hosts from it, of at most 63 characters
+
+
+def fill(template: str, values: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """Returns `template` with its placeholders filled from `given`, else from `values`, else by their defaults.
+
+    Raises:
+      ValueError: a placeholder without a value, or a name in `given` that the template does not have.
+    """
+    names = {found[1] for found in PLACEHOLDER.finditer(template)}
+    if unknown := sorted(given.keys() - names):
+        raise ValueError(f"--set={unknown[0]}: no such placeholder; the template has {', '.join(sorted(names))}")
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found.groups()
+        filled = given.get(name, values.get(name, default))
+        if filled is None:
+            raise ValueError(f"the template needs {name}; give --set={name}=...")
+        return filled
+
+    return PLACEHOLDER.sub(value, template)
+
+
+def fill_tasks(template: str, values: Mapping[str, str], given: Mapping[str, str], tasks: int) -> str:
+    """Returns the text of all `tasks` tasks; raises ValueError as `fill`."""
+    values = {**values, "TASKS": str(tasks), "LAST_TASK": str(tasks - 1)}
+    if "{{TASK}}" not in template:
+        return fill(template, values, given)
+    return "".join(fill(template, {**values, "TASK": str(task)}, given) for task in range(tasks))
+
+
+def command_line(words: Sequence[str], tasks: int | None) -> str:
+    """Returns `words` for a shell; with `tasks`, the task that the shell variable TASK names."""
+    return shlex.join(words) + ("" if tasks is None else f' "--task=$TASK/{tasks}"')
+
+
+def job_name(name: str) -> str:
+    """Returns `name` as names of Kubernetes are: small letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:LONGEST_NAME].strip("-") or "job"
+
+
+def submit_command(template: str) -> list[str]:
+    """Returns the command that takes the filled template on its standard input."""
+    if "#SBATCH" in template:
+        return ["sbatch", "--parsable"]
+    return ["kubectl", "create", "--filename=-"] if "apiVersion:" in template else ["bash"]
