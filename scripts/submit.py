@@ -89,10 +89,9 @@ def main() -> int:
     if "{{LOGS}}" in text:
         pathlib.Path(logs).mkdir(parents=True, exist_ok=True)
     print(filled, end="", flush=True)
-    ended = subprocess.run(submit, input=filled, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise ValueError(f"{submit[0]} refused the job: {' '.join(ended.stderr.split())}")
-    print(f"submitted: {ended.stdout.strip()}", file=sys.stderr)
+    code = subprocess.run(submit, input=filled, text=True, check=False).returncode
+    if code:
+        raise ValueError(f"{submit[0]} ended with exit code {code}; its message stands above")
     print(f"look at it by: python scripts/status.py {workdir}", file=sys.stderr)
     return 0
 
