@@ -98,13 +98,12 @@ def main() -> int:
 
 def check_configs(sweep) -> None:
     """Raises ValueError for a config that training would refuse."""
-    from alibi.runs import completed
     from alibi.training.setup import check_trainable
 
     configs = {f"run {run.name}: ": run.config for run in sweep.runs} if sweep else {"": flags.FLAGS.config}
     for name, config in configs.items():
         try:
-            check_trainable(completed(config), _DEVICES.value)
+            check_trainable(config, _DEVICES.value)
         except ValueError as error:
             raise ValueError(f"{name}{error}") from None
 

@@ -8,9 +8,10 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from alibi.config import DataConfig
 from alibi.errors import NO_SPACE
 from alibi.storage.atomic import is_address, local_path, made_whole
 
@@ -27,9 +28,9 @@ def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
     return local_path(os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", "$ALIBI_CACHE")
 
 
-def check_paths(data: Mapping[str, Any]) -> None:
+def check_paths(data: DataConfig) -> None:
     """Raises ValueError where a key of the config's section `data` names an address, which only `cache_dir` may."""
-    for key, value in data.items():
+    for key, value in vars(data).items():
         if isinstance(value, str) and key != "cache_dir":
             local_path(value, f"data.{key}")
 

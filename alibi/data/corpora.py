@@ -1,7 +1,6 @@
 """The corpora by name."""
 
-import ml_collections
-
+from alibi.config import DataConfig
 from alibi.data.embedded import Books
 from alibi.data.hosted import Hub, Tfds
 from alibi.data.passkeys import PassKeys
@@ -11,7 +10,7 @@ from alibi.data.textfiles import TextFiles
 _KINDS: dict[str, type[Corpus]] = {kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds)}
 
 
-def make_corpus(data: ml_collections.ConfigDict) -> Corpus:
+def make_corpus(data: DataConfig) -> Corpus:
     """The corpus that the config section `data` describes; nothing is read yet.
 
     Raises ValueError for an unknown `data.corpus`, or a key that it doesn't have.

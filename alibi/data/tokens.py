@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import ml_collections
 import tokenizers as hf
 
+from alibi.config import DataConfig
 from alibi.data.cache import cache_root, check_paths, claimed, content_key, find_or_make
 from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import make_dictionary
@@ -32,7 +32,7 @@ class UnfinishedError(ValueError):
     """The shards of this host are made, and those of others are not."""
 
 
-def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> None:
+def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
     """Raises ValueError where `data` can't be made into tokens; cheap, so for before `prepare`.
 
     That is where options don't fit together, or the text of one of `splits` is named but not there. Of text whose
@@ -46,7 +46,7 @@ def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> Non
 
 
 def prepare(
-    data: ml_collections.ConfigDict,
+    data: DataConfig,
     split: str,
     tokenizer: Tokenizer | None = None,
     *,
@@ -98,11 +98,11 @@ def prepare_text(
     return _find_or_make(place, progress, ALONE)
 
 
-def _limit(data: ml_collections.ConfigDict, split: str) -> int:
+def _limit(data: DataConfig, split: str) -> int:
     return data.max_train_bytes if split == "train" else data.max_valid_bytes
 
 
-def _made_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> pathlib.Path | None:
+def _made_tokenizer(data: DataConfig, corpus: Corpus) -> pathlib.Path | None:
     """The place where the cache has, or will have, the tokenizer of `data`; None of one that isn't made from text."""
     if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
         return None
@@ -115,9 +115,7 @@ def _made_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> pathlib.
     return cache_root(data.cache_dir) / "tokenizers" / content_key(content)
 
 
-def _find_tokenizer(
-    data: ml_collections.ConfigDict, corpus: Corpus, progress: bool = False, workers: int = 1
-) -> Tokenizer:
+def _find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False, workers: int = 1) -> Tokenizer:
     """`make_tokenizer`, but one that is made from text is kept in the cache."""
     check_options(data)
     directory, shared = _made_tokenizer(data, corpus), SharedCache(data.cache_dir)
@@ -139,7 +137,7 @@ def _find_tokenizer(
     return load_tokenizer(directory, f"delete {directory} and run again")
 
 
-def _is_made(data: ml_collections.ConfigDict, corpus: Corpus, split: str) -> bool:
+def _is_made(data: DataConfig, corpus: Corpus, split: str) -> bool:
     """Whether the tokens of `split` are in the cache; its text need not be there then."""
     directory = _made_tokenizer(data, corpus)
     shared = SharedCache(data.cache_dir)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import jax
 
 from alibi import progress
+from alibi.config import flatten
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
 from alibi.evaluation.windows import Part, Windows
@@ -17,7 +18,7 @@ from alibi.reporting.curves import RunSource
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import Device, Row, Scoring, latest
-from alibi.runs import RunDirectory, evaluation_hash, flatten, git_commit
+from alibi.runs import RunDirectory, evaluation_hash, git_commit
 from alibi.runs.trained import TrainedRun
 from alibi.storage.store import open_store
 

@@ -1,5 +1,6 @@
 """A work directory: what a training run leaves behind, and all that an evaluation needs to know of it."""
 
+import dataclasses
 import datetime
 import importlib.util
 import json
@@ -9,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import fsspec.config
-import ml_collections
 from etils import epath
 
+from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
-from alibi.runs.identity import YOUNGER, completed, defining
+from alibi.runs.identity import defining
 from alibi.storage.atomic import is_address
 from alibi.storage.lease import Claim
 from alibi.storage.store import open_store
@@ -60,9 +61,9 @@ class RunDirectory:
         """Where Orbax keeps them; it reads addresses itself."""
         return epath.Path(str(self.store)) / "checkpoints"
 
-    def config(self) -> ml_collections.ConfigDict:
+    def config(self) -> Config:
         """The resolved configuration that the run was trained with."""
-        return completed(ml_collections.ConfigDict(self._read("config.json", sections=SECTIONS)))
+        return read_config(self._read("config.json", sections=SECTIONS))
 
     def provenance(self) -> dict[str, Any]:
         """Commit, versions, devices, corpus and parameters of the run's last start."""
@@ -104,7 +105,7 @@ class RunDirectory:
                 "emptied since; restore it, train in another --workdir, or remove the work directory to start over"
             )
 
-    def check(self, config: ml_collections.ConfigDict) -> None:
+    def check(self, config: Config) -> None:
         """Makes the directory if need be.
 
         Raises:
@@ -126,14 +127,13 @@ class RunDirectory:
             )
         self.check_checkpoints()
 
-    def differing(self, config: ml_collections.ConfigDict) -> dict[str, tuple[Any, Any]]:
+    def differing(self, config: Config) -> dict[str, tuple[Any, Any]]:
         """Keys that define a run and that `config` sets otherwise than the run that is here, to (there, now)."""
         if not self.store.exists("config.json"):
             return {}
         old, new = defining(self.config()), defining(config)
         keys = sorted(old.keys() | new.keys())
-        both = {key: tuple(leaves.get(key, YOUNGER.get(key)) for leaves in (old, new)) for key in keys}
-        return {key: (there, now) for key, (there, now) in both.items() if there != now}
+        return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
     def check_corpus(self, manifests: dict[str, dict[str, Any]]) -> None:
         """Raises ValueError if the run that is here was trained on other tokens than those of `manifests` by split."""
@@ -150,7 +150,7 @@ class RunDirectory:
                         f"and is {manifests[split][key]}; restore the text, or use another --workdir"
                     )
 
-    def claim(self, config: ml_collections.ConfigDict, tokenizer: Tokenizer) -> str:
+    def claim(self, config: Config, tokenizer: Tokenizer) -> str:
         """Claims the directory for this process, see `Claim`, and writes the config and, once, the tokenizer.
 
         Returns `started`, by which the other processes of this start know its statuses from those of another one.
@@ -166,7 +166,7 @@ class RunDirectory:
         try:
             self.check(config)
             self._keep(tokenizer)
-            self.write("config.json", config.to_dict())
+            self.write("config.json", dataclasses.asdict(config))
         except BaseException:
             self.release()
             raise

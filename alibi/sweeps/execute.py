@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from alibi.config import flatten
 from alibi.errors import FAILED, REQUEUE, UserError, disk_errors_named
 from alibi.parallel.signals import Interrupted
 from alibi.reporting.curves import RunSource
 from alibi.reporting.report import write_report
 from alibi.reporting.writers import format_duration
-from alibi.runs import flatten
 from alibi.storage.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
 from alibi.storage.store import LostError, open_store
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep

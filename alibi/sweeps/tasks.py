@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from alibi.config.fields import nearest
 from alibi.config.override import Override
 from alibi.reporting.rows import Row
 from alibi.runs import evaluation_hash
@@ -13,7 +14,6 @@ from alibi.storage.lease import is_held
 from alibi.storage.store import Store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.state import missing_of
-from configs import base
 
 SWEEP_FILE = "sweep.json"  # the runs of the sweep, each with what its results are of and which they are
 TASKS = "tasks"  # NAME/: who is at work on a run
@@ -30,10 +30,10 @@ def share_of(sweep: Sweep, task: str) -> tuple[Run, ...]:
         return tuple(named)
     found = re.fullmatch(r"(\d+)/(\d+)", task)
     if found is None:
-        nearest = base.nearest(task, [run.name for run in sweep.runs])
+        meant = nearest(task, [run.name for run in sweep.runs])
         raise ValueError(
             f"--task={task} is neither a part of the sweep, such as 0/{count}, nor one of its {count} runs; did you "
-            f"mean {nearest!r}? --dry_run lists them"
+            f"mean {meant!r}? --dry_run lists them"
         )
     number, tasks = map(int, found.groups())
     if not tasks:

@@ -5,6 +5,7 @@ A further one is a `MetricWriter` and a line of `open_writers`.
 
 import abc
 import contextlib
+import dataclasses
 import importlib
 import io
 import json
@@ -14,8 +15,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import ml_collections
-
+from alibi.config import Config
 from alibi.progress import say
 from alibi.runs import RunDirectory
 from alibi.storage.atomic import is_address
@@ -38,7 +38,7 @@ class MetricWriter(abc.ABC):
         """Ends the writing; `finished`: whether the run came to its end, or may go on from here."""
 
 
-def check_writers(config: ml_collections.ConfigDict) -> None:
+def check_writers(config: Config) -> None:
     """Raises ValueError where the config asks for a writer whose package can't be imported.
 
     They are imported here, before there are other threads: some of these make imports lazy for a moment, by etils, and
@@ -58,7 +58,7 @@ def check_writers(config: ml_collections.ConfigDict) -> None:
             ) from None
 
 
-def open_writers(config: ml_collections.ConfigDict, run: RunDirectory, step: int) -> list[MetricWriter]:
+def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWriter]:
     """The writers that `config` chooses, of a run that goes on after update `step`."""
     writers: list[MetricWriter] = [JsonLines(run.store, step)]
     if config.log.tensorboard:
@@ -66,9 +66,9 @@ def open_writers(config: ml_collections.ConfigDict, run: RunDirectory, step: int
     if config.log.wandb or config.log.trackio:
         known = tracked(run, config.log.project)
         if config.log.wandb:
-            writers.append(WeightsAndBiases(run, known, config.to_dict()))
+            writers.append(WeightsAndBiases(run, known, dataclasses.asdict(config)))
         if config.log.trackio:
-            writers.append(Trackio(run, known, config.to_dict()))
+            writers.append(Trackio(run, known, dataclasses.asdict(config)))
     return writers
 
 

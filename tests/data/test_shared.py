@@ -1,14 +1,15 @@
 """A cache at an address: made once, fetched by other hosts to caches of their own, and never half there."""
 
+import dataclasses
 import uuid
 
 import pytest
 
+from alibi.config import make_config
 from alibi.data import making, tokens
 from alibi.data.making import Makers
 from alibi.data.shared import SharedCache
 from alibi.storage.store import Store, open_store
-from configs import base
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def data(tmp_path, s3_bucket):
     """The section of a config, whose cache is an empty folder of a bucket."""
     (tmp_path / "train.txt").write_text("one two\nthree\n\n")
     (tmp_path / "valid.txt").write_text("one zwei two\n")
-    config = base.get_config().data
+    config = make_config().data
     config.corpus, config.tokenizer, config.cache_dir = "text", "words", f"{s3_bucket}/{uuid.uuid4().hex}"
     config.train, config.valid = str(tmp_path / "train.txt"), str(tmp_path / "valid.txt")
     return config
@@ -72,7 +73,7 @@ def test_two_hosts_that_put_it_there_at_once_with_text_in_other_places(data, hos
         for name in ("first", "second"):
             text = tmp_path / f"{name}.txt"
             text.write_text("one two\nthree\n\n")
-            data.train = str(text)
+            data = dataclasses.replace(data, train=str(text))
             both.append(host(name, data))
     assert both[0].manifest.source != both[1].manifest.source
     assert host("third", data).manifest == both[0].manifest
@@ -95,9 +96,9 @@ def test_what_cannot_be_served_is_told_before_any_work(data, host):
     with pytest.raises(ValueError, match=r"2 hosts make shards in one directory, and data\.cache_dir=s3://"):
         tokens.prepare(data, "train", makers=Makers(hosts=2))
     for place in ("gs:/bucket", "http://bucket/x"):
-        data.cache_dir = place
+        data = dataclasses.replace(data, cache_dir=place)
         with pytest.raises(ValueError, match="give gs://BUCKET/PATH"):
             tokens.check_sources(data, ("train",))
-    data.cache_dir = "s3://no-such-bucket/x"
+    data = dataclasses.replace(data, cache_dir="s3://no-such-bucket/x")
     with pytest.raises(OSError, match="the bucket does not exist"):
         host("first", data)

@@ -1,11 +1,13 @@
 """What was measured before is found again: no row is computed or written twice, and none is taken for another."""
 
+import dataclasses
 import errno
 import shutil
 
 import numpy as np
 import pytest
 
+from alibi.config import replaced
 from alibi.evaluation import output
 from alibi.evaluation.dumps import read_dump, what_is_in
 from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
@@ -72,12 +74,12 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     """What bfloat16 evaluated is not taken for done, nor mixed with what float32 does now."""
     rounded = RunDirectory(shutil.copytree(alibi_run, tmp_path / "alibi-run"))
     config = rounded.config()
-    config.model.dtype = config.eval.dtype = "bfloat16"  # as runs of bfloat16 were evaluated before there was a choice
-    rounded.write("config.json", config.to_dict())
+    config = replaced(config, {"model.dtype": "bfloat16", "eval.dtype": "bfloat16"})
+    rounded.write("config.json", dataclasses.asdict(config))
     output = tmp_path / "dtypes"
     assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
-    config.eval.dtype = "float32"
-    rounded.write("config.json", config.to_dict())
+    config = replaced(config, {"eval.dtype": "float32"})
+    rounded.write("config.json", dataclasses.asdict(config))
     assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
     before, after = read_rows(output / "results.jsonl")
     assert (before.dtype, after.dtype) == ("bfloat16", "float32")

@@ -7,6 +7,7 @@ import tempfile
 import pytest
 from absl import flags as absl_flags
 
+from alibi.config import make_config, replaced
 from alibi.config.override import Override
 from alibi.paper.costs import PROCESSORS
 from alibi.reporting.writers import format_duration
@@ -16,7 +17,6 @@ from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, plan_table
 from alibi.sweeps.launchers import describe_exit
 from alibi.sweeps.state import evaluation_command, read_failures, survey, write_failure
-from configs import base
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
@@ -147,10 +147,10 @@ def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
     (run,) = sweep_of(product={"position": ["alibi"]}).runs
     evaluation = dataclasses.replace(run.evaluations[0], override=Override("alibi", options))
     (flag,) = (one for one in evaluation_command(run, evaluation, tmp_path).flags if "_options=" in one)
-    config = base.get_config()
+    config = make_config()
     for word in absl_flags.ListParser().parse(flag.removeprefix("--position_options=")):
         name, _, value = word.partition("=")
-        base.set_key(config, f"position_options.{name}", value)
+        config = replaced(config, {f"position_options.{name}": value})
     assert tuple(config.position_options.items()) == options
 
 

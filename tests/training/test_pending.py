@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from alibi.config import replaced
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints
 from alibi.storage.store import Folder
@@ -134,7 +135,7 @@ def test_checkpoints_are_not_listed_for_each_row(tiny_config, tmp_path: pathlib.
         listed.clear()
 
     config = tiny_config(train__steps=20, eval__every_steps=0)
-    config.checkpoint.update(every_steps=5)
+    config = replaced(config, {"checkpoint.every_steps": 5})
     stop_at(monkeypatch, 10, settle)
     monkeypatch.setattr(updates, "_is_save_due", lambda _, step, __: step in (5, 20))
     assert loop.train(config, str(run))["saved"] == 20
