@@ -65,7 +65,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         (["--config.model.remat=maybe"], "model.remat='maybe' must be True or False"),
         (
             ["--config.model.cutoffs=1:x"],
-            "model.cutoffs='1:x' must be of type tuple[int, ...]; the default",
+            "model.cutoffs='1:x' must be of type tuple[int, ...]; the default is 20000:60000",
         ),
         (["--config.train_length=0"], "train_length=0 must be a whole number, at least 1"),
         (

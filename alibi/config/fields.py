@@ -103,9 +103,9 @@ def read(
     needed = ", ".join(filter(None, [_words(annotation), str(limits or "")]))
     if limits is not None and limits.names:
         needed = str(limits)
-    unknown = default is None or default is dataclasses.MISSING
-    example = default if not isinstance(default, tuple) else ":".join(map(str, default))
-    raise ValueError(f"{name}={value!r} must be {needed}" + ("" if unknown else f"; the default is {example!r}"))
+    if default is not None and default is not dataclasses.MISSING:
+        needed += f"; the default is {':'.join(map(str, default)) if isinstance(default, tuple) else repr(default)}"
+    raise ValueError(f"{name}={value!r} must be {needed}")
 
 
 def without_lists(value: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alibi.config import make_config
+from alibi.config import DataConfig
 from alibi.data import bpe, making, tokens
 from alibi.data.counting import Counts, count_words
 from alibi.data.making import Makers
@@ -30,10 +30,8 @@ def data(tmp_path):
     """Two text files, of which the first leaves its last line open, and an empty cache."""
     (tmp_path / "a.txt").write_text("".join(LINES * 40) + "open", encoding="utf-8")
     (tmp_path / "b.txt").write_text("".join(LINES[::-1] * 25), encoding="utf-8")
-    config = make_config().data
-    config = dataclasses.replace(config, corpus="text", valid="", cache_dir=str(tmp_path / "whole"), bpe_vocab_size=300)
-    config = dataclasses.replace(config, train=f"{tmp_path}/*.txt")
-    return config
+    files = {"train": f"{tmp_path}/*.txt", "valid": "", "cache_dir": str(tmp_path / "whole")}
+    return DataConfig(corpus="text", bpe_vocab_size=300, **files)
 
 
 def made(data, cache, shard_bytes, monkeypatch, **how):
@@ -49,7 +47,7 @@ def shards_of(file):
 @pytest.mark.parametrize("end", ["file", "blank_line"])
 @pytest.mark.parametrize("tokenizer", ["bytes", "words", "bpe"])
 def test_the_tokens_are_those_of_one_shard(data, tmp_path, monkeypatch, tokenizer, end):
-    data.tokenizer, data.document_end = tokenizer, end
+    data = dataclasses.replace(data, tokenizer=tokenizer, document_end=end)
     whole = made(data, tmp_path / "whole", 1 << 30, monkeypatch)
     assert len(shards_of(whole)) == 1
     cut = made(data, tmp_path / "cut", 700, monkeypatch)
@@ -149,7 +147,7 @@ def test_whole_shards_outlive_a_kill_and_are_checked(data, tmp_path, monkeypatch
 def test_token_files_of_older_versions_are_found_and_read(tmp_path):
     """One of format 2, as it was written: two bytes a byte, one file, no shards; its name is that of its content."""
     (tmp_path / "train.txt").write_text("one two\nthree\n\n")
-    data = make_config().data
+    data = DataConfig()
     data = dataclasses.replace(
         data, corpus="text", train=str(tmp_path / "train.txt"), cache_dir=str(tmp_path / "cache")
     )

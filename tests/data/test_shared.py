@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from alibi.config import make_config
+from alibi.config import DataConfig
 from alibi.data import making, tokens
 from alibi.data.making import Makers
 from alibi.data.shared import SharedCache
@@ -17,10 +17,9 @@ def data(tmp_path, s3_bucket):
     """The section of a config, whose cache is an empty folder of a bucket."""
     (tmp_path / "train.txt").write_text("one two\nthree\n\n")
     (tmp_path / "valid.txt").write_text("one zwei two\n")
-    config = make_config().data
-    config.corpus, config.tokenizer, config.cache_dir = "text", "words", f"{s3_bucket}/{uuid.uuid4().hex}"
-    config.train, config.valid = str(tmp_path / "train.txt"), str(tmp_path / "valid.txt")
-    return config
+    texts = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid")}
+    cache = f"{s3_bucket}/{uuid.uuid4().hex}"
+    return DataConfig(corpus="text", tokenizer="words", cache_dir=cache, **texts)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from alibi import progress
-from alibi.config import make_config
+from alibi.config import DataConfig
 from alibi.data import cache, making, tokens
 from alibi.data.tokenizers import ByteTokenizer
 
@@ -25,10 +25,8 @@ def data(tmp_path):
     """A small text corpus and an empty cache."""
     for name, text in {"train": TRAIN, "valid": VALID}.items():
         (tmp_path / f"{name}.txt").write_text(text)
-    config = make_config().data
-    config.corpus, config.cache_dir = "text", str(tmp_path / "cache")
-    config.train, config.valid = str(tmp_path / "train.txt"), str(tmp_path / "valid.txt")
-    return config
+    texts = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid")}
+    return DataConfig(corpus="text", cache_dir=str(tmp_path / "cache"), **texts)
 
 
 def directories(data, kind="tokens"):
@@ -66,14 +64,14 @@ def test_what_the_text_leaves_out_itself_is_told_from_what_the_dictionary_lacks(
 def test_large_vocabularies_take_four_bytes(data, tmp_path):
     (tmp_path / "dict.txt").write_text("".join(f"w{i} 1\n" for i in range(70_000)))
     (tmp_path / "valid.txt").write_text("w69999\n")
-    data.tokenizer, data.tokenizer_file = "words", str(tmp_path / "dict.txt")
+    data = dataclasses.replace(data, tokenizer="words", tokenizer_file=str(tmp_path / "dict.txt"))
     made = tokens.prepare(data, "valid", progress=False)
     assert made.tokens.dtype == np.uint32
     assert made.tokens.tolist() == [70_003, 2]
 
 
 def test_found_again_by_content(data, tmp_path, monkeypatch):
-    data.tokenizer, data.bpe_vocab_size = "bpe", 260
+    data = dataclasses.replace(data, tokenizer="bpe", bpe_vocab_size=260)
     first = tokens.prepare(data, "train", progress=False)
     (tmp_path / "moved.txt").write_text(TRAIN)
     data = dataclasses.replace(data, train=str(tmp_path / "moved.txt"))
@@ -167,7 +165,7 @@ def test_bad_requests(data, tmp_path):
         tokens.prepare(data, "dev")
     with pytest.raises(ValueError, match=r"data\.test is empty; train with data\.test=\.\.\., or score a file by"):
         tokens.prepare(data, "test")
-    data = dataclasses.replace(data, max_train_bytes=0)
+    (tmp_path / "train.txt").write_text("")
     with pytest.raises(ValueError, match=r"train\.txt is empty: it has no text"):
         tokens.prepare(data, "train", progress=False)
     assert directories(data) == []
@@ -196,11 +194,10 @@ def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
 
 _PREPARE = """
 import json, sys, time
-from alibi.config import make_config
+from alibi.config import DataConfig
 from alibi.data import cache, making, tokens
-data = make_config().data
-data.corpus, data.tokenizer, data.bpe_vocab_size = "text", "bpe", 260
-data.train, data.cache_dir = sys.argv[1:3]
+train, cache_dir = sys.argv[1:3]
+data = DataConfig(corpus="text", tokenizer="bpe", bpe_vocab_size=260, train=train, cache_dir=cache_dir)
 write = making.write_shard
 
 def slow(path, *rest):
@@ -263,6 +260,6 @@ def test_progress_goes_to_stderr_and_only_when_wanted(data, capsys, monkeypatch)
 @pytest.mark.parametrize("tokenizer", ["words", "bpe"])
 def test_reading_all_text_for_a_tokenizer_shows_its_progress(data, capsys, monkeypatch, tokenizer):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    data.tokenizer, data.bpe_vocab_size = tokenizer, 260
+    data = dataclasses.replace(data, tokenizer=tokenizer, bpe_vocab_size=260)
     tokens.prepare(data, "valid", progress=True)
     assert f"text train, reading for {tokenizer}" in capsys.readouterr().err
