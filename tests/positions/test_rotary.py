@@ -15,7 +15,6 @@ from alibi.config import make_config, replaced
 from alibi.model.decoder import build_model
 from alibi.positions import PositionMethod, make_position, rotary
 from alibi.testing import check_position_method
-from configs import base
 
 HEADS, HEAD_DIM, TRAIN_LENGTH, LENGTH = 2, 16, 16, 24
 HALF = HEAD_DIM // 2
@@ -283,4 +282,4 @@ def test_sizes_that_are_refused() -> None:
 @pytest.mark.parametrize("options", ["position=randomised", "position=alibi,position_options.logit_scale=log_n"])
 def test_a_window_is_refused_where_tokens_are_not_counted(options: str) -> None:
     with pytest.raises(ValueError, match=r"a window of 8 can't be put on position=\w+ with these options: it \w+"):
-        build_model(base.apply(make_config(), f"{options},model.window=8"), 100)
+        build_model(make_config(f"{options},model.window=8"), 100)
