@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import read_config, replaced
 from alibi.config.override import Override
 from alibi.data.embedded import Books
 from alibi.data.passkeys import ASKED, TOLD, PassKeys, distances, make_prompts
@@ -25,7 +24,7 @@ BOOK = b"It was the best of times, it was the worst of times. " * 40
 
 
 def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
-    data = read_config(config_file.get_config("length=128")).data
+    data = config_file.get_config("length=128").data
     found = [piece.utf8 for _, piece in zip(range(2), PassKeys(data).pieces("valid"), strict=False)]
     told, asked = (re.escape(one).replace(r"\{\}", r"(\d{5})") for one in (TOLD, ASKED))
     for text, book in zip(found, Books(data).pieces("valid"), strict=False):
@@ -42,12 +41,10 @@ def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
 
 
 def test_the_distance_is_part_of_the_texts_identity():
-    descriptions = [
-        PassKeys(read_config(config_file.get_config(f"length={n}")).data).description("valid") for n in (128, 256)
-    ]
+    descriptions = [PassKeys(config_file.get_config(f"length={n}").data).description("valid") for n in (128, 256)]
     assert descriptions[0] != descriptions[1]
     with pytest.raises(ValueError, match=r"data\.passkey_distance=0 must be at least 1"):
-        PassKeys(read_config(config_file.get_config("length=32")).data)
+        PassKeys(config_file.get_config("length=32").data)
 
 
 @pytest.mark.parametrize(("length", "distance"), [(128, 32), (128, 64), (128, 112), (1024, 512), (64, 8)])
@@ -222,7 +219,7 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(tmp_path, monkeypatc
 
     def with_keys(directory):
         config = trained_config(directory)
-        config = replaced(config, {"data.corpus": PassKeys.name})
+        config.data.corpus = PassKeys.name
         return config
 
     monkeypatch.setattr(RunDirectory, "config", with_keys)
