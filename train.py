@@ -13,10 +13,12 @@ do those that lose another process. Code 1: an error that the message names, whi
 would be used; both need no --workdir and no device, and train nothing. A plan looks at the run of --init_from too.
 """
 
+import dataclasses
+
 from absl import flags
 
 from alibi.cli import command_line
-from alibi.config import files as config_files
+from alibi.config import Config, as_file
 
 _CONFIG = command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string(
@@ -32,38 +34,39 @@ command_line.define_host_flags()
 
 
 def main() -> None:
+    config = _CONFIG.value
     if _INIT_FROM.value is not None:
-        _CONFIG.value.init_from = _INIT_FROM.value
+        config = dataclasses.replace(config, init_from=_INIT_FROM.value)
     devices = command_line.planned_devices(_PLAN.value, "--plan")
     if _PLAN.value and _PRINT_CONFIG.value:
         raise ValueError("--plan and --print_config print different things; give one of them")
     if _PRINT_CONFIG.value:
-        print(config_files.as_file(_CONFIG.value), end="")
+        print(as_file(config), end="")
         return
     if _PLAN.value:
         if devices is None:
             raise ValueError("--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for 8 of it")
-        _plan(*devices)
+        _plan(config, *devices)
         return
-    # Only now, so that a wrong flag is reported at once.
+    # Imported only now, so that a wrong flag is reported at once.
     from alibi.training.loop import train
 
     command_line.join_hosts()
-    train(_CONFIG.value, _WORKDIR.value)
+    train(config, _WORKDIR.value)
 
 
-def _plan(devices: int, device_kind: str) -> None:
+def _plan(config: Config, devices: int, device_kind: str) -> None:
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # devices that are here belong to what runs on them
+    jax.config.update("jax_platforms", "cpu")  # the devices of this machine belong to other processes
     from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
     from alibi.planning.plan import make_plan
     from alibi.planning.printed import describe
     from alibi.training.parent import Parent
 
-    plan = make_plan(_CONFIG.value, devices, device_kind)
-    if plan.config.init_from:  # what training would refuse of it before its first update, and what it says of it
-        Parent(plan.config, build_model(plan.config, UNKNOWN_VOCABULARY)).tell("would start")
+    plan = make_plan(config, devices, device_kind)
+    if config.init_from:  # refused as training would refuse it before its first update
+        Parent(config, build_model(config, UNKNOWN_VOCABULARY)).tell("would start")
     print(describe(plan), end="")
 
 

@@ -31,18 +31,18 @@ def main() -> int:
     from alibi.evaluation.by_position import analyse
     from alibi.evaluation.dumps import find_dumps
     from alibi.reporting.contexts import EarlyTokenCurse, draw_by_context
-    from alibi.storage.files import check_writable, made_whole, resolve, write_whole
+    from alibi.storage.store import open_store
 
-    output = resolve(_OUTPUT_DIR.value)
-    check_writable(output)
+    output = open_store(_OUTPUT_DIR.value)
+    output.check_writable()
     dumps = find_dumps(_DUMPS.value)
     if not dumps:
         raise ValueError(
             f"--dumps={','.join(_DUMPS.value)} names no file; give those of eval_extrapolation.py --dump_nll"
         )
     rows = analyse(dumps)
-    write_whole(output / "by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows))
-    with made_whole(output / "by_context.png") as file:
+    output.write("by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows))
+    with output.made("by_context.png") as file:
         draw_by_context(rows, file)
     told = ("run", "updates", "text", "blocks of", "gain, nats", "explained by context lengths", "by a sliding window")
     print(f"| {' | '.join(told)} |\n|:--|--:|:--|--:|--:|--:|--:|")

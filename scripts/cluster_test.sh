@@ -8,8 +8,8 @@
 # requeued by hand and one that a partition of higher priority preempts: all must finish. One whose time
 # is limited must go on after its first end, and stay cancelled when it is cancelled then. Prints how each start
 # ended, processes and devices, and the last loss, which is one and the same for the first four.
-# By submit.py: a sweep (METHODS, SEEDS) as an array of three tasks, one of which is killed (kill -9) and one preempted;
-# each run must be begun once, go on where it was, and come to the numbers of local tasks (COMPARE= leaves these
+# By submit.py and configs/launch/slurm.sh: a sweep (METHODS, SEEDS) as an array of three tasks, one of which is killed (kill -9) and one preempted;
+# each run must be begun once, go on where it was, and come to the numbers of a local sweep (COMPARE= leaves it
 # out), and one report be made; and one training on two nodes, which is preempted.
 # CASES="task sweep" takes only these. Takes about 15 minutes, and ends what it started; KEEP=DIR keeps its files there.
 set -euo pipefail
@@ -71,7 +71,7 @@ setsid slurmctld -D -f "$SLURM_CONF" -i > "$D/slurmctld.log" 2>&1 & daemons+=($!
 for name in n1 n2; do setsid slurmd -D -N "$name" > "$D/slurmd.$name.log" 2>&1 & daemons+=($!); done
 until [ "$(sinfo --noheader --format=%T --partition=low 2> /dev/null)" = idle ]; do sleep 1; done
 
-# A job's script, as docs/training.md gives it: the rest of its arguments are those of srun.
+# A job's script, as docs/training.md gives it; the rest of its arguments goes to srun.
 cat > "$D/job.sh" <<'JOB'
 #!/bin/bash
 trap : TERM
@@ -121,9 +121,9 @@ def get_sweep():
     return {"config": config, "product": product, "multiples": [1, 2]}
 SWEEP
   local python=$PWD/.venv/bin/python runs victim node job high
-  $python scripts/submit.py --engine=slurm --sweep="$D/sweep.py" --workdir="$D/runs/sweep" --shared --tasks=3 --grace=20 \
-    --go > "$D/sweep.sbatch" 2> "$D/submit.log"
-  job=$(sed -n 's/.*submitted as job \([0-9]*\).*/\1/p' "$D/submit.log")
+  $python scripts/submit.py --template=configs/launch/slurm.sh --sweep="$D/sweep.py" --workdir="$D/runs/sweep" --tasks=3 \
+    --set=TIME=60 --set=GRACE=20 --go > "$D/submit.log"
+  job=$(sed -n 's/^Submitted batch job //p' "$D/submit.log")
   runs=($($python -c "import json; print(*json.load(open('$D/runs/sweep/sweep.json'))['runs'])"))
   # Each task has begun with the run of its number: the one that is alone on its node is preempted, another one killed.
   for number in 0 1 2; do await 600 saved sweep "${runs[$number]}"; done
@@ -134,8 +134,7 @@ SWEEP
   await 120 ended "$high"
   await 1800 ended "$job"
   if [ -n "${COMPARE-yes}" ]; then
-    $python scripts/submit.py --engine=local --at_once=2 --sweep="$D/sweep.py" --workdir="$D/runs/local" --tasks=2 \
-      --go > "$D/local.log" 2>&1
+    $python scripts/sweep.py --jobs=2 --sweep="$D/sweep.py" --workdir="$D/runs/local" > "$D/local.log" 2>&1
   fi
   "$python" - "$D/runs/sweep" "$D/runs/local" <<'CHECK'
 import collections, json, pathlib, re, sys
@@ -164,7 +163,7 @@ if compared:  # on another number of cores, which add in another order
 assert (workdir / "report.md").exists() and (workdir / "extrapolation.png").exists()
 codes = collections.Counter(re.findall(r"^ended with exit code (\d+)", logs, re.M))
 ended = ", ".join(f"{times} x {code}" for code, times in sorted(codes.items(), key=lambda one: int(one[0])))
-alike = ", as of local tasks" if compared else ""
+alike = ", as of a local sweep" if compared else ""
 print(f"sweep: {len(runs)} runs begun once, {sum(resumed.values())} went on, {len(rows)} rows{alike}, 1 report; ended with {ended}")
 CHECK
 }
@@ -184,9 +183,9 @@ for name in $CASES; do
     devices) job=$(JAX_NUM_CPU_DEVICES=1 FLAGS=--multihost submit devices --nodes=2 --ntasks=4 --ntasks-per-node=2) ;;
     requeue | preempt) job=$(STEPS=2000 FLAGS=--multihost submit "$name" "${long[@]}") ;;
     long)
-      .venv/bin/python scripts/submit.py --engine=slurm --nodes=2 --workdir="$D/runs/long" --shared --grace=20 --go \
-        --config="configs/quickstart.py:$TINY,train.steps=2000,position=alibi" > /dev/null 2> "$D/submit.log"
-      job=$(sed -n 's/.*submitted as job \([0-9]*\).*/\1/p' "$D/submit.log")
+      .venv/bin/python scripts/submit.py --template=configs/launch/slurm.sh --workdir="$D/runs/long" --set=NODES=2 \
+        --config="configs/quickstart.py:$TINY,train.steps=2000,position=alibi" --set=TIME=60 --set=GRACE=20 --go > "$D/submit.log"
+      job=$(sed -n 's/^Submitted batch job //p' "$D/submit.log")
       ;;
     limit) job=$(STEPS=1000000 FLAGS=--multihost submit limit "${long[@]}" --time=1 --signal=TERM@20) ;;
   esac

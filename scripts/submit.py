@@ -41,8 +41,9 @@ def main() -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing
-    from alibi.runs import RunDirectory
-    from alibi.storage.files import is_address, resolve, write_whole
+    from alibi.runs.directory import check_address
+    from alibi.storage.atomic import is_address
+    from alibi.storage.store import open_store
     from alibi.sweeps import templates
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.tasks import pin_anew
@@ -50,7 +51,11 @@ def main() -> int:
 
     if (_SWEEP.value is None) == (flags.FLAGS.config is None):
         raise ValueError("give --sweep=FILE.py, or --config=FILE.py of one run; --help shows how the command is used")
-    workdir = str(RunDirectory(_WORKDIR.value))
+    workdir = _WORKDIR.value.rstrip("/")
+    if is_address(workdir):
+        check_address(workdir)
+    else:
+        workdir = str(pathlib.Path(workdir).expanduser().absolute())
     sweep = load_sweep(_SWEEP.value) if _SWEEP.value else None
     check_configs(sweep)
     template = pathlib.Path(_TEMPLATE.value)
@@ -78,16 +83,15 @@ def main() -> int:
     if shutil.which(submit[0]) is None:
         raise ValueError(f"there is no {submit[0]} on this machine, which takes this template; submit elsewhere")
     if sweep:
-        pin_anew(resolve(workdir), sweep)
+        pin_anew(open_store(workdir), sweep)
     else:  # status.py shows it before it starts
-        write_whole(f"{workdir}/{SUBMITTED_FILE}", json.dumps({"template": template.name}) + "\n")
+        open_store(workdir).write(SUBMITTED_FILE, json.dumps({"template": template.name}) + "\n")
     if "{{LOGS}}" in text:
         pathlib.Path(logs).mkdir(parents=True, exist_ok=True)
     print(filled, end="", flush=True)
-    ended = subprocess.run(submit, input=filled, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise ValueError(f"{submit[0]} refused the job: {' '.join(ended.stderr.split())}")
-    print(f"submitted: {ended.stdout.strip()}", file=sys.stderr)
+    code = subprocess.run(submit, input=filled, text=True, check=False).returncode
+    if code:
+        raise ValueError(f"{submit[0]} ended with exit code {code}; its message stands above")
     print(f"look at it by: python scripts/status.py {workdir}", file=sys.stderr)
     return 0
 

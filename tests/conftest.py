@@ -29,7 +29,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import jaxtyping
-import ml_collections
 import pytest
 
 # Array annotations of the layers that compute are checked at each call, from their first
@@ -38,7 +37,7 @@ import pytest
 CHECKED = ["alibi.slopes", "alibi.positions", "alibi.attention", "alibi.model"]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
-from configs import base
+from alibi.config import Config, make_config
 
 # Tracing makes many small objects that live on; at Python's own pace, searching all of them for garbage again and
 # again takes a twentieth of the tests' time.
@@ -99,23 +98,17 @@ def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Pat
 
 
 @pytest.fixture(scope="session")
-def tiny_config(
-    tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., ml_collections.ConfigDict]:
+def tiny_config(tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
     """A function of overrides (a key, with two underscores for each dot) to the config of a tiny run."""
     cache = tmp_path_factory.getbasetemp() / "token-cache"
 
-    def make(**overrides: object) -> ml_collections.ConfigDict:
-        config = base.get_config("length=16,train.steps=6,train.batch_tokens=128,optimizer.warmup_steps=2")
-        config.model.update(num_layers=2, width=16, num_heads=2, feed_forward=32)
-        config.data.update(
-            corpus="text", train=str(tiny_text["train"]), valid=str(tiny_text["valid"]), cache_dir=str(cache)
+    def make(**overrides: object) -> Config:
+        return make_config(
+            "length=16,train.steps=6,train.batch_tokens=128,optimizer.warmup_steps=2,data.corpus=text,"
+            "model.num_layers=2,model.width=16,model.num_heads=2,model.feed_forward=32,eval.every_steps=3,"
+            "eval.batch_tokens=64,checkpoint.every_steps=2,log.every_steps=1,log.tensorboard=false",
+            **{f"data__{split}": str(file) for split, file in tiny_text.items()},
+            **{"data__cache_dir": str(cache), **overrides},
         )
-        config.eval.update(every_steps=3, batch_tokens=64)
-        config.checkpoint.every_steps = 2
-        config.log.update(every_steps=1, tensorboard=False)
-        for key, value in overrides.items():
-            base.set_key(config, key.replace("__", "."), value)
-        return config
 
     return make

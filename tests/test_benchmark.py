@@ -16,6 +16,7 @@ import pytest
 
 from alibi import attend
 from alibi.attention.backends import BACKENDS
+from alibi.config import replaced
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent / "scripts"
 
@@ -295,7 +296,7 @@ def test_the_work_of_a_sliding_window_is_counted(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
     evaluate = importlib.import_module("benchmarks.evaluate")
     config = evaluate.small_config()
-    config.model.num_layers = 1
+    config = replaced(config, {"model.num_layers": 1})
     keys_and_values = 4 * 2 * 2 * 64 * 64
     of_one = 2 * 2 * 64 * 64 + 2 * 2 * 64 * 256  # its query and out; feed-forward
     attention, head = 2 * 2 * 64 * 4, 2 * 64 * 2002

@@ -7,15 +7,14 @@ import signal
 import sys
 
 import jax
-import ml_collections
 import pytest
 from absl import flags
 
 from alibi.cli import command_line, evaluation_flags
 from alibi.cli.command_line import _keep_compilations, _parse
+from alibi.config import Config, flatten
 from alibi.errors import REQUEUE
 from alibi.parallel.signals import SIGNALS
-from alibi.runs import flatten
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -31,7 +30,7 @@ def test_compilations_are_kept_beside_the_token_files(monkeypatch: pytest.Monkey
     assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compilations")
 
 
-def parsed(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> ml_collections.ConfigDict:
+def parsed(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> Config:
     """The config that a command line of `words` gives."""
     values = flags.FlagValues()
     monkeypatch.setattr(flags, "FLAGS", values)
@@ -74,7 +73,7 @@ def test_options_of_a_position_method(monkeypatch: pytest.MonkeyPatch, text: str
     ways = [[file, f"--config.position_options.some={text}"]]
     ways += [[f"{file}:seed=1,position_options.some={text}"]] if "," not in text else []
     for words in ways:
-        assert parsed(monkeypatch, words).position_options.to_dict() == {"some": value}
+        assert parsed(monkeypatch, words).position_options == {"some": value}
 
 
 def test_an_unknown_key_is_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

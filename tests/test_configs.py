@@ -2,18 +2,20 @@
 
 import importlib
 
-import ml_collections
 import pytest
 
+from alibi.attention.backends import OF_SEQUENCES
+from alibi.config import Config, ModelConfig, flatten, make_config, read_config, replaced
+from alibi.model.config import ACTIVATIONS, DTYPES
 from alibi.model.decoder import build_model, count_parameters
-from alibi.runs import flatten
+from alibi.model.initialization import INITIALIZATIONS
 from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import micro_batches, sequences_per_update
-from configs import base, wikitext103
+from configs import base
 
 
-def get(name: str, arg: str = "") -> ml_collections.ConfigDict:
-    return importlib.import_module(f"configs.{name}").get_config(arg)
+def get(name: str, arg: str = "") -> Config:
+    return read_config(importlib.import_module(f"configs.{name}").get_config(arg))
 
 
 @pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "books", "long_books", "bookcorpus", "cc100_1b3"])
@@ -95,7 +97,7 @@ def test_the_schedule_ends_with_the_run(name: str) -> None:
 LENGTHS = (64, 128, 256, 512, 1024, 1536, 2048, 3072)  # of table 5
 
 
-def divides(config: ml_collections.ConfigDict, devices: int) -> bool:
+def divides(config: Config, devices: int) -> bool:
     try:
         return sequences_per_update(config, devices) > 0
     except ValueError:
@@ -105,23 +107,22 @@ def divides(config: ml_collections.ConfigDict, devices: int) -> bool:
 def test_the_papers_batch_by_length_and_devices() -> None:
     """8 x 9,216 tokens (8 x 8,192 at L = 2,048), in as many micro-batches as the devices leave."""
     for length, tokens in ((512, 73_728), (2048, 65_536), (3072, 73_728)):
-        config = wikitext103.get_config(f"length={length}")
+        config = get("wikitext103", f"length={length}")
         assert config.train.batch_tokens == tokens
         assert [micro_batches(config, devices) for devices in (1, 2, 4, 8)] == [8, 4, 2, 1]
     refused = {length: {5, 7} | ({3, 6} if length == 2048 else set()) for length in LENGTHS}
     for length in LENGTHS:  # up to 8 devices, as the docstring says
-        config = wikitext103.get_config(f"length={length}")
+        config = get("wikitext103", f"length={length}")
         assert {devices for devices in range(1, 9) if not divides(config, devices)} == refused[length]
     for length in LENGTHS:  # more devices, as the docstring says: the heads are split too
-        config = wikitext103.get_config(f"length={length}")
+        config = get("wikitext103", f"length={length}")
         assert [micro_batches(config, devices // tensor) for devices, tensor in ((16, 2), (32, 4), (64, 8))] == [1] * 3
         assert sequences_per_update(config, 8) * length == config.train.batch_tokens
-    config = wikitext103.get_config("length=512,train.max_device_tokens=1024,train.batch_tokens=9216")
+    config = get("wikitext103", "length=512,train.max_device_tokens=1024,train.batch_tokens=9216")
     assert (config.train.batch_tokens, micro_batches(config, 1)) == (9_216, 9)
-    config.train.max_device_tokens = 100  # less than a sequence: one at a time
-    assert micro_batches(config, 1) == 18
-    config.train.update(max_device_tokens=0, accumulation=3)
-    assert micro_batches(config, 1) == 3
+    few = replaced(config, {"train.max_device_tokens": 100})  # less than a sequence: one at a time
+    assert micro_batches(few, 1) == 18
+    assert micro_batches(replaced(config, {"train.max_device_tokens": 0, "train.accumulation": 3}), 1) == 3
 
 
 def test_the_sizes_of_the_largest_model() -> None:
@@ -135,24 +136,36 @@ def test_the_sizes_of_the_largest_model() -> None:
 def test_a_short_name_of_a_key_does_wherever_keys_are_set() -> None:
     config = base.get_config("length=64")
     assert config.train_length == 64
-    base.set_key(config, "length", "32")  # --config.length=32, and sweeps
+    base.set_key(config, "length", "32")
     assert config.train_length == 32
-    with pytest.raises(ValueError, match=r"train_length='x' must be of type int, such as 32"):
+    assert make_config("length=16").train_length == 16
+    with pytest.raises(ValueError, match=r"length='x' must be a whole number"):
         base.set_key(config, "length", "x")
 
 
 def test_a_tuple_of_integers_is_spelt_with_colons() -> None:
-    assert base.get_config("model.cutoffs=2000:6000,length=64").model.cutoffs == (2000, 6000)
-    assert base.get_config("model.cutoffs=500").model.cutoffs == (500,)
-    config = base.get_config()
-    base.set_key(config, "model.cutoffs", [1, 2])
-    assert config.model.cutoffs == (1, 2)
+    assert make_config("model.cutoffs=2000:6000,length=64").model.cutoffs == (2000, 6000)
+    assert make_config("model.cutoffs=500").model.cutoffs == (500,)
+    assert ModelConfig(cutoffs=[1, 2]).cutoffs == (1, 2)
     for text in ("2000:x", "2.5:4", ""):
-        with pytest.raises(ValueError, match=r"model.cutoffs=.* must be of type integers, such as 20000:60000"):
-            base.get_config(f"model.cutoffs={text}")
+        with pytest.raises(ValueError, match=r"model.cutoffs=.* must be of type .*; the default is 20000:60000"):
+            make_config(f"model.cutoffs={text}")
 
 
 def test_slopes_given_one_by_one_reach_the_bias() -> None:
-    bias = build_model(base.get_config("position_options.slopes=0.5:1,model.num_heads=2"), 256).position.bias({})
+    bias = build_model(make_config("position_options.slopes=0.5:1,model.num_heads=2"), 256).position.bias({})
     assert bias is not None
     assert bias.slopes.tolist() == [0.5, 1.0]
+
+
+def test_the_names_of_choices_are_those_of_the_code() -> None:
+    """alibi.config lists them by itself, since it imports none of the model."""
+    names = {
+        name: field.metadata["limits"].names
+        for name, field in ModelConfig.__dataclass_fields__.items()
+        if field.metadata
+    }
+    assert names["activation"] == tuple(ACTIVATIONS)
+    assert names["dtype"] == tuple(DTYPES)
+    assert names["initialization"] == tuple(INITIALIZATIONS)
+    assert names["attention"] == ("auto", *OF_SEQUENCES)

@@ -16,7 +16,7 @@ import pytest
 
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
-from alibi.runs import RunDirectory, usable_cores
+from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.sweeps.state import read_failures
 from alibi.training.optimizer import make_optimizer
@@ -102,8 +102,9 @@ def test_sweep_trains_evaluates_and_reports_then_has_nothing_to_do(files: dict[s
 
 
 def test_a_sweep_in_tasks_by_submit_is_reported_once_all_have_ended(files: dict[str, pathlib.Path]) -> None:
-    workdir, at_once = files["folder"] / "tasks", min(2, usable_cores())
-    words = ("--engine=local", f"--at_once={at_once}", f"--sweep={files['sweep']}", f"--workdir={workdir}", "--go")
+    workdir, template = files["folder"] / "tasks", files["folder"] / "both.sh"
+    template.write_text("for TASK in $(seq 0 {{LAST_TASK}}); do {{COMMAND}} & done; wait\n")
+    words = (f"--template={template}", f"--sweep={files['sweep']}", f"--workdir={workdir}", "--go")
     done = run(files, "scripts/submit.py", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": training; ") == 2
@@ -152,14 +153,16 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files: dict[str, pathlib.Path]) 
 def test_train_then_evaluate_with_a_stride_and_a_dump(files: dict[str, pathlib.Path]) -> None:
     workdir, output = files["folder"] / "alone", files["folder"] / "output"
     words = (f"--config={files['config']}:position=rotary", f"--workdir={workdir}")
-    trained = run(files, "scripts/submit.py", "--engine=local", *words, "--go")  # the same as train.py by itself
+    (files["folder"] / "one.sh").write_text("{{COMMAND}}\n")
+    submit = ("scripts/submit.py", f"--template={files['folder'] / 'one.sh'}")
+    trained = run(files, *submit, *words, "--go")  # the same as train.py by itself
     assert trained.returncode == 0, trained.stderr
     assert json.loads((workdir / "status.json").read_text())["state"] == "finished"
     assert list((workdir / "tensorboard").iterdir())
     assert trained.stderr.startswith("devices: "), "no sweep started it, so it says what it is"
     assert f"finished; evaluate it by\n  python eval_extrapolation.py --workdirs={workdir}" in trained.stderr
     assert trained.stderr.endswith(f"look at it by: python scripts/status.py {workdir}\n")
-    assert json.loads((workdir / "submitted.json").read_text()) == {"engine": "local", "name": "alone"}
+    assert json.loads((workdir / "submitted.json").read_text()) == {"template": "one.sh"}
     scored = run(
         files, "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=24", "--stride=5", "--dump_nll",
         f"--output_dir={output}", f"--text_file={files['valid']}",

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     # What exists for one platform is chosen by the table of attention, and computes what attention asks for.
     "attention": {"slopes", "positions", "cpu"},
     "cpu": {"positions", "attention"},
-    "parallel": {"errors"},
+    "parallel": {"config", "errors"},
     "model": MODEL,
     "generation": MODEL,
     "testing": MODEL,
@@ -43,10 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Arrows that are still to be turned.
 PENDING = {
-    ("cli", "configs"),
-    ("config", "configs"),
     ("reporting", "runs"),
-    ("sweeps", "configs"),
 }
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from alibi.config import make_config, replaced
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
@@ -22,7 +23,6 @@ from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import abstract_state
-from configs import base
 from tests.hosts import ON, changed, finish, free_port, said_at_the_end, start
 from tests.training.trajectories import MODELS, trajectory
 
@@ -60,8 +60,7 @@ loop.Feed.get = stopping
 def state_of(workdir: pathlib.Path, step: int) -> TrainState:
     """Parameters, optimizer state and number of updates, on one device of this process."""
     run = RunDirectory(workdir)
-    config = run.config()
-    config.mesh.update(data=-1, fsdp=1)
+    config = replaced(run.config(), {"mesh.data": -1, "mesh.fsdp": 1})
     model = build_model(config, run.provenance()["vocab_size"])
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
@@ -87,10 +86,10 @@ def assert_resumed_bitwise(whole: pathlib.Path, text: pathlib.Path, cache: pathl
 def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_path: pathlib.Path) -> None:
     text = tiny_text["train"]
     one, two, cache = (tmp_path / name for name in ("one", "two", "cache"))
-    config = base.get_config()
-    for key, value in overrides(text, cache).items():
-        base.set_key(config, key, str(value) if isinstance(value, pathlib.Path) else value)
-    loop.train(config, str(one))  # on one host: this process, with devices of its own number
+    keys = {
+        key: str(value) if isinstance(value, pathlib.Path) else value for key, value in overrides(text, cache).items()
+    }
+    loop.train(replaced(make_config(), keys), str(one))  # on one host: this process, with devices of its own number
     port = free_port()
     shared = command(two, text, cache, "--config.mesh.fsdp=2", f"--coordinator_address=localhost:{port}")
     hosts = [start([*shared, "--num_processes=2", f"--process_id={host}"], devices=2) for host in range(2)]

@@ -51,8 +51,7 @@ def test_a_sweep_is_printed_as_an_array_and_submitted(tmp_path: pathlib.Path) ->
     (tmp_path / "sbatch").chmod(0o700)
     ended = submit(*words, "--go", path=f"{tmp_path}:{os.environ['PATH']}")
     assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / "given").read_text() == ended.stdout
-    assert ended.stderr.startswith("submitted: 17\n")
+    assert (tmp_path / "given").read_text() + "17\n" == ended.stdout
     assert "#SBATCH --job-name=new-one\n#SBATCH --array=0-1%1000\n" in ended.stdout
     sweep = f"--sweep={ROOT}/configs/sweeps/quickstart.py '--workdir={tmp_path}/New One'"
     assert f'{ROOT}/scripts/sweep.py {sweep} "--task=$TASK/2" $multihost\n' in ended.stdout

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config import replaced
 from alibi.model.decoder import build_model
 
 VOCABULARY = 300
@@ -28,7 +29,8 @@ def test_the_peer_of_the_paper_s_model_has_its_nll(peer):
     import torch
 
     config = importlib.import_module("benchmarks.evaluate").small_config()
-    config.model.update(num_layers=2, width=32, num_heads=4, feed_forward=48, cutoffs=(100, 200))
+    sizes = {"num_layers": 2, "width": 32, "num_heads": 4, "feed_forward": 48, "cutoffs": (100, 200)}
+    config = replaced(config, {f"model.{key}": size for key, size in sizes.items()})
     model = build_model(config, VOCABULARY)
     length, stride = 16, 4
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, length + 1 + 5 * stride).astype(np.int32)

@@ -14,17 +14,16 @@ from types import MappingProxyType
 from typing import Any, TextIO, cast
 
 import jax
-import ml_collections
 from absl import app, flags, logging
 
-from alibi.config.files import load_config
-from alibi.config.ranges import check_numbers
+from alibi.config import load_config
+from alibi.config.fields import nearest
+from alibi.config.tree import KEYS, SHORT_NAMES
 from alibi.cpu.host_memory import keep_freed_memory
 from alibi.data.cache import cache_root, check_paths
 from alibi.errors import FAILED, REQUEUE, explained, tell
 from alibi.parallel import peers, signals
-from alibi.storage.files import local_path
-from configs import base
+from alibi.storage.atomic import local_path
 
 # Files that a process needs to hold open: its libraries, the checkpoint that it writes and the one that it reads.
 OPEN_FILES = 64
@@ -205,7 +204,7 @@ def _check_paths(addresses: Collection[str]) -> None:
             if isinstance(value, str):
                 local_path(value, f"--{flag.name}")
     if "config" in flags.FLAGS and (config := flags.FLAGS["config"].value) is not None:
-        check_paths(config.get("data", {}))
+        check_paths(config.data)
 
 
 def _ending(code: int) -> int:
@@ -274,7 +273,7 @@ def _parse(
             needed = " and ".join(f"--{flag.name} ({flag.help})" for flag in missing)
             raise ValueError(f"give {needed}; --help shows how the command is used, and all flags")
         if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
-            flags.FLAGS["config"].value = _config(str(flags.FLAGS["config"].value), overrides)
+            flags.FLAGS["config"].value = load_config(str(flags.FLAGS["config"].value), dict(overrides))
         return rest
     except flags.UnrecognizedFlagError as error:
         told = _unrecognized(error)
@@ -286,24 +285,15 @@ def _parse(
     sys.exit(1)
 
 
-def _config(named: str, overrides: list[tuple[str, object]]) -> ml_collections.ConfigDict:
-    """The config that takes the place of the flag's text."""
-    config = load_config(named)
-    for key, value in overrides:
-        base.set_key(config, key, value)
-    check_numbers(config)
-    return config
-
-
 def _unrecognized(error: flags.UnrecognizedFlagError) -> str:
     """Which flag was meant by one that isn't there: another one, or a key of the config by its whole or last name."""
     name = error.flagname
-    keys = base.leaf_keys(base.get_config()) if "config" in flags.FLAGS else []
-    short = base.SHORT_NAMES.get(name, name)
+    keys = sorted(KEYS) if "config" in flags.FLAGS else []
+    short = SHORT_NAMES.get(name, name)
     meant = [f"--config.{key}" for key in keys if f".{key}".endswith(f".{short}")]
     if not meant:
         known = [*flags.FLAGS, *(f"config.{key}" for key in keys)]
-        meant = [f"--{one}" for one in [base.nearest(name, known, cutoff=0.6)] if one]
+        meant = [f"--{one}" for one in [nearest(name, known, cutoff=0.6)] if one]
     suggestion = f"did you mean {' or '.join(meant)}? " if meant else ""
     return f"there is no flag --{name}; {suggestion}--help shows all flags"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from absl import flags
 
+from alibi.config.fields import parsed
 from alibi.config.override import Override
 from alibi.runs import RunDirectory
-from configs import base
 
 flags.disclaim_key_flags()  # they belong to the entry point that asks for them: its --help shows them
 
@@ -60,14 +60,15 @@ def options() -> dict[str, Any]:
 
 def _override() -> Override:
     """What runs are tested as, options read as the config of train.py reads them."""
-    config, given = base.get_config(), flags.FLAGS
+    options: dict[str, Any] = {}
+    given = flags.FLAGS
     # A comma in [0.5,0.25] or (0.5,0.25) separates no options.
     for word in filter(None, re.split(r",(?=\s*\w+\s*=)", ",".join(given.position_options))):
         name, separator, value = word.partition("=")
         if not (name and separator):
             raise ValueError(f"--position_options={word} is not KEY=VALUE; write for example factor=4")
-        base.set_key(config, f"position_options.{name}", value)
-    return Override(given.position, tuple(config.position_options.items()), given.window)
+        options[name] = parsed(value)
+    return Override(given.position, tuple(options.items()), given.window)
 
 
 def _numbers(flag: str, words: Sequence[str]) -> tuple[int, ...]:

@@ -1,1 +1,49 @@
-"""The config of a run: its keys, their ranges, and the files that give it."""
+"""The config of a run: a typed tree of all keys, a reader of values, and the files that users write."""
+
+from alibi.config.files import (
+    apply,
+    as_config_dict,
+    as_file,
+    call,
+    load_config,
+    make_config,
+    read_config,
+    set_key,
+    whole_sequences,
+)
+from alibi.config.tree import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    LogConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    flatten,
+    replaced,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "LogConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "TrainConfig",
+    "apply",
+    "as_config_dict",
+    "as_file",
+    "call",
+    "flatten",
+    "load_config",
+    "make_config",
+    "read_config",
+    "replaced",
+    "set_key",
+    "whole_sequences",
+]

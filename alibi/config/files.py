@@ -1,27 +1,27 @@
-"""Python files that a user gives: a config's get_config() and a sweep's get_sweep(); their mistakes are one line."""
+"""Python files that users write, a config's get_config() and a sweep's get_sweep(); a mistake in them is one line."""
 
 import contextlib
-import functools
+import dataclasses
 import importlib.util
 import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
 
-from alibi.config.ranges import check_numbers
-from configs import base
+from alibi.config.fields import nearest
+from alibi.config.tree import Config, check_key, flatten, read_value, replaced
+
+CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"  # of a clone of the project
 
 _FILE = '''"""Every key of a config, as train.py --print_config wrote it: python train.py --config=FILE --workdir=DIR"""
 
 import ml_collections
 
 from configs import base
-
-nan, inf = float("nan"), float("inf")
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -30,15 +30,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     return base.apply(config, arg)
 '''
 
-CONFIGS = pathlib.Path(base.__file__).resolve().parent
 
-
-def load_config(named: str) -> ml_collections.ConfigDict:
-    """The config that `named`, FILE.py or FILE.py:KEY=VALUE,..., gives, with every key and no other.
+def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Returns the config of `named`, FILE.py or FILE.py:KEY=VALUE,..., with the values of `overrides` by key.
 
     Raises:
-      ValueError: a file that isn't there, doesn't load or gives no config, an unknown key
-        (the nearest is suggested), a number outside its range.
+      ValueError: a file that is missing, does not load or returns no config, an unknown key, a value that is refused.
     """
     file, _, argument = named.partition(":")
     if not os.path.isfile(file):
@@ -46,27 +43,88 @@ def load_config(named: str) -> ml_collections.ConfigDict:
     config = call(file, "get_config", "configs/quickstart.py", *([argument] if argument else []))
     if not isinstance(config, ml_collections.ConfigDict):
         given = "None; is its return missing?" if config is None else f"a {type(config).__name__}"
-        raise ValueError(
-            f"get_config() of {file} must return a ConfigDict, begun as base.get_config(), and gives {given}"
-        )
-    _check_keys(file, config)
-    check_numbers(config)
+        raise ValueError(f"get_config() of {file} must return base.get_config() with other values, and returns {given}")
+    for key, value in (overrides or {}).items():
+        set_key(config, key, value)
+    try:
+        return read_config(config)
+    except ValueError as error:
+        raise ValueError(f"config {named}: {error}") from None
+
+
+def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
+    """Returns the config of nested mappings, such as a ConfigDict or config.json; absent keys have their defaults.
+
+    Raises:
+      ValueError: an unknown key (the nearest is suggested), or a value of another type or out of its range.
+    """
+    leaves: dict[str, Any] = {}
+    for key, value in given.items():
+        if isinstance(value, Mapping | ml_collections.ConfigDict):
+            leaves |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            leaves[key] = value
+    return replaced(Config(), leaves)
+
+
+def make_config(arg: str = "", **changes: Any) -> Config:
+    """Returns the default config with "KEY=VALUE,..." applied, then `changes` by key, with __ for each dot."""
+    return replaced(Config(), _assignments(arg) | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def as_config_dict(config: Config) -> ml_collections.ConfigDict:
+    """Returns `config` as a config file changes it: by attribute, and with references between keys."""
+    return ml_collections.ConfigDict(dataclasses.asdict(config))
+
+
+def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigDict:
+    """Applies "KEY=VALUE,KEY=VALUE" to `config` and returns it; keys are dotted or short names.
+
+    A value that a config file derives from a key by `config.get_ref(key)` follows the new value of the key.
+
+    Raises:
+      ValueError: a part without "=", an unknown key (the nearest is suggested) or a value of another type.
+    """
+    for key, text in _assignments(arg).items():
+        set_key(config, key, text)
     return config
 
 
-def as_file(config: ml_collections.ConfigDict) -> str:
-    """A config file that gives `config`: every key with its value, whatever the defaults become."""
-    sections: dict[str, list[str]] = {}
-    for key in base.leaf_keys(config):
-        value = functools.reduce(lambda section, name: section[name], key.split("."), config)
-        option = key.startswith("position_options.")
-        line = f'base.set_key(config, "{key}", {value!r})' if option else f"config.{key} = {value!r}"
-        sections.setdefault(key.rpartition(".")[0], []).append(f"    {line}\n")
-    return _FILE.format(keys="\n".join("".join(lines) for lines in sections.values()))
+def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
+    """Sets a key, dotted or a short name, to a value or to the value that a text writes."""
+    key = check_key(key)
+    section, _, name = key.rpartition(".")
+    value = read_value(key, value)
+    if section == "position_options":
+        with config.unlocked(), config.ignore_type():
+            config.position_options[name] = value
+    else:
+        (config[section] if section else config)[name] = value
+
+
+def whole_sequences(tokens: int, config: ml_collections.ConfigDict) -> ml_collections.FieldReference:
+    """Returns the largest multiple of config.train_length up to `tokens`, and at least one sequence."""
+    length = config.get_ref("train_length")
+    sequences = tokens // length
+    return (sequences + 1 // (sequences + 1)) * length  # references know no max(sequences, 1)
+
+
+def as_file(config: Config) -> str:
+    """Returns the text of a config file that sets every key to its value in `config`."""
+    lines, last = [], ""
+    for key, value in flatten(config).items():
+        section = key.rpartition(".")[0]
+        if section != last:
+            lines.append("\n")
+        last = section
+        value = tuple(value) if isinstance(value, list) else value
+        option = section.startswith("position_options")
+        lines.append(f'    base.set_key(config, "{key}", {value!r})\n' if option else f"    config.{key} = {value!r}\n")
+    return _FILE.format(keys="".join(lines))
 
 
 def call(file: str | os.PathLike[str], function: str, example: str, *arguments: Any) -> Any:
-    """What `function` of a Python file gives; the file `example` of the project has one.
+    """Returns the result of `function` of a Python file; errors name `example`, a file of the project that has one.
 
     Raises:
       ValueError: no such file or function, or an error in it, with its line.
@@ -82,14 +140,14 @@ def call(file: str | os.PathLike[str], function: str, example: str, *arguments: 
         spec.loader.exec_module(module)
     if not hasattr(module, function):
         kind = function.removeprefix("get_")
-        raise ValueError(f"{path} has no {function}(); a {kind} file defines one, as {example} does")
+        raise ValueError(f"{path} has no {function}(); a {kind} file defines it, as {example} does")
     with _mistakes_named(path, f"fails in {function}()", passing=ValueError):
         return getattr(module, function)(*arguments)
 
 
 @contextlib.contextmanager
-def _mistakes_named(path: pathlib.Path, what: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Errors inside become a ValueError that names the file's line; those that are `passing` say enough already."""
+def _mistakes_named(path: pathlib.Path, doing: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Turns an error inside into a ValueError that names the file's line; errors of type `passing` stay as they are."""
     try:
         yield
     except passing:
@@ -98,26 +156,24 @@ def _mistakes_named(path: pathlib.Path, what: str, passing: type[Exception] | tu
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         where = "" if line is None else f" at line {line}"
-        said = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-        raise ValueError(f"{path} {what}: {type(error).__name__}{where}: {said}") from error
+        reason = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+        raise ValueError(f"{path} {doing}: {type(error).__name__}{where}: {reason}") from error
 
 
-def _check_keys(file: str, config: ml_collections.ConfigDict) -> None:
-    """Raises ValueError for keys that no config has, and for keys that this one lacks."""
-    known, found = base.leaf_keys(base.get_config()), base.leaf_keys(config)
-    for key in found:
-        if key not in known and not key.startswith("position_options."):
-            raise ValueError(f"get_config() of {file} sets an {base.unknown(key, known)}")
-    if lacking := set(known).difference(found):
-        some = ", ".join(sorted(lacking)[:3]) + (", ..." if len(lacking) > 3 else "")
-        raise ValueError(f"get_config() of {file} lacks {some}; let it begin with base.get_config()")
+def _assignments(arg: str) -> dict[str, Any]:
+    """Returns the values of "KEY=VALUE,KEY=VALUE" as text, by key."""
+    given = {}
+    for part in filter(None, (part.strip() for part in arg.split(","))):
+        key, separator, text = part.partition("=")
+        given[key] = text
+        if not separator:
+            raise ValueError(f"config argument {part!r} is not KEY=VALUE; write for example position=alibi,length=512")
+    return given
 
 
 def _nearest_config(file: str) -> str:
-    """`file` with its ending if only that is missing, else the project's config of the nearest name."""
+    """Returns `file` with its ending if only the ending is missing, else the project's config of the nearest name."""
     if os.path.isfile(f"{file}.py"):
         return f"{file}.py"
-    known = {path.stem: path for path in sorted(CONFIGS.glob("[!_]*.py"))}
-    path = known[base.nearest(pathlib.PurePath(file).stem, known, cutoff=0.5) or "quickstart"]
-    here = pathlib.Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    known = [path.stem for path in sorted(CONFIGS.glob("[!_]*.py"))]
+    return f"configs/{nearest(pathlib.PurePath(file).stem, known, cutoff=0.5) or 'quickstart'}.py"

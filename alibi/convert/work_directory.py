@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 from jaxtyping import PyTree
 
+from alibi.config import Config, replaced
 from alibi.convert import fairseq
 from alibi.data.cache import file_sha256
 from alibi.data.dictionary import read_dictionary
@@ -17,7 +17,7 @@ from alibi.data.tokenizers import WordTokenizer
 from alibi.model.decoder import build_model, param_shapes
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.storage.files import is_address, listed, made_whole, write_whole
+from alibi.storage.atomic import is_address, made_whole
 from alibi.training.optimizer import make_optimizer
 
 # Written beside config.json, for `train.py --config=DIR/config.py`.
@@ -28,15 +28,14 @@ import pathlib
 
 import ml_collections
 
-from configs import base
+from alibi.config import apply, as_config_dict, read_config
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     folder = pathlib.Path(__file__).resolve().parent  # which may have been moved since
     saved = json.loads((folder / "config.json").read_text())
-    saved["model"]["cutoffs"] = tuple(saved["model"]["cutoffs"])
     saved["data"]["tokenizer_file"] = str(folder / "tokenizer" / "dict.txt")
-    return base.apply(ml_collections.ConfigDict(saved), arg)
+    return apply(as_config_dict(read_config(saved)), arg)
 '''
 
 
@@ -45,7 +44,7 @@ class Imported:
     """The content of a checkpoint, and the work directory made from it."""
 
     run: RunDirectory
-    config: ml_collections.ConfigDict
+    config: Config
     settings: fairseq.Settings
     parameters: int
     vocab_size: int
@@ -55,7 +54,7 @@ def import_run(
     checkpoint: str | os.PathLike[str],
     dictionary: str | os.PathLike[str],
     workdir: str | os.PathLike[str],
-    config: ml_collections.ConfigDict,
+    config: Config,
     *,
     position: str = "",
 ) -> Imported:
@@ -73,7 +72,8 @@ def import_run(
         isn't empty.
     """
     run = RunDirectory(workdir)
-    if listed(run.path) or (run.path.exists() and not run.path.is_dir()):
+    is_file = not is_address(str(run)) and run.path.exists() and not run.path.is_dir()
+    if run.store.names() or is_file:
         raise ValueError(f"work directory {run} is not empty; choose another --workdir, or remove it")
     if position not in ("", *fairseq.POSITIONS):
         raise ValueError(f"position={position!r} is unknown; use one of {', '.join(fairseq.POSITIONS)}")
@@ -107,28 +107,32 @@ def import_run(
 
 
 def _complete(
-    config: ml_collections.ConfigDict,
+    config: Config,
     sizes: fairseq.Architecture,
     settings: fairseq.Settings,
     workdir: str,
     sha256: str,
-) -> ml_collections.ConfigDict:
+) -> Config:
     """Returns `config` with the checkpoint's sizes and settings."""
-    config = config.copy_and_resolve_references()
-    config.update(seed=settings.seed, train_length=settings.train_length, imported_from=sha256)
-    config.position, config.position_options = settings.position, ml_collections.ConfigDict()
-    config.model.update(sizes.config | settings.rates)
-    config.model.update(num_heads=settings.num_heads, activation=settings.activation)
-    config.data.update(tokenizer="words", tokenizer_file=f"{workdir}/tokenizer/dict.txt")
+    model = sizes.config | settings.rates | {"num_heads": settings.num_heads, "activation": settings.activation}
+    config = dataclasses.replace(
+        config,
+        seed=settings.seed,
+        train_length=settings.train_length,
+        imported_from=sha256,
+        position=settings.position,
+        position_options={},
+        model=dataclasses.replace(config.model, **model),
+        data=dataclasses.replace(config.data, tokenizer="words", tokenizer_file=f"{workdir}/tokenizer/dict.txt"),
+    )
     # As the paper's code does, each device's share of the batch is cut to whole sequences: 8 shares of 8,192 tokens.
     tokens, share = config.train.batch_tokens, config.train.max_device_tokens
     share = share if share and tokens % share == 0 else tokens
     sequences = max(share // config.train_length, 1)
-    config.train.batch_tokens = tokens // share * sequences * config.train_length
-    return config
+    return replaced(config, {"train.batch_tokens": tokens // share * sequences * config.train_length})
 
 
-def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, updates: int) -> TrainState:
+def _state(config: Config, params: PyTree, vocab_size: int, updates: int) -> TrainState:
     """Returns the training state of a run of `config` after `updates`; ValueError if its model has other parameters."""
     needed = jax.tree.map(lambda leaf: leaf.shape, param_shapes(build_model(config, vocab_size)))
     if jax.tree.map(lambda leaf: leaf.shape, params) != needed:
@@ -141,18 +145,18 @@ def _state(config: ml_collections.ConfigDict, params: PyTree, vocab_size: int, u
 
 def _fill(
     run: RunDirectory,
-    config: ml_collections.ConfigDict,
+    config: Config,
     tokenizer: WordTokenizer,
     state: TrainState,
     provenance: dict[str, Any],
 ) -> None:
     """Writes the files of the run; the status last, without which nothing continues from the others."""
-    about = {"config": config.to_dict(), **provenance}
+    about = {"config": dataclasses.asdict(config), **provenance}
     updates, steps = int(state.step), config.train.steps
     run.claim(config, tokenizer)
     try:
         run.write("provenance.json", about)
-        write_whole(run.path / "config.py", CONFIG_FILE)
+        run.store.write("config.py", CONFIG_FILE)
         with Checkpoints(run.checkpoints) as checkpoints:
             checkpoints.save(state, updates, about)
         reached = "finished" if updates >= steps else "interrupted"

@@ -4,7 +4,6 @@ import pathlib
 from collections.abc import Iterable
 
 import tokenizers as hf
-from etils import epath
 
 END_OF_TEXT = "<|endoftext|>"
 # What other tokenizer.json files call the token between two documents.
@@ -34,7 +33,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
     return tokenizer
 
 
-def read_bpe(path: epath.Path) -> hf.Tokenizer:
+def read_bpe(path: pathlib.Path) -> hf.Tokenizer:
     """The tokenizer of a tokenizer.json; ValueError when it can't be read or is none."""
     try:
         return hf.Tokenizer.from_str(path.read_text(encoding="utf-8"))

@@ -6,8 +6,6 @@ import pathlib
 from collections import Counter
 from collections.abc import Iterable
 
-from etils import epath
-
 from alibi.data.pieces import Piece
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -40,7 +38,7 @@ def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
     """
     try:
         # Only "\n" ends a line: words may hold other characters that Python calls line breaks.
-        lines = epath.Path(path).expanduser().read_bytes().decode("utf-8").rstrip("\n").split("\n")
+        lines = pathlib.Path(path).expanduser().read_bytes().decode("utf-8").rstrip("\n").split("\n")
     except OSError as error:
         raise ValueError(f"the dictionary {path} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -13,8 +13,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import ml_collections
-
+from alibi.config import DataConfig
 from alibi.data.pieces import Corpus, Piece, split_long
 from alibi.progress import is_terminal
 
@@ -32,7 +31,7 @@ class _ExplainedError(ValueError):
 class _Hosted(Corpus):
     """A named dataset whose rows are documents: the text of one column."""
 
-    def __init__(self, data: ml_collections.ConfigDict):
+    def __init__(self, data: DataConfig):
         """`data`: the config section; ValueError when it names no dataset."""
         if not data.name:
             raise ValueError(f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name")

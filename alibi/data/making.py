@@ -24,7 +24,7 @@ from alibi.data.pieces import Corpus, Shard, make_bar, watched
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.errors import UserError
 from alibi.progress import Progress
-from alibi.storage.files import made_whole, write_whole
+from alibi.storage.atomic import made_whole, write_whole
 
 _POLL_SECONDS = 0.3
 

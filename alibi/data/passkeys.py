@@ -6,10 +6,10 @@ After Mohtashami & Jaggi 2023, whose passkey lies between repeated sentences.
 from collections.abc import Iterator
 from typing import Any
 
-import ml_collections
 import numpy as np
 from jaxtyping import Int
 
+from alibi.config import DataConfig
 from alibi.data.embedded import Books
 from alibi.data.pieces import Piece
 
@@ -31,7 +31,7 @@ class PassKeys(Books):
 
     name = "passkeys"
 
-    def __init__(self, data: ml_collections.ConfigDict):
+    def __init__(self, data: DataConfig):
         super().__init__(data)
         self.distance = data.passkey_distance
         if self.distance < 1:

@@ -13,7 +13,7 @@ import pathlib
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class TextFiles(Corpus):
     def __init__(self, data: Any):
         """`data`: the config section, or a mapping that may lack `document_end`; ValueError for an unknown one."""
         super().__init__(data)
-        end = data.get("document_end", "file")
+        end = data.get("document_end", "file") if isinstance(data, Mapping) else data.document_end
         if end not in ("file", "blank_line"):
             raise ValueError(f"data.document_end={end!r} is unknown; use file or blank_line")
         self._blank_lines = end == "blank_line"

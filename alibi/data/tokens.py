@@ -9,14 +9,15 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import ml_collections
 import tokenizers as hf
 
+from alibi.config import DataConfig
 from alibi.data.cache import cache_root, check_paths, claimed, content_key, find_or_make
 from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import make_dictionary
 from alibi.data.making import ALONE, Makers, Making, count_in_workers, dtype_of, read_abouts, shard_file
 from alibi.data.pieces import SHARD_BYTES, SPLITS, Corpus
+from alibi.data.shared import SharedCache
 from alibi.data.stream import hash_ids
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import CHECKSUM, Manifest, TokenFile, load
@@ -31,20 +32,21 @@ class UnfinishedError(ValueError):
     """The shards of this host are made, and those of others are not."""
 
 
-def check_sources(data: ml_collections.ConfigDict, splits: Iterable[str]) -> None:
+def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
     """Raises ValueError where `data` can't be made into tokens; cheap, so for before `prepare`.
 
     That is where options don't fit together, or the text of one of `splits` is named but not there. Of text whose
     tokens are in the cache nothing is fetched.
     """
     check_paths(data)
+    SharedCache(data.cache_dir)
     check_options(data)
     corpus = make_corpus(data)
     corpus.check([split for split in splits if data[split] and not _is_made(data, corpus, split)])
 
 
 def prepare(
-    data: ml_collections.ConfigDict,
+    data: DataConfig,
     split: str,
     tokenizer: Tokenizer | None = None,
     *,
@@ -52,6 +54,8 @@ def prepare(
     makers: Makers = ALONE,
 ) -> TokenFile:
     """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section `data`.
+
+    Where data.cache_dir is an address the file is fetched from there to the local cache, or made here and put there.
 
     Args:
       tokenizer: one that exists, such as that of a trained run, in place of the config's.
@@ -69,6 +73,11 @@ def prepare(
         # What a run was trained with stays as it is, the text that it would be tested on too.
         remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
         raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
+    if makers.hosts > 1 and SharedCache(data.cache_dir):
+        raise ValueError(
+            f"{makers.hosts} hosts make shards in one directory, and data.cache_dir={data.cache_dir} is an address; "
+            "prepare on one host, from which the others fetch the files, or give a directory that all see"
+        )
     tokenizer = tokenizer or _find_tokenizer(data, corpus, progress, makers.workers)
     place = _Place(corpus, split, _limit(data, split), tokenizer, data.cache_dir)
     return _find_or_make(place, progress, makers)
@@ -89,11 +98,11 @@ def prepare_text(
     return _find_or_make(place, progress, ALONE)
 
 
-def _limit(data: ml_collections.ConfigDict, split: str) -> int:
+def _limit(data: DataConfig, split: str) -> int:
     return data.max_train_bytes if split == "train" else data.max_valid_bytes
 
 
-def _made_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> pathlib.Path | None:
+def _made_tokenizer(data: DataConfig, corpus: Corpus) -> pathlib.Path | None:
     """The place where the cache has, or will have, the tokenizer of `data`; None of one that isn't made from text."""
     if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
         return None
@@ -106,12 +115,10 @@ def _made_tokenizer(data: ml_collections.ConfigDict, corpus: Corpus) -> pathlib.
     return cache_root(data.cache_dir) / "tokenizers" / content_key(content)
 
 
-def _find_tokenizer(
-    data: ml_collections.ConfigDict, corpus: Corpus, progress: bool = False, workers: int = 1
-) -> Tokenizer:
+def _find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False, workers: int = 1) -> Tokenizer:
     """`make_tokenizer`, but one that is made from text is kept in the cache."""
     check_options(data)
-    directory = _made_tokenizer(data, corpus)
+    directory, shared = _made_tokenizer(data, corpus), SharedCache(data.cache_dir)
     if directory is None:
         return make_tokenizer(data, corpus)
 
@@ -124,22 +131,25 @@ def _find_tokenizer(
         tokenizer.revision = corpus.revision
         tokenizer.save(folder)
 
+    shared.fetch(directory)
     find_or_make(directory, write)
+    shared.publish(directory)
     return load_tokenizer(directory, f"delete {directory} and run again")
 
 
-def _is_made(data: ml_collections.ConfigDict, corpus: Corpus, split: str) -> bool:
+def _is_made(data: DataConfig, corpus: Corpus, split: str) -> bool:
     """Whether the tokens of `split` are in the cache; its text need not be there then."""
     directory = _made_tokenizer(data, corpus)
-    if directory is not None and not directory.is_dir():
+    shared = SharedCache(data.cache_dir)
+    if directory is not None and not directory.is_dir() and not shared.has(directory):
         return False
     place = _Place(corpus, split, _limit(data, split), _find_tokenizer(data, corpus), data.cache_dir)
-    return place.directory.is_dir()
+    return place.directory.is_dir() or shared.has(place.directory)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """A token file that is or will be in the cache."""
+    """A token file that is or will be in the cache, on this machine and, where `cache_dir` is an address, there."""
 
     corpus: Corpus
     split: str
@@ -164,8 +174,9 @@ class _Place:
 
 
 def _find_or_make(place: _Place, progress: bool, makers: Makers) -> TokenFile:
-    directory = place.directory
+    directory, shared = place.directory, SharedCache(place.cache_dir)
     made_before = directory.is_dir()
+    shared.fetch(directory)
     if not directory.is_dir():
         own = f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else ""
         with claimed(directory, own) as alone:
@@ -177,6 +188,7 @@ def _find_or_make(place: _Place, progress: bool, makers: Makers) -> TokenFile:
             with claimed(directory):
                 if not directory.is_dir():
                     _assemble(place, *shards)
+    shared.publish(directory)
     return load(directory, verify=made_before)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from alibi.model.config import ModelConfig
+from alibi.config import ModelConfig
 from alibi.model.loss import Head, chunked_token_nll, selected_token_nll
 from alibi.parallel.sharding import batch_parts, split_batch
 

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Int
 from alibi.attention import method_attention_fn
 from alibi.attention.cache import Reading
 from alibi.attention.flax import AttentionFn, Cached
+from alibi.config import ModelConfig
 from alibi.cpu.products import Products
-from alibi.model.config import ACTIVATIONS, DTYPES, ModelConfig
+from alibi.model.config import ACTIVATIONS, DTYPES, attention_options
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import PositionMethod
@@ -103,7 +104,7 @@ class Block(nn.Module):
             key_positions=positions,
             segment_ids=segments,
             ascending=call.ascending,
-            options=self.config.attention_options(heads_sharding(self.sharding)),
+            options=attention_options(self.config, heads_sharding(self.sharding)),
             cache=cached,
         )
 

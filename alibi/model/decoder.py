@@ -7,16 +7,16 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.attention.cache import Reading, Slots
+from alibi.config import Config, ModelConfig
 from alibi.cpu.products import Products
 from alibi.model.adaptive import AdaptiveEmbedding, Bands
 from alibi.model.block import Block, BlockCall
-from alibi.model.config import DTYPES, ModelConfig
+from alibi.model.config import DTYPES
 from alibi.model.layers import STACKED, layer_name
 from alibi.model.loss import Head, TiedEmbedding
 from alibi.parallel.sharding import batch_parts, split_batch
@@ -292,9 +292,7 @@ class SlotsCache(nn.Module):
         return after
 
 
-def build_model(
-    config: ml_collections.ConfigDict, vocab_size: int, *, sharding: NamedSharding | None = None
-) -> DecoderLM:
+def build_model(config: Config, vocab_size: int, *, sharding: NamedSharding | None = None) -> DecoderLM:
     """The model that `config` describes.
 
     Args:
@@ -307,14 +305,14 @@ def build_model(
         vocabulary, a number out of its range, an unknown name of a choice, position
         method or option, or a window that the position method can't take.
     """
-    model = ModelConfig.of(config.model)
+    model = config.model
     position = make_position(
         config.position,
         num_heads=model.num_heads,
         head_dim=model.head_dim,
         width=model.width,
         train_length=config.train_length,
-        options=config.position_options.to_dict(),
+        options=config.position_options,
     )
     if model.window and position.no_window:
         raise ValueError(
@@ -324,7 +322,7 @@ def build_model(
     return DecoderLM(model, position, UNKNOWN_VOCABULARY, sharding).with_vocabulary(vocab_size)
 
 
-def evaluated(model: DecoderLM, config: ml_collections.ConfigDict) -> DecoderLM:
+def evaluated(model: DecoderLM, config: Config) -> DecoderLM:
     """The model as evaluations compute it: with products of `config.eval.dtype`, whatever it is trained with."""
     return model.clone(config=dataclasses.replace(model.config, dtype=config.eval.dtype))
 

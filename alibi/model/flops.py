@@ -1,6 +1,6 @@
 """Floating-point operations of a model, counted from its config."""
 
-import ml_collections
+from alibi.config import Config
 
 # What one training reaches on two CPU cores, for a guess before any speed is known. In float32, counted as here, 20 to
 # 70 GFLOP/s were measured at width 64 with adaptive embeddings, and 85 to 150 at width 128, by machine.
@@ -9,7 +9,7 @@ CPU_FLOPS_PER_SECOND = 60e9
 TRAIN_PASSES, REMAT_PASSES = 3, 4
 
 
-def model_flops(config: ml_collections.ConfigDict, vocab_size: int) -> float:
+def model_flops(config: Config, vocab_size: int) -> float:
     """The operations of training on one token that the model asks for: without those that remat repeats.
 
     Model FLOPs utilisation is these a second, divided by the devices' peak (PaLM, arXiv 2204.02311, appendix B; there
@@ -18,13 +18,13 @@ def model_flops(config: ml_collections.ConfigDict, vocab_size: int) -> float:
     return TRAIN_PASSES * forward_flops(config, vocab_size, config.train_length)
 
 
-def training_flops(config: ml_collections.ConfigDict, vocab_size: int) -> float:
+def training_flops(config: Config, vocab_size: int) -> float:
     """The operations of training on one token."""
     passes = REMAT_PASSES if config.model.remat else TRAIN_PASSES
     return passes * forward_flops(config, vocab_size, config.train_length)
 
 
-def forward_flops(config: ml_collections.ConfigDict, vocab_size: int, length: int) -> float:
+def forward_flops(config: Config, vocab_size: int, length: int) -> float:
     """The operations of one token in a sequence of `length`: two a weight, and attention to the keys it sees.
 
     Of an adaptive softmax only the head counts, which every token goes through, and of its

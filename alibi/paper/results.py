@@ -15,7 +15,6 @@ from alibi.reporting.rows import Row, latest
 from alibi.reporting.tables import Absence, Kind, Missing, Number, Part
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
 from alibi.runs import RunDirectory, evaluation_hash
-from alibi.storage.files import made_whole, write_whole
 from alibi.sweeps.definition import Run
 from alibi.sweeps.state import run_directory
 
@@ -209,12 +208,12 @@ def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
     contents = {".md": to_markdown(compared), ".csv": to_csv(compared), ".tex": to_latex(compared)}
     suffixes, drawn = [*contents], reproduction.definition.lines
     if drawn and compared.has_ours:
-        with made_whole(outputs / f"{name}.png") as file:
+        with outputs.made(f"{name}.png") as file:
             draw_comparison(compared, drawn, file)
         contents[".md"] += f"\n![table {reproduction.number}: paper and ours]({name}.png)\n"
         suffixes.append(".png")
     if failures:
         contents[".md"] += "\n" + failed_runs(failures)
     for suffix, content in contents.items():
-        write_whole(outputs / (name + suffix), content)
+        outputs.write(name + suffix, content)
     return "\n".join([to_text(compared), *(f"{outputs}/{name}{suffix}" for suffix in suffixes)])

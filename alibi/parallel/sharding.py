@@ -4,11 +4,12 @@ import math
 import re
 
 import jax
-import ml_collections
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PyTree
+
+from alibi.config import MeshConfig
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -28,7 +29,7 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 )
 
 
-def make_mesh(mesh: ml_collections.ConfigDict, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """The mesh `data, fsdp, tensor` of the config's sizes over `devices` (all by default); ValueError as `mesh_sizes`.
 
     `abstract_mesh` is the same without devices.
@@ -37,12 +38,12 @@ def make_mesh(mesh: ml_collections.ConfigDict, devices: list[jax.Device] | None 
     return jax.make_mesh(mesh_sizes(mesh, len(devices)), AXES, axis_types=_AXIS_TYPES, devices=devices)
 
 
-def abstract_mesh(mesh: ml_collections.ConfigDict, devices: int) -> AbstractMesh:
+def abstract_mesh(mesh: MeshConfig, devices: int) -> AbstractMesh:
     """That of so many devices, none of which is here: for shapes, shardings and traces; ValueError as `mesh_sizes`."""
     return AbstractMesh(mesh_sizes(mesh, devices), AXES, axis_types=_AXIS_TYPES)
 
 
-def mesh_sizes(mesh: ml_collections.ConfigDict, devices: int) -> tuple[int, ...]:
+def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
     """How many of `devices` lie along each of `AXES`.
 
     Raises:

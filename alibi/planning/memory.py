@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 from jax.sharding import AbstractMesh
 
 from alibi.attention.backends import DENSE_WEIGHTS
+from alibi.config import Config
 from alibi.model.config import DTYPES
 from alibi.parallel.sharding import batch_parts, batch_sharding, tree_shardings
 from alibi.runs.checkpoint import TrainState
@@ -50,9 +50,7 @@ class StepMemory:
         return self.parameters + self.optimizer + accumulated + max(at_loss, at_update)
 
 
-def step_memory(
-    config: ml_collections.ConfigDict, vocab_size: int, mesh: AbstractMesh, state: TrainState
-) -> StepMemory:
+def step_memory(config: Config, vocab_size: int, mesh: AbstractMesh, state: TrainState) -> StepMemory:
     """Returns the bytes of one update on each device of `mesh`.
 
     The state is exact, the rest is an estimate; `scripts/compile_plan.py` compares it with a compiled TPU program
@@ -72,7 +70,7 @@ def step_memory(
     )
 
 
-def layer_bytes_per_token(config: ml_collections.ConfigDict, tensor: int, *, dense: bool) -> int:
+def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
     """Returns the bytes that one layer keeps of one token for the backward pass, on one of `tensor` devices.
 
     With b bytes a number in the products (`model.dtype`), width w, feed-forward features f, h heads and length L:
@@ -101,7 +99,7 @@ def layer_bytes_per_token(config: ml_collections.ConfigDict, tensor: int, *, den
     return whole + split // tensor
 
 
-def _activation_bytes(config: ml_collections.ConfigDict, tokens: int, global_tokens: int, tensor: int) -> int:
+def _activation_bytes(config: Config, tokens: int, global_tokens: int, tensor: int) -> int:
     """Returns the bytes of all layers for `tokens` tokens; with remat only each layer's input, and one whole layer."""
     model = config.model
     dense = global_tokens * config.train_length * model.num_heads <= DENSE_WEIGHTS
@@ -116,7 +114,7 @@ def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
     return sum(math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, sharding in leaves)
 
 
-def _gathered_bytes(config: ml_collections.ConfigDict, params: Any, mesh: AbstractMesh) -> int:
+def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
     """Returns the bytes of the parameters that a device receives from others: of all layers, which both passes share.
 
     With remat or a loop over layers, of `GATHERED_LAYERS` layers and the embedding.
@@ -132,7 +130,7 @@ def _gathered_bytes(config: ml_collections.ConfigDict, params: Any, mesh: Abstra
     return received * jnp.dtype(DTYPES[model.dtype]).itemsize // FLOAT32
 
 
-def _logits_bytes(config: ml_collections.ConfigDict, vocab_size: int, tokens: int, tensor: int) -> int:
+def _logits_bytes(config: Config, vocab_size: int, tokens: int, tensor: int) -> int:
     """Returns the bytes of a chunk's logits and their gradient; of an adaptive softmax, those of its head."""
     model = config.model
     columns, split = vocab_size, tensor if vocab_size % tensor == 0 else 1

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import ml_collections
 from jax.sharding import AbstractMesh
 
+from alibi.config import Config, DataConfig, replaced
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import build_model
 from alibi.model.flops import model_flops
@@ -33,7 +33,7 @@ class Vocabulary:
     assumed: str = ""
 
     @classmethod
-    def of(cls, data: ml_collections.ConfigDict) -> "Vocabulary":
+    def of(cls, data: DataConfig) -> "Vocabulary":
         """Returns the vocabulary of the config section `data`; ValueError for a tokenizer file that can't be read."""
         if tokenizer := given_tokenizer(data):
             return cls(tokenizer.vocab_size)
@@ -56,7 +56,7 @@ class TrainingPlan:
       change: config keys that make the run fit, on `devices_needed`; None if it fits, empty if none was found.
     """
 
-    config: ml_collections.ConfigDict
+    config: Config
     kind: DeviceKind
     devices: int
     vocabulary: Vocabulary
@@ -90,9 +90,7 @@ class TrainingPlan:
         return -(-steps // every) if every else 1
 
 
-def make_plan(
-    config: ml_collections.ConfigDict, devices: int, device_kind: str, vocab_size: int | None = None
-) -> TrainingPlan:
+def make_plan(config: Config, devices: int, device_kind: str, vocab_size: int | None = None) -> TrainingPlan:
     """Returns the plan of a run on `devices` devices of a kind; nothing is allocated, downloaded or written.
 
     Args:
@@ -105,7 +103,6 @@ def make_plan(
     kind = known_device_kind(device_kind)
     if devices < 1:
         raise ValueError(f"--devices={devices} must be at least 1")
-    config = config.copy_and_resolve_references()
     mesh = abstract_mesh(config.mesh, devices)
     check_trainable(config, devices)
     vocabulary = Vocabulary(vocab_size) if vocab_size else Vocabulary.of(config.data)
@@ -135,9 +132,8 @@ def make_plan(
 
 def _fits(plan: TrainingPlan, change: Mapping[str, Any], devices: int, state: TrainState) -> bool:
     """Whether the run would fit on `devices` devices with `change` in its config."""
-    config = ml_collections.ConfigDict(plan.config.to_dict())
-    config.update_from_flattened_dict(dict(change))
     try:
+        config = replaced(plan.config, change)
         check_trainable(config, devices)
     except ValueError:  # heads or a batch that the parts do not divide
         return False

@@ -5,11 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etils import epath
+from alibi.storage.store import Store
 
-from alibi.storage.files import read_rows
-
-METRICS_FILE = "metrics.jsonl"  # of a work directory, see `alibi.storage.files.append_row`
 MOST_POINTS = 400  # of a training curve; more don't show
 
 
@@ -20,13 +17,13 @@ class RunSource:
     Attributes:
       config: the leaves of its config by dotted key.
       command: what makes it, for a shell.
-      workdir: its work directory; None where that isn't known, or isn't there.
+      store: its work directory; None where that isn't known, or isn't there.
     """
 
     name: str
     config: Mapping[str, Any]
     command: str
-    workdir: epath.Path | None = None
+    store: Store | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +35,9 @@ class Point:
     split: str  # "train" or "valid"
 
 
-def training_curve(workdir: epath.Path | None) -> list[Point]:
+def training_curve(store: Store | None) -> list[Point]:
     """The points of a run's metrics, none without metrics; of long runs means of neighbouring rows, by their tokens."""
-    rows = read_rows(workdir / METRICS_FILE) if workdir is not None else []
+    rows = store.read_log("metrics") if store is not None else []
     trained = [row for row in rows if _is_number(row.get("train_nll"))]
     size = math.ceil(len(trained) / MOST_POINTS) or 1
     chunks = [trained[first : first + size] for first in range(0, len(trained), size)]

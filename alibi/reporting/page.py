@@ -41,7 +41,7 @@ def make_page(
       runs: those whose config, command and perhaps metrics are known.
     """
     specs: list[Spec] = []
-    curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
+    curves = {run.name: points for run in runs if (points := training_curve(run.store))}
     names = series_names(latest(rows))
     labels = {row.run: names[row.series] for row in latest(rows) if row.override is None}
     labels |= {name: name for name in curves if name not in labels}  # a run that failed, for example

@@ -19,7 +19,7 @@ from alibi.reporting import tables
 from alibi.reporting.report import Panel, Series
 from alibi.reporting.tables import Number, Table
 from alibi.reporting.writers import heading_text
-from alibi.storage.files import made_whole
+from alibi.storage.atomic import made_whole
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), distinct under every common colour blindness; its yellow
 # is left out, which is too pale on white. Marker and dash differ as well, for print without colours.

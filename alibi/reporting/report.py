@@ -12,7 +12,7 @@ from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
 from alibi.reporting.writers import to_markdown, to_text
-from alibi.storage.files import made_whole, resolve, write_whole
+from alibi.storage.store import Store, open_store
 
 Key = TypeVar("Key")
 
@@ -242,7 +242,7 @@ def failed_runs(failures: Mapping[str, str]) -> str:
 
 
 def write_report(
-    directory: str | os.PathLike[str],
+    directory: str | os.PathLike | Store,
     title: str = "Extrapolation",
     failures: Mapping[str, str] | None = None,
     runs: Sequence[RunSource] = (),
@@ -254,40 +254,40 @@ def write_report(
     at the end. `runs` are those whose commands, configs and training curves the page has.
     Without rows and failures nothing is written.
     """
-    folder = resolve(directory)
-    rows = merge_rows(folder)
+    store = open_store(directory)
+    rows = merge_rows(store)
     if not rows and not failures:
-        return f"no results in {folder}/{ROWS_FILE} yet\n"
+        return f"no results in {store}/{ROWS_FILE} yet\n"
     from alibi.reporting import page, plots  # matplotlib: two seconds that an evaluation without a report need not wait
 
     markdown, text = [f"# {title}\n"], []
     measured, gains, passkeys = measured_panels(rows), panels(rows, tables.CONTEXT_GAIN), passkey_tables(rows)
     for index, kinds in enumerate(measured):
         figure = FIGURE_FILE if index == 0 else f"extrapolation-{_suffix(kinds[0])}.png"
-        with made_whole(folder / figure) as file:
+        with store.made(figure) as file:
             plots.draw_extrapolation(kinds[0], file)
         for table in map(build_table, kinds):
             markdown.append(to_markdown(table))
             text.append(to_text(table))
         markdown += [explanation(kinds[0]) + "\n", f"![perplexity by evaluation length]({figure})\n"]
-        text.append(f"figure: {folder}/{figure}\n")
+        text.append(f"figure: {store}/{figure}\n")
     for index, panel in enumerate(gains):
         figure = CONTEXT_FIGURE_FILE if index == 0 else f"context_use-{index + 1}.png"
-        with made_whole(folder / figure) as file:
+        with store.made(figure) as file:
             plots.draw_context_use(panel, file)
         table = build_table(panel)
         markdown += [to_markdown(table), explanation(panel) + "\n", f"![nats gained by context]({figure})\n"]
-        text += [to_text(table), f"figure: {folder}/{figure}\n"]
+        text += [to_text(table), f"figure: {store}/{figure}\n"]
     for table in passkeys:
-        with made_whole(folder / PASSKEY_FIGURE_FILE) as file:
+        with store.made(PASSKEY_FIGURE_FILE) as file:
             plots.draw_passkeys(table, file)
         markdown += [to_markdown(table), f"![keys found again, by distance]({PASSKEY_FIGURE_FILE})\n"]
-        text += [to_text(table), f"figure: {folder}/{PASSKEY_FIGURE_FILE}\n"]
+        text += [to_text(table), f"figure: {store}/{PASSKEY_FIGURE_FILE}\n"]
     if failures:
         markdown.append(failed_runs(failures))
-    write_whole(folder / REPORT_FILE, "\n".join(markdown))
-    write_whole(folder / PAGE_FILE, page.make_page(title, measured, gains, passkeys, rows, failures or {}, runs))
-    return "\n".join([*text, f"report: {folder}/{REPORT_FILE}, {folder}/{PAGE_FILE}\n"])
+    store.write(REPORT_FILE, "\n".join(markdown))
+    store.write(PAGE_FILE, page.make_page(title, measured, gains, passkeys, rows, failures or {}, runs))
+    return "\n".join([*text, f"report: {store}/{REPORT_FILE}, {store}/{PAGE_FILE}\n"])
 
 
 def measured_panels(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:

@@ -1,7 +1,7 @@
 """Trained runs: their work directories, what identifies and what made them; `alibi.runs.trained` loads their models."""
 
 from alibi.runs.directory import SECTIONS, RunDirectory
-from alibi.runs.identity import config_hash, evaluation_hash, flatten, may_differ
+from alibi.runs.identity import config_hash, evaluation_hash, may_differ
 from alibi.runs.provenance import code_hash, git_commit, make_provenance, usable_cores, versions
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "code_hash",
     "config_hash",
     "evaluation_hash",
-    "flatten",
     "git_commit",
     "make_provenance",
     "may_differ",

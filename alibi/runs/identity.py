@@ -1,50 +1,44 @@
-"""Identity of a run: the config keys that define it, and their hash."""
+"""The identity of a run: two configs are of the same run if they differ only in how it is computed and watched."""
 
 import hashlib
 import json
 import os
 from typing import Any
 
-import ml_collections
+from alibi.config import Config, flatten
+from alibi.storage.atomic import is_address
 
-from alibi.storage.files import is_address
-
-# Keys, and sections with a dot, that say how a run is computed and watched, not what it computes.
+# Keys, and sections with a dot, that decide how a run is computed and watched, not its results.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
+# Keys that enter the hash only if they differ from their default, so that a new key changes no hash.
+HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "data.document_end",
+                 "data.tokenizer_train_bytes", "data.passkey_distance")  # fmt: skip
+_DEFAULTS = flatten(Config())
 
 
 def may_differ(key: str) -> bool:
-    """Returns whether a run may go on with another value of this config key, since its numbers don't depend on it."""
+    """Returns whether a run may go on with another value of this config key."""
     return any(key == known or (known.endswith(".") and key.startswith(known)) for known in MAY_DIFFER)
 
 
-def config_hash(config: ml_collections.ConfigDict) -> str:
-    """Returns twelve hex digits, equal for configs that differ only in keys that `may_differ`."""
-    return hashlib.sha256(json.dumps(defining(config), sort_keys=True).encode()).hexdigest()[:12]
+def config_hash(config: Config) -> str:
+    """Returns twelve hex digits that are equal for configs of the same run."""
+    leaves = defining(config)
+    hashed = {key: value for key, value in leaves.items() if key not in HASHED_IF_SET or value != _DEFAULTS[key]}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def evaluation_hash(config: ml_collections.ConfigDict) -> str:
-    """Returns `config_hash`, and eval.dtype after it if it is not model.dtype: rows of both are not comparable."""
+def evaluation_hash(config: Config) -> str:
+    """Returns `config_hash`, followed by eval.dtype if the run was trained with another dtype."""
     own = config.eval.dtype == config.model.dtype
     return config_hash(config) + ("" if own else f"-{config.eval.dtype}")
 
 
-def defining(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Returns the leaves that define a run, by dotted key."""
+def defining(config: Config) -> dict[str, Any]:
+    """Returns the values that decide a run's results, by dotted key."""
     leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
-    leaves["data.tokenizer_file"] = ""  # the tokenizer itself is compared by `RunDirectory.claim`
-    if leaves.get("init_from") and not is_address(leaves["init_from"]):
+    leaves["data.tokenizer_file"] = ""  # its place may change; `RunDirectory.claim` compares its content
+    if leaves["init_from"] and not is_address(leaves["init_from"]):
         leaves["init_from"] = os.path.abspath(os.path.expanduser(leaves["init_from"]))
-    return leaves
-
-
-def flatten(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Returns the leaves of a config by dotted key."""
-    leaves: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, ml_collections.ConfigDict):
-            leaves.update({f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()})
-        else:
-            leaves[key] = list(value) if isinstance(value, tuple) else value
     return leaves

@@ -1,18 +1,19 @@
 """A trained model under another position method, or another window, when it is tested."""
 
+import dataclasses
 import itertools
 from typing import Any
 
 import jax
-import ml_collections
 
+from alibi.config import Config, replaced
 from alibi.config.override import Override
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.positions import LOGIT_SCALE, PositionMethod, changed_options, method_class
 from alibi.positions.options import without_lists
 
 
-def effective(override: Override, config: ml_collections.ConfigDict) -> Override | None:
+def effective(override: Override, config: Config) -> Override | None:
     """What of `override` differs from the `config` that a run was trained with; None: nothing.
 
     Options of training, such as rotary's base or ALiBi's slopes, stay where the other method has them too and no others
@@ -23,7 +24,7 @@ def effective(override: Override, config: ml_collections.ConfigDict) -> Override
     Raises:
       ValueError: an unknown position method.
     """
-    position, own = override.position or config.position, without_lists(config.position_options.to_dict())
+    position, own = override.position or config.position, dict(config.position_options)
     asked = without_lists(dict(override.options))
     defaults = {LOGIT_SCALE: "", **method_class(position).options()}
     own = _carried(own, config.position, position, asked)
@@ -56,7 +57,7 @@ def _carried(own: dict[str, Any], trained: str, tested: str, given: dict[str, An
     return own | {"method_options": tuple(itertools.chain(*carried))}
 
 
-def overridden(config: ml_collections.ConfigDict, override: Override | None) -> ml_collections.ConfigDict:
+def overridden(config: Config, override: Override | None) -> Config:
     """The config of a run as it is tested; nothing is computed.
 
     Args:
@@ -69,13 +70,11 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
     """
     if override is None:
         return config
-    tested = config.copy_and_resolve_references()
-    with tested.unlocked():
-        if override.position is not None:
-            tested.position = override.position
-            tested.position_options = ml_collections.ConfigDict(dict(override.options))
-        if override.window is not None:
-            tested.model.window = override.window
+    tested = config
+    if override.position is not None:
+        tested = dataclasses.replace(tested, position=override.position, position_options=dict(override.options))
+    if override.window is not None:
+        tested = replaced(tested, {"model.window": override.window})
     own, other = (build_model(one, UNKNOWN_VOCABULARY).position for one in (config, tested))
     has, needs = _parameters(own), _parameters(other)
     refused = f"{_named(tested, config)} can't be tested on a run of position={config.position}"
@@ -94,11 +93,11 @@ def overridden(config: ml_collections.ConfigDict, override: Override | None) -> 
     return tested
 
 
-def _named(tested: ml_collections.ConfigDict, config: ml_collections.ConfigDict) -> str:
+def _named(tested: Config, config: Config) -> str:
     """The method that is tested, and where it is that of training the options that differ."""
     if tested.position != config.position:
         return f"position={tested.position}"
-    options = changed_options(tested.position, *(one.position_options.to_dict() for one in (config, tested)))
+    options = changed_options(tested.position, *(one.position_options for one in (config, tested)))
     return f"position={tested.position} with " + ", ".join(f"{name}={now}" for name, (_, now) in options.items())
 
 

@@ -5,10 +5,10 @@ import logging
 import os
 
 import jax
-import ml_collections
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from alibi.config import MeshConfig
 from alibi.config.override import Override
 from alibi.data.tokenizers import Tokenizer
 from alibi.model.decoder import DecoderLM, build_model, evaluated, param_shapes
@@ -120,13 +120,13 @@ class TrainedRun:
             self.step = left[0]
 
 
-def fitting_mesh(mesh: ml_collections.ConfigDict) -> Mesh:
+def fitting_mesh(mesh: MeshConfig) -> Mesh:
     """The mesh that the run was trained on, or all devices along `data` where there are more or fewer of them."""
     try:
         return make_mesh(mesh)
     except ValueError as error:
         _log.warning("%s; evaluating with mesh.data=-1 on the %d devices here", error, jax.device_count())
-        return make_mesh(ml_collections.ConfigDict({"data": -1, "fsdp": 1, "tensor": 1}))
+        return make_mesh(MeshConfig())
 
 
 def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:

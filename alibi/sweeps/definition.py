@@ -27,12 +27,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_collections
-
+from alibi.config import Config
 from alibi.config import files as config_files
+from alibi.config.fields import nearest
 from alibi.config.override import Override
-from alibi.config.ranges import check_numbers
-from configs import base
 
 EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
 SWEEP_KEYS = ("config", "product", "runs", "evaluations", "title", *EVALUATION_KEYS)
@@ -58,7 +56,7 @@ class Run:
     name: str
     config_file: str
     overrides: Mapping[str, Any]
-    config: ml_collections.ConfigDict
+    config: Config
     evaluations: tuple[Evaluation, ...]
 
     @property
@@ -110,7 +108,7 @@ def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
     return Sweep(definition.get("title", title), runs)
 
 
-def run_name(config: ml_collections.ConfigDict, overrides: Mapping[str, Any]) -> str:
+def run_name(config: Config, overrides: Mapping[str, Any]) -> str:
     """A readable name: method, train length and seed, then whatever else the run sets."""
     standard = {"position", "train_length", "length", "seed"}
     others = [f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items() if key not in standard]
@@ -157,7 +155,7 @@ def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, di
     return file, ",".join(filter(None, [argument, *inside])), others
 
 
-def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def load_config(config_file: str, overrides: Mapping[str, Any]) -> Config:
     """The config of `config_file`, FILE or FILE:KEY=VALUE,..., with `overrides`; raises ValueError as `load_sweep`."""
     # As train.py will: a config may derive values from its argument, such as a batch of whole sequences.
     file, argument, others = _split(config_file, overrides)
@@ -166,14 +164,10 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> ml_collection
             f"the path of the config {config_file} holds a colon, after which --config expects keys; "
             "move it to a path without one"
         )
-    config = config_files.load_config(f"{resolve(file)}:{argument}")
-    for key, value in others.items():
-        base.set_key(config, key, value)
-    check_numbers(config)
-    return config
+    return config_files.load_config(f"{resolve(file)}:{argument}", others)
 
 
-def _evaluations(given: Mapping[str, Any], config: ml_collections.ConfigDict) -> tuple[Evaluation, ...]:
+def _evaluations(given: Mapping[str, Any], config: Config) -> tuple[Evaluation, ...]:
     train_length = config.train_length
     parts = list(given.get("evaluations", ()))
     own = {key: given[key] for key in EVALUATION_KEYS if key in given}
@@ -198,7 +192,7 @@ def _evaluations(given: Mapping[str, Any], config: ml_collections.ConfigDict) ->
     return tuple(evaluations)
 
 
-def _override(given: Mapping[str, Any], config: ml_collections.ConfigDict) -> Override | None:
+def _override(given: Mapping[str, Any], config: Config) -> Override | None:
     """What differs from the run's own `config`; ValueError where its parameters don't suffice for it."""
     _check_keys(given, ("position", "options", "window"), "an override")
     if not given:
@@ -211,7 +205,7 @@ def _override(given: Mapping[str, Any], config: ml_collections.ConfigDict) -> Ov
     return override
 
 
-def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluation]) -> None:
+def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
     """Raises ValueError for what the model, its training or its evaluation would refuse, hours later perhaps."""
     # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.data.pieces import SPLITS
@@ -235,5 +229,5 @@ def _check_run(config: ml_collections.ConfigDict, evaluations: Sequence[Evaluati
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:
     for key in given:
         if key not in known:
-            nearest = base.nearest(key, known)
-            raise ValueError(f"unknown key {key!r} in {what}; did you mean {nearest!r}? There are: {', '.join(known)}")
+            meant = nearest(key, known)
+            raise ValueError(f"unknown key {key!r} in {what}; did you mean {meant!r}? There are: {', '.join(known)}")

@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from alibi.config import flatten
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, training_flops
 from alibi.parallel.device_kinds import GIB, known_device_kind
 from alibi.planning.plan import UTILISATIONS, TrainingPlan, Vocabulary, make_plan
 from alibi.reporting.writers import aligned, format_duration
-from alibi.runs import flatten
 from alibi.sweeps.definition import Run
 from alibi.sweeps.launchers import is_on_cpu
 from alibi.sweeps.state import RunState

@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from alibi.config import flatten
 from alibi.errors import FAILED, REQUEUE, UserError, disk_errors_named
 from alibi.parallel.signals import Interrupted
 from alibi.reporting.curves import RunSource
 from alibi.reporting.report import write_report
 from alibi.reporting.writers import format_duration
-from alibi.runs import flatten
-from alibi.storage.claims import POLL_SECONDS, Claim, HeldError, LostError, awaited, is_held
-from alibi.storage.files import resolve
+from alibi.storage.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
+from alibi.storage.store import LostError, open_store
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed
 from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, check_jobs, places, suitable_jobs
@@ -78,8 +78,8 @@ class Sweeper:
         launcher: Launcher | None = None,
         share: Sequence[Run] | None = None,
     ):
-        run_directory(workdir, sweep.runs[0])  # raises for an address that can't hold runs
-        self.sweep, self.store = sweep, resolve(workdir)
+        self.sweep, self.store = sweep, open_store(workdir)
+        run_directory(self.store, sweep.runs[0])  # an address that can't hold runs is told of before any work
         if "," in str(self.store):
             raise ValueError(
                 f"--workdir {self.store} holds a comma, which separates work directories; use a path without one"
@@ -192,8 +192,8 @@ class Sweeper:
             until = time.monotonic() + LEAVE_SECONDS
         while True:
             try:
-                claim = Claim(claim_place(self.store, run), "at work")
-                if not is_held(directory.path):
+                claim = Claim(claim_place(self.store, run), "at work", quiet=told)
+                if not is_held(directory.store):
                     break
                 claim.release()  # such as a run that a killed sweep left, or a train.py by itself
                 raise HeldError(f"another process is training in {directory}")
@@ -341,8 +341,8 @@ def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
     for run in sweep.runs:
         command = train_command(run, workdir)
         flags = shlex.join(command.flags).replace(f"{PROJECT}/", "")
-        folder = run_directory(workdir, run).path
-        sources.append(RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", folder))
+        store = run_directory(workdir, run).store
+        sources.append(RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", store))
     return sources
 
 

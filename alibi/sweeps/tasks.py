@@ -6,16 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etils import epath
-
+from alibi.config.fields import nearest
 from alibi.config.override import Override
 from alibi.reporting.rows import Row
 from alibi.runs import evaluation_hash
-from alibi.storage.claims import is_held
-from alibi.storage.files import write_whole
+from alibi.storage.lease import is_held
+from alibi.storage.store import Store
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.state import missing_of
-from configs import base
 
 SWEEP_FILE = "sweep.json"  # the runs of the sweep, each with what its results are of and which they are
 TASKS = "tasks"  # NAME/: who is at work on a run
@@ -32,10 +30,10 @@ def share_of(sweep: Sweep, task: str) -> tuple[Run, ...]:
         return tuple(named)
     found = re.fullmatch(r"(\d+)/(\d+)", task)
     if found is None:
-        nearest = base.nearest(task, [run.name for run in sweep.runs])
+        meant = nearest(task, [run.name for run in sweep.runs])
         raise ValueError(
             f"--task={task} is neither a part of the sweep, such as 0/{count}, nor one of its {count} runs; did you "
-            f"mean {nearest!r}? --dry_run lists them"
+            f"mean {meant!r}? --dry_run lists them"
         )
     number, tasks = map(int, found.groups())
     if not tasks:
@@ -49,7 +47,7 @@ def share_of(sweep: Sweep, task: str) -> tuple[Run, ...]:
     return sweep.runs[number::tasks]
 
 
-def claim_place(store: epath.Path, run: Run) -> epath.Path:
+def claim_place(store: Store, run: Run) -> Store:
     """Where a process claims the right to train and evaluate `run`."""
     return store / TASKS / run.name
 
@@ -75,25 +73,25 @@ class Pinned:
         return not missing_of(self.evaluations, rows, (name, self.steps, self.config))
 
 
-def pin(store: epath.Path, sweep: Sweep) -> None:
+def pin(store: Store, sweep: Sweep) -> None:
     """Keeps what the sweep is, where nobody has; raises ValueError where the sweep that was kept is another one."""
-    check_pinned(store, sweep)
-    if not pinned(store):  # missing or damaged
-        write_whole(store / SWEEP_FILE, _content(sweep))
-        check_pinned(store, sweep)  # another task may have written at the same time
+    if not store.create(SWEEP_FILE, _content(sweep)):
+        check_pinned(store, sweep)
+        if not pinned(store):  # it was damaged
+            store.write(SWEEP_FILE, _content(sweep))
 
 
-def pin_anew(store: epath.Path, sweep: Sweep) -> None:
+def pin_anew(store: Store, sweep: Sweep) -> None:
     """Keeps what the sweep is; raises ValueError where tasks are at work on another one."""
     try:
         check_pinned(store, sweep)
     except ValueError as error:
         if at_work := [name for name in pinned(store) if is_held(store / TASKS / name)]:
             raise ValueError(f"{error}; at work are tasks on {', '.join(at_work)}") from None
-    write_whole(store / SWEEP_FILE, _content(sweep))
+    store.write(SWEEP_FILE, _content(sweep))
 
 
-def check_pinned(store: epath.Path, sweep: Sweep) -> None:
+def check_pinned(store: Store, sweep: Sweep) -> None:
     """Raises ValueError where `store` keeps another sweep than this one; what differs is named."""
     before, now = pinned(store), {run.name: Pinned.of(run) for run in sweep.runs}
     if not before or list(before.items()) == list(now.items()):
@@ -110,10 +108,10 @@ def check_pinned(store: epath.Path, sweep: Sweep) -> None:
     )
 
 
-def pinned(store: epath.Path) -> dict[str, Pinned]:
+def pinned(store: Store) -> dict[str, Pinned]:
     """The runs of the sweep in `store` by name, in order; none where it keeps none, or what it keeps is damaged."""
     try:
-        runs = json.loads((store / SWEEP_FILE).read_bytes())["runs"]
+        runs = json.loads(store.read(SWEEP_FILE))["runs"]
         return {name: Pinned.from_json(content) for name, content in runs.items()}
     except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
         return {}

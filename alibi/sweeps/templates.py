@@ -53,5 +53,5 @@ def job_name(name: str) -> str:
 def submit_command(template: str) -> list[str]:
     """Returns the command that takes the filled template on its standard input."""
     if "#SBATCH" in template:
-        return ["sbatch", "--parsable"]
+        return ["sbatch"]
     return ["kubectl", "create", "--filename=-"] if "apiVersion:" in template else ["bash"]

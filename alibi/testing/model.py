@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from alibi.attention import AttentionOptions
-from alibi.model.config import ModelConfig
+from alibi.config import ModelConfig
+from alibi.model.config import attention_options
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import stacked
 from alibi.positions import PositionMethod
@@ -90,8 +91,10 @@ def check_shift(model: SmallModel) -> None:
 class _Decoding(ModelConfig):
     """A model whose attention reads one token by the loop over blocks of keys, however few there are."""
 
-    def attention_options(self, sharding: Any) -> AttentionOptions:
-        return dataclasses.replace(super().attention_options(sharding), backend="decoding", block=4)
+
+@attention_options.register
+def _(config: _Decoding, sharding: Any) -> AttentionOptions:
+    return AttentionOptions(sharding=sharding, backend="decoding", block=4)
 
 
 def check_cache(model: SmallModel) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import ml_collections
 import optax
 from jax.sharding import Mesh
 
+from alibi.config import Config, flatten
 from alibi.data.batches import TrainBatches
 from alibi.data.tokenfile import TokenFile
 from alibi.errors import FAILED, REQUEUE, disk_errors_named, is_watched
@@ -22,10 +22,9 @@ from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.parallel import hosts, peers
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.parallel.signals import Interrupted, answered
-from alibi.runs import RunDirectory, code_hash, flatten, make_provenance, versions
+from alibi.runs import RunDirectory, code_hash, make_provenance, versions
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.storage.claims import LostError
-from alibi.storage.files import write_whole
+from alibi.storage.store import LostError
 from alibi.training.feed import Feed
 from alibi.training.interrupt import Interrupt
 from alibi.training.metric_writers import check_writers
@@ -49,7 +48,7 @@ __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 SAME_TEXT = ("sha256", "tokenizer_fingerprint", "tokens")
 
 
-def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
+def train(config: Config, workdir: str) -> dict[str, Any]:
     """Trains the run that `config` describes in `workdir`, from its latest checkpoint if it has one.
 
     Where it has no checkpoint, it starts with the parameters of the run `config.init_from`, if that names one.
@@ -70,7 +69,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
         return _train(config, workdir, interrupt)
 
 
-def _train(config: ml_collections.ConfigDict, workdir: str, interrupt: Interrupt) -> dict[str, Any]:
+def _train(config: Config, workdir: str, interrupt: Interrupt) -> dict[str, Any]:
     job = _checked(config, workdir)
     run = job.run
     if hosts.told(lambda: _is_finished(run)):
@@ -101,7 +100,7 @@ class _Job:
       corpus: what the tokens of each split were made of, as provenance tells it.
     """
 
-    config: ml_collections.ConfigDict
+    config: Config
     run: RunDirectory
     mesh: Mesh
     parent: Parent | None
@@ -113,10 +112,11 @@ class _Job:
     batches: TrainBatches
 
 
-def _checked(config: ml_collections.ConfigDict, workdir: str) -> _Job:
-    config = config.copy_and_resolve_references()
+def _checked(config: Config, workdir: str) -> _Job:
     if config.init_from:
-        config.init_from = str(RunDirectory(config.init_from))  # wherever the same command is given again
+        config = dataclasses.replace(
+            config, init_from=str(RunDirectory(config.init_from))
+        )  # wherever the same command is given again
     hosts.check_alike(_facts(config, workdir))
     run, mesh = RunDirectory(workdir), make_mesh(config.mesh)
     sharding = batch_sharding(mesh)
@@ -183,7 +183,7 @@ def _started(job: _Job, interrupt: Interrupt, stack: contextlib.ExitStack) -> Up
     return Updates(config, run, about, interrupt, feed, train_step, validator, checkpoints, record, state)
 
 
-def _facts(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
+def _facts(config: Config, workdir: str) -> dict[str, Any]:
     """What must be the same on all hosts, or they train what nobody asked for, or wait for each other for ever."""
     keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
     return {**keys, "workdir": workdir, "code": code_hash(), **versions()}
@@ -205,7 +205,7 @@ def _next_command(run: RunDirectory) -> str:
     return f"evaluate it by\n  python eval_extrapolation.py --workdirs={run} --multiples=1,2,4,8"
 
 
-def _first_lines(config: ml_collections.ConfigDict, run: RunDirectory, mesh: Mesh, about: dict[str, Any]) -> str:
+def _first_lines(config: Config, run: RunDirectory, mesh: Mesh, about: dict[str, Any]) -> str:
     """What is about to be trained, where, on what, and where it is saved."""
     kinds = " and ".join(about["devices"])
     hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
@@ -243,7 +243,7 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
             figures = ("train_nll", "tokens_per_second", "peak_memory_bytes", "best")
             kept = {key: before[key] for key in figures if key in before}
             run.write_status(state, step=before["step"], steps=steps, reason=reason, **kept)
-            write_whole(run.path / "error.txt", traceback.format_exc())
+            run.store.write("error.txt", traceback.format_exc())
         raise
 
 
@@ -258,12 +258,10 @@ def _record_lost(run: RunDirectory, reason: str, code: int) -> None:
         run.write_status(**kept | {"state": "failed" if code == FAILED else "interrupted", "reason": reason})
 
 
-def _about(
-    config: ml_collections.ConfigDict, state: TrainState, vocab_size: int, corpus: dict[str, Any]
-) -> dict[str, Any]:
+def _about(config: Config, state: TrainState, vocab_size: int, corpus: dict[str, Any]) -> dict[str, Any]:
     """What stands in provenance.json and in each checkpoint: the config, and what the run is made of and by."""
     return {
-        "config": config.to_dict(),
+        "config": dataclasses.asdict(config),
         **make_provenance(
             devices=sorted({device.device_kind for device in jax.devices()}),
             device_count=jax.device_count(),

@@ -5,6 +5,7 @@ A further one is a `MetricWriter` and a line of `open_writers`.
 
 import abc
 import contextlib
+import dataclasses
 import importlib
 import io
 import json
@@ -14,14 +15,13 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import ml_collections
-
+from alibi.config import Config
 from alibi.progress import say
 from alibi.runs import RunDirectory
-from alibi.storage.files import append_row, drop_rows, is_address
+from alibi.storage.atomic import is_address
+from alibi.storage.store import Store
 
 OPTIONAL = ("wandb", "trackio")  # packages that the config key log.PACKAGE asks for
-METRICS_FILE = "metrics.jsonl"
 TRACKED_FILE = "tracked.json"  # of a work directory: what W&B and Trackio know its run by
 INIT_SECONDS = 20.0  # for which W&B's service is waited for at the start of a run,
 FINISH_SECONDS = 60.0  # and at its end, until what was written has arrived there
@@ -38,7 +38,7 @@ class MetricWriter(abc.ABC):
         """Ends the writing; `finished`: whether the run came to its end, or may go on from here."""
 
 
-def check_writers(config: ml_collections.ConfigDict) -> None:
+def check_writers(config: Config) -> None:
     """Raises ValueError where the config asks for a writer whose package can't be imported.
 
     They are imported here, before there are other threads: some of these make imports lazy for a moment, by etils, and
@@ -58,17 +58,17 @@ def check_writers(config: ml_collections.ConfigDict) -> None:
             ) from None
 
 
-def open_writers(config: ml_collections.ConfigDict, run: RunDirectory, step: int) -> list[MetricWriter]:
+def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWriter]:
     """The writers that `config` chooses, of a run that goes on after update `step`."""
-    writers: list[MetricWriter] = [JsonLines(run, step)]
+    writers: list[MetricWriter] = [JsonLines(run.store, step)]
     if config.log.tensorboard:
-        writers.append(TensorBoard(run, step))
+        writers.append(TensorBoard(run.store, step))
     if config.log.wandb or config.log.trackio:
         known = tracked(run, config.log.project)
         if config.log.wandb:
-            writers.append(WeightsAndBiases(run, known, config.to_dict()))
+            writers.append(WeightsAndBiases(run, known, dataclasses.asdict(config)))
         if config.log.trackio:
-            writers.append(Trackio(run, known, config.to_dict()))
+            writers.append(Trackio(run, known, dataclasses.asdict(config)))
     return writers
 
 
@@ -78,29 +78,31 @@ class JsonLines(MetricWriter):
     Rows after `resume_step`, of a run that was stopped later than it was saved, are dropped.
     """
 
-    def __init__(self, run: RunDirectory, resume_step: int):
-        self._run, self._file = run, run.path / METRICS_FILE
-        drop_rows(self._file, resume_step)
+    def __init__(self, store: Store, resume_step: int):
+        self._store = store
+        store.drop_log("metrics", resume_step)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        self._run.check_claim()
-        append_row(self._file, {"step": step, **values})
+        self._store.log("metrics", {"step": step, **values})
 
 
 class TensorBoard(MetricWriter):
-    """Event files in tensorboard/, where points after `resume_step` are dropped."""
+    """Event files in tensorboard/, where points after `resume_step` are dropped; at an address written at the end."""
 
-    def __init__(self, run: RunDirectory, resume_step: int):
+    def __init__(self, store: Store, resume_step: int):
         from tensorboardX import SummaryWriter  # a second to import, which not every process needs
 
-        self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=resume_step + 1)
+        self._stack = contextlib.ExitStack()
+        folder = self._stack.enter_context(store.filled("tensorboard"))
+        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1)
+        self._stack.callback(self._writer.close)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self, finished: bool) -> None:
-        self._writer.close()
+        self._stack.close()
 
 
 def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
@@ -111,7 +113,7 @@ def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
     """
     kept: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
-        found = json.loads((run.path / TRACKED_FILE).read_bytes())
+        found = json.loads(run.store.read(TRACKED_FILE))
         kept = {key: value for key, value in found.items() if isinstance(value, str)}
     above = [part for part in str(run).split("/")[:-1] if part and part != "runs"]
     default = {
@@ -120,7 +122,7 @@ def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
     }
     known = default | kept | ({"project": project} if project else {})
     if known != kept:
-        run.write(TRACKED_FILE, known)
+        run.store.write(TRACKED_FILE, json.dumps(known, indent=2) + "\n")
     return known
 
 

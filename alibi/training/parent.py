@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import ml_collections
 import optax
 from jax.sharding import Mesh
 
+from alibi.config import Config, replaced
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel import hosts
@@ -42,7 +42,7 @@ class Parent:
         shapes or compute something else, or a position method that takes the parent's training length for its own.
     """
 
-    def __init__(self, config: ml_collections.ConfigDict, model: DecoderLM):
+    def __init__(self, config: Config, model: DecoderLM):
         self.run = RunDirectory(config.init_from)
         self.config = self.run.config()
         self.step = hosts.told(self._latest)
@@ -51,8 +51,7 @@ class Parent:
             self.check_vocabulary("")
         if tokenizer := given_tokenizer(config.data):  # else it is known with the train text
             self.check_vocabulary(tokenizer.fingerprint())
-        there = self.config.copy_and_resolve_references()
-        there.model.scan_layers = model.config.scan_layers
+        there = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(there, self._tokenizer.vocab_size)  # with its layers laid out as those of `model`
         self._check_model(model)
         known = self._model.position.known_length
@@ -122,11 +121,11 @@ class Parent:
         return dataclasses.replace(state, params=jax.tree.map_with_path(start, state.params))
 
 
-def _changed_options(there: ml_collections.ConfigDict, here: ml_collections.ConfigDict) -> str:
+def _changed_options(there: Config, here: Config) -> str:
     """What is told of the options that are not those of `there`, of the same position method."""
     if there.position != here.position:
         return ""
-    options = changed_options(here.position, *(config.position_options.to_dict() for config in (there, here)))
+    options = changed_options(here.position, *(config.position_options for config in (there, here)))
     told = ", ".join(f"{name}={now!r} ({before!r} there)" for name, (before, now) in options.items())
     return told and f"; position options: {told}"
 

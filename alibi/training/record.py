@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 from jax.sharding import Mesh
 
+from alibi.config import Config
 from alibi.errors import UserError
 from alibi.model.flops import model_flops
 from alibi.parallel import hosts, peers
@@ -49,7 +49,7 @@ class Record:
 
     def __init__(
         self,
-        config: ml_collections.ConfigDict,
+        config: Config,
         run: RunDirectory,
         checkpoints: Checkpoints,
         step: int,
@@ -185,7 +185,7 @@ class Record:
             say(line)
 
 
-def peak_tokens_per_second(config: ml_collections.ConfigDict, vocab_size: int, mesh: Mesh) -> float | None:
+def peak_tokens_per_second(config: Config, vocab_size: int, mesh: Mesh) -> float | None:
     """What the devices of `mesh` would train on at their peak; None where one of them is of an unknown kind."""
     kinds = [find_device_kind(device.device_kind) for device in mesh.devices.flat]
     known = [kind.peak(config.model.dtype) for kind in kinds if kind]

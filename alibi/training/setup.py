@@ -4,48 +4,44 @@ import math
 import sys
 from collections.abc import Callable
 
-import ml_collections
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
-from alibi.config.ranges import check_numbers
+from alibi.config import Config, DataConfig
 from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.model.decoder import DTYPES, UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
+from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
 from alibi.parallel.hosts import on_first
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.runs import RunDirectory
 from alibi.training.optimizer import make_optimizer
 
 
-def check_config(config: ml_collections.ConfigDict, mesh: Mesh | AbstractMesh) -> None:
+def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
     """Raises ValueError for numbers by which no model can be trained on `mesh`."""
-    check_numbers(config)
     heads, tensor = config.model.num_heads, mesh.shape["tensor"]
     if heads % tensor:
         fitting = ", ".join(str(parts) for parts in range(1, heads + 1) if heads % parts == 0)
         raise ValueError(
             f"mesh.tensor={tensor} splits the heads and does not divide model.num_heads={heads}; use one of {fitting}"
         )
-    if config.eval.dtype not in DTYPES:
-        raise ValueError(f"eval.dtype={config.eval.dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     sequences_per_update(config, batch_parts(batch_sharding(mesh)))
 
 
-def check_trainable(config: ml_collections.ConfigDict, devices: int | None = None) -> None:
+def check_trainable(config: Config, devices: int | None = None) -> None:
     """Raises ValueError for what training would refuse before it reads its text, on so many devices.
 
     Where their number isn't known (None), these are as few as the mesh asks for.
     """
     check_paths(config.data)
-    fewest = math.prod(size for size in config.mesh.values() if size != -1)
+    fewest = math.prod(size for size in vars(config.mesh).values() if size != -1)
     check_config(config, abstract_mesh(config.mesh, devices or fewest))
     build_model(config, UNKNOWN_VOCABULARY).position.check_length(config.train_length)
     make_optimizer(config.optimizer, config.train.steps)
 
 
-def check_imported(config: ml_collections.ConfigDict, run: RunDirectory) -> None:
+def check_imported(config: Config, run: RunDirectory) -> None:
     """Raises ValueError where the config says that its run was imported, and the directory holds none."""
     if config.imported_from and run.status()["state"] == "missing":
         raise ValueError(
@@ -54,7 +50,7 @@ def check_imported(config: ml_collections.ConfigDict, run: RunDirectory) -> None
         )
 
 
-def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
+def sequences_per_update(config: Config, shards: int) -> int:
     """train.batch_tokens in sequences of train_length.
 
     Raises:
@@ -75,7 +71,7 @@ def sequences_per_update(config: ml_collections.ConfigDict, shards: int) -> int:
     return tokens // length
 
 
-def micro_batches(config: ml_collections.ConfigDict, shards: int) -> int:
+def micro_batches(config: Config, shards: int) -> int:
     """Micro-batches of an update: train.accumulation, or the next multiple that keeps to train.max_device_tokens.
 
     A micro-batch has at least one sequence for each of the `shards` parts.
@@ -86,7 +82,7 @@ def micro_batches(config: ml_collections.ConfigDict, shards: int) -> int:
     return next(n for n in range(least, sequences + 1, least) if sequences % n == 0 and sequences // n <= most)
 
 
-def prepare_files(data: ml_collections.ConfigDict) -> dict[str, TokenFile]:
+def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
     """The token files of train and, if there is one, valid. Of many hosts the first goes ahead.
 
     Of a dataset that the config names without a revision it prints which one the tokens are of, and where that of
@@ -119,7 +115,7 @@ def _print_revisions(files: dict[str, TokenFile]) -> None:
         print(f"revisions differ: {what}; set data.revision to one of them to read all at it", file=sys.stderr)
 
 
-def make_validator(config: ml_collections.ConfigDict, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
+def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
     """Makes what gives of parameters the mean NLL, in nats, of `config.eval.max_tokens` tokens at training length."""
     limit = config.eval.max_tokens
     scorer = Scorer(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import ml_collections
 from jaxtyping import PyTree
 
+from alibi.config import Config
 from alibi.parallel import hosts
 from alibi.parallel.signals import Interrupted
 from alibi.runs import RunDirectory
@@ -29,7 +29,7 @@ class Updates:
       state: after the latest update.
     """
 
-    config: ml_collections.ConfigDict
+    config: Config
     run: RunDirectory
     about: dict[str, Any]
     interrupt: Interrupt
@@ -74,7 +74,7 @@ class Updates:
         return save or improved
 
 
-def _is_save_due(config: ml_collections.ConfigDict, step: int, saved_at: float) -> bool:
+def _is_save_due(config: Config, step: int, saved_at: float) -> bool:
     """Whether to save after update `step`; of several hosts the first one's clock counts, where metrics are logged."""
     late = _due(step, config.log.every_steps) or jax.process_count() == 1
     if late and (minutes := config.checkpoint.every_minutes):

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import ml_collections
 import numpy as np
 
+from alibi.config import Config, read_config, replaced
 from benchmarks.processes import Contender, Step, peak_memory, require_torch
 from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
 from benchmarks.training_contenders import torch_training_step, training_step
@@ -28,7 +28,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         if arguments.peer != "none":
             raise ValueError(f"--peer={arguments.peer} has no step of --size=paper; leave one of the two out")
         return [_paper_step()]
-    config = wikitext2.get_config(f"model.cutoffs={CUTOFFS},train.batch_tokens={BATCH_TOKENS},mesh.data=1")
+    config = read_config(wikitext2.get_config(f"model.cutoffs={CUTOFFS},train.batch_tokens={BATCH_TOKENS},mesh.data=1"))
     ours, peer = "training step, adaptive", "training step, PyTorch"
     contenders = {
         ours: Contender(_train_step, (config, VOCABULARY)),
@@ -86,7 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _paper_step() -> dict[str, Any]:
     """Seconds and peak memory of one update of the 247M model: 9,216 tokens in micro-batches of 1,024."""
-    config = wikitext103.get_config(f"train.max_device_tokens={PAPER_MICRO_TOKENS},train.batch_tokens=9216,mesh.data=1")
+    config = read_config(
+        wikitext103.get_config(f"train.max_device_tokens={PAPER_MICRO_TOKENS},train.batch_tokens=9216,mesh.data=1")
+    )
     start = time.perf_counter()
     step = _train_step(config, PAPER_VOCABULARY)
     ready = time.perf_counter()
@@ -107,30 +109,28 @@ def _paper_step() -> dict[str, Any]:
     return row
 
 
-def _tied(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    config = config.copy_and_resolve_references()
-    config.model.embedding = "tied"
-    return config
+def _tied(config: Config) -> Config:
+    return replaced(config, {"model.embedding": "tied"})
 
 
-def _train_step(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
+def _train_step(config: Config, vocab_size: int) -> Step:
     return training_step(config, vocab_size, _batch(config, vocab_size))
 
 
-def _torch_step(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
+def _torch_step(config: Config, vocab_size: int) -> Step:
     """The same in PyTorch, laid out as the paper's code is."""
     from benchmarks.torch_paper import make_train_step
 
     return torch_training_step(make_train_step(config, vocab_size, _batch(config, vocab_size)))
 
 
-def _batch(config: ml_collections.ConfigDict, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+def _batch(config: Config, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets `[batch, length]`."""
     inputs, targets = zipf_words(vocab_size, (2, config.train.batch_tokens // config.train_length, config.train_length))
     return inputs, targets
 
 
-def _loss(config: ml_collections.ConfigDict, vocab_size: int) -> Step:
+def _loss(config: Config, vocab_size: int) -> Step:
     """Value and gradient of the softmax layer alone."""
     import jax
     import jax.numpy as jnp

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from alibi.config import DataConfig
 from benchmarks.rounds import about, print_table, whole_numbers
-from configs import base
 
 TIMES = {"bytes": 4, "words": 1, "bpe": 1}  # as much text
 PEERS = {"bytes": "numpy + SHA-256", "words": "split + dict", "bpe": "tokenizers"}
@@ -86,7 +86,7 @@ def _write_text(path: pathlib.Path, source: str | None, size: int) -> pathlib.Pa
     if source is None:
         from alibi.data.corpora import make_corpus
 
-        text = b"".join(piece.utf8 for piece in make_corpus(base.get_config().data).pieces("train"))
+        text = b"".join(piece.utf8 for piece in make_corpus(DataConfig()).pieces("train"))
     else:
         text = pathlib.Path(source).read_bytes()
     with path.open("wb") as stream:
@@ -131,11 +131,15 @@ def _timed(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def _config(name: str, path: pathlib.Path, cache: pathlib.Path) -> Any:
-    data = base.get_config().data
-    data.update(corpus="text", train=str(path), valid="", tokenizer=name, cache_dir=str(cache), bpe_vocab_size=8192)
-    if name == "bpe":
-        data.tokenizer_train_bytes = 4 * 10**6
-    return data
+    return DataConfig(
+        corpus="text",
+        train=str(path),
+        valid="",
+        tokenizer=name,
+        cache_dir=str(cache),
+        bpe_vocab_size=8192,
+        tokenizer_train_bytes=4 * 10**6 if name == "bpe" else -1,
+    )
 
 
 def _make_tokenizer(name: str, path: pathlib.Path, root: pathlib.Path) -> None:

@@ -7,8 +7,7 @@ peer computes what the paper's code does: whole windows, and all words' log-prob
 import argparse
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from alibi.config import Config, read_config
 from alibi.model.flops import keys_seen
 from alibi.runs import RunDirectory
 from benchmarks.processes import Contender, Step, require_torch
@@ -72,15 +71,15 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def small_config() -> ConfigDict:
+def small_config() -> Config:
     """4 layers of width 64, 8 heads, adaptive cutoffs 2,000 and 6,000, L = 64; without dropout, as evaluations are."""
     config = wikitext103.get_config("length=64,model.cutoffs=2000:6000")
     config.model.update(num_layers=4, width=64, num_heads=8, feed_forward=256)
     config.model.update(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, softmax_dropout=0.0)
-    return config
+    return read_config(config)
 
 
-def window_flops(config: ConfigDict, length: int, stride: int) -> float:
+def window_flops(config: Config, length: int, stride: int) -> float:
     """Multiplications and additions of the products that a window needs: the last layer's queries are `stride`.
 
     Attention is counted for the keys that are seen, the softmax for the head alone.

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from alibi.config import read_config
 from benchmarks.processes import Contender, Step, seconds_of
 from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
 from benchmarks.training_contenders import VOCABULARY
@@ -69,7 +70,7 @@ class Generation(Step):
         from alibi.generation import decode, new_cache, read
         from alibi.model.decoder import build_model
 
-        self.model = model = build_model(quickstart.get_config(f"position={position}"), VOCABULARY)
+        self.model = model = build_model(read_config(quickstart.get_config(f"position={position}")), VOCABULARY)
         self.params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
         rng = np.random.default_rng(0)
         self.tokens = jnp.asarray(rng.integers(0, VOCABULARY, (batch, prompt + new_tokens)), jnp.int32)

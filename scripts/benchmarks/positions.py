@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import ml_collections
 
+from alibi.config import Config, read_config
 from alibi.positions import METHODS
 from benchmarks.processes import Contender, Step, seconds_of, warm_up
 from benchmarks.rounds import (
@@ -87,7 +87,8 @@ def _compare_length(names: list[str], length: int, arguments: argparse.Namespace
     tokens = arguments.batch_tokens
     keys = f"length={length},train.batch_tokens={tokens}"
     contenders: dict[str, Contender] = {
-        name: PositionContender(_position_step, (quickstart.get_config(f"position={name},{keys}"),)) for name in names
+        name: PositionContender(_position_step, (read_config(quickstart.get_config(f"position={name},{keys}")),))
+        for name in names
     }
     runners, peak = run_rounds(
         contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title=f"L={length}", preparing=2
@@ -145,7 +146,7 @@ def _times_as_fast(runner: Runner, other: Runner | None, part: str) -> float | N
     return statistics.median(b / a for a, b in zip(runner.seconds[part], other.seconds[part], strict=True))
 
 
-def _position_step(config: ml_collections.ConfigDict) -> PositionStep:
+def _position_step(config: Config) -> PositionStep:
     from alibi.evaluation.perplexity import model_nll
     from alibi.model.decoder import build_model
 

@@ -9,12 +9,12 @@ log-probabilities of the whole vocabulary for each.
 import itertools
 from collections.abc import Callable
 
-import ml_collections
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from alibi.config import Config
 from benchmarks.torch_peers import alibi_bias
 
 
@@ -44,7 +44,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Adaptive input and softmax, tied; ALiBi; no dropout."""
 
-    def __init__(self, config: ml_collections.ConfigDict, vocabulary: int):
+    def __init__(self, config: Config, vocabulary: int):
         super().__init__()
         model = config.model
         self.width, self.num_heads = model.width, model.num_heads
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
         return functional.linear(hidden, self.words[band].weight)
 
 
-def make_decoder(config: ml_collections.ConfigDict, vocabulary: int) -> Decoder:
+def make_decoder(config: Config, vocabulary: int) -> Decoder:
     """With initial parameters.
 
     Raises:
@@ -132,9 +132,7 @@ def make_decoder(config: ml_collections.ConfigDict, vocabulary: int) -> Decoder:
     return Decoder(config, vocabulary)
 
 
-def make_train_step(
-    config: ml_collections.ConfigDict, vocabulary: int, batch: tuple[np.ndarray, np.ndarray]
-) -> Callable[[], Tensor]:
+def make_train_step(config: Config, vocabulary: int, batch: tuple[np.ndarray, np.ndarray]) -> Callable[[], Tensor]:
     """A function that makes one update on the batch and gives its loss."""
     decoder = make_decoder(config, vocabulary)
     inputs, targets = (torch.from_numpy(x).long() for x in batch)

@@ -7,12 +7,13 @@ and the causal mask as one tensor, made once; AdamW as one fused kernel.
 import math
 from collections.abc import Callable
 
-import ml_collections
 import numpy as np
 import torch
 import torch.nn.attention.flex_attention as flex
 from torch import Tensor, nn
 from torch.nn import functional
+
+from alibi.config import Config
 
 EPSILON = 1e-6  # of layer norms, as in Flax
 FLEX_BLOCK = 128  # queries and keys of a tile of FlexAttention's mask
@@ -44,7 +45,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Gives the mean NLL of the targets."""
 
-    def __init__(self, config: ml_collections.ConfigDict, vocabulary: int):
+    def __init__(self, config: Config, vocabulary: int):
         super().__init__()
         model = config.model
         self.scale = math.sqrt(model.width)
@@ -115,7 +116,7 @@ ATTENTION = {"dense": dense_attention, "flex": flex_attention}
 
 
 def make_train_step(
-    config: ml_collections.ConfigDict, vocabulary: int, batch: tuple[np.ndarray, np.ndarray], *, compiled: bool
+    config: Config, vocabulary: int, batch: tuple[np.ndarray, np.ndarray], *, compiled: bool
 ) -> Callable[[], Tensor]:
     """A function that makes one update on the batch and gives its loss.
 

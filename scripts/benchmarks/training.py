@@ -4,6 +4,7 @@ import argparse
 import statistics
 from typing import Any
 
+from alibi.config import make_config, read_config
 from alibi.model.flops import model_flops
 from benchmarks.processes import Contender
 from benchmarks.rounds import about, known, measured_on, print_failures, print_table, run_rounds, text, whole_numbers
@@ -13,15 +14,15 @@ from benchmarks.training_contenders import (
     project_contender,
     torch_contender,
 )
-from configs import base, quickstart
+from configs import quickstart
 
 # Of one contender in one round: short, since a shared machine's speed changes by half within seconds.
 TURN_SECONDS = 0.5
 
 LENGTHS = "128,512,2048,8192"
 SHAPES = {
-    "quickstart": quickstart.get_config,
-    "wide": lambda arg: base.get_config(
+    "quickstart": lambda arg: read_config(quickstart.get_config(arg)),
+    "wide": lambda arg: make_config(
         "model.num_layers=6,model.width=512,model.num_heads=8,model.feed_forward=2048,length=512," + arg
     ),
 }
@@ -77,7 +78,7 @@ def compare_length(length: int, batch_tokens: int, rounds: int) -> list[dict[str
     """tokens/s, memory and attention's share of the quickstart's model at one length, ALiBi beside sinusoidal."""
     methods = ("alibi", "sinusoidal")
     arguments = f"length={length},train.batch_tokens={batch_tokens}"
-    configs = {method: quickstart.get_config(f"position={method},{arguments}") for method in methods}
+    configs = {method: read_config(quickstart.get_config(f"position={method},{arguments}")) for method in methods}
     contenders = {method: project_contender(config) for method, config in configs.items()}
     contenders |= {_without(method): contender_without_attention(config) for method, config in configs.items()}
     print(f"\nthe quickstart's model at L={length}, {batch_tokens} tokens a step, float32")

@@ -3,25 +3,25 @@
 from collections.abc import Callable
 from typing import Any
 
-import ml_collections
 import numpy as np
 
+from alibi.config import Config, replaced
 from benchmarks.processes import Contender, Step, require_torch
 
 VOCABULARY = 256  # bytes
 
 
-def project_contender(config: ml_collections.ConfigDict) -> Contender:
+def project_contender(config: Config) -> Contender:
     """This project's own model and jitted training step, as train.py builds them."""
     return Contender(_project_step, (config,))
 
 
-def contender_without_attention(config: ml_collections.ConfigDict) -> Contender:
+def contender_without_attention(config: Config) -> Contender:
     """The same step with an attention that costs next to nothing; its projections stay."""
     return Contender(_step_without_attention, (config,))
 
 
-def torch_contender(config: ml_collections.ConfigDict, *, compiled: bool) -> Contender:
+def torch_contender(config: Config, *, compiled: bool) -> Contender:
     """The same model, optimizer and batch in PyTorch.
 
     Raises:
@@ -31,22 +31,20 @@ def torch_contender(config: ml_collections.ConfigDict, *, compiled: bool) -> Con
     return Contender(_torch_step, (config, compiled))
 
 
-def _project_step(config: ml_collections.ConfigDict) -> Step:
+def _project_step(config: Config) -> Step:
     return training_step(config, VOCABULARY, random_batch(config))
 
 
-def _step_without_attention(config: ml_collections.ConfigDict) -> Step:
+def _step_without_attention(config: Config) -> Step:
     from alibi.attention.backends import BACKENDS, Backend
 
     # All three have a part in the result and in the gradients: of what has none, XLA would
     # leave out the projection too. The process is this contender's own.
     BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value, lambda call: "")
-    config = config.copy_and_resolve_references()
-    config.model.attention = "reference"
-    return _project_step(config)
+    return _project_step(replaced(config, {"model.attention": "reference"}))
 
 
-def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tuple[np.ndarray, np.ndarray]) -> Step:
+def training_step(config: Config, vocab_size: int, batch: tuple[np.ndarray, np.ndarray]) -> Step:
     """The project's step on one batch of inputs and targets `[batch, length]`, again and again."""
     import jax
 
@@ -78,7 +76,7 @@ def training_step(config: ml_collections.ConfigDict, vocab_size: int, batch: tup
     return Step(run, memory_bytes=size, program=compiled.as_text)
 
 
-def _torch_step(config: ml_collections.ConfigDict, compiled: bool) -> Step:
+def _torch_step(config: Config, compiled: bool) -> Step:
     from benchmarks.torch_peers import make_train_step
 
     return torch_training_step(make_train_step(config, VOCABULARY, random_batch(config), compiled=compiled))
@@ -95,7 +93,7 @@ def torch_training_step(train_step: Callable[[], Any]) -> Step:
     return Step(run)
 
 
-def random_batch(config: ml_collections.ConfigDict) -> tuple[np.ndarray, np.ndarray]:
+def random_batch(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets `[batch, length]`, random."""
     shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
     inputs, targets = np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32)

@@ -1,6 +1,7 @@
 """What PyTorch reads of a fairseq checkpoint: settings by other names, and every tensor once in its place."""
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import sys
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config import read_config
 from alibi.convert.fairseq import architecture, read_checkpoint, read_settings, to_params
 from alibi.model.decoder import build_model
 from configs import wikitext103
@@ -176,8 +178,8 @@ def tied(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def test_the_tree_is_the_models_own(tensors, kind: str) -> None:
     tensors = tensors if kind == "adaptive" else tied(tensors)
     sizes = architecture(tensors)
-    config = wikitext103.get_config()
-    config.model.update(sizes.config | {"num_heads": 8})
+    config = read_config(wikitext103.get_config())
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes.config, num_heads=8))
     assert (sizes.vocab_size, sizes.cutoffs) == ((1000, (200, 500)) if kind == "adaptive" else (200, ()))
     model = build_model(config, sizes.vocab_size)
     needed = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
@@ -221,8 +223,8 @@ def test_features_and_log_probabilities_are_those_of_the_papers_code(torch, shar
         expected = {name: file[name] for name in file.files if name.startswith("batch/")}
     tensors = read_checkpoint(shared_dir / "oracle" / "checkpoint.pt")["model"]
     sizes = architecture(tensors)
-    config = wikitext103.get_config("position=alibi")
-    config.model.update(sizes.config)
+    config = read_config(wikitext103.get_config("position=alibi"))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes.config))
     model = build_model(config, sizes.vocab_size)
 
     @jax.jit

@@ -1,16 +1,13 @@
 """Corpora for tests."""
 
+from alibi.config import DataConfig
 from alibi.data.corpora import make_corpus
-from configs import base
 
 PLACES = {"train": "train", "valid": "validation", "test": ""}
 
 
 def data_config(**keys):
-    config = base.get_config().data
-    for key, value in keys.items():
-        config[key] = value
-    return config
+    return DataConfig(**keys)
 
 
 def text_corpus(place):

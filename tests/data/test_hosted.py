@@ -1,5 +1,6 @@
 """Hub and TFDS datasets: their records as documents, and what is said when they can't be had."""
 
+import dataclasses
 import importlib
 import os
 import shutil
@@ -77,13 +78,13 @@ def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkey
         with pytest.raises(ValueError, match=wrong):
             check_sources(data, ("train", "valid"))
         check_sources(data, ("train",))
-        data.valid = "train[:10%] + validation"
+        data = dataclasses.replace(data, valid="train[:10%] + validation")
         check_sources(data, ("train", "valid"))
         for name in ("./nowhere", "/no/where", "a/b/c"):
-            data.name = name
+            data = dataclasses.replace(data, name=name)
             with pytest.raises(ValueError, match=f"there is no folder '{name}' .*; set data.name to a folder that exi"):
                 check_sources(data, ("train",))
-    data.update(name=str(hub_folder), valid="")
+    data = dataclasses.replace(data, name=str(hub_folder), valid="")
     prepare(data, "train", progress=False)
     monkeypatch.setattr("datasets.load_dataset_builder", None)
     check_sources(data, ("train",))  # what is in the cache needs no look at the dataset
@@ -122,20 +123,20 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
     assert documents(hub("org/tiny"), "train") == ["one\n", "", "two"]
     # The tokens say which state of an unpinned dataset they are of; the library would take it for any other.
     data = data_config(corpus="hub", name="org/tiny", train="train", tokenizer="bytes", cache_dir=str(tmp_path / "c"))
-    data.valid = ""
+    data = dataclasses.replace(data, valid="")
     for _ in range(2):  # made, and found in the cache
         assert prepare_files(data)["train"].manifest.revision == "a" * 40
         said = f"hub: org/tiny, train: tokens of revision {'a' * 40}; set data.revision={'a' * 40} to keep to it\n"
         shown = capsys.readouterr().err
         assert said in shown
         assert "revisions differ" not in shown
-    data.revision = "a" * 40
+    data = dataclasses.replace(data, revision="a" * 40)
     assert prepare(data, "train").manifest.revision == "", "the config says it"
     found = f"data.revision={'b' * 40}, but .* found only commit {'a' * 40} in its cache"
     with pytest.raises(ValueError, match=f"{found}; check data.revision, your access and the network"):
         list(hub("org/tiny", revision="b" * 40).pieces("train"))
     # A dictionary is made of the first commit, and tokens of another one are read later.
-    data.update(revision="", tokenizer="words", valid="validation")
+    data = dataclasses.replace(data, revision="", tokenizer="words", valid="validation")
     assert prepare(data, "train").tokenizer().revision == "a" * 40
     shutil.copytree(cached, cached.with_name("b" * 40))
     os.utime(cached, (0, 0))  # the library takes the newest

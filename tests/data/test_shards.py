@@ -1,5 +1,6 @@
 """Shards: the same tokens however a text is cut and whoever makes them, and nothing lost when one is killed."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alibi.config import DataConfig
 from alibi.data import bpe, making, tokens
 from alibi.data.counting import Counts, count_words
 from alibi.data.making import Makers
@@ -19,7 +21,6 @@ from alibi.data.stream import TokenStream
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.errors import UserError
-from configs import base
 
 LINES = ["it's  one\n", "\n", "two “words” more\n", "\t\n", "漢字 \u3000x\n", " three\n", "\n\n", "end of it <unk>\n"]
 
@@ -29,15 +30,12 @@ def data(tmp_path):
     """Two text files, of which the first leaves its last line open, and an empty cache."""
     (tmp_path / "a.txt").write_text("".join(LINES * 40) + "open", encoding="utf-8")
     (tmp_path / "b.txt").write_text("".join(LINES[::-1] * 25), encoding="utf-8")
-    config = base.get_config().data
-    config.update(corpus="text", valid="", cache_dir=str(tmp_path / "whole"), bpe_vocab_size=300)
-    config.train = f"{tmp_path}/*.txt"
-    return config
+    files = {"train": f"{tmp_path}/*.txt", "valid": "", "cache_dir": str(tmp_path / "whole")}
+    return DataConfig(corpus="text", bpe_vocab_size=300, **files)
 
 
 def made(data, cache, shard_bytes, monkeypatch, **how):
-    data = data.copy_and_resolve_references()
-    data.cache_dir = str(cache)
+    data = dataclasses.replace(data, cache_dir=str(cache))
     monkeypatch.setattr(tokens, "SHARD_BYTES", shard_bytes)
     return tokens.prepare(data, "train", progress=False, **how)
 
@@ -49,7 +47,7 @@ def shards_of(file):
 @pytest.mark.parametrize("end", ["file", "blank_line"])
 @pytest.mark.parametrize("tokenizer", ["bytes", "words", "bpe"])
 def test_the_tokens_are_those_of_one_shard(data, tmp_path, monkeypatch, tokenizer, end):
-    data.tokenizer, data.document_end = tokenizer, end
+    data = dataclasses.replace(data, tokenizer=tokenizer, document_end=end)
     whole = made(data, tmp_path / "whole", 1 << 30, monkeypatch)
     assert len(shards_of(whole)) == 1
     cut = made(data, tmp_path / "cut", 700, monkeypatch)
@@ -58,7 +56,7 @@ def test_the_tokens_are_those_of_one_shard(data, tmp_path, monkeypatch, tokenize
     np.testing.assert_array_equal(cut.tokens, whole.tokens)
     assert cut.manifest == whole.manifest, "the hash too: it is of the ids"
     for limit in (1, 700, 1401, 2000):
-        data.max_train_bytes = limit
+        data = dataclasses.replace(data, max_train_bytes=limit)
         pair = [made(data, tmp_path / f"{size}", size, monkeypatch) for size in (1 << 30, 700)]
         np.testing.assert_array_equal(*(file.tokens for file in pair), err_msg=f"{limit}")
         assert pair[0].manifest == pair[1].manifest
@@ -70,7 +68,7 @@ def test_a_packed_file_is_cut_in_its_stream(data, tmp_path, monkeypatch):
     whole = made(data, tmp_path / "whole", 1 << 30, monkeypatch)
     for name in ("a.txt", "b.txt"):
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-    data.train = f"{tmp_path}/*.gz"
+    data = dataclasses.replace(data, train=f"{tmp_path}/*.gz")
     monkeypatch.setattr("alibi.data.textfiles.PIECE_BYTES", 300)
     cut = made(data, tmp_path / "cut", 700, monkeypatch)
     assert len(shards_of(cut)) > 5
@@ -96,7 +94,7 @@ def _bpe():
 
 
 def test_workers_and_hosts_make_what_one_process_makes(data, tmp_path, monkeypatch):
-    data.tokenizer = "words"
+    data = dataclasses.replace(data, tokenizer="words")
     alone = made(data, tmp_path / "alone", 2000, monkeypatch)
     workers = made(data, tmp_path / "workers", 2000, monkeypatch, makers=Makers(workers=2))
     with pytest.raises(tokens.UnfinishedError, match=r"train: \d of \d shards are still to be made by other hosts"):
@@ -149,8 +147,10 @@ def test_whole_shards_outlive_a_kill_and_are_checked(data, tmp_path, monkeypatch
 def test_token_files_of_older_versions_are_found_and_read(tmp_path):
     """One of format 2, as it was written: two bytes a byte, one file, no shards; its name is that of its content."""
     (tmp_path / "train.txt").write_text("one two\nthree\n\n")
-    data = base.get_config().data
-    data.update(corpus="text", train=str(tmp_path / "train.txt"), cache_dir=str(tmp_path / "cache"))
+    data = DataConfig()
+    data = dataclasses.replace(
+        data, corpus="text", train=str(tmp_path / "train.txt"), cache_dir=str(tmp_path / "cache")
+    )
     folder = tmp_path / "cache" / "tokens" / "db54590753ff76222533ed738581766d"
     ByteTokenizer().save(folder / "tokenizer")
     np.frombuffer(b"one two\nthree\n\n", np.uint8).astype("<u2").tofile(folder / "tokens.bin")
@@ -165,7 +165,7 @@ def test_token_files_of_older_versions_are_found_and_read(tmp_path):
     old = tokens.prepare(data, "train", progress=False)
     assert (old.directory, old.tokens.dtype) == (folder, np.uint16)
     assert bytes(old.tokens.tolist()) == b"one two\nthree\n\n"
-    data.cache_dir = str(tmp_path / "new")
+    data = dataclasses.replace(data, cache_dir=str(tmp_path / "new"))
     new = tokens.prepare(data, "train", progress=False)
     assert (new.tokens.dtype, new.manifest.sha256) == (np.uint8, old.manifest.sha256), "runs know their text by it"
     (folder / "tokens.bin").write_bytes(bytes(30))

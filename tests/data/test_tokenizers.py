@@ -1,5 +1,6 @@
 """Ids against rules written down elsewhere: UTF-8, fairseq's dictionary, GPT-2's pattern."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -9,13 +10,13 @@ import tokenizers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alibi.config import DataConfig
 from alibi.data import bpe, pieces, tokenizers
 from alibi.data.corpora import make_corpus
 from alibi.data.dictionary import count_words, make_dictionary, read_dictionary
 from alibi.data.embedded import BOOKS
 from alibi.data.pieces import Piece
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, load_tokenizer, make_tokenizer
-from configs import base
 
 TEXT = "The cat sat.\n\nIt's  the\tcat's 12 naïve 漢字 <|endoftext|> mats!\n"
 
@@ -30,7 +31,7 @@ def stream(tokenizer, *parts):
 
 @pytest.fixture(scope="module")
 def trained_bpe():
-    text = next(make_corpus(base.get_config().data).pieces("valid")).text
+    text = next(make_corpus(DataConfig()).pieces("valid")).text
     return BpeTokenizer(bpe.train_bpe([text[:100_000]], 400), "<|endoftext|>")
 
 
@@ -79,10 +80,8 @@ def test_words_are_the_same_in_pieces():
 
 
 def test_wikitext2_counts_are_those_of_the_paper(shared_dir):
-    data = base.get_config().data
-    data.corpus, data.tokenizer = "text", "words"
-    for split in ("train", "valid", "test"):
-        data[split] = str(shared_dir / f"data/wikitext-2/{split}.txt")
+    texts = {split: str(shared_dir / f"data/wikitext-2/{split}.txt") for split in ("train", "valid", "test")}
+    data = DataConfig(corpus="text", tokenizer="words", **texts)
     corpus = make_corpus(data)
     tokenizer = make_tokenizer(data, corpus)
     assert tokenizer.vocab_size == 33_280
@@ -126,12 +125,12 @@ def test_a_text_without_words_has_no_dictionary():
 
 
 def test_bpe_may_be_trained_on_a_sample():
-    data = base.get_config().data
-    data.update(tokenizer="bpe", bpe_vocab_size=300, tokenizer_train_bytes=5000)
+    data = DataConfig()
+    data = dataclasses.replace(data, tokenizer="bpe", bpe_vocab_size=300, tokenizer_train_bytes=5000)
     sampled = make_tokenizer(data, make_corpus(data))
-    data.update(tokenizer_train_bytes=-1, max_train_bytes=5000)
+    data = dataclasses.replace(data, tokenizer_train_bytes=-1, max_train_bytes=5000)
     assert sampled.fingerprint() == make_tokenizer(data, make_corpus(data)).fingerprint()
-    data.update(max_train_bytes=6000)
+    data = dataclasses.replace(data, max_train_bytes=6000)
     assert sampled.fingerprint() != make_tokenizer(data, make_corpus(data)).fingerprint()
 
 
@@ -198,7 +197,7 @@ def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):
 
 
 def test_bpe_of_a_real_book_is_the_same_in_pieces(trained_bpe, monkeypatch):
-    text = next(make_corpus(base.get_config().data).pieces("valid")).text
+    text = next(make_corpus(DataConfig()).pieces("valid")).text
     whole = [*trained_bpe._tokenizer.encode(text, add_special_tokens=False).ids, 0]
     monkeypatch.setattr(pieces, "PIECE_BYTES", 50_000)
     parts = list(pieces.split_long(text.encode()))
@@ -207,8 +206,8 @@ def test_bpe_of_a_real_book_is_the_same_in_pieces(trained_bpe, monkeypatch):
 
 
 def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
-    data = base.get_config().data
-    data.tokenizer, data.tokenizer_file = "bpe", str(tmp_path / "tokenizer.json")
+    data = DataConfig()
+    data = dataclasses.replace(data, tokenizer="bpe", tokenizer_file=str(tmp_path / "tokenizer.json"))
     tokenizer = hf.Tokenizer(hf.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = hf.pre_tokenizers.Whitespace()
     tokenizer.save(data.tokenizer_file)
@@ -225,33 +224,28 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"is no tokenizer\.json of the tokenizers library"):
         make_tokenizer(data, None)
-    data.tokenizer_file = str(tmp_path / "missing.json")
+    data = dataclasses.replace(data, tokenizer_file=str(tmp_path / "missing.json"))
     with pytest.raises(ValueError, match=r"missing\.json can't be read"):
         make_tokenizer(data, None)
 
 
-def test_a_vocabulary_too_small_for_bytes_and_an_unknown_method():
-    data = base.get_config().data
-    data.tokenizer, data.bpe_vocab_size = "bpe", 256
-    with pytest.raises(ValueError, match=r"bpe_vocab_size=256 is too small: .* 257 or more"):
-        make_tokenizer(data, make_corpus(data))
-    for options, message in {
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         (
-            "bytes",
-            "dict.txt",
-            -1,
-        ): r"data\.tokenizer_file=dict\.txt is not used by data\.tokenizer=bytes; leave it",
-        ("words", "", 9): r"data\.tokenizer_train_bytes=9 is not used with data\.tokenizer=words: only a BPE",
-        ("bpe", "t.json", 9): r"data\.tokenizer_train_bytes=9 is not used with data\.tokenizer_file",
-        ("bpe", "", 0): r"data\.tokenizer_train_bytes=0 must be positive, or -1",
-    }.items():
-        data.tokenizer, data.tokenizer_file, data.tokenizer_train_bytes = options
-        with pytest.raises(ValueError, match=message):
-            make_tokenizer(data, None)
-    data.update(tokenizer_file="", tokenizer_train_bytes=-1)
-    data.tokenizer = "byte"
-    with pytest.raises(ValueError, match=r"data\.tokenizer='byte' is unknown; use one of bytes, words, bpe"):
-        make_tokenizer(data, make_corpus(data))
+            {"tokenizer": "bytes", "tokenizer_file": "dict.txt"},
+            "tokenizer_file=dict.txt is not used by data.tokenizer=b",
+        ),
+        ({"tokenizer": "words", "tokenizer_train_bytes": 9}, "is not used with data.tokenizer=words: only a BPE"),
+        (
+            {"tokenizer": "bpe", "tokenizer_file": "t.json", "tokenizer_train_bytes": 9},
+            "not used with data.tokenizer_fi",
+        ),
+    ],
+)
+def test_options_that_are_not_used(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_tokenizer(DataConfig(**options), None)
 
 
 # All.

@@ -3,6 +3,7 @@
 import jax
 import optax
 
+from alibi.config import make_config
 from alibi.data.tokenizers import make_tokenizer
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
@@ -10,17 +11,18 @@ from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints
 from alibi.training.state import initial_state
-from configs import base
 
 TEXT = "the quick brown fox jumps over the lazy dog.\n" * 3 + "a last line, cut sho"
 
 
 def make_run(folder, position, name, seed=0, steps=(3, 5), text=None):
     """A work directory as training leaves it: two checkpoints, the first one the better."""
-    config = base.get_config(f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2")
-    config.update({"seed": seed, "model": {"feed_forward": 16}, "eval": {"batch_tokens": 32}})
-    config.data.update({"corpus": "text", "cache_dir": str(folder / "cache")})
-    config.data.train = config.data.valid = str(text or folder / "text.txt")
+    text = str(text or folder / "text.txt")
+    config = make_config(
+        f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=16,"
+        f"seed={seed},eval.batch_tokens=32,data.corpus=text,data.train={text},data.valid={text},"
+        f"data.cache_dir={folder / 'cache'}"
+    )
     run = RunDirectory(folder / name)
     tokenizer = make_tokenizer(config.data, None)
     run.check(config)

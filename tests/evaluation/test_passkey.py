@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config import read_config, replaced
 from alibi.config.override import Override
 from alibi.data.embedded import Books
 from alibi.data.passkeys import ASKED, TOLD, PassKeys, distances, make_prompts
@@ -24,7 +25,7 @@ BOOK = b"It was the best of times, it was the worst of times. " * 40
 
 
 def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
-    data = config_file.get_config("length=128").data
+    data = read_config(config_file.get_config("length=128")).data
     found = [piece.utf8 for _, piece in zip(range(2), PassKeys(data).pieces("valid"), strict=False)]
     told, asked = (re.escape(one).replace(r"\{\}", r"(\d{5})") for one in (TOLD, ASKED))
     for text, book in zip(found, Books(data).pieces("valid"), strict=False):
@@ -41,10 +42,12 @@ def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
 
 
 def test_the_distance_is_part_of_the_texts_identity():
-    descriptions = [PassKeys(config_file.get_config(f"length={n}").data).description("valid") for n in (128, 256)]
+    descriptions = [
+        PassKeys(read_config(config_file.get_config(f"length={n}")).data).description("valid") for n in (128, 256)
+    ]
     assert descriptions[0] != descriptions[1]
     with pytest.raises(ValueError, match=r"data\.passkey_distance=0 must be at least 1"):
-        PassKeys(config_file.get_config("length=32").data)
+        PassKeys(read_config(config_file.get_config("length=32")).data)
 
 
 @pytest.mark.parametrize(("length", "distance"), [(128, 32), (128, 64), (128, 112), (1024, 512), (64, 8)])
@@ -219,7 +222,7 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(tmp_path, monkeypatc
 
     def with_keys(directory):
         config = trained_config(directory)
-        config.data.corpus = PassKeys.name
+        config = replaced(config, {"data.corpus": PassKeys.name})
         return config
 
     monkeypatch.setattr(RunDirectory, "config", with_keys)

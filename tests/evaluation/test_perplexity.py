@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from alibi.config import make_config, replaced
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import build_model, evaluated
-from configs import base
 
 VOCAB, BOUNDARY = 11, 10
 SHAPES = [(37, 8, 8), (37, 8, 3), (37, 7, 1), (5, 8, 8), (5, 8, 3), (1, 4, 2), (64, 16, 5)]
@@ -52,19 +52,19 @@ def test_exact_on_a_bigram_table(table, num_tokens, length, stride, batch_size):
 
 
 def tiny_model(position):
-    config = base.get_config(f"position={position},length=8,model.num_layers=1,model.width=16,model.num_heads=2")
-    config.model.feed_forward = 32
+    config = make_config(f"position={position},length=8,model.num_layers=1,model.width=16,model.num_heads=2")
+    config = replaced(config, {"model.feed_forward": 32})
     model = build_model(config, VOCAB)
     return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def test_what_bfloat16_has_trained_is_scored_in_float32(monkeypatch):
     """As the paper's code scores what float16 has trained; and on accelerators with no fewer bits in the products."""
-    config = base.get_config("length=8,model.num_layers=1,model.width=16,model.num_heads=2,model.dtype=bfloat16")
+    config = make_config("length=8,model.num_layers=1,model.width=16,model.num_heads=2,model.dtype=bfloat16")
     trained = build_model(config, VOCAB)
     params = jax.jit(trained.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     batch = [stream(64 + number).astype(np.int32)[:64].reshape(8, 8) for number in range(2)]
-    config.model.dtype = "float32"
+    config = replaced(config, {"model.dtype": "float32"})
     exact, rounded = (jax.jit(model_nll(model)) for model in (build_model(config, VOCAB), trained))
     found = jax.jit(model_nll(evaluated(trained, config)))(params, *batch)
     np.testing.assert_array_equal(found, exact(params, *batch))

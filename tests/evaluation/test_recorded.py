@@ -1,18 +1,22 @@
 """What was measured before is found again: no row is computed or written twice, and none is taken for another."""
 
+import dataclasses
 import errno
 import shutil
 
 import numpy as np
 import pytest
 
+from alibi.config import replaced
 from alibi.evaluation import output
 from alibi.evaluation.dumps import read_dump, what_is_in
 from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
+from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import TEXT, make_run
+from alibi.storage.store import open_store
+from tests.evaluation.runs import TEXT, make_run, rows_by_cell
 
 
 def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
@@ -23,6 +27,18 @@ def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
         one.run()
         one.output.finish(report=False)
     assert [row.eval_length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]
+
+
+def test_rows_may_go_to_an_object_store(alibi_run, evaluated, s3_bucket):
+    options = Options(output_dir=f"{s3_bucket}/out", lengths=(16,), dump_nll=True)
+    for _ in range(2):
+        assert evaluate_runs([alibi_run], options) == []
+    (row,) = find_rows(f"{s3_bucket}/out")
+    assert row.nll_nats == rows_by_cell(evaluated)["alibi-run", 16].nll_nats
+    names = open_store(f"{s3_bucket}/out").names()
+    assert [name for name in names if not name.startswith("rows/alibi-run/16-")] == [
+        "extrapolation.png", "nll/alibi-run-length=16-stride=16.npz", "report.html", "report.md", "results.jsonl"
+    ]  # fmt: skip
 
 
 def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, monkeypatch):
@@ -58,12 +74,12 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     """What bfloat16 evaluated is not taken for done, nor mixed with what float32 does now."""
     rounded = RunDirectory(shutil.copytree(alibi_run, tmp_path / "alibi-run"))
     config = rounded.config()
-    config.model.dtype = config.eval.dtype = "bfloat16"  # as runs of bfloat16 were evaluated before there was a choice
-    rounded.write("config.json", config.to_dict())
+    config = replaced(config, {"model.dtype": "bfloat16", "eval.dtype": "bfloat16"})
+    rounded.write("config.json", dataclasses.asdict(config))
     output = tmp_path / "dtypes"
     assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
-    config.eval.dtype = "float32"
-    rounded.write("config.json", config.to_dict())
+    config = replaced(config, {"eval.dtype": "float32"})
+    rounded.write("config.json", dataclasses.asdict(config))
     assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
     before, after = read_rows(output / "results.jsonl")
     assert (before.dtype, after.dtype) == ("bfloat16", "float32")

@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 
+from alibi.config import make_config
 from alibi.evaluation.extrapolation import Options, Output, RunEvaluation, evaluate_runs
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun, fitting_mesh
-from configs import base
 
 
 def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_run, tmp_path):
@@ -73,7 +73,7 @@ def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi
 
 
 def test_a_mesh_of_another_machine_becomes_the_devices_here():
-    mesh = base.get_config("mesh.data=64,mesh.fsdp=4").mesh
+    mesh = make_config("mesh.data=64,mesh.fsdp=4").mesh
     assert dict(fitting_mesh(mesh).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    mesh = base.get_config("mesh.fsdp=4").mesh
+    mesh = make_config("mesh.fsdp=4").mesh
     assert dict(fitting_mesh(mesh).shape) == {"data": 2, "fsdp": 4, "tensor": 1}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config import read_config
 from alibi.model.adaptive import Bands
 from alibi.model.decoder import DecoderLM, build_model, count_parameters
 from alibi.model.loss import selected_token_nll
@@ -178,7 +179,7 @@ def test_the_loss_of_the_papers_vocabulary_needs_a_chunk_of_memory() -> None:
 
 
 def test_the_papers_model_has_its_number_of_parameters() -> None:
-    model = build_model(wikitext103.get_config(), 267_744)
+    model = build_model(read_config(wikitext103.get_config()), 267_744)
     assert count_parameters(model) == 246_933_504
 
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config import make_config, read_config, replaced
 from alibi.model.decoder import build_model
-from configs import base, wikitext103
+from configs import wikitext103
 
 WIDTH, HIDDEN, CUTOFFS, VOCABULARY = 64, 192, (2_000, 5_000), 12_000
 DEVIATIONS = 5.0  # of the estimate of a mean or a standard deviation: one in two million
@@ -14,8 +15,10 @@ DEVIATIONS = 5.0  # of the estimate of a mean or a standard deviation: one in tw
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    config = wikitext103.get_config()
-    config.model.update(num_layers=2, width=WIDTH, feed_forward=HIDDEN, cutoffs=CUTOFFS)
+    config = read_config(wikitext103.get_config())
+    config = replaced(
+        config, {"model.num_layers": 2, "model.width": WIDTH, "model.feed_forward": HIDDEN, "model.cutoffs": CUTOFFS}
+    )
     model = build_model(config, VOCABULARY)
     return jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
@@ -72,7 +75,7 @@ def test_layers(params) -> None:
 
 
 def test_the_default_is_xavier_with_biases_of_zero() -> None:
-    model = build_model(base.get_config("model.num_layers=1"), 256)
+    model = build_model(make_config("model.num_layers=1"), 256)
     layer = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]["layers_0"]
     check_uniform(layer["attention"]["query"]["kernel"], xavier(128, 128))
     check_uniform(layer["up"]["kernel"], xavier(128, 512))

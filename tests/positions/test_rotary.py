@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from alibi.attention.attend import attend
+from alibi.config import make_config, replaced
 from alibi.model.decoder import build_model
 from alibi.positions import PositionMethod, make_position, rotary
 from alibi.testing import check_position_method
-from configs import base
 
 HEADS, HEAD_DIM, TRAIN_LENGTH, LENGTH = 2, 16, 16, 24
 HALF = HEAD_DIM // 2
@@ -118,9 +118,9 @@ def peer_arrays() -> dict[str, np.ndarray]:
 def test_the_peers_compute_the_same(case: str) -> None:
     """`transformers` (default, partial, proportional, linear, dynamic, yarn) and `x-transformers` (xPos)."""
     arrays, (name, *words) = peer_arrays(), case.split()
-    config = base.get_config()
+    config = make_config()
     for word in words:
-        base.set_key(config, f"position_options.{word.partition('=')[0]}", word.partition("=")[2])
+        config = replaced(config, {f"position_options.{word.partition('=')[0]}": word.partition("=")[2]})
     method = make(name, heads=1, **config.position_options)
     query, key = (np.swapaxes(arrays[side], 1, 2) for side in ("query", "key"))
     logits, (_, *gradients) = logits_and_gradients(method, {}, query, key, arrays["weights"])
@@ -282,4 +282,4 @@ def test_sizes_that_are_refused() -> None:
 @pytest.mark.parametrize("options", ["position=randomised", "position=alibi,position_options.logit_scale=log_n"])
 def test_a_window_is_refused_where_tokens_are_not_counted(options: str) -> None:
     with pytest.raises(ValueError, match=r"a window of 8 can't be put on position=\w+ with these options: it \w+"):
-        build_model(base.apply(base.get_config(), f"{options},model.window=8"), 100)
+        build_model(make_config(f"{options},model.window=8"), 100)

@@ -1,21 +1,26 @@
-"""Files of work directories that were damaged, and the commit that provenance names."""
+"""A work directory whose files were damaged is named with the file, what is wrong with it, and what to do."""
 
-import ml_collections
+import json
+
 import pytest
 
+from alibi.config import Config, flatten
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.runs import SECTIONS, RunDirectory, git_commit
-from configs import base
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "[1]", "config.json is damaged (it is no object)"),
+        ("config.json", "[1]", "config.json is damaged (it holds a list, not an object)"),
         ("config.json", "{}", "config.json is damaged (it lacks data, model, optimizer, "),
+        ("config.json", json.dumps(dict.fromkeys(SECTIONS)), "config.json is damaged (its data is a NoneType, not an"),
         ("status.json", '{"state": ', "status.json is damaged (Expecting value"),
         ("status.json", '{"state": "running"}', "status.json is damaged (it lacks step, steps, reason)"),
         ("provenance.json", "{}", "provenance.json is damaged (it lacks corpus)"),
+        ("provenance.json", '{"corpus": []}', "provenance.json is damaged (its corpus is a list, not an object)"),
+        ("provenance.json", '{"corpus": {"train": {}}}', "provenance.json is damaged (its corpus.train lacks sha256)"),
+        ("provenance.json", '{"corpus": {"train": 1}}', "provenance.json is damaged (its corpus.train lacks sha256)"),
         ("tokenizer/tokenizer_config.json", "{}", "tokenizer holds no saved tokenizer, or a damaged one ("),
     ],
 )
@@ -38,8 +43,7 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, co
 
 def test_the_sections_are_those_of_the_base_config():
     """One that is missing there would end in a traceback, and one too many would make every run a damaged one."""
-    config = base.get_config()
-    assert set(SECTIONS) == {key for key, value in config.items() if isinstance(value, ml_collections.ConfigDict)}
+    assert set(SECTIONS) == {key.partition(".")[0] for key in flatten(Config()) if "." in key} | {"position_options"}
 
 
 def test_the_commit_of_an_image_is_told_by_its_environment(tmp_path, monkeypatch):

@@ -37,12 +37,12 @@ def test_what_the_paper_tried_is_part_of_the_study_of_all_methods():
         for name in ("negative_results", "all_methods")
     )
     for name, run in runs.items():
-        assert (run.config.to_dict(), run.evaluations) == (of_study[name].config.to_dict(), of_study[name].evaluations)
+        assert (run.config, run.evaluations) == (of_study[name].config, of_study[name].evaluations)
     for method in ("sinusoidal", "rotary", "alibi"):
         tested = [one.override and one.override.window for one in runs[f"{method}-seed0"].evaluations]
         assert tested[0] is None
         assert 128 in tested
-    slopes = [runs[f"alibi-random-seed{seed}"].config.position_options.to_dict() for seed in range(3)]
+    slopes = [runs[f"alibi-random-seed{seed}"].config.position_options for seed in range(3)]
     assert slopes == [{"slopes": "random", "draw": draw} for draw in range(3)]
 
 

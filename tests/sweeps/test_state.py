@@ -6,17 +6,17 @@ import tempfile
 
 import pytest
 from absl import flags as absl_flags
-from etils import epath
 
+from alibi.config import make_config, replaced
 from alibi.config.override import Override
 from alibi.paper.costs import PROCESSORS
 from alibi.reporting.writers import format_duration
-from alibi.storage.claims import Claim
+from alibi.storage.lease import Claim
+from alibi.storage.store import Folder
 from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, plan_table
 from alibi.sweeps.launchers import describe_exit
 from alibi.sweeps.state import evaluation_command, read_failures, survey, write_failure
-from configs import base
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
@@ -43,7 +43,7 @@ def test_states_of_runs(tmp_path):
         "missing",
     ]
     # Only a process that is at work now makes "running" true.
-    training = Claim(epath.Path(tmp_path / "runs" / "none-L128-seed0"), "training")
+    training = Claim(Folder(tmp_path / "runs" / "none-L128-seed0"), "training")
     assert survey(sweep, tmp_path)[2].describe() == "running, at step 200 of 500"
     training.release()
     assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]
@@ -147,10 +147,10 @@ def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
     (run,) = sweep_of(product={"position": ["alibi"]}).runs
     evaluation = dataclasses.replace(run.evaluations[0], override=Override("alibi", options))
     (flag,) = (one for one in evaluation_command(run, evaluation, tmp_path).flags if "_options=" in one)
-    config = base.get_config()
+    config = make_config()
     for word in absl_flags.ListParser().parse(flag.removeprefix("--position_options=")):
         name, _, value = word.partition("=")
-        base.set_key(config, f"position_options.{name}", value)
+        config = replaced(config, {f"position_options.{name}": value})
     assert tuple(config.position_options.items()) == options
 
 

@@ -76,7 +76,7 @@ def test_options_of_slurm() -> None:
         "--open-mode=append",
         '--output="/nfs/a b/slurm/%x-%A_%a.log"',
     ]
-    assert submit_command(script) == ["sbatch", "--parsable"]
+    assert submit_command(script) == ["sbatch"]
 
 
 # The part of the APIs of JobSet, Job and Pod that the template uses: types and needed fields ("!"), as in

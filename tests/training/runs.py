@@ -6,10 +6,10 @@ import pathlib
 from collections.abc import Callable
 
 import jax
-import ml_collections
 import numpy as np
 import pytest
 
+from alibi.config import Config, make_config
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
@@ -18,7 +18,6 @@ from alibi.training import loop
 from alibi.training.feed import Batch
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import abstract_state
-from configs import base
 
 
 def on_one_device(patch: pytest.MonkeyPatch) -> None:
@@ -26,8 +25,8 @@ def on_one_device(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
 
 
-def final_state(config: ml_collections.ConfigDict, workdir: pathlib.Path, step: int | None = None) -> TrainState:
-    mesh = make_mesh(base.get_config().mesh, jax.devices()[:1])
+def final_state(config: Config, workdir: pathlib.Path, step: int | None = None) -> TrainState:
+    mesh = make_mesh(make_config().mesh, jax.devices()[:1])
     run = RunDirectory(workdir)
     model = build_model(config, run.provenance()["vocab_size"])
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:

@@ -5,10 +5,10 @@ import time
 import jax
 import numpy as np
 
+from alibi.config import make_config
 from alibi.data.batches import TrainBatches
 from alibi.parallel.sharding import make_mesh
 from alibi.training.feed import Feed
-from configs import base
 
 
 def test_waiting_for_data_is_measured(monkeypatch):
@@ -21,7 +21,7 @@ def test_waiting_for_data_is_measured(monkeypatch):
         return read(step, rows)
 
     monkeypatch.setattr(batches, "rows", slow)
-    feed = Feed(batches, make_mesh(base.get_config().mesh, devices=jax.devices()[:1]), 1)
+    feed = Feed(batches, make_mesh(make_config().mesh, devices=jax.devices()[:1]), 1)
     feed.get(0)
     assert feed.waited >= 0.2
     before = feed.waited

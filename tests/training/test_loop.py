@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from alibi.config import replaced
 from alibi.errors import OF_SWEEP
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> None:
     config = tiny_config(train__steps=40, optimizer__learning_rate=0.01, log__every_steps=10, eval__every_steps=20)
-    config.checkpoint.every_steps = 20
+    config = replaced(config, {"checkpoint.every_steps": 20})
     status = loop.train(config, str(tmp_path / "run"))
     assert (status["state"], status["step"], status["steps"]) == ("finished", 40, 40)
     written = rows(tmp_path / "run")

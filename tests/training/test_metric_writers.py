@@ -1,5 +1,6 @@
 """Metrics go to each writer that the config names, a resumed run's to the run that was there."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -11,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from alibi.runs import RunDirectory
+from alibi.config import make_config
+from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop, metric_writers
 from alibi.training.metric_writers import open_writers, tracked
-from configs import base
 from tests.training.runs import rows
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -45,7 +46,7 @@ def test_a_missing_package_is_one_line_before_any_work(tiny_config, tmp_path, mo
         ValueError, match=f"^log.{package}=True needs the package {package}, .*; pip install {package}, "
     ):
         loop.train(tiny_config(**{f"log__{package}": True}), str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
+    assert not RunDirectory(tmp_path / "run").store.names()
 
 
 def test_a_service_that_fails_is_one_line_and_training_goes_on(tiny_config, tmp_path, monkeypatch, capsys) -> None:
@@ -84,9 +85,11 @@ def test_a_run_keeps_the_name_that_services_know_it_by(tmp_path) -> None:
 
 
 def test_writers_may_change(tiny_config, tmp_path) -> None:
-    run = RunDirectory(tmp_path)
-    run.write("config.json", tiny_config().to_dict())
-    assert run.differing(tiny_config(log__wandb=True, log__trackio=True, log__project="mine")) == {}
+    config, run = tiny_config(), RunDirectory(tmp_path)
+    run.write("config.json", dataclasses.asdict(config))
+    changed = tiny_config(log__wandb=True, log__trackio=True, log__project="mine")
+    assert run.differing(changed) == {}
+    assert config_hash(changed) == config_hash(config)
 
 
 @pytest.fixture
@@ -175,7 +178,7 @@ def test_wandb_that_is_not_reached_is_one_line_and_files(tmp_path, monkeypatch, 
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(metric_writers, "INIT_SECONDS", 1.0)
-    config, run = base.get_config("log.wandb=true,log.tensorboard=false"), RunDirectory(tmp_path / "run")
+    config, run = make_config("log.wandb=true,log.tensorboard=false"), RunDirectory(tmp_path / "run")
     for writer in open_writers(config, run, 0):
         writer.write(1, {"train_nll": 2.0})
         writer.close(False)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from alibi.config import replaced
 from alibi.model.config import ModelConfig
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.model.layers import unstacked
@@ -154,7 +155,7 @@ def test_position_parameters_of_another_meaning_are_new(tiny_config, tmp_path, t
         for method, length in (there, here)
     ]
     loop.train(configs[0], str(tmp_path / "there"))
-    configs[1].init_from = str(tmp_path / "there")
+    configs[1] = replaced(configs[1], {"init_from": str(tmp_path / "there")})
     models = [build_model(config, UNKNOWN_VOCABULARY) for config in configs]
     about = Parent(configs[1], models[1]).about()
     assert about["new"]

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from alibi.config import replaced
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints
+from alibi.storage.store import Folder
 from alibi.training import loop, updates
-from alibi.training.metric_writers import JsonLines
 from alibi.training.pending import MOST, Pending
 from tests.training.runs import rows, stop_at
 
@@ -65,7 +66,7 @@ def test_no_more_writes_are_left_than_a_stop_has_time_for() -> None:
 
 def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """As long as nothing is saved: the fourth update begins while the store still writes of the first one."""
-    log, write_status, answers = JsonLines.write, RunDirectory.write_status, threading.Event()
+    log, write_status, answers = Folder.log, RunDirectory.write_status, threading.Event()
 
     def answered(write: Any) -> Any:
         def late(*arguments: Any, **named: Any) -> None:
@@ -74,7 +75,7 @@ def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: 
 
         return late
 
-    monkeypatch.setattr(JsonLines, "write", answered(log))
+    monkeypatch.setattr(Folder, "log", answered(log))
     monkeypatch.setattr(RunDirectory, "write_status", answered(write_status))
     stop_at(monkeypatch, 3, answers.set)
     status = loop.train(tiny_config(checkpoint__every_steps=0, eval__every_steps=0), str(tmp_path / "run"))
@@ -83,7 +84,7 @@ def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: 
 
 
 def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    log, save, saved = JsonLines.write, Checkpoints.save, {}
+    log, save, saved = Folder.log, Checkpoints.save, {}
 
     def slow(*arguments: Any) -> None:
         time.sleep(0.1)
@@ -93,7 +94,7 @@ def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(tiny_config, tmp_path
         saved[step] = [(row["step"], "valid_nll" in row) for row in rows(tmp_path / "run")]
         save(checkpoints, state, step, *more)
 
-    monkeypatch.setattr(JsonLines, "write", slow)
+    monkeypatch.setattr(Folder, "log", slow)
     monkeypatch.setattr(Checkpoints, "save", counting)
     loop.train(tiny_config(), str(tmp_path / "run"))
     of_three = [(1, False), (2, False), (3, False), (3, True)]
@@ -104,14 +105,14 @@ def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(tiny_config, tmp_path
 
 def test_a_row_that_fails_ends_training_as_the_next_one_comes(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """Without a hole between rows, and with the failure as the run's reason."""
-    log = JsonLines.write
+    log = Folder.log
 
-    def fail(writer: JsonLines, step: int, values: dict[str, float]) -> None:
-        if step == 2:
+    def fail(store: Folder, name: str, row: dict[str, Any]) -> None:
+        if row["step"] == 2:
             raise OSError("the bucket does not exist")
-        log(writer, step, values)
+        log(store, name, row)
 
-    monkeypatch.setattr(JsonLines, "write", fail)
+    monkeypatch.setattr(Folder, "log", fail)
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(OSError, match="the bucket does not exist"):
         loop.train(tiny_config(train__steps=1000, checkpoint__every_steps=0, eval__every_steps=0), str(run))
@@ -134,7 +135,7 @@ def test_checkpoints_are_not_listed_for_each_row(tiny_config, tmp_path: pathlib.
         listed.clear()
 
     config = tiny_config(train__steps=20, eval__every_steps=0)
-    config.checkpoint.update(every_steps=5)
+    config = replaced(config, {"checkpoint.every_steps": 5})
     stop_at(monkeypatch, 10, settle)
     monkeypatch.setattr(updates, "_is_save_due", lambda _, step, __: step in (5, 20))
     assert loop.train(config, str(run))["saved"] == 20

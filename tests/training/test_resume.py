@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from alibi.config import replaced
 from alibi.errors import UserError
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
@@ -26,7 +27,7 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
     """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
     # Stopped between two rows of metrics, after a row at update 3: the next one is of all updates since.
     config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2, log__every_steps=3)
-    config.mesh.update(data=-1, fsdp=2, tensor=2)
+    config = replaced(config, {"mesh.data": -1, "mesh.fsdp": 2, "mesh.tensor": 2})
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:4]))
     loop.train(config, str(tmp_path / "whole"))
     with monkeypatch.context() as patch:
@@ -50,7 +51,7 @@ def test_a_run_goes_on_with_layers_as_a_loop(tiny_config, whole: pathlib.Path, t
         stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(loop.Interrupted):
             loop.train(config, str(tmp_path / "run"))
-    config.model.scan_layers = True
+    config = replaced(config, {"model.scan_layers": True})
     loop.train(config, str(tmp_path / "run"))
     got, expected = (final_state(config, workdir) for workdir in (tmp_path / "run", whole))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got.params, expected.params)

@@ -6,22 +6,23 @@ import numpy as np
 import optax
 import pytest
 
+from alibi.config import make_config, read_config
 from alibi.training.optimizer import make_optimizer, make_schedule
-from configs import base, wikitext103
+from configs import wikitext103
 
 RECIPE = {0: 1e-7, 8_000: 0.50000005, 16_000: 1.0, 83_500: 0.853568, 151_000: 0.50005, 218_500: 0.146532,
           285_999: 1.0000e-4, 286_000: 0.75}  # fmt: skip
 
 
 def test_the_papers_rates() -> None:
-    schedule = jax.jit(make_schedule(wikitext103.get_config().optimizer, 286_001))
+    schedule = jax.jit(make_schedule(read_config(wikitext103.get_config()).optimizer, 286_001))
     for update, rate in RECIPE.items():
         np.testing.assert_allclose(schedule(update), rate, rtol=1e-6, err_msg=str(update))
 
 
 def test_restarts_follow_the_formula_to_six_digits() -> None:
     """Each cycle twice as long and 0.75 as high; the last updates of a cycle are where float32 is lost otherwise."""
-    config = wikitext103.get_config("optimizer.warmup_steps=16,optimizer.period_steps=40").optimizer
+    config = read_config(wikitext103.get_config("optimizer.warmup_steps=16,optimizer.period_steps=40")).optimizer
     schedule = jax.jit(jax.vmap(make_schedule(config, 300)))
     expected = [1e-7 + (1 - 1e-7) * k / 16 for k in range(16)]
     for cycle in range(3):
@@ -32,7 +33,9 @@ def test_restarts_follow_the_formula_to_six_digits() -> None:
 
 def test_nag_is_the_update_of_the_papers_code() -> None:
     """fairseq's buffer holds the learning rate: v' = mu (lr / old lr) v - lr g, p' = p + mu (lr' / lr) v' - lr g."""
-    config = wikitext103.get_config("optimizer.warmup_steps=2,optimizer.period_steps=8,optimizer.clip_norm=0.0")
+    config = read_config(
+        wikitext103.get_config("optimizer.warmup_steps=2,optimizer.period_steps=8,optimizer.clip_norm=0.0")
+    )
     optimizer, schedule = make_optimizer(config.optimizer, 10)
     params = jnp.asarray([1.0, -2.0])
     state, theirs, buffer, old = optimizer.init(params), np.asarray(params, np.float64), np.zeros(2), float(schedule(0))
@@ -60,6 +63,6 @@ def test_nag_is_the_update_of_the_papers_code() -> None:
     ],
 )
 def test_what_makes_no_optimizer_is_refused(change: str, message: str) -> None:
-    config = base.get_config(change)
+    config = make_config(change)
     with pytest.raises(ValueError, match=message):
         make_optimizer(config.optimizer, config.train.steps)

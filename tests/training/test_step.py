@@ -4,11 +4,11 @@ import re
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 import pytest
 
+from alibi.config import Config, make_config
 from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh, tree_shardings
 from alibi.positions import METHODS, make_position
@@ -16,12 +16,11 @@ from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import abstract_state, initial_state
 from alibi.training.step import make_train_step
-from configs import base
 
 VOCABULARY = 48
 
 
-def updated(config: ml_collections.ConfigDict, devices: int, micro_batches: int) -> tuple[TrainState, dict]:
+def updated(config: Config, devices: int, micro_batches: int) -> tuple[TrainState, dict]:
     """The state after an SGD update on 16 sequences, of which the last is short."""
     mesh = make_mesh(config.mesh, jax.devices()[:devices])
     model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
@@ -163,7 +162,7 @@ def test_no_parameter_of_a_position_method_is_decayed() -> None:
     leaves = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
     params = {"position": leaves, "layers_0": {"position": {"deep": leaves}, "up": leaves}}
     params["embedding"] = jnp.ones((2, 2))
-    config = base.get_config("optimizer.weight_decay=1.0,optimizer.warmup_steps=0").optimizer
+    config = make_config("optimizer.weight_decay=1.0,optimizer.warmup_steps=0").optimizer
     optimizer, _ = make_optimizer(config, 10)
     gradient = jax.tree.map(jnp.zeros_like, params)
     updates, _ = optimizer.update(gradient, optimizer.init(params), params)

@@ -1,5 +1,6 @@
 """Updates of the paper's recipe, one by one, as other implementations compute them."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config import read_config
 from alibi.convert.fairseq import architecture, to_params
 from alibi.model.decoder import build_model
 from alibi.runs.checkpoint import TrainState
@@ -28,9 +30,10 @@ def trainer(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> Ca
     It gives lr, loss in nats and gradient norm of each update, and the parameters after the last.
     """
     sizes, updates = architecture(initial(recording)), len(recording["lr"])
-    config = wikitext103.get_config("position=alibi")
-    config.model.update(sizes.config | dict.fromkeys(NO_DROPOUT, 0.0))
-    config.optimizer.update(warmup_steps=warmup, period_steps=period)
+    keys = f"position=alibi,optimizer.warmup_steps={warmup},optimizer.period_steps={period}"
+    config = read_config(wikitext103.get_config(keys))
+    without_dropout = sizes.config | dict.fromkeys(NO_DROPOUT, 0.0)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **without_dropout))
     model, (optimizer, schedule) = build_model(config, sizes.vocab_size), make_optimizer(config.optimizer, updates)
     step = make_train_step(model, optimizer, 0, schedule=schedule)
 

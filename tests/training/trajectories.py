@@ -9,13 +9,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from alibi.config import make_config
 from alibi.model.decoder import build_model
 from alibi.parallel import peers
 from alibi.parallel.sharding import batch_sharding, local_rows, make_mesh
 from alibi.training.optimizer import make_optimizer
 from alibi.training.state import initial_state
 from alibi.training.step import make_train_step
-from configs import base
 
 VOCABULARY, UPDATES, SEQUENCES, LENGTH = 48, 20, 16, 8
 ADAPTIVE = "model.embedding=adaptive,model.cutoffs=16:32,model.adaptive_factor=2"
@@ -24,12 +24,12 @@ MODELS = {"alibi": "position=alibi", "t5": "position=t5", "adaptive": ADAPTIVE}
 
 def trajectory(model: str, axes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
     """The loss of each update, and the parameters after the last one by their paths, on a mesh of `axes`."""
-    config = base.get_config(f"{MODELS[model]},length={LENGTH},optimizer.name=nag,optimizer.warmup_steps=2")
-    config.optimizer.update(learning_rate=0.05, weight_decay=0.0)
     # With momentum, not Adam, which turns the rounding errors of gradients that are zero into whole steps.
-    config.model.update(num_layers=1, width=16, num_heads=2, feed_forward=32)
-    config.mesh.update(data=1, fsdp=1, tensor=1)
-    config.mesh.update(axes)
+    config = make_config(
+        f"{MODELS[model]},length={LENGTH},optimizer.name=nag,optimizer.warmup_steps=2,optimizer.learning_rate=0.05,"
+        "optimizer.weight_decay=0,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=32,mesh.data=1",
+        **{f"mesh__{axis}": size for axis, size in axes.items()},
+    )
     mesh = make_mesh(config.mesh, jax.devices()[:devices])
     sharding = batch_sharding(mesh)
     decoder = build_model(config, VOCABULARY, sharding=sharding)

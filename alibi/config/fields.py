@@ -1,0 +1,177 @@
+"""One reader of values: from a flag's text or from Python to the type and the range of a dataclass field."""
+
+import ast
+import contextlib
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# The sizes of normal float32 numbers: smaller ones may count as 0 on the devices.
+SMALLEST, LARGEST = 1.1754943508222875e-38, 3.4028234663852886e38
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The range of a number, both ends included unless `above` or `below` is given, or the names of a choice.
+
+    Attributes:
+      or_all: a number outside the range that means "all".
+    """
+
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    or_all: int | None = None
+    names: tuple[str, ...] = ()
+
+    def allow(self, value: Any) -> bool:
+        if self.names:
+            return value in self.names
+        in_range = self.at_least <= value <= self.at_most and self.above < value < self.below
+        return in_range or value == self.or_all
+
+    def __str__(self) -> str:
+        """What a value must be, after "must be"; empty without limits."""
+        if self.names:
+            return f"one of {', '.join(self.names)}"
+        words = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
+        range_ = " and ".join(f"{word} {bound:,}" for word, bound in words.items() if math.isfinite(bound))
+        return range_ if self.or_all is None else f"{range_}, or {self.or_all} for all"
+
+
+def number(default: float, **limits: Any) -> Any:
+    """Returns a dataclass field of a number, with `limits` by the names of the fields of `Limits`."""
+    return dataclasses.field(default=default, metadata={"limits": Limits(**limits)})
+
+
+def choice(default: str, names: Iterable[str]) -> Any:
+    """Returns a dataclass field that holds one of `names`."""
+    return dataclasses.field(default=default, metadata={"limits": Limits(names=tuple(names))})
+
+
+def annotations(kind: type) -> dict[str, Any]:
+    """Returns the annotation of each field of a dataclass, or the type of its default if Python can't evaluate it."""
+    fields = dataclasses.fields(kind)
+    with contextlib.suppress(Exception):  # text as an annotation may name something absent, and raise any error
+        hints = typing.get_type_hints(kind)
+        return {field.name: hints[field.name] for field in fields}
+    unknown = (None, dataclasses.MISSING)
+    return {field.name: Any if field.default in unknown else type(field.default) for field in fields}
+
+
+def parsed(text: str, annotation: Any = Any) -> Any:
+    """Returns the Python value that a flag's text writes: None, True, a number, a name, or a tuple such as 0.5:0.25."""
+    if annotation is str:
+        return text
+    if annotation is bool and text.lower() in ("true", "false", "1", "0"):
+        return text.lower() in ("true", "1")
+    parts = [_literal(part) for part in text.split(":")]
+    several = len(parts) > 1 and all(type(part) in (int, float) for part in parts)
+    return tuple(parts) if several else without_lists(_literal(text))
+
+
+def read(
+    name: str, value: Any, annotation: Any, default: Any = dataclasses.MISSING, limits: Limits | None = None
+) -> Any:
+    """Returns `value` as the type that a field is annotated with.
+
+    Lists become tuples, so that a frozen dataclass can be hashed; a number becomes a tuple if the field is one; whole
+    numbers become floats. None is also taken if it is the default.
+
+    Args:
+      name: names the field in an error.
+
+    Raises:
+      ValueError: a value of another type or out of the field's limits, or a number that float32 does not hold.
+    """
+    value = without_lists(value)
+    if value is None and default is None:
+        return None
+    try:
+        found = _read(value, annotation)
+        if limits is None or limits.allow(found):
+            return found
+    except TypeError:
+        pass
+    except OverflowError:
+        raise ValueError(f"{name}={value!r} must be 0 or of a size from {SMALLEST:.2g} to {LARGEST:.2g}") from None
+    needed = ", ".join(filter(None, [_words(annotation), str(limits or "")]))
+    if limits is not None and limits.names:
+        needed = str(limits)
+    if default is not None and default is not dataclasses.MISSING:
+        needed += f"; the default is {':'.join(map(str, default)) if isinstance(default, tuple) else repr(default)}"
+    raise ValueError(f"{name}={value!r} must be {needed}")
+
+
+def without_lists(value: Any) -> Any:
+    """Returns `value` with tuples in place of lists at any depth: what JSON wrote equals what it was written from."""
+    if isinstance(value, Mapping):
+        return {name: without_lists(inner) for name, inner in value.items()}
+    several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return tuple(map(without_lists, value)) if several else value
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:
+    """Returns the word of `known` that is most like `word`, or "" if none is, by `cutoff` from 0 to 1."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _read(value: Any, annotation: Any) -> Any:
+    """Returns `value` as `annotation`; raises TypeError if it is of another type, OverflowError beyond float32."""
+    kind: Any = typing.get_origin(annotation) or annotation
+    arguments = typing.get_args(annotation)
+    if kind in (typing.Union, types.UnionType):
+        failure: Exception = TypeError()
+        # A tuple last: any single value makes one.
+        for option in sorted(arguments, key=_is_several):
+            try:
+                return _read(value, option)
+            except OverflowError as error:
+                failure = error
+            except TypeError:
+                pass
+        raise failure
+    if _is_several(annotation):
+        values = value if isinstance(value, tuple) else (value,)
+        if not arguments:
+            return values
+        same = kind is list or arguments[-1] is ...
+        each = arguments[:1] * len(values) if same else arguments
+        if len(each) != len(values):
+            raise TypeError
+        return tuple(map(_read, values, each))
+    if kind is float and type(value) is not bool and isinstance(value, int | float):
+        if value and not SMALLEST <= abs(value) <= LARGEST:
+            raise OverflowError
+        return float(value)
+    if kind is Any or not isinstance(kind, type):
+        return value
+    # To Python a bool is an int.
+    if not (type(value) is kind if kind in (bool, int) else isinstance(value, kind)):
+        raise TypeError
+    return value
+
+
+def _is_several(annotation: Any) -> bool:
+    kind: Any = typing.get_origin(annotation) or annotation
+    return kind in (tuple, list)
+
+
+def _words(annotation: Any) -> str:
+    """Returns the name of a type for an error."""
+    names = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+    plain = isinstance(annotation, type) and not typing.get_args(annotation)
+    other = annotation.__name__ if plain else str(annotation).replace("typing.", "")
+    return names.get(annotation, f"of type {other}") if plain else f"of type {other}"

@@ -1,0 +1,273 @@
+"""Every config key once: its default, range, unit and meaning."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from alibi.config.fields import annotations, choice, nearest, number, parsed, read
+
+INT32 = 2**31 - 1  # counts and positions on the devices are int32
+DTYPES = ("float32", "bfloat16")
+
+# Short names of keys, wherever keys are set.
+SHORT_NAMES = {"length": "train_length"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the config whose values are read, and checked against their ranges, when it is made.
+
+    Raises:
+      ValueError: a value of another type or out of its range.
+    """
+
+    def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Config").lower()  # "model" of ModelConfig, "" of Config
+        kinds = annotations(type(self))
+        for field in dataclasses.fields(self):
+            name = f"{section}.{field.name}" if section else field.name
+            limits = field.metadata.get("limits")
+            value = read(name, self[field.name], kinds[field.name], field.default, limits)
+            object.__setattr__(self, field.name, value)
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the value of a key whose name is known only at run time, such as a split."""
+        return getattr(self, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Section):
+    """The decoder, without its position method and vocabulary."""
+
+    num_layers: int = number(4, at_least=1, at_most=10_000)
+    width: int = number(128, at_least=1, at_most=2**20)  # features of the residual stream
+    num_heads: int = number(8, at_least=1, at_most=2**16)  # must divide width
+    feed_forward: int = number(512, at_least=1, at_most=2**24)  # hidden features of the feed-forward layers
+    # relu is the paper's; gelu is the tanh form, gelu_exact the erf form.
+    activation: str = choice("relu", ("relu", "gelu", "gelu_exact", "silu"))
+    final_norm: bool = True  # a layer norm after the last layer; the paper's models have none
+    norm_epsilon: float = number(1e-6, above=0.0)  # added to the variance in layer norms; 1e-5 in the paper's code
+    # xavier: all matrices, biases 0; paper: see alibi/model/initialization.py.
+    initialization: str = choice("xavier", ("xavier", "paper"))
+    dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on embeddings and residual branches
+    attention_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on attention weights
+    activation_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate inside the feed-forward layers
+    # tied: one matrix for inputs and softmax. adaptive: bands of words by falling frequency, of falling width, in
+    # inputs and softmax (Baevski & Auli 2019); only adaptive uses the next four keys.
+    embedding: str = choice("tied", ("tied", "adaptive"))
+    cutoffs: tuple[int, ...] = (20_000, 60_000)  # first id of each band but the first; 20000:60000 in --config
+    adaptive_factor: int = number(4, at_least=1, at_most=2**20)  # each band is so many times narrower than the last
+    softmax_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on the softmax's input, again in its tails
+    # Training takes the second row of every band for padding, as the paper's code does with ids 1, 20001 and 60001:
+    # zero at first, and no target of a tail.
+    padding_rows: bool = False
+    dtype: str = choice("float32", DTYPES)  # of the products; parameters are float32
+    # Layers run as a loop over their parameters: 24 compile in the time of one, while few gain nothing and a step takes
+    # up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it; initial parameters differ.
+    scan_layers: bool = False
+    products: str = choice("auto", ("auto", "plain"))  # plain: no platform's tricks in products, norms and attention
+    remat: bool = False  # computes each layer again in the backward pass: less memory, a third more time
+    window: int = number(0, at_least=0, at_most=INT32)  # tokens that attention reaches back, its own included; 0: all
+    # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no share that float32 can
+    # tell. 1e-6 makes long sequences faster on CPUs.
+    skip_epsilon: float = number(0.0, at_least=0.0, below=1.0)
+    attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented"))
+    logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at one time
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.num_heads:
+            divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
+            fitting = sorted(sorted(divisors, key=lambda n: abs(n - self.num_heads))[:3])
+            raise ValueError(
+                f"model.num_heads={self.num_heads} does not divide model.width={self.width}; "
+                f"use {', '.join(map(str, fitting))}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """The features of a head."""
+        return self.width // self.num_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Section):
+    """The text and its tokens."""
+
+    # books are embedded in this package, passkeys are made of them; text: files; hub: datasets; tfds: its data sets.
+    corpus: str = choice("books", ("books", "passkeys", "text", "hub", "tfds"))
+    # The source of each split. books, passkeys: their own names; text: files and globs, separated by commas; hub, tfds:
+    # a split expression such as "validation" or "train[:10%]". Empty: no such split.
+    train: str = "train"
+    valid: str = "valid"
+    test: str = ""
+    # text: the end of a document; blank_line for files that hold many, such as CC100's.
+    document_end: str = choice("file", ("file", "blank_line"))
+    passkey_distance: int = number(0, at_least=0, at_most=INT32)  # passkeys: most bytes between a key and its question
+    max_train_bytes: int = number(-1, at_least=1, or_all=-1)  # most UTF-8 bytes of text
+    max_valid_bytes: int = number(-1, at_least=1, or_all=-1)  # the same, for valid and for test
+    name: str = ""  # hub, tfds: the data set, such as "Salesforce/wikitext"
+    subset: str = ""  # hub, tfds: the data set's config, such as "wikitext-103-v1"
+    revision: str = ""  # hub: a full commit hash, or a tag; tfds: the version
+    column: str = "text"  # hub, tfds: the feature that holds the text
+    streaming: bool = False  # hub: reads over the network instead of downloading first
+    tokenizer: str = choice("bytes", ("bytes", "words", "bpe"))  # words: the paper's dictionary rule
+    tokenizer_file: str = ""  # words: a dict.txt; bpe: a tokenizer.json; empty: made from train
+    bpe_vocab_size: int = number(2048, at_least=257, at_most=INT32)  # entries of a new BPE: 256 bytes, an end, merges
+    # bpe: bytes of the train text that a new tokenizer is made from, spread evenly over text files.
+    tokenizer_train_bytes: int = number(-1, at_least=1, or_all=-1)
+    cache_dir: str = ""  # of token files; empty: $ALIBI_CACHE, else ~/.cache/alibi
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Section):
+    """The updates."""
+
+    steps: int = number(600, at_least=1, at_most=INT32)  # updates
+    batch_tokens: int = number(2048, at_least=1, at_most=INT32)  # tokens of an update, at any length, on all devices
+    accumulation: int = number(1, at_least=1, at_most=INT32)  # micro-batches of an update
+    # Most tokens that a device holds at one time: accumulation grows to keep to it. 0: no limit.
+    max_device_tokens: int = number(0, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Section):
+    """The optimizer and its learning rates."""
+
+    name: str = choice("adamw", ("adamw", "nag"))  # nag: SGD with Nesterov's momentum, without weight decay
+    learning_rate: float = number(3e-3, at_least=0.0)  # at the end of the warm-up
+    warmup_steps: int = number(50, at_least=0, at_most=INT32)  # updates, linear from warmup_init
+    warmup_init: float = number(0.0, at_least=0.0)  # learning rate of the first update of a warm-up
+    schedule: str = choice("cosine", ("cosine", "cosine_restarts"))  # after the warm-up; cosine ends with the run
+    final_fraction: float = number(0.1, at_least=0.0, at_most=1.0)  # cosine: its end, as a share of learning_rate
+    min_learning_rate: float = number(0.0, at_least=0.0)  # cosine_restarts: the end of the first cycle
+    period_steps: int = number(1000, at_least=1)  # cosine_restarts: updates of the first cycle
+    period_mult: float = number(1.0, at_least=1.0)  # cosine_restarts: each cycle is so many times as long as the last
+    shrink: float = number(1.0, above=0.0, at_most=1.0)  # cosine_restarts: its learning rates so many times as high
+    momentum: float = number(0.99, at_least=0.0, below=1.0)  # nag
+    b1: float = number(0.9, at_least=0.0, below=1.0)  # adamw, as the next three
+    b2: float = number(0.99, at_least=0.0, below=1.0)
+    eps: float = number(1e-8, above=0.0)
+    weight_decay: float = number(0.1, at_least=0.0)  # of matrices; not of biases, norms and position parameters
+    clip_norm: float = number(1.0, at_least=0.0)  # largest global norm of an update's gradient; 0: no clipping
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig(Section):
+    """The devices along each axis; -1, for one axis, means all remaining devices."""
+
+    data: int = number(-1, at_least=1, or_all=-1)  # splits the batch
+    fsdp: int = number(1, at_least=1, or_all=-1)  # splits the batch, the parameters and the optimizer state
+    tensor: int = number(1, at_least=1, or_all=-1)  # splits heads, feed-forward features and the vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig(Section):
+    """Validations during training, and the dtype of every evaluation."""
+
+    every_steps: int = number(200, at_least=0)  # updates between validations at train_length; 0: only at the end
+    max_tokens: int = number(65_536, at_least=1, or_all=-1)  # of valid that a validation during training scores
+    batch_tokens: int = number(16_384, at_least=1, at_most=INT32)  # tokens per device in an evaluation batch
+    # Of the products, whatever model.dtype is: the paper trained in float16 and evaluated in float32. bfloat16 takes
+    # less memory, and is less exact.
+    dtype: str = choice("float32", DTYPES)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig(Section):
+    """Checkpoints, which are saved at the end, after the best validation so far, and as often as this says."""
+
+    every_steps: int = number(200, at_least=0)  # updates; 0: never
+    every_minutes: float = number(10.0, at_least=0.0)  # 0: never
+    keep: int = number(1, at_least=1)  # latest checkpoints kept besides the best; one more if the best is among them
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig(Section):
+    """The metrics of training."""
+
+    every_steps: int = number(10, at_least=1)  # updates between rows of metrics.jsonl and of these, if True:
+    tensorboard: bool = True  # TensorBoard's files in the work directory
+    wandb: bool = False  # Weights & Biases (pip install wandb); with WANDB_MODE=offline to files alone
+    trackio: bool = False  # Trackio (pip install trackio)
+    project: str = ""  # of W&B and Trackio; empty: the sweep's directory, or the directory above the run's own
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Section):
+    """The config of a run. The defaults train a small decoder on the embedded books."""
+
+    seed: int = number(0, at_least=0, at_most=2**32 - 1)  # of initialization, dropout and the order of training blocks
+    train_length: int = number(128, at_least=1, at_most=INT32)  # tokens of a training sequence (the paper's L)
+    position: str = "alibi"  # a name from alibi.positions.METHODS, or package.module:Class
+    imported_from: str = ""  # SHA-256 of the checkpoint that scripts/import_fairseq.py made the run of
+    init_from: str = ""  # work directory of a run whose latest parameters this run starts with; train.py --init_from
+    # Options of the position method, by the names of its class's fields (alibi/positions).
+    position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    mesh: MeshConfig = MeshConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Returns the values of a config (or of a mapping) by dotted key, as JSON has them: tuples as lists."""
+    leaves: dict[str, Any] = {}
+    for key, value in (config if isinstance(config, Mapping) else vars(config)).items():
+        if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+            leaves |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            leaves[key] = list(value) if isinstance(value, tuple) else value
+    return leaves
+
+
+_DEFAULT = Config()
+KEYS = tuple(flatten(_DEFAULT))  # without the options of position methods
+
+
+def check_key(key: str) -> str:
+    """Returns the full name of a config key; raises ValueError, with the nearest key, if no config has it."""
+    key = SHORT_NAMES.get(key, key)
+    if key in KEYS or key.startswith("position_options."):
+        return key
+    suggestion = nearest(key, sorted([*KEYS, *SHORT_NAMES]))
+    raise ValueError(f"unknown config key {key!r}; did you mean {suggestion!r}? alibi/config/tree.py lists every key")
+
+
+def read_value(key: str, value: Any) -> Any:
+    """Returns the value of a config key as its type; a text is read as the value that it writes.
+
+    Raises:
+      ValueError: an unknown key, or a value of another type or out of the key's range.
+    """
+    section, _, name = check_key(key).rpartition(".")
+    if section == "position_options":
+        return parsed(value) if isinstance(value, str) else value
+    kind = type(_DEFAULT[section]) if section else Config
+    annotation, field = annotations(kind)[name], kind.__dataclass_fields__[name]
+    value = parsed(value, annotation) if isinstance(value, str) else value
+    return read(key, value, annotation, field.default, field.metadata.get("limits"))
+
+
+def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Returns a copy of `config` with other values for some keys.
+
+    Args:
+      changes: values, or texts of values, by dotted key.
+
+    Raises:
+      ValueError: an unknown key, or a value that is refused.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in changes.items():
+        section, _, name = check_key(key).rpartition(".")
+        sections.setdefault(section, {})[name] = read_value(key, value)
+    whole = sections.pop("", {})
+    for section, values in sections.items():
+        old = config[section]
+        whole[section] = {**old, **values} if isinstance(old, Mapping) else dataclasses.replace(old, **values)
+    return dataclasses.replace(config, **whole)
