@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "progress": set(),
     "config": {"errors"},
     "storage": {"errors"},
-    "positions": {"slopes"},
+    "positions": {"slopes", "config"},
     # What exists for one platform is chosen by the table of attention, and computes what attention asks for.
     "attention": {"slopes", "positions", "cpu"},
     "cpu": {"positions", "attention"},

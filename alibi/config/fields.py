@@ -75,16 +75,14 @@ def parsed(text: str, annotation: Any = Any) -> Any:
     return tuple(parts) if several else without_lists(_literal(text))
 
 
-def read(
-    name: str, value: Any, annotation: Any, default: Any = dataclasses.MISSING, limits: Limits | None = None
-) -> Any:
+def read(given: str, value: Any, annotation: Any, default: Any = None, limits: Limits | None = None) -> Any:
     """Returns `value` as the type that a field is annotated with.
 
     Lists become tuples, so that a frozen dataclass can be hashed; a number becomes a tuple if the field is one; whole
     numbers become floats. None is also taken if it is the default.
 
     Args:
-      name: names the field in an error.
+      given: names the value in an error, such as "model.width=3".
 
     Raises:
       ValueError: a value of another type or out of the field's limits, or a number that float32 does not hold.
@@ -94,18 +92,19 @@ def read(
         return None
     try:
         found = _read(value, annotation)
-        if limits is None or limits.allow(found):
-            return found
     except TypeError:
-        pass
+        plain = isinstance(annotation, type) and not typing.get_args(annotation)
+        needed = annotation.__name__ if plain else str(annotation).replace("typing.", "")
+        if default is not None and default is not dataclasses.MISSING:
+            example = ":".join(map(str, default)) if isinstance(default, tuple) else repr(default)
+            needed += f", such as {example}"
+        raise ValueError(f"{given} must be of type {needed}") from None
     except OverflowError:
-        raise ValueError(f"{name}={value!r} must be 0 or of a size from {SMALLEST:.2g} to {LARGEST:.2g}") from None
-    needed = ", ".join(filter(None, [_words(annotation), str(limits or "")]))
-    if limits is not None and limits.names:
-        needed = str(limits)
-    if default is not None and default is not dataclasses.MISSING:
-        needed += f"; the default is {':'.join(map(str, default)) if isinstance(default, tuple) else repr(default)}"
-    raise ValueError(f"{name}={value!r} must be {needed}")
+        sizes = f"0 or of a size from {SMALLEST:.2g} to {LARGEST:.2g}, as in float32"
+        raise ValueError(f"{given} must be {sizes}") from None
+    if limits is not None and not limits.allow(found):
+        raise ValueError(f"{given} must be {limits}")
+    return found
 
 
 def without_lists(value: Any) -> Any:
@@ -167,11 +166,3 @@ def _read(value: Any, annotation: Any) -> Any:
 def _is_several(annotation: Any) -> bool:
     kind: Any = typing.get_origin(annotation) or annotation
     return kind in (tuple, list)
-
-
-def _words(annotation: Any) -> str:
-    """Returns the name of a type for an error."""
-    names = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
-    plain = isinstance(annotation, type) and not typing.get_args(annotation)
-    other = annotation.__name__ if plain else str(annotation).replace("typing.", "")
-    return names.get(annotation, f"of type {other}") if plain else f"of type {other}"

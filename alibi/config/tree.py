@@ -27,7 +27,8 @@ class Section:
         for field in dataclasses.fields(self):
             name = f"{section}.{field.name}" if section else field.name
             limits = field.metadata.get("limits")
-            value = read(name, self[field.name], kinds[field.name], field.default, limits)
+            given = self[field.name]
+            value = read(f"{name}={given!r}", given, kinds[field.name], field.default, limits)
             object.__setattr__(self, field.name, value)
 
     def __getitem__(self, name: str) -> Any:
@@ -250,7 +251,7 @@ def read_value(key: str, value: Any) -> Any:
     kind = type(_DEFAULT[section]) if section else Config
     annotation, field = annotations(kind)[name], kind.__dataclass_fields__[name]
     value = parsed(value, annotation) if isinstance(value, str) else value
-    return read(key, value, annotation, field.default, field.metadata.get("limits"))
+    return read(f"{key}={value!r}", value, annotation, field.default, field.metadata.get("limits"))
 
 
 def replaced(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from alibi.config.fields import annotations, read, without_lists
 from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
 from alibi.positions.alibi_interpolated import AlibiInterpolated
 from alibi.positions.alibi_learned import AlibiLearned
@@ -24,7 +25,6 @@ from alibi.positions.kerple_log import KerpleLog
 from alibi.positions.kerple_power import KerplePower
 from alibi.positions.learned import Learned
 from alibi.positions.none import NoPosition
-from alibi.positions.options import annotations, read_option, without_lists
 from alibi.positions.randomised import Randomised
 from alibi.positions.rotary import Rotary
 from alibi.positions.rotary_interpolated import RotaryInterpolated
@@ -112,12 +112,14 @@ def make_position(
     name = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
     _check_class(name, method)
     known, annotated, options = method.options(), annotations(method), dict(options or {})
-    rule = read_option(name, LOGIT_SCALE, options.pop(LOGIT_SCALE, ""), str | None, "")
+    rule = options.pop(LOGIT_SCALE, "")
+    rule = read(f"option {LOGIT_SCALE}={rule!r} of position method {name!r}", rule, str | None, "")
     for option, value in options.items():
         if option not in known:
             everywhere = {**known, LOGIT_SCALE: ""}
             raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, everywhere)}")
-        options[option] = read_option(name, option, value, annotated[option], known[option])
+        given = f"option {option}={without_lists(value)!r} of position method {name!r}"
+        options[option] = read(given, value, annotated[option], known[option])
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "width": width, "train_length": train_length}
     for size, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:

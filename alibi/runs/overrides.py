@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from alibi.config import Config, replaced
+from alibi.config.fields import without_lists
 from alibi.config.override import Override
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.positions import LOGIT_SCALE, PositionMethod, changed_options, method_class
-from alibi.positions.options import without_lists
 
 
 def effective(override: Override, config: Config) -> Override | None:

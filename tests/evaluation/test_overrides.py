@@ -70,7 +70,7 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
             Override("none", (("logit_scale", "log_n"),), window=8),
             "a window of 8 can't be put on position=none .*; leave it out .*in an evaluation --window=0",
         ),
-        (Override(window=-1), "model.window=-1 must be a whole number, at least 0"),
+        (Override(window=-1), "model.window=-1 must be at least 0"),
         (Override("randomised", (("method", 5),)), "unknown position method '5'"),
         (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),
     ],

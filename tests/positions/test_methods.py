@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes
+from alibi.config.fields import annotations, read
 from alibi.positions import METHODS, DistanceBias, PositionMethod, make_position, per_head
-from alibi.positions.options import annotations, read_option
 from alibi.positions.t5 import causal_buckets
 
 
@@ -291,7 +291,7 @@ def test_options_are_read_as_they_are_annotated(option: str, value: Any, taken: 
     annotated = dict(annotations(Annotated))
     refused = taken is None and value is not None
     with pytest.raises(ValueError, match="must be of type") if refused else contextlib.nullcontext():
-        got = read_option("mine", option, value, annotated[option], Annotated.options()[option])
+        got = read(option, value, annotated[option], Annotated.options()[option])
         assert (got, type(got)) == (taken, type(taken))
 
 
