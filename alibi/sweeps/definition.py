@@ -1,21 +1,19 @@
-"""What a sweep is: a short Python file whose get_sweep() lists runs and evaluation lengths.
+"""A sweep: a short Python file whose get_sweep() lists runs and evaluation lengths.
 
     def get_sweep():
         return {
-            "config": "configs/quickstart.py",  # what all runs share; may end in :KEY=VALUE,...
+            "config": "configs/quickstart.py",  # shared by all runs; may end in :KEY=VALUE,...
             "product": {"position": ["sinusoidal", "alibi"], "train_length": [64, 128], "seed": [0, 1]},
             "multiples": [1, 2, 4],  # of the train length; or "lengths" in tokens
         }
 
-`product` makes one run of each combination of config keys; `runs` lists further ones
-as dictionaries of config keys, which may also hold a `name` and the evaluation keys.
-Evaluation keys, for the sweep or for one run: `multiples` or `lengths`, `stride` (a
-number or several; default: the length), `split` (default: valid), `context_use` (True:
-the same tokens at each length too), `passkey` (True: keys to be found
-again at each length, in place of perplexity), `override` (what the run is tested under in place of
-what it was trained with: {"position": "rotary_ntk", "options": {"factor": 4}, "window": 256},
-any of these) and `evaluations`, a list of dictionaries of these. Values given with `product`
-or `runs` win over `config`.
+`product` makes one run of each combination of config keys; `runs` lists further runs as dictionaries of config keys,
+which may also hold a `name` and the evaluation keys. Evaluation keys, for the sweep or for one run: `multiples` or
+`lengths`, `stride` (a number or several; default: the length), `split` (default: valid), `context_use` (True: the same
+tokens at each length too), `passkey` (True: passkey retrieval at each length in place of perplexity), `override` (test
+the run with other values than it was trained with, any of {"position": "rotary_ntk", "options": {"factor": 4},
+"window": 256}) and `evaluations`, a list of dictionaries of these keys. Values in `product` or `runs` replace those of
+`config`.
 """
 
 import dataclasses
@@ -34,24 +32,33 @@ from alibi.config.override import Override
 
 EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
 SWEEP_KEYS = ("config", "product", "runs", "evaluations", "title", *EVALUATION_KEYS)
+OVERRIDE_KEYS = ("position", "options", "window")
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """One call of the evaluation: lengths in tokens, the stride (None: each length's own) and the split."""
+    """One evaluation of a run.
+
+    Attributes:
+      lengths: in tokens.
+      stride: in tokens; None: each length's own.
+      context_use: score the same tokens at each length too.
+      passkey: measure passkey retrieval at each length in place of perplexity.
+      override: values that replace those of training, as `effective` returns them.
+    """
 
     lengths: tuple[int, ...]
     stride: int | None
     split: str
-    context_use: bool = False  # whether the same tokens are scored at each length too
-    passkey: bool = False  # whether keys are to be found again at each length, in place of perplexity
-    override: Override | None = None  # as `effective` gives it
+    context_use: bool = False
+    passkey: bool = False
+    override: Override | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run: its name (also its directory's), config file, the keys that differ from it, and its evaluations."""
+    """One run: its name (and directory), config file, the keys that differ from it, and its evaluations."""
 
     name: str
     config_file: str
@@ -61,11 +68,11 @@ class Run:
 
     @property
     def results(self) -> int:
-        """How many results it has when all is done."""
+        """The number of results of a complete run."""
         return sum(len(evaluation.lengths) for evaluation in self.evaluations)
 
     def config_flags(self) -> list[str]:
-        """The --config flags that give this run's config to train.py."""
+        """Returns the --config flags that give this run's config to train.py."""
         file, argument, others = _split(self.config_file, self.overrides)
         flags = [f"--config.{key}={value}" for key, value in others.items()]
         return [f"--config={resolve(file)}" + (f":{argument}" if argument else ""), *flags]
@@ -78,9 +85,31 @@ class Sweep:
     title: str
     runs: tuple[Run, ...]
 
+    def share(self, task: str) -> tuple[Run, ...]:
+        """Returns the runs of `task`: I/N, every N-th run from run I on, counted from 0; or the name of one run.
+
+        Raises:
+          ValueError: a task of neither form, or a number beyond the tasks or the runs.
+        """
+        if named := [run for run in self.runs if run.name == task]:
+            return tuple(named)
+        count = len(self.runs)
+        found = re.fullmatch(r"(\d+)/(\d+)", task)
+        if found is None:
+            meant = nearest(task, [run.name for run in self.runs])
+            raise ValueError(
+                f"--task={task} is neither a part of the sweep, such as 0/{count}, nor one of its {count} runs; did "
+                f"you mean {meant!r}? --dry_run lists them"
+            )
+        number, tasks = map(int, found.groups())
+        if number >= min(tasks, count):
+            most = min(tasks, count) or count
+            raise ValueError(f"--task={task}: there are {count} runs; give I/N with I from 0 to {most - 1} and I < N")
+        return self.runs[number::tasks]
+
 
 def load_sweep(path: str | os.PathLike[str]) -> Sweep:
-    """Reads a sweep file and checks all of its runs, before the first one starts.
+    """Returns the sweep of a file, with all of its runs checked.
 
     Raises:
       ValueError: a file that does not load or has no get_sweep(), an unknown key (the
@@ -93,12 +122,17 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
 
 
 def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
-    """The sweep that `definition` describes (see this module's head); raises ValueError as `load_sweep` does."""
+    """Returns the sweep of `definition`, see the head of this module; raises ValueError as `load_sweep`."""
     _check_keys(definition, SWEEP_KEYS, "the sweep")
     if "config" not in definition:
         raise ValueError("the sweep names no config; add for example 'config': 'configs/quickstart.py'")
-    combinations = _combinations(definition["product"]) if "product" in definition else []
-    given = [*combinations, *definition.get("runs", ())]
+    product: Mapping[str, Sequence[Any]] = definition.get("product", {})
+    for key, values in product.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ValueError(f"product key {key!r} needs a list of values, such as [0, 1]; got {values!r}")
+    combinations = itertools.product(*product.values()) if product else ()
+    given = [dict(zip(product, values, strict=True)) for values in combinations]
+    given += definition.get("runs", ())
     if not given:
         raise ValueError("the sweep has no runs; give 'product': {'position': [...]} or 'runs': [{...}, ...]")
     runs = tuple(_make_run(run, definition) for run in given)
@@ -109,7 +143,7 @@ def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
 
 
 def run_name(config: Config, overrides: Mapping[str, Any]) -> str:
-    """A readable name: method, train length and seed, then whatever else the run sets."""
+    """Returns a readable name: method, train length, the run's other keys, and seed."""
     standard = {"position", "train_length", "length", "seed"}
     others = [f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items() if key not in standard]
     name = "-".join([config.position, f"L{config.train_length}", *others, f"seed{config.seed}"])
@@ -117,16 +151,33 @@ def run_name(config: Config, overrides: Mapping[str, Any]) -> str:
 
 
 def resolve(file: str) -> pathlib.Path:
-    """A config file's path: as given if it exists from here, else inside the project."""
+    """Returns the path of a config or sweep file: as given if it exists from here, else inside the project."""
     path = pathlib.Path(file)
     return path.absolute() if path.exists() else PROJECT / path
 
 
-def _combinations(product: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    for key, values in product.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ValueError(f"product key {key!r} needs a list of values, such as [0, 1]; got {values!r}")
-    return [dict(zip(product, values, strict=True)) for values in itertools.product(*product.values())]
+def load_config(config_file: str, overrides: Mapping[str, Any]) -> Config:
+    """Returns the config of `config_file`, FILE or FILE:KEY=VALUE,..., with `overrides`, as train.py makes it.
+
+    Raises:
+      ValueError: as `load_sweep`.
+    """
+    # Overrides belong to the argument: a config may derive values from it, such as a batch of whole sequences.
+    file, argument, others = _split(config_file, overrides)
+    if ":" in str(resolve(file)) or (pathlib.Path(config_file).is_file() and ":" in config_file):
+        raise ValueError(
+            f"the path of the config {config_file} holds a colon, after which --config expects keys; "
+            "move it to a path without one"
+        )
+    return config_files.load_config(f"{resolve(file)}:{argument}", others)
+
+
+def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """Returns a config's file, its argument with the overrides, and the overrides whose commas would end a value."""
+    file, _, argument = config_file.partition(":")
+    others = {key: value for key, value in overrides.items() if "," in str(value)}
+    inside = (f"{key}={value}" for key, value in overrides.items() if key not in others)
+    return file, ",".join(filter(None, [argument, *inside])), others
 
 
 def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
@@ -146,55 +197,31 @@ def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
     return Run(name, config_file, overrides, config, evaluations)
 
 
-def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """The config's file, its argument with the overrides in it, and those that can't stand there."""
-    file, _, argument = config_file.partition(":")
-    # A comma would end a value inside the argument; such values have a flag of their own.
-    others = {key: value for key, value in overrides.items() if "," in str(value)}
-    inside = (f"{key}={value}" for key, value in overrides.items() if key not in others)
-    return file, ",".join(filter(None, [argument, *inside])), others
-
-
-def load_config(config_file: str, overrides: Mapping[str, Any]) -> Config:
-    """The config of `config_file`, FILE or FILE:KEY=VALUE,..., with `overrides`; raises ValueError as `load_sweep`."""
-    # As train.py will: a config may derive values from its argument, such as a batch of whole sequences.
-    file, argument, others = _split(config_file, overrides)
-    if ":" in str(resolve(file)) or (pathlib.Path(config_file).is_file() and ":" in config_file):
-        raise ValueError(
-            f"the path of the config {config_file} holds a colon, after which --config expects keys; "
-            "move it to a path without one"
-        )
-    return config_files.load_config(f"{resolve(file)}:{argument}", others)
-
-
 def _evaluations(given: Mapping[str, Any], config: Config) -> tuple[Evaluation, ...]:
-    train_length = config.train_length
-    parts = list(given.get("evaluations", ()))
     own = {key: given[key] for key in EVALUATION_KEYS if key in given}
-    evaluations = []
-    for part in [own, *parts] if own else parts:
+    evaluations: list[Evaluation] = []
+    for part in [*([own] if own else []), *given.get("evaluations", ())]:
         _check_keys(part, EVALUATION_KEYS, "an evaluation")
         if ("multiples" in part) == ("lengths" in part):
             raise ValueError(f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}")
-        lengths = part["lengths"] if "lengths" in part else [train_length * times for times in part["multiples"]]
-        wrong = [length for length in lengths if not isinstance(length, int) or length < 1]
-        if wrong or not lengths:
+        lengths = part["lengths"] if "lengths" in part else [config.train_length * times for times in part["multiples"]]
+        if not lengths or any(not isinstance(length, int) or length < 1 for length in lengths):
             raise ValueError(f"evaluation lengths must be whole numbers of tokens, at least 1; got {list(lengths)}")
-        stride, split = part.get("stride"), part.get("split", "valid")
-        strides = stride if isinstance(stride, Sequence) else [stride]
-        context_use, passkey = part.get("context_use", False), part.get("passkey", False)
+        stride, passkey = part.get("stride"), part.get("passkey", False)
         if passkey and {"stride", "split", "context_use"} & part.keys():
             raise ValueError(f"an evaluation of passkeys has lengths and an override alone; got {dict(part)}")
         override = _override(part.get("override", {}), config)
-        evaluations += [Evaluation(tuple(lengths), one, split, context_use, passkey, override) for one in strides]
+        split, context_use = part.get("split", "valid"), part.get("context_use", False)
+        for one in stride if isinstance(stride, Sequence) else [stride]:
+            evaluations.append(Evaluation(tuple(lengths), one, split, context_use, passkey, override))
     if not evaluations:
         raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
     return tuple(evaluations)
 
 
 def _override(given: Mapping[str, Any], config: Config) -> Override | None:
-    """What differs from the run's own `config`; ValueError where its parameters don't suffice for it."""
-    _check_keys(given, ("position", "options", "window"), "an override")
+    """Returns the difference from the run's own `config`; raises ValueError if the run's parameters do not suffice."""
+    _check_keys(given, OVERRIDE_KEYS, "an override")
     if not given:
         return None
     from alibi.runs.overrides import effective, overridden
@@ -206,8 +233,8 @@ def _override(given: Mapping[str, Any], config: Config) -> Override | None:
 
 
 def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
-    """Raises ValueError for what the model, its training or its evaluation would refuse, hours later perhaps."""
-    # Only here: these load JAX, which takes seconds. Nothing is computed, so no device is claimed.
+    """Raises ValueError for a run that the model, training or an evaluation would refuse, perhaps hours later."""
+    # Imported only here: they load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.data.pieces import SPLITS
     from alibi.evaluation.windows import plan
     from alibi.training.setup import check_trainable
@@ -215,10 +242,10 @@ def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
     check_trainable(config)
     for one in evaluations:
         if one.passkey and config.data.tokenizer != "bytes":
-            raise ValueError(f"data.tokenizer={config.data.tokenizer} with passkeys, which are told to byte models")
+            raise ValueError(f"data.tokenizer={config.data.tokenizer} with passkeys, which need byte models")
         if one.split not in SPLITS:
             raise ValueError(f"split {one.split!r} is unknown; use one of {', '.join(SPLITS)}")
-        if not config.data[one.split]:
+        if not getattr(config.data, one.split):
             raise ValueError(f"the config names no {one.split} text: data.{one.split} is empty; set it")
         if one.stride is not None and not isinstance(one.stride, int):
             raise ValueError(f"stride={one.stride!r} must be a whole number of tokens, or a list of them")
@@ -226,8 +253,8 @@ def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
             plan(1, length, one.stride)
 
 
-def _check_keys(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+def _check_keys(given: Mapping[str, Any], known: Sequence[str], place: str) -> None:
     for key in given:
         if key not in known:
             meant = nearest(key, known)
-            raise ValueError(f"unknown key {key!r} in {what}; did you mean {meant!r}? There are: {', '.join(known)}")
+            raise ValueError(f"unknown key {key!r} in {place}; did you mean {meant!r}? There are: {', '.join(known)}")
