@@ -1,16 +1,13 @@
 """Makes the token files of a config: python scripts/prepare_data.py --config=configs/NAME.py[:KEY=VALUE,...]
 
-Training and evaluation make what is missing by themselves; this does it before,
-for example on a machine with a network. Reads and writes in bounded memory; a
-second run finds what the first one made, and after a kill one goes on at the
-shard (64 MiB of text) that was not whole. Any key can be overridden:
---config.data.cache_dir=DIR.
+Training and evaluation make missing token files themselves; this script makes them before, for example on a machine
+with a network. It works in bounded memory. A second run finds the files of the first; after a kill it continues at the
+shard (64 MiB of text) that was not whole. Any key can be overridden: --config.data.cache_dir=DIR.
 
     --workers=8              processes that make shards; the tokens are the same
     --hosts=0/4 ... 3/4      on each of four hosts, which see one cache directory
 
-A packed file, or a dataset, is read whole by each worker, which tokenizes its
-share of it; plain text files only where the shards of a worker are.
+Each worker reads a packed file or a dataset whole, and plain text files only at its own shards.
 """
 
 import pathlib
@@ -26,23 +23,21 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from alibi.cli import command_line
 
 _CONFIG = command_line.define_config_flag()
-_SPLITS = flags.DEFINE_list(
-    "splits", ["train", "valid", "test"], "splits to prepare; those the config leaves empty are not"
-)
+_SPLITS = flags.DEFINE_list("splits", ["train", "valid", "test"], "splits to prepare; splits without text are skipped")
 _WORKERS = flags.DEFINE_integer("workers", 1, "processes of this host", lower_bound=1)
-_HOSTS = flags.DEFINE_string("hosts", "0/1", "I/N: this is host I, from 0, of N that make the shards together")
+_HOSTS = flags.DEFINE_string("hosts", "0/1", "I/N: this is host I, from 0, of N hosts that make the shards together")
 _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 
 
 def main() -> None:
-    # Only now, so that a wrong flag is reported at once.
-    from alibi.data.making import Makers
-    from alibi.data.pieces import SPLITS
+    # Imported here, so that a wrong flag is reported at once.
+    from alibi.data.corpus import SPLITS
+    from alibi.data.shards import Makers
     from alibi.data.tokens import UnfinishedError, check_sources, prepare
 
     hosts = re.fullmatch(r"(\d+)/(\d+)", _HOSTS.value)
-    if hosts is None:
-        raise ValueError(f"--hosts={_HOSTS.value} must be I/N, such as 0/4 on the first of four hosts")
+    if hosts is None or int(hosts[1]) >= int(hosts[2]):
+        raise ValueError(f"--hosts={_HOSTS.value} must be I/N, such as 0/4 to 3/4 on four hosts")
     makers = Makers(_WORKERS.value, int(hosts[1]), int(hosts[2]))
     data = _CONFIG.value.data
     check_sources(data, [split for split in _SPLITS.value if split in SPLITS])
@@ -55,22 +50,19 @@ def main() -> None:
         except UnfinishedError as unfinished:
             print(unfinished, flush=True)
             continue
-        print(_summary(made), f"in {time.perf_counter() - start:.1f} s", flush=True)
-        print(f"  {made.directory}", flush=True)
-
-
-def _summary(made) -> str:
-    manifest = made.manifest
-    unknown = f", {manifest.unknown_words:,} unknown" if manifest.tokenizer == "words" else ""
-    return (
-        f"{manifest.split}: {manifest.tokens:,} tokens ({manifest.tokenizer}, vocabulary {manifest.vocab_size:,}), "
-        f"{manifest.words:,} words{unknown}, {manifest.bytes:,} bytes, {manifest.documents:,} documents"
-    )
+        manifest = made.manifest
+        unknown = f", {manifest.unknown_words:,} unknown" if manifest.tokenizer == "words" else ""
+        print(
+            f"{manifest.split}: {manifest.tokens:,} tokens ({manifest.tokenizer}, vocabulary {manifest.vocab_size:,}), "
+            f"{manifest.words:,} words{unknown}, {manifest.bytes:,} bytes, {manifest.documents:,} documents "
+            f"in {time.perf_counter() - start:.1f} s\n  {made.directory}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
     command_line.run(
         main,
         required=("config",),
-        resumes="shards that are whole are kept, and the same command goes on after them",
+        resumes="whole shards are kept, and the same command continues after them",
     )

@@ -12,8 +12,7 @@ from jaxtyping import PyTree
 from alibi.config import Config, replaced
 from alibi.convert import fairseq
 from alibi.data.cache import file_sha256
-from alibi.data.dictionary import read_dictionary
-from alibi.data.tokenizers import WordTokenizer
+from alibi.data.tokenizers import WordTokenizer, read_dictionary
 from alibi.model.decoder import build_model, param_shapes
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState

@@ -6,26 +6,24 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from alibi.data.stream import Tokens, TokenStream
+from alibi.data.tokenfile import Tokens, TokenStream
 
 
 class TrainBatches:
     """The blocks of a token stream in an order that is shuffled anew each epoch.
 
-    The stream is cut in fixed blocks of `length` tokens that cross document
-    borders, the last short one kept; the cut is the same in each epoch, and an
-    epoch holds each block once (arXiv 2108.12409; fairseq's "none" break mode). Batches
-    may cross epochs.
+    Blocks are `length` tokens long, cross document borders and are the same in each epoch; the last block may be
+    shorter. An epoch holds each block once (arXiv 2108.12409; fairseq's "none" break mode). Batches may cross epochs.
     """
 
     def __init__(self, tokens: Tokens, *, length: int, batch_size: int, seed: int, boundary_id: int):
-        """`tokens` [N]: a split; `boundary_id`: what stands before its first token.
+        """`tokens` [N]: a split; `boundary_id`: the token before its first one.
 
-        Raises ValueError when the split has fewer than `length` tokens.
+        Raises ValueError if the split has fewer than `length` tokens.
         """
         if length > len(tokens):
             raise ValueError(
-                f"train_length={length:,} is a length longer than the corpus, which has {len(tokens):,} tokens; "
+                f"train_length={length:,} is longer than the corpus, which has {len(tokens):,} tokens; "
                 "use a shorter length or more text"
             )
         self._tokens, self.length, self.batch_size, self._boundary_id = tokens, length, batch_size, boundary_id
@@ -34,7 +32,7 @@ class TrainBatches:
 
     @functools.cached_property
     def _order(self) -> Sequence[int]:
-        """The blocks in the order of the rows. Made when it is first read: Grain takes time to import, and JAX."""
+        """The block of each row. Made at its first use: importing Grain takes time, and JAX."""
         import grain
 
         # Its shuffle is an index permutation, another one for each pass of the repeat: it stores nothing.
@@ -43,7 +41,7 @@ class TrainBatches:
     def rows(
         self, step: int, rows: Sequence[int]
     ) -> tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]:
-        """Inputs and targets of the named rows of update `step` (from 0); targets are -1 past the end of the stream."""
+        """Returns inputs and targets of `rows` of update `step` (from 0); targets are -1 past the end of the stream."""
         inputs = np.full((len(rows), self.length), self._boundary_id, np.int32)
         targets = np.full((len(rows), self.length), -1, np.int32)
         for row in rows:
@@ -57,10 +55,10 @@ class TrainBatches:
             scored = self._tokens[start : start + self.length]
             targets[i, : len(scored)] = scored
             inputs[i, 1 : len(scored)] = scored[:-1]
-            if start:  # else the boundary stands before the first token
+            if start:  # else the boundary precedes the first token
                 inputs[i, 0] = self._tokens[start - 1]
         return inputs, targets
 
     def block(self, step: int, row: int) -> int:
-        """Which block stands in `row` of update `step`."""
+        """Returns the number of the block in `row` of update `step`."""
         return int(self._order[step * self.batch_size + row])

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub and of TFDS; the libraries are imported when a dataset is read."""
+"""Datasets of the Hugging Face hub and of TFDS; their libraries are imported when a dataset is read."""
 
 import contextlib
 import hashlib
@@ -14,25 +14,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from alibi.config import DataConfig
-from alibi.data.pieces import Corpus, Piece, split_long
+from alibi.data.corpus import Corpus, Piece, split_long
 from alibi.progress import is_terminal
 
-# The libraries retry for 23 s (datasets) to minutes (TFDS) before they say that there is no network.
+# Without a network, datasets retries for 23 s and TFDS for minutes.
 PROBE_SECONDS = 2.5
-_COMMIT = re.compile("[0-9a-f]{40}")
-_SAVED_TO_DISK = ("state.json", "dataset_dict.json")  # what `save_to_disk` writes beside the data
 _TFDS_HOST = "https://storage.googleapis.com"
 
 
 class _ExplainedError(ValueError):
-    """A message of this file, to be told from those of the libraries."""
+    """A message of this file, which needs no other context."""
 
 
 class _Hosted(Corpus):
     """A named dataset whose rows are documents: the text of one column."""
 
     def __init__(self, data: DataConfig):
-        """`data`: the config section; ValueError when it names no dataset."""
+        """`data`: the config section; raises ValueError if it names no dataset."""
         if not data.name:
             raise ValueError(f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name")
         super().__init__(data)
@@ -45,32 +43,33 @@ class _Hosted(Corpus):
             )
 
     def description(self, split: str) -> dict[str, Any]:
-        """The name, the split and the column; of a local folder also its files.
+        """Returns the name, the split and the column; for a local folder also its files.
 
-        Nothing is loaded for it, so that what is cached needs no network: a name without data.revision, or with
-        a tag, means the state that was read first, which `revision` names, also when the host has a later one.
+        Nothing is loaded for it, so that cached tokens need no network. A name without data.revision, or with a tag,
+        means the version that was read first, which `revision` names, even if the host has a later one.
         """
         return {
             "corpus": self.name,
             "name": _folder_hash(self._name) if self._local else self._name,
             "subset": self._data.subset,
             "revision": self._data.revision,
-            "split": self._place(split),
+            "split": self._split(split),
             "column": self._data.column,
         }
 
     def title(self, split: str) -> str:
-        """The dataset's name, of a local one the folder's, and its subset."""
+        """Returns the dataset's name, or that of its folder, and its subset."""
         name = pathlib.Path(self._name).resolve().name if self._local else self._name
         return "/".join(filter(None, [name, self._data.subset]))
 
     def source(self, split: str) -> str:
-        """The dataset as people name it."""
+        """Returns name, subset, split and revision."""
         revision = self._data.revision
-        parts = [self._name, self._data.subset, self._place(split), revision and f"revision {revision}"]
+        parts = [self._name, self._data.subset, self._split(split), revision and f"revision {revision}"]
         return f"{self.name}: " + ", ".join(filter(None, parts))
 
-    def _place(self, split: str) -> str:
+    def _split(self, split: str) -> str:
+        """Returns the dataset's own name of `split`."""
         if not self._data[split]:
             raise _ExplainedError(
                 f"data.{split} is empty, but corpus={self.name} needs a split's name; set data.{split}"
@@ -78,15 +77,15 @@ class _Hosted(Corpus):
         return self._data[split]
 
     def _check_splits(self, splits: Iterable[str], known: Iterable[str]) -> None:
-        """Raises ValueError where a split is no expression of `known` names; where none are known, nothing is."""
+        """Raises ValueError if a split is no expression of `known` names; if none are known, nothing is checked."""
         known = list(map(str, known))
         for split in splits:
-            for part in self._place(split).split("+") if known else ():
+            for part in self._split(split).split("+") if known else ():
                 name = part.partition("[")[0].strip()
                 if name not in (*known, "all"):
                     empty = "" if split == "train" else f", or leave data.{split} empty for none"
                     raise _ExplainedError(
-                        f"data.{split}={self._place(split)!r}: {self._name} has no split {name!r}; "
+                        f"data.{split}={self._split(split)!r}: {self._name} has no split {name!r}; "
                         f"use {', '.join(known)}{empty}"
                     )
 
@@ -111,7 +110,7 @@ class _Hosted(Corpus):
 
     @contextlib.contextmanager
     def _errors_explained(self, split: str) -> Iterator[None]:
-        """Turns the library's errors, which have no common class, into a ValueError that says what to check."""
+        """Turns the library's errors, which have no common class, into a ValueError that names the keys to check."""
         try:
             yield
         except _ExplainedError:
@@ -130,15 +129,14 @@ class Hub(_Hosted):
     name = "hub"
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Each row as a document; ValueError in under 5 s when the hub and the local cache have no such dataset."""
+        """Yields each row as a document; raises ValueError within 5 s if neither hub nor cache has the dataset."""
         with self._connection():
             yield from self._documents(self._values(split), split)
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError where the dataset can't be reached or lacks one of `splits`; only its list is fetched."""
-        splits = list(splits)
-        for split in splits[:1]:
-            with self._connection(), self._explained(split):
+        """Raises ValueError if the dataset can't be reached or lacks one of `splits`; fetches only their list."""
+        if splits := list(splits):
+            with self._connection(), self._errors_explained(splits[0]):
                 builder = self._builder()
                 self._check_splits(splits, builder.info.splits or builder.config.data_files or ())
 
@@ -150,71 +148,55 @@ class Hub(_Hosted):
             datasets.disable_progress_bars()
             huggingface_hub.utils.disable_progress_bars()
         data = self._data
-        # The library would take state.json for data.
-        if self._local and any((pathlib.Path(self._name) / name).exists() for name in _SAVED_TO_DISK):
-            raise ValueError(
-                f"{self._name} was written by save_to_disk, not as files of data; read it by datasets.load_from_disk, "
-                "write each split by its to_parquet into another folder, and set data.name to that"
-            )
         return datasets.load_dataset_builder(self._name, data.subset or None, revision=data.revision or None)
 
     def _values(self, split: str) -> Iterator[Any]:
         data = self._data
-        with self._explained(split):
+        with self._errors_explained(split):
             builder = self._builder()
-            self._note_commit(builder.hash, pathlib.Path(builder.cache_dir))
+            self._note_commit(builder.hash)
             if data.streaming:
-                rows = builder.as_streaming_dataset(split=self._place(split))
+                rows = builder.as_streaming_dataset(split=self._split(split))
             else:
                 builder.download_and_prepare()
-                rows = builder.as_dataset(split=self._place(split))
+                rows = builder.as_dataset(split=self._split(split))
             self._check_column(rows.column_names)
             for batch in rows.select_columns([data.column]).iter(batch_size=256):
                 yield from batch[data.column]
 
-    @contextlib.contextmanager
-    def _explained(self, split: str) -> Iterator[None]:
-        with self._errors_explained(split):
-            try:
-                yield
-            except ConnectionError as error:
-                raise self._unreachable("the connection failed") from error
+    def _note_commit(self, commit: str) -> None:
+        """Sets `revision`; raises ValueError if `data.revision` is the hash of another commit.
 
-    def _note_commit(self, commit: str, copy: pathlib.Path) -> None:
-        """Keeps the commit that was found, whose files are in `copy`.
-
-        Where the hub gives nothing (no network, a wrong revision, no access), the library takes its newest copy,
-        whatever revision it is asked for. ValueError where `data.revision` is another full commit hash; what
-        commit a tag or a branch means is not known then.
+        If the hub gives nothing (no network, a wrong revision, no access), the library takes the newest copy in its
+        cache, whatever the revision.
         """
         revision = self._data.revision
         if self._local or commit == revision:
             return
-        if _COMMIT.fullmatch(revision):
-            pinned = copy.with_name(revision)
-            found = (
-                f"took the newest copy in its cache, of commit {commit}; touch {pinned} and run again"
-                if pinned.is_dir()
-                else f"found only commit {commit} in its cache; check data.revision, your access and the network, "
-                "or set data.revision to that commit"
-            )
+        if re.fullmatch("[0-9a-f]{40}", revision):
             raise _ExplainedError(
-                f"data.revision={revision}, but of the hub dataset {self._name!r} the library {found}"
+                f"data.revision={revision}, but for the hub dataset {self._name!r} the library took the newest copy in "
+                f"its cache, commit {commit}; check data.revision, your access and the network, or set data.revision "
+                "to that commit"
             )
         self.revision = commit
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[None]:
-        """Sees to it that nothing waits for a network that isn't there."""
+        """Puts the library into its offline mode if the hub does not answer."""
         import huggingface_hub.constants as hub
 
         if self._local or (not hub.HF_HUB_OFFLINE and reachable([hub.ENDPOINT])):
             yield
             return
-        why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} doesn't answer"
         cache = pathlib.Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(hub.HF_HOME, "datasets"))
         if self._data.streaming or not (cache / self._name.replace("/", "___")).is_dir():
-            raise self._unreachable(why)
+            why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} doesn't answer"
+            raise _ExplainedError(
+                f"the hub dataset {self._name!r} can't be reached: {why}, and this machine has no copy of it. Connect, "
+                "or run scripts/prepare_data.py on a machine with a network and copy the cache directory here, or set "
+                "data.name to a folder that holds the dataset's files, or use corpus=text"
+            )
         import datasets
 
         saved = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
@@ -224,13 +206,6 @@ class Hub(_Hosted):
         finally:
             hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = saved
 
-    def _unreachable(self, why: str) -> ValueError:
-        return _ExplainedError(
-            f"the hub dataset {self._name!r} can't be reached: {why}, and this machine has no copy of it. Connect, or "
-            "run scripts/prepare_data.py where there is a network and copy the cache directory here, or set data.name "
-            "to a folder that holds the dataset's files, or use corpus=text"
-        )
-
 
 class Tfds(_Hosted):
     """A dataset of TFDS in array_record files, by name or by the folder of a prepared one; needs no TensorFlow."""
@@ -238,7 +213,7 @@ class Tfds(_Hosted):
     name = "tfds"
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Each record as a document; ValueError in under 5 s when it isn't prepared and can't be downloaded."""
+        """Yields each record as a document; raises ValueError within 5 s if it can be neither found nor downloaded."""
         data = self._data
         with self._errors_explained(split):
             builder = self._builder()
@@ -247,14 +222,13 @@ class Tfds(_Hosted):
                     self._download(builder)
                 self.revision = "" if data.revision else str(builder.version)
             self._check_column(list(builder.info.features))
-            records = builder.as_data_source(split=self._place(split))
+            records = builder.as_data_source(split=self._split(split))
         yield from self._documents((record[data.column] for record in records), split)
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError where the dataset lacks one of `splits`; of one that isn't prepared they are not known."""
-        splits = list(splits)
-        for split in splits[:1]:
-            with self._errors_explained(split):
+        """Raises ValueError if a prepared dataset lacks one of `splits`."""
+        if splits := list(splits):
+            with self._errors_explained(splits[0]):
                 self._check_splits(splits, self._builder().info.splits)
 
     def _builder(self) -> Any:
@@ -263,7 +237,7 @@ class Tfds(_Hosted):
         if not is_terminal():
             tfds.disable_progress_bar()
         data = self._data
-        if self._name.startswith("huggingface:"):
+        if self._name.startswith("huggingface:"):  # TFDS would ask the hub for minutes
             raise _ExplainedError(f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix")
         if self._local:
             return tfds.builder_from_directory(self._name)
@@ -281,9 +255,9 @@ class Tfds(_Hosted):
 
 
 def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
-    """Whether one of `urls` answers, be it with an error page; proxies of the environment are used."""
+    """Returns whether one of `urls` answers, also with an error page; uses the environment's proxies."""
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    for url in urls:  # in threads, because the time limit of a request doesn't hold for name resolution
+    for url in urls:  # in threads, because a request's time limit does not cover name resolution
         threading.Thread(target=lambda url=url: answers.put(_answers(url, seconds)), daemon=True).start()
     deadline = time.monotonic() + seconds + 0.25
     try:
@@ -301,7 +275,7 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _folder_hash(folder: str) -> str:
-    """Changes when a file of the folder does: names, sizes and times of change."""
+    """Returns a hash of names, sizes and times of change of the folder's files."""
     hasher = hashlib.sha256()
     for path in sorted(pathlib.Path(folder).rglob("*")):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""Text files, plain or packed; a file is a document, or blank lines end them; read in bounded memory."""
+"""Text files, plain or packed, read in bounded memory; a file is a document, or blank lines end documents."""
 
 import codecs
 import dataclasses
@@ -16,18 +16,19 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import zstandard
 
 from alibi.data.cache import file_sha256
-from alibi.data.pieces import BORDER, PIECE_BYTES, SHARD_BYTES, Corpus, Piece, Shard, limit_bytes, one_document
+from alibi.data.corpus import BORDER, PIECE_BYTES, SHARD_BYTES, Corpus, Piece, Shard, limit_bytes, one_document
 
-# A file above this many bytes is known by its size, its time of change and the hash of its two ends.
+# A larger file is identified by its size, its time of change and the hash of its two ends.
 WHOLE_HASH_BYTES = 256 << 20
 _END_BYTES = 1 << 20
-_ZST_WINDOW = 1 << 31  # the longest, that of `zstd --long=31`; unasked the library refuses more than 1 << 27
-# Between two documents, of which they belong to the first. They may end by \r\n; what goes before the first \n doesn't
-# matter, and to begin with a literal makes the search fast.
+_ZST_WINDOW = 1 << 31  # the longest, that of `zstd --long=31`; the library's own limit is 1 << 27
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+_PACKED = (*_OPENERS, ".zst")
+# Blank lines belong to the document before them. Lines may end by \r\n; the expression begins with a literal, which
+# makes the search fast.
 _BLANK_LINES = re.compile(rb"\n(?:\r?\n)+(?=[^\r\n]|\r[^\n])")
 
 
@@ -42,15 +43,15 @@ class _Range:
 
 
 class TextFiles(Corpus):
-    """Files named for each split by comma-separated paths and globs, or by a list of paths: UTF-8, .gz, .xz or .zst.
+    """UTF-8 files, plain, .gz, .xz or .zst, named for each split by comma-separated paths and globs, or by a list.
 
-    Each is a document, or with `document_end` "blank_line" as many as its blank lines end.
+    Each file is a document, or with `document_end` "blank_line" several documents.
     """
 
     name = "text"
 
     def __init__(self, data: Any):
-        """`data`: the config section, or a mapping that may lack `document_end`; ValueError for an unknown one."""
+        """`data`: the config section, or a mapping that may lack `document_end`; raises ValueError if it is unknown."""
         super().__init__(data)
         end = data.get("document_end", "file") if isinstance(data, Mapping) else data.document_end
         if end not in ("file", "blank_line"):
@@ -59,7 +60,7 @@ class TextFiles(Corpus):
         self._identities: dict[pathlib.Path, dict[str, Any]] = {}
 
     def files(self, split: str) -> list[pathlib.Path]:
-        """The files of `split`: in the order written, those of a glob sorted; ValueError when there is none."""
+        """Returns the files of `split` as written, those of a glob sorted; raises ValueError if there is none."""
         place = self._data[split]
         if not place:
             raise ValueError(f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}")
@@ -69,16 +70,15 @@ class TextFiles(Corpus):
             parts = [place]
         else:
             parts = [part.strip() for part in place.split(",") if part.strip()]
-        remedy = _REMEDIES.get(split, "correct the path")
-        return [pathlib.Path(name) for part in parts for name in _find_files(os.path.expanduser(part), remedy)]
+        return [pathlib.Path(name) for part in parts for name in _find_files(os.path.expanduser(part), split)]
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """The documents; ValueError for a file that is empty, damaged or not UTF-8."""
+        """Yields the documents; raises ValueError for a file that is empty, damaged or not UTF-8."""
         for path in self.files(split):
-            yield from self._documents(_texts(path), to_its_end=True)
+            yield from self._documents(_texts(path))
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """The shards; plain files are read only where a shard's pieces are, packed ones from their beginning."""
+        """Yields the shards; a plain file is read only for the pieces of a shard, a packed one from its beginning."""
         if self.size(split) is None:
             yield from super().shards(split, max_bytes, shard_bytes)
             return
@@ -92,7 +92,7 @@ class TextFiles(Corpus):
             left -= sum(part.stop - part.start for part in ranges) if max_bytes >= 0 else 0
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
-        """About `sample_bytes`, from the beginning of each shard; where one can't be skipped to, the first of all."""
+        """Yields about `sample_bytes`: the beginning of each shard of plain files, or of the first packed file."""
         if self.size(split) is None:
             yield from super().sample(split, max_bytes, sample_bytes)
             return
@@ -101,36 +101,36 @@ class TextFiles(Corpus):
             yield from limit_bytes(shard.pieces, each)
 
     def description(self, split: str) -> dict[str, Any]:
-        """The contents of the files, whatever their names, and what ends a document where it isn't the file."""
-        files = [self._identities.get(path) or _identity(path) for path in self.files(split)]
-        self._identities |= zip(self.files(split), files, strict=True)  # more than one asks, and hashing takes time
+        """Returns the contents of the files, whatever their names, and `document_end` if it is not the file."""
+        for path in self.files(split):  # kept: hashing takes time
+            self._identities[path] = self._identities.get(path) or _identity(path)
+        files = [self._identities[path] for path in self.files(split)]
         return {"corpus": self.name, "files": files} | ({"document_end": "blank_line"} if self._blank_lines else {})
 
     def title(self, split: str) -> str:
-        """The files' names without their folders, globs as they were given."""
+        """Returns the names of the files without their folders, globs as they were given."""
         place = self._data[split]
         parts = place.split(",") if isinstance(place, str) else place
         return ",".join(pathlib.PurePath(part).name for part in parts)
 
     def source(self, split: str) -> str:
-        """The paths."""
+        """Returns the paths."""
         return "text: " + ", ".join(map(str, self.files(split)))
 
     def size(self, split: str) -> int | None:
-        """Bytes of the files, unless one is packed."""
+        """Returns the bytes of the files; None if one is packed."""
         files = self.files(split)
         return None if any(path.suffix in _PACKED for path in files) else sum(path.stat().st_size for path in files)
 
-    def _documents(self, texts: Iterable[bytes], *, to_its_end: bool) -> Iterator[Piece]:
-        return _at_blank_lines(texts) if self._blank_lines else one_document(texts, to_its_end=to_its_end)
+    def _documents(self, texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece]:
+        return _at_blank_lines(texts) if self._blank_lines else one_document(texts, ends=ends)
 
     def _read(self, ranges: list[_Range]) -> Iterator[Piece]:
         for part in ranges:
-            texts = _texts(part.path, part.start, part.stop)
-            yield from self._documents(texts, to_its_end=part.ends_file)
+            yield from self._documents(_texts(part.path, part.start, part.stop), ends=part.ends_file)
 
     def _ranges(self, split: str, shard_bytes: int) -> Iterator[list[_Range]]:
-        """What each shard has of the plain files of `split`."""
+        """Yields the ranges of plain files that each shard of `split` consists of."""
         shard: list[_Range] = []
         room = shard_bytes
         for path in self.files(split):
@@ -141,17 +141,15 @@ class TextFiles(Corpus):
                 stop = self._border(path, start + room) if start + room < size else size
                 shard.append(_Range(path, start, stop, stop == size))
                 room -= stop - start
+                start = stop
                 if room <= 0:
                     yield shard
                     shard, room = [], shard_bytes
-                if stop == size:
-                    break
-                start = stop
         if shard:
             yield shard
 
     def _border(self, path: pathlib.Path, position: int) -> int:
-        """The first place from `position` on where a file may be cut; its size where there is none."""
+        """Returns the first place from `position` on where a file may be cut; its size if there is none."""
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             found = (_BLANK_LINES if self._blank_lines else BORDER).search(content, position)
             if found is None:
@@ -159,15 +157,8 @@ class TextFiles(Corpus):
             return found.end() if self._blank_lines else found.start()
 
 
-_REMEDIES = {
-    "train": "correct data.train",
-    "valid": "set data.valid, or leave it empty for no validation",
-    "test": "set data.test, or leave it empty",
-}
-
-
-def _find_files(part: str, remedy: str) -> list[str]:
-    """The file, or those that match the glob, `part`."""
+def _find_files(part: str, split: str) -> list[str]:
+    """Returns the file, or the files that match the glob, `part`."""
     if os.path.isdir(part):
         raise ValueError(f"{part} is a directory; name its files, for example {os.path.join(part, '*.txt')}")
     if os.path.exists(part):
@@ -175,12 +166,10 @@ def _find_files(part: str, remedy: str) -> list[str]:
     found = sorted(name for name in glob.glob(part, recursive=True) if os.path.isfile(name))
     if not found:
         missing = "no file matches" if glob.has_magic(part) else "there is no file"
+        remedies = {"train": "correct data.train", "file": "correct the path"}
+        remedy = remedies.get(split, f"set data.{split}, or leave it empty for none")
         raise ValueError(f"{missing} {part!r} (seen from {os.getcwd()}); {remedy}")
     return found
-
-
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-_PACKED = (*_OPENERS, ".zst")
 
 
 def _ends_in_line_end(path: pathlib.Path) -> bool:
@@ -190,7 +179,7 @@ def _ends_in_line_end(path: pathlib.Path) -> bool:
 
 
 def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
-    """The documents of a text, each to the blank lines after it, which belong to it: nothing of the text is lost."""
+    """Yields the documents of a text, each with the blank lines after it: nothing of the text is lost."""
     rest = b""
     for text in texts:
         rest += text
@@ -199,31 +188,28 @@ def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
             yield Piece(rest[start : blank.end()], ends_document=True)
             start = blank.end()
         rest = rest[start:]
-        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b"\r\n")):  # line ends may go on in the next text
+        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b"\r\n")):  # blank lines may continue in the next text
             yield Piece(head, ends_document=False)
             rest = rest[len(head) :]
     yield Piece(rest, ends_document=True)
 
 
 def _texts(path: pathlib.Path, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """Successive texts of a file, or of a range of it: cut after a line end, else after a space or a character."""
+    """Yields successive texts of a range of a file, cut after a line end, else after a space or a character."""
     offset, rest = start, b""
-    for block in itertools.chain(_blocks(path, start, stop), [b""]):  # the last: no character may stay open
+    for block in itertools.chain(_blocks(path, start, stop), [b""]):  # the last one leaves no character open
         rest += block
         cut = rest.rfind(b"\n") + 1 if block else len(rest)
         if not cut and len(rest) >= PIECE_BYTES:
             cut = rest.rfind(b" ") + 1 or len(rest)
-        text = rest[:cut]
-        if not _is_utf8(text):  # or its last character goes on in the next block
-            try:
-                _, cut = codecs.utf_8_decode(text, "strict", not block)
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path} is not UTF-8: byte 0x{text[error.start]:02x} at offset {offset + error.start:,} of the "
-                    f"text ({error.reason}); convert the file, for example with iconv -f latin1 -t utf-8"
-                ) from None
-            text = text[:cut]
-        yield text
+        try:
+            _, cut = codecs.utf_8_decode(rest[:cut], "strict", not block)
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} is not UTF-8: byte 0x{rest[error.start]:02x} at offset {offset + error.start:,} of the "
+                f"text ({error.reason}); convert the file, for example with iconv -f latin1 -t utf-8"
+            ) from None
+        yield rest[:cut]
         offset, rest = offset + cut, rest[cut:]
     if offset == start:
         raise _empty(path)
@@ -233,21 +219,8 @@ def _empty(path: pathlib.Path) -> ValueError:
     return ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
 
 
-def _is_utf8(text: bytes) -> bool:
-    """Whether these are whole characters of UTF-8; several times as fast as to decode them."""
-    if text.isascii():
-        return True
-    import pyarrow as pa  # takes a tenth of a second to import
-
-    buffers = [None, pa.py_buffer(np.array([0, len(text)], np.int32)), pa.py_buffer(text)]
-    try:
-        pa.Array.from_buffers(pa.utf8(), 1, buffers).validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
 def _blocks(path: pathlib.Path, start: int, stop: int | None) -> Iterator[bytes]:
+    """Yields the bytes of a range of a file, unpacked."""
     try:
         if path.suffix == ".zst":
             yield from filter(None, _zst_blocks(path))
@@ -265,7 +238,7 @@ def _blocks(path: pathlib.Path, start: int, stop: int | None) -> Iterator[bytes]
 
 
 def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
-    # zstandard's own stream reader takes a truncated file for a whole one.
+    # zstandard's own stream reader does not notice that a file was truncated.
     unpacker = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW)
     with path.open("rb") as stream:
         unpack = unpacker.decompressobj()
@@ -280,6 +253,7 @@ def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
 
 
 def _identity(path: pathlib.Path) -> dict[str, Any]:
+    """Returns size, packing and hash of a file; see `WHOLE_HASH_BYTES`."""
     status = path.stat()
     identity: dict[str, Any] = {"bytes": status.st_size, "packed": path.suffix if path.suffix in _PACKED else ""}
     if status.st_size <= WHOLE_HASH_BYTES:

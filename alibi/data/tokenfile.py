@@ -1,49 +1,137 @@
-"""A token file as it lies on disk: shards of ids, a manifest of what they are, and their tokenizer."""
+"""A token file on disk: shards of ids, read as one array, a manifest that describes them, and their tokenizer."""
 
+import bisect
 import dataclasses
 import functools
+import hashlib
+import itertools
 import json
+import mmap
 import os
 import pathlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Integer
 
 from alibi.data.cache import content_key
-from alibi.data.making import shard_file
-from alibi.data.stream import TokenStream, hash_ids
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 
-FORMAT_VERSION = 3  # since 3 the ids lie in shards, and those of bytes in one byte each
-# Below this many bytes a token file is hashed when a process first opens it; above, only its size is checked.
+FORMAT_VERSION = 4
+# A token file up to this size is hashed when a process first opens it; of a larger one only the sizes are checked.
 VERIFY_BYTES = 1 << 30  # WikiText-103 has 0.4 GB; hashing takes about a second
-CHECKSUM = "checksum"  # in the manifest, of all else in it; older ones have none
-_MADE_AGAIN = "delete that directory and run again"
+OPEN_SHARDS = 256  # memory maps that are kept, each of which holds a file open
+_HASHED_BYTES = 1 << 18  # at a time
+# Absent on some systems, where reading is slower, and right.
+_RANDOM, _WILL_NEED = getattr(mmap, "MADV_RANDOM", None), getattr(mmap, "MADV_WILLNEED", None)
+
+
+class TokenStream:
+    """Token ids in memory-mapped shards; reads like a 1-D array: length, slices without a step, single ids.
+
+    A slice is a view of the map, or a copy if it crosses the end of a shard. The kernel is told that reads are random:
+    otherwise it reads a thousand times as much as a batch uses.
+    """
+
+    def __init__(self, files: Sequence[pathlib.Path], sizes: Sequence[int], dtype: np.dtype):
+        """`sizes`: number of ids in each of `files`."""
+        filled = [(file, size) for file, size in zip(files, sizes, strict=True) if size]  # an empty file has no map
+        self._files = [file for file, _ in filled]
+        self._starts = [0, *itertools.accumulate(size for _, size in filled)]
+        self.dtype = np.dtype(dtype)
+        self._shard = functools.lru_cache(OPEN_SHARDS)(self._open)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if not isinstance(index, slice):
+            at = range(len(self))[index]
+            return self[at : at + 1][0]
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise ValueError(f"slices of tokens have no step, but got {step}; use np.asarray(tokens) first")
+        parts = [self._shard(shard)[1][first:last] for shard, first, last in self._ranges(start, stop)]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, self.dtype), *parts])
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("tokens in files become an array only by a copy")
+        return np.array(self[:], dtype)
+
+    def will_read(self, start: int, stop: int) -> None:
+        """Asks the kernel to fetch these ids, and returns at once: ids of several rows are fetched side by side."""
+        for shard, first, last in self._ranges(start, min(stop, len(self))):
+            if _WILL_NEED is not None:
+                page = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+                self._shard(shard)[0].madvise(_WILL_NEED, page, last * self.dtype.itemsize - page)
+
+    def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yields the shards that hold `start` to `stop`, each with the range within it."""
+        shard = bisect.bisect_right(self._starts, start) - 1
+        while start < stop:
+            end = min(stop, self._starts[shard + 1])
+            yield shard, start - self._starts[shard], end - self._starts[shard]
+            start, shard = end, shard + 1
+
+    def _open(self, shard: int) -> tuple[mmap.mmap, np.ndarray]:
+        with self._files[shard].open("rb") as file:
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if _RANDOM is not None:
+            pages.madvise(_RANDOM)
+        return pages, np.frombuffer(pages, self.dtype)
+
+
+Tokens = TokenStream | Integer[np.ndarray, " tokens"]
+
+
+def hash_ids(files: Iterable[pathlib.Path], dtype: np.dtype) -> str:
+    """Returns the SHA-256 of the ids of all `files`, however they are cut; ids of one byte are hashed as two bytes."""
+    hasher = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(_HASHED_BYTES):
+                ids = np.frombuffer(block, dtype)
+                hasher.update((ids.astype("<u2") if dtype.itemsize == 1 else ids).data)
+    return hasher.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a token file holds."""
+    """The description of a token file.
+
+    Attributes:
+      source: files, titles or a dataset's name, for people.
+      words: between white space.
+      bytes: of the text in UTF-8.
+      unknown_words: tokens that are <unk>: words outside the dictionary, and `unk_in_text`.
+      unk_in_text: words of the text that are <unk> themselves.
+      max_bytes: the limit at which the text was cut; -1 for none.
+      dtype: of the files: |u1, <u2 or <u4.
+      sha256: of the ids (`hash_ids`).
+      description: identifies the text.
+      revision: the hub's commit or TFDS's version that was read, unless data.revision names it.
+    """
 
     corpus: str
     split: str
-    source: str  # for people: files, titles or a dataset's name
+    source: str
     tokens: int
-    words: int  # between white space
-    bytes: int  # of the text in UTF-8
+    words: int
+    bytes: int
     documents: int
-    unknown_words: int  # tokens that are <unk>: words that the dictionary lacks, and
-    unk_in_text: int  # words of the text that are <unk> itself
-    max_bytes: int  # the limit the text was cut at (-1: none)
-    dtype: str  # of the files: |u1, <u2 or <u4
-    sha256: str  # of the ids (`hash_ids`)
+    unknown_words: int
+    unk_in_text: int
+    max_bytes: int
+    dtype: str
+    sha256: str
     tokenizer: str
     tokenizer_fingerprint: str
     vocab_size: int
     boundary_id: int
-    description: dict[str, Any]  # what identifies the text
+    description: dict[str, Any]
     format_version: int = FORMAT_VERSION
-    # That the text was read at: the hub's commit or TFDS's version, where data.revision is not the same.
     revision: str = ""
 
 
@@ -56,52 +144,50 @@ class TokenFile:
     directory: pathlib.Path
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids."""
+        """Returns the tokenizer that made the ids."""
         return load_tokenizer(self.directory / "tokenizer", f"delete {self.directory} and run again")
 
 
-def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
-    """Opens a token file; ValueError when it was truncated, altered or damaged since it was made.
+def shard_file(number: int) -> str:
+    """Returns the file name of a shard."""
+    return f"tokens-{number:05d}.bin"
 
-    `verify`: also by its hash, once a process and if it has no more than `VERIFY_BYTES`.
+
+def write_manifest(folder: pathlib.Path, manifest: Manifest, shards: Sequence[int]) -> None:
+    """Writes manifest.json; `shards`: number of ids in each shard."""
+    fields = dataclasses.asdict(manifest) | {"shards": list(shards)}
+    text = json.dumps(fields | {"checksum": content_key(fields)}, indent=2, ensure_ascii=False)
+    (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
+
+
+def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
+    """Opens a token file; raises ValueError if it was truncated, altered or damaged.
+
+    `verify`: compares its hash too, once a process, unless it is larger than `VERIFY_BYTES`.
     """
     folder = pathlib.Path(directory)
     try:
         fields = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        if fields.pop(CHECKSUM, None) not in (None, content_key(fields)):
-            raise ValueError("its manifest is not what was written")
-        shards = fields.pop("shards", None) or [[fields["tokens"], fields["sha256"]]]  # older ones have one, unnamed
+        if fields.pop("checksum") != content_key(fields):
+            raise ValueError("manifest.json was altered")
+        sizes = fields.pop("shards")
         manifest, dtype = Manifest(**fields), np.dtype(fields["dtype"])
-        files = [folder / shard_file(number) for number in range(len(shards))]
-        for file, (tokens, _) in zip(files, shards, strict=True):
-            _check_size(file, tokens * dtype.itemsize)
+        files = [folder / shard_file(number) for number in range(len(sizes))]
+        for file, size in zip(files, sizes, strict=True):
+            if (got := file.stat().st_size) != size * dtype.itemsize:
+                raise ValueError(f"{file.name} has {got:,} bytes and needs {size * dtype.itemsize:,}")
         if verify and manifest.tokens * dtype.itemsize <= VERIFY_BYTES:
-            states = tuple(
-                (file, sha256, file.stat().st_mtime_ns) for file, (_, sha256) in zip(files, shards, strict=True)
-            )
-            _check_hashes(states, dtype)
+            states = tuple((file, file.stat().st_mtime_ns) for file in files)
+            if _hash_once(states, dtype) != manifest.sha256:
+                raise ValueError("the SHA-256 of its ids is not that of manifest.json")
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-        if isinstance(error, _DamagedError):
-            raise
-        raise ValueError(f"the token file in {folder} is damaged ({error}); {_MADE_AGAIN}") from error
-    return TokenFile(TokenStream(files, [tokens for tokens, _ in shards], dtype), manifest, folder)
-
-
-class _DamagedError(ValueError):
-    """A message that says all, to be told from what only a damaged manifest leads to."""
-
-
-def _check_size(file: pathlib.Path, needed: int) -> None:
-    if (got := file.stat().st_size) != needed:
-        raise _DamagedError(
-            f"{file} has {got:,} bytes, but its manifest says {needed:,}: it was truncated or altered; {_MADE_AGAIN}"
-        )
+        raise ValueError(
+            f"the token file in {folder} is damaged ({error}); delete that directory and run again"
+        ) from error
+    return TokenFile(TokenStream(files, sizes, dtype), manifest, folder)
 
 
 @functools.cache
-def _check_hashes(states: tuple[tuple[pathlib.Path, str, int], ...], dtype: np.dtype) -> None:
-    """Checks, once a process and state of the files, that the hash of all up to the end of each is the manifest's."""
-    found = hash_ids((file for file, _, _ in states), dtype)
-    for (file, sha256, _), got in zip(states, found, strict=True):
-        if got != sha256:
-            raise _DamagedError(f"{file} was altered: its SHA-256 is not its manifest's; {_MADE_AGAIN}")
+def _hash_once(states: tuple[tuple[pathlib.Path, int], ...], dtype: np.dtype) -> str:
+    """Returns `hash_ids` of files with these times of change, computed once a process."""
+    return hash_ids((file for file, _ in states), dtype)

@@ -2,58 +2,64 @@
 
 import abc
 import hashlib
+import itertools
 import json
 import os
 import pathlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tokenizers as hf
+from etils import epath
 from jaxtyping import Integer
 
 from alibi.config import DataConfig
-from alibi.data.bpe import BATCH_CHARS, END_OF_TEXT, cut_chunks, find_end_of_text, read_bpe, train_bpe
 from alibi.data.cache import file_sha256
-from alibi.data.dictionary import SPECIALS, count_words, make_dictionary, read_dictionary, write_dictionary
-from alibi.data.pieces import Corpus, Piece, limit_bytes, make_bar, split_long, watched
+from alibi.data.corpus import Corpus, Piece, limit_bytes, make_bar, split_long, watched
 
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")  # in other tokenizer.json files
+CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
+BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
 _SAVED = "tokenizer_config.json"
 
-Ids = Integer[np.ndarray, " tokens"]  # uint8 of bytes, else int32
+Ids = Integer[np.ndarray, " tokens"]  # uint8 for bytes, else int32
 
 
 class Tokenizer(abc.ABC):
-    """A vocabulary and how text becomes ids of it."""
+    """A vocabulary, and the rule by which text becomes ids."""
 
     name: str
     vocab_size: int
     boundary_id: int  # stands before the first token of a stream, and between documents (words: after each line)
-    file: str = ""  # that `save` writes the vocabulary to, where there is one
-    unknown_id: int | None = None  # of words outside the vocabulary
-    revision: str = ""  # `Corpus.revision` of the text that it was made from
+    file: str = ""  # the name of the vocabulary's file, if there is one
+    unknown_id: int | None = None  # for words outside the vocabulary
+    revision: str = ""  # `Corpus.revision` of the text that the vocabulary was made from
 
     @abc.abstractmethod
     def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
-        """The ids of successive documents; memory stays bounded by the piece.
+        """Yields the ids of successive documents, a bounded number at a time.
 
-        `after_open_line`: whether a document without a line end at its end came before, in another stream.
+        `after_open_line`: whether a document without a final line end precedes them, in another stream.
         """
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`."""
+        """Returns the text of `ids`."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """SHA-256 of all that decides the ids."""
+        """Returns the SHA-256 of everything that decides the ids."""
 
     def encode(self, text: str) -> Ids:
-        """The ids of one whole document, with the boundary that closes it where the method has one."""
+        """Returns the ids of one whole document, with the boundary that closes it, if the method has one."""
         return np.concatenate([np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))])
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes what `load_tokenizer` needs into `directory`, which is made."""
+        """Makes `directory` and writes the files for `load_tokenizer`."""
         folder = pathlib.Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
         about = {"name": self.name} | self._write(folder)
@@ -64,19 +70,19 @@ class Tokenizer(abc.ABC):
         (folder / _SAVED).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        """Writes the vocabulary, where there is one; returns what else must be saved."""
+        """Writes the vocabulary, if there is one; returns further entries of the saved JSON."""
         return {}
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes: 256 ids. A newline separates documents, unless the first one ends in a newline already."""
+    """UTF-8 bytes: 256 ids. A newline separates documents, unless the first one ends with a newline."""
 
     name = "bytes"
     vocab_size = 256
     boundary_id = 10
 
     def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
-        """The bytes of the text, uint8; that of one document holds nothing else."""
+        """Yields the bytes of the text, uint8; one document becomes its bytes and nothing else."""
         line_is_open = after_open_line
         for piece in pieces:
             if line_is_open:
@@ -85,16 +91,16 @@ class ByteTokenizer(Tokenizer):
             line_is_open = piece.leaves_line_open
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text; bytes that aren't UTF-8 become U+FFFD."""
+        """Returns the text; bytes that aren't UTF-8 become U+FFFD."""
         return bytes(map(int, ids)).decode("utf-8", errors="replace")
 
     def fingerprint(self) -> str:
-        """SHA-256 of the method's name."""
+        """Returns the SHA-256 of the method's name."""
         return hashlib.sha256(b"bytes").hexdigest()
 
 
-class _Known(dict[str, int]):
-    """Ids by word; of one that it lacks the unknown id: looked up without a call of Python for each word."""
+class _Ids(dict[str, int]):
+    """Ids by word, the unknown id for others: a lookup needs no call of Python for each word."""
 
     def __missing__(self, word: str) -> int:
         return WordTokenizer.unknown_id
@@ -111,10 +117,10 @@ class WordTokenizer(Tokenizer):
     def __init__(self, counts: dict[str, int]):
         """`counts` by symbol: the whole dictionary in the order of its ids, specials first."""
         self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
-        self._ids = _Known((symbol, i) for i, symbol in enumerate(counts))
+        self._ids = _Ids((symbol, i) for i, symbol in enumerate(counts))
 
     def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
-        """The words of each line, then `</s>`, blank lines and the last line included; unknown words are `<unk>`."""
+        """Yields the words of each line, then `</s>`, also for blank lines and an open last line."""
         for piece in pieces:
             text = piece.text.replace("\n", " </s> ")
             if piece.leaves_line_open:
@@ -122,21 +128,23 @@ class WordTokenizer(Tokenizer):
             yield np.array(list(map(self._ids.__getitem__, text.split())), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The words with one space between them, and a line end for each `</s>`."""
+        """Returns the words with one space between them, and a line end for each `</s>`."""
         text = " ".join("\n" if i == self.boundary_id else self.symbols[i] for i in ids)
         return text.replace(" \n", "\n").replace("\n ", "\n")
 
     def fingerprint(self) -> str:
-        """SHA-256 of the symbols in their order."""
+        """Returns the SHA-256 of the symbols in their order."""
         return hashlib.sha256("\n".join(["words", *self.symbols]).encode("utf-8")).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        write_dictionary(folder / self.file, self.counts)
+        # As fairseq reads it: without the specials, with the padding.
+        lines = [f"{symbol} {count}\n" for symbol, count in self.counts.items()][len(SPECIALS) :]
+        (folder / self.file).write_bytes("".join(lines).encode("utf-8"))
         return {}
 
 
 class BpeTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face's `tokenizers`; each document is followed by its end-of-text token."""
+    """A tokenizer of Hugging Face's `tokenizers`; its end-of-text token follows each document."""
 
     name = "bpe"
     file = "tokenizer.json"
@@ -147,7 +155,7 @@ class BpeTokenizer(Tokenizer):
             raise ValueError(
                 f"the tokenizer has no token {boundary!r} to stand between documents; add it or make another"
             )
-        # Text that spells a special token is text: documents must not be able to forge a boundary.
+        # A document that spells a special token must not end there.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -156,7 +164,7 @@ class BpeTokenizer(Tokenizer):
         self.boundary_id = vocabulary[boundary]
 
     def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
-        """The tokens of each document, then the boundary; cut only where byte-level BPE cuts anyway."""
+        """Yields the tokens of each document, then the boundary; the ids are those of whole documents."""
         rest, size = "", 0
         waiting: list[str | None] = []
         for piece in pieces:
@@ -170,18 +178,18 @@ class BpeTokenizer(Tokenizer):
         yield from self._encode([*waiting, *cut_chunks(rest, True)[0]])  # a shard may end within a document
 
     def _encode(self, chunks: list[str | None]) -> Iterator[Ids]:
-        """The tokens of each chunk, those of many on all cores at a time; the boundary for each None."""
+        """Yields the tokens of each chunk, encoded on all cores, and the boundary for each None."""
         texts = [chunk for chunk in chunks if chunk is not None]
         encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for chunk in chunks:
             yield np.array([self.boundary_id] if chunk is None else next(encodings).ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text, boundaries spelt out."""
+        """Returns the text, with boundaries spelt out."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the tokenizer's JSON and its boundary."""
+        """Returns the SHA-256 of the tokenizer's JSON and its boundary."""
         return hashlib.sha256(f"{self._boundary}\n{self._tokenizer.to_str()}".encode()).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
@@ -189,11 +197,111 @@ class BpeTokenizer(Tokenizer):
         return {"boundary": self._boundary}
 
 
+def cut_chunks(text: str, ends_document: bool) -> tuple[list[str], str]:
+    """Returns chunks to encode separately, and the rest, which must wait for more text of the document.
+
+    A chunk ends before a line end that a visible character follows, else before such a space. GPT-2's pattern splits
+    there in any context, so that the ids are those of the whole document.
+    """
+    chunks, start = [], 0
+    while len(text) - start > CHUNK_CHARS:
+        cut = _chunk_end(text, start, start + CHUNK_CHARS)
+        chunks.append(text[start:cut])
+        start = cut
+    if ends_document and start < len(text):
+        return [*chunks, text[start:]], ""
+    return chunks, text[start:]
+
+
+def _chunk_end(text: str, start: int, stop: int) -> int:
+    for mark in "\n", " ":
+        cut = text.rfind(mark, start + 1, stop)
+        while cut > start:
+            if not text[cut + 1].isspace() and (mark == "\n" or not text[cut - 1].isspace()):
+                return cut
+            cut = text.rfind(mark, start + 1, cut)
+    return stop  # no such place in so many characters
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
+    """Returns byte-level BPE with GPT-2's pattern: `<|endoftext|>` = 0, the 256 bytes, then merges; deterministic.
+
+    Raises ValueError if `vocab_size` has no room for those 257. Little text gives fewer entries.
+    """
+    if vocab_size < 257:
+        raise ValueError(f"data.bpe_vocab_size={vocab_size} is too small: 256 bytes and {END_OF_TEXT} need 257 or more")
+    tokenizer = hf.Tokenizer(hf.models.BPE())
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _read_bpe(path: epath.Path) -> hf.Tokenizer:
+    try:
+        return hf.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"the tokenizer {path} can't be read: {error.strerror}") from error
+    except Exception as error:  # the library raises plain Exception for another JSON
+        raise ValueError(f"{path} is no tokenizer.json of the tokenizers library: {error}") from error
+
+
+def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
+    """Returns counts by symbol: the specials, then words by falling count (ties by symbol), padded as fairseq does.
+
+    A special's own name in the text counts for the special. Raises ValueError if there is no word.
+    """
+    counter: Counter[str] = Counter()
+    for piece in pieces:
+        counter.update(piece.text.split())
+    if not counter:
+        raise ValueError("the train split has no word for a dictionary; check data.train")
+    words = sorted(counter.keys() - set(SPECIALS), key=lambda word: (-counter[word], word))
+    return _padded({symbol: counter[symbol] for symbol in (*SPECIALS, *words)})
+
+
+def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
+    """Returns the counts of a dict.txt: one "symbol count" a line, without the specials, with padding or without.
+
+    Raises ValueError, with the line, for another file.
+    """
+    try:
+        # Only "\n" ends a line: words may hold other characters that Python calls line breaks.
+        lines = epath.Path(path).expanduser().read_bytes().decode("utf-8").rstrip("\n").split("\n")
+    except OSError as error:
+        raise ValueError(f"the dictionary {path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the dictionary {path} is not UTF-8: {error.reason} at offset {error.start}") from error
+    counts = dict.fromkeys(SPECIALS, 0)
+    for number, line in enumerate(lines, start=1):
+        symbol, _, count = line.rpartition(" ")
+        if not symbol or not count.isdecimal():
+            raise ValueError(f'{path}, line {number}: {line[:60]!r} is not "symbol count" as in fairseq\'s dict.txt')
+        if symbol in counts:
+            raise ValueError(f"{path} holds {symbol!r} twice, or it is one of {', '.join(SPECIALS)}; remove that line")
+        counts[symbol] = int(count)
+    return _padded(counts)
+
+
+def _padded(counts: dict[str, int]) -> dict[str, int]:
+    """Returns the dictionary with fairseq's made-up words, to a multiple of 8; skips those in the text."""
+    made_up = (f"madeupword{number:04d}" for number in itertools.count())
+    while len(counts) % 8:
+        counts.setdefault(next(made_up), 0)
+    return counts
+
+
 _KINDS: dict[str, type[Tokenizer]] = {"bytes": ByteTokenizer, "words": WordTokenizer, "bpe": BpeTokenizer}
 
 
 def check_options(data: DataConfig) -> None:
-    """Raises ValueError for an unknown `data.tokenizer`, or an option that is set and that it doesn't use."""
+    """Raises ValueError for an option that `data.tokenizer` does not use."""
     if data.tokenizer_file and data.tokenizer == "bytes":
         raise ValueError(
             f"data.tokenizer_file={data.tokenizer_file} is not used by data.tokenizer=bytes; leave it empty, or set "
@@ -203,13 +311,13 @@ def check_options(data: DataConfig) -> None:
     if sample > 0 and (data.tokenizer != "bpe" or data.tokenizer_file):
         unused = "data.tokenizer_file" if data.tokenizer_file else f"data.tokenizer={data.tokenizer}"
         raise ValueError(
-            f"data.tokenizer_train_bytes={sample} is not used with {unused}: only a BPE that is made from the train "
-            "text has a sample of it; set it to -1"
+            f"data.tokenizer_train_bytes={sample} is not used with {unused}: only a BPE made from the train text "
+            "reads a sample; set it to -1"
         )
 
 
 def given_tokenizer(data: DataConfig) -> Tokenizer | None:
-    """The tokenizer of the config section `data`; None where it is made from text. ValueError as `make_tokenizer`."""
+    """Returns the tokenizer of the config section `data`; None if it is made from text. Raises as `make_tokenizer`."""
     check_options(data)
     if data.tokenizer == "bytes":
         return ByteTokenizer()
@@ -217,16 +325,22 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
         return None
     if data.tokenizer == "words":
         return WordTokenizer(read_dictionary(data.tokenizer_file))
-    path = pathlib.Path(data.tokenizer_file).expanduser()
-    tokenizer = read_bpe(path)
-    return BpeTokenizer(tokenizer, find_end_of_text(tokenizer, path))
+    path = epath.Path(data.tokenizer_file).expanduser()
+    tokenizer = _read_bpe(path)
+    for name in END_OF_TEXT_NAMES:
+        if tokenizer.token_to_id(name) is not None:
+            return BpeTokenizer(tokenizer, name)
+    raise ValueError(
+        f"{path} has no end-of-text token, which must stand between documents; "
+        f"add one of {', '.join(END_OF_TEXT_NAMES)} to its vocabulary"
+    )
 
 
 def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
-    """The tokenizer of the config section `data`, made from the corpus's train split unless a file is given.
+    """Returns the tokenizer of the config section `data`, made from the train split of `corpus` unless a file is given.
 
-    `progress` shows a bar on stderr while that is read. Raises ValueError for options that don't fit together or a
-    `data.tokenizer_file` that doesn't fit.
+    `progress` shows a bar on stderr. Raises ValueError for options that don't fit together, or another kind of file as
+    `data.tokenizer_file`.
     """
     if tokenizer := given_tokenizer(data):
         return tokenizer
@@ -236,30 +350,32 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
     with make_bar(corpus, "train", shown, f"reading for {data.tokenizer}", progress=progress) as bar:
         train = watched(pieces, bar)
         if data.tokenizer == "words":
-            return WordTokenizer(make_dictionary(count_words(train)))
-        return BpeTokenizer(train_bpe((piece.text for piece in train), data.bpe_vocab_size), END_OF_TEXT)
+            made: Tokenizer = WordTokenizer(make_dictionary(train))
+        else:
+            made = BpeTokenizer(train_bpe((piece.text for piece in train), data.bpe_vocab_size), END_OF_TEXT)
+    made.revision = corpus.revision
+    return made
 
 
 def load_tokenizer(
     directory: str | os.PathLike, remedy: str = "give the directory that a tokenizer's save() wrote"
 ) -> Tokenizer:
-    """The tokenizer that `save` wrote into `directory`; ValueError, with `remedy`, when it isn't there or damaged."""
-    folder = pathlib.Path(directory)
+    """Returns the tokenizer that `save` wrote into `directory`; raises ValueError, with `remedy`, if it is damaged."""
+    folder = epath.Path(directory)
     try:
         saved = json.loads((folder / _SAVED).read_text(encoding="utf-8"))
-        name = saved.get("name") if isinstance(saved, dict) else None
+        name = saved["name"]
         if name not in _KINDS:
             raise ValueError(f"{_SAVED} gives name={name!r}; it must be one of {', '.join(_KINDS)}")
         file = folder / _KINDS[name].file
-        # A dictionary that was cut short would still be one. Older versions saved no hash.
-        if "sha256" in saved and file_sha256(file) != saved["sha256"]:
-            raise ValueError(f"{file} was altered or damaged: its SHA-256 is not that of {_SAVED}")
+        if name != "bytes" and file_sha256(file) != saved["sha256"]:  # half a dictionary would be another one
+            raise ValueError(f"{file} was altered: its SHA-256 is not that of {_SAVED}")
         tokenizer: Tokenizer = ByteTokenizer()
         if name == "words":
             tokenizer = WordTokenizer(read_dictionary(file))
         elif name == "bpe":
-            tokenizer = BpeTokenizer(read_bpe(file), saved.get("boundary", ""))
+            tokenizer = BpeTokenizer(_read_bpe(file), saved["boundary"])
+        tokenizer.revision = saved.get("revision", "")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}") from error
-    tokenizer.revision = saved.get("revision", "")
     return tokenizer

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from alibi.config.override import Override
 from alibi.data.cache import content_key
 from alibi.data.corpora import make_corpus
-from alibi.data.pieces import Corpus
+from alibi.data.corpus import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, prepare, prepare_text
 from alibi.errors import UserError, tell
@@ -135,7 +135,7 @@ class RunEvaluation:
         self.trained = options.trained(workdir)
         self.text, self.title = self._prepare_text()
         lengths = options.lengths_of(self.trained.config.train_length)
-        self.windows = [plan(self.text.tokens.size, length, options.stride) for length in lengths]
+        self.windows = [plan(len(self.text.tokens), length, options.stride) for length in lengths]
 
     @functools.cached_property
     def scorer(self) -> Scorer:
@@ -175,7 +175,7 @@ class RunEvaluation:
         if len(lengths) < 2:
             say(f"{self.trained.name}: what more context gains needs two lengths that can be measured, not {lengths}")
             return
-        parts = plan_contexts(self.text.tokens.size, lengths, self.options.context_windows)
+        parts = plan_contexts(len(self.text.tokens), lengths, self.options.context_windows)
         use = ContextUse(len(parts[0]), lengths[0], longest=lengths[-1])
         rows = [dataclasses.replace(self._unmeasured(part), context_use=use) for part in parts]
         (done,) = any_of(bool(on_first(lambda: all(map(self._is_done, rows)))))

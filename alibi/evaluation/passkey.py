@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from alibi.data.embedded import Books
-from alibi.data.passkeys import DIGITS, LEAST, PassKeys, distances, make_prompts, too_short
+from alibi.data.books import DIGITS, LEAST_DISTANCE, Books, PassKeys, distances, make_prompts, why_too_short
 from alibi.evaluation.extrapolation import RunOptions, evaluate_each
 from alibi.evaluation.output import Output, row_of, say
 from alibi.evaluation.perplexity import Scorer, unrounded
@@ -58,12 +57,12 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
         scorer, lengths = _scorer(run), options.lengths_of(run.config.train_length)
         for length in lengths:
             if not (measured := distances(length)):
-                say(f"{run.name}: windows of {length:,} tokens hold no key and its question {LEAST:,} tokens apart")
+                say(f"{run.name}: windows of {length:,} tokens are too short for a key {LEAST_DISTANCE:,} tokens back")
             for distance in measured:
                 passkey = Passkey(distance, options.prompts)
                 together(functools.partial(_evaluate, run, scorer, text, length, passkey, output))
         defined = [length for length in lengths if distances(length) and not run.undefined(length)]
-        if defined and (short := too_short(text, defined[0])):
+        if defined and (short := why_too_short(text, defined[0])):
             raise ValueError(f"no length can be measured: {short}")
 
     return evaluate_each(workdirs, options, evaluate)
@@ -78,7 +77,7 @@ def _byte_run(workdir: str, options: Options) -> TrainedRun:
 
 def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey: Passkey, output: Output) -> None:
     distance, count, tokens = passkey.distance, passkey.prompts, length + 1
-    short = too_short(text, length)
+    short = why_too_short(text, length)
     scored = text if short else make_prompts(text, length, distance, count).tobytes()
     windows = Part(tokens - DIGITS, count * tokens, length, DIGITS, spacing=tokens, mode="passkey")
     sha256 = hashlib.sha256(scored).hexdigest()

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from alibi.data.pieces import SPLITS
+from alibi.data.corpus import SPLITS
 from alibi.reporting.tables import Label, Length
 
 SCALES = ("paper", "medium", "small")

@@ -235,7 +235,7 @@ def _override(given: Mapping[str, Any], config: Config) -> Override | None:
 def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
     """Raises ValueError for a run that the model, training or an evaluation would refuse, perhaps hours later."""
     # Imported only here: they load JAX, which takes seconds. Nothing is computed, so no device is claimed.
-    from alibi.data.pieces import SPLITS
+    from alibi.data.corpus import SPLITS
     from alibi.evaluation.windows import plan
     from alibi.training.setup import check_trainable
 

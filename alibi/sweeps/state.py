@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from alibi.data.passkeys import distances
+from alibi.data.books import distances
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Row
 from alibi.runs import RunDirectory, evaluation_hash

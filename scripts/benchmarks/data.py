@@ -151,7 +151,7 @@ def _make_tokenizer(name: str, path: pathlib.Path, root: pathlib.Path) -> None:
 
 
 def _prepare(name: str, path: pathlib.Path, root: pathlib.Path, workers: int) -> tuple[float, float]:
-    from alibi.data.making import Makers
+    from alibi.data.shards import Makers
     from alibi.data.tokenizers import load_tokenizer
     from alibi.data.tokens import prepare
 
@@ -181,7 +181,7 @@ def _plain_bytes(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
 
 
 def _plain_words(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
-    from alibi.data.dictionary import read_dictionary
+    from alibi.data.tokenizers import read_dictionary
 
     ids = {word: i for i, word in enumerate(read_dictionary(root / "words" / "dict.txt"))}
 

@@ -15,7 +15,7 @@ from faults.trial import HUNG_SECONDS, STEPS, Trial, kill, make_inputs
 KINDS = ("prepare", "train", "evaluate", "sweep")
 # The files of a work directory and of the cache, by what they are.
 FILES = {
-    "tokens": "cache/tokens/*/tokens.bin",
+    "tokens": "cache/tokens/*/tokens-*.bin",
     "manifests": "cache/tokens/*/manifest.json",
     "tokenizers of the cache": "cache/token*/**/dict.txt",
     "configs": "runs/*/config.json",

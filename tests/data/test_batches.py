@@ -78,7 +78,7 @@ def test_the_order_is_the_same_in_later_versions():
 
 
 def test_a_length_longer_than_the_corpus_is_an_error():
-    with pytest.raises(ValueError, match="train_length=104 is a length longer than the corpus, which has 103 tokens"):
+    with pytest.raises(ValueError, match="train_length=104 is longer than the corpus, which has 103 tokens"):
         batches(length=104)
     assert batches(length=103).num_blocks == 1
 

@@ -45,7 +45,7 @@ def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_hub_errors_list_what_exists(hub_folder, tmp_path, streaming):
+def test_hub_errors_list_what_exists(hub_folder, streaming):
     with pytest.raises(ValueError, match=r"no column 'body'; set data.column to one of text, number"):
         list(hub(hub_folder, column="body", streaming=streaming).pieces("train"))
     with pytest.raises(ValueError, match="row 0: column 'number' holds int, not text"):
@@ -59,15 +59,6 @@ def test_hub_errors_list_what_exists(hub_folder, tmp_path, streaming):
         list(hub(hub_folder).pieces("test"))
     with pytest.raises(ValueError, match=r"data\.name is empty"):
         hub("")
-    if not streaming:
-        import datasets
-
-        rows = datasets.Dataset.from_dict({"text": ["one"]})
-        for saved in (rows, datasets.DatasetDict({"train": rows})):
-            saved.save_to_disk(tmp_path / "saved")
-            with pytest.raises(ValueError, match=r"saved was written by save_to_disk, .*load_from_disk, .*to_parquet"):
-                list(hub(tmp_path / "saved").pieces("train"))
-            shutil.rmtree(tmp_path / "saved")
 
 
 def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkeypatch):
@@ -132,8 +123,7 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
         assert "revisions differ" not in shown
     data = dataclasses.replace(data, revision="a" * 40)
     assert prepare(data, "train").manifest.revision == "", "the config says it"
-    found = f"data.revision={'b' * 40}, but .* found only commit {'a' * 40} in its cache"
-    with pytest.raises(ValueError, match=f"{found}; check data.revision, your access and the network"):
+    with pytest.raises(ValueError, match=f"data.revision=b.*, but .* took the newest copy .* commit {'a' * 40};"):
         list(hub("org/tiny", revision="b" * 40).pieces("train"))
     # A dictionary is made of the first commit, and tokens of another one are read later.
     data = dataclasses.replace(data, revision="", tokenizer="words", valid="validation")
@@ -143,10 +133,6 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
     prepare_files(data)
     differ = f"revisions differ: train of {'a' * 40}, valid of {'b' * 40}, tokenizer of {'a' * 40}; set data.revision"
     assert differ in capsys.readouterr().err
-    with pytest.raises(
-        ValueError, match=f"newest copy in its cache, of commit {'b' * 40}; touch {cached} and run again"
-    ):
-        list(hub("org/tiny", revision="a" * 40).pieces("train"))
     os.utime(cached)
     os.utime(cached.with_name("b" * 40), (0, 0))
     assert documents(hub("org/tiny", revision="a" * 40), "train") == ["one\n", "", "two"]

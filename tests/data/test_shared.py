@@ -4,10 +4,10 @@ import dataclasses
 import uuid
 
 import pytest
+from alibi.data.making import Makers
 
 from alibi.config import DataConfig
 from alibi.data import making, tokens
-from alibi.data.making import Makers
 from alibi.data.shared import SharedCache
 from alibi.storage.store import Store, open_store
 

@@ -14,7 +14,7 @@ import pytest
 
 from alibi import progress
 from alibi.config import DataConfig
-from alibi.data import cache, making, tokens
+from alibi.data import cache, shards, tokens
 from alibi.data.tokenizers import ByteTokenizer
 
 TRAIN, VALID = "one two\nthree\n\n", "one zwei two\n"
@@ -35,7 +35,7 @@ def directories(data, kind="tokens"):
 
 def test_bytes_and_their_manifest(data):
     made = tokens.prepare(data, "train", progress=False)
-    assert bytes(made.tokens.tolist()) == TRAIN.encode()
+    assert bytes(made.tokens[:].tolist()) == TRAIN.encode()
     assert made.tokens.dtype == np.uint8
     manifest = made.manifest
     assert (manifest.tokens, manifest.words, manifest.bytes, manifest.documents) == (15, 3, 15, 1)
@@ -49,7 +49,7 @@ def test_words_of_valid_by_the_dictionary_of_train(data):
     data = dataclasses.replace(data, tokenizer="words")
     made = tokens.prepare(data, "valid", progress=False)
     assert made.tokenizer().symbols[4:7] == ["one", "three", "two"]
-    assert made.tokens.tolist() == [4, 3, 6, 2]
+    assert made.tokens[:].tolist() == [4, 3, 6, 2]
     assert (made.manifest.unknown_words, made.manifest.unk_in_text) == (1, 0)
     assert (made.manifest.words, made.manifest.bytes) == (3, len(VALID))
 
@@ -67,7 +67,7 @@ def test_large_vocabularies_take_four_bytes(data, tmp_path):
     data = dataclasses.replace(data, tokenizer="words", tokenizer_file=str(tmp_path / "dict.txt"))
     made = tokens.prepare(data, "valid", progress=False)
     assert made.tokens.dtype == np.uint32
-    assert made.tokens.tolist() == [70_003, 2]
+    assert made.tokens[:].tolist() == [70_003, 2]
 
 
 def test_found_again_by_content(data, tmp_path, monkeypatch):
@@ -75,7 +75,7 @@ def test_found_again_by_content(data, tmp_path, monkeypatch):
     first = tokens.prepare(data, "train", progress=False)
     (tmp_path / "moved.txt").write_text(TRAIN)
     data = dataclasses.replace(data, train=str(tmp_path / "moved.txt"))
-    monkeypatch.setattr(making, "write_shard", None)  # would fail if it were needed
+    monkeypatch.setattr(shards, "write_shard", None)  # would fail if it were needed
     monkeypatch.setattr(tokens, "make_tokenizer", None)
     assert tokens.prepare(data, "train", progress=False).directory == first.directory
 
@@ -84,10 +84,10 @@ def test_what_changes_the_tokens_changes_the_directory(data, tmp_path):
     made = {tokens.prepare(data, split, progress=False).directory for split in ("train", "valid")}
     data = dataclasses.replace(data, max_train_bytes=5)
     cut = tokens.prepare(data, "train", progress=False)
-    assert bytes(cut.tokens.tolist()) == b"one t"
+    assert bytes(cut.tokens[:].tolist()) == b"one t"
     assert (cut.manifest.bytes, cut.manifest.max_bytes) == (5, 5)
     data = dataclasses.replace(data, max_valid_bytes=3)
-    assert bytes(tokens.prepare(data, "valid", progress=False).tokens.tolist()) == b"one"
+    assert bytes(tokens.prepare(data, "valid", progress=False).tokens[:].tolist()) == b"one"
     (tmp_path / "train.txt").write_text("One t")
     made |= {cut.directory, tokens.prepare(data, "train", progress=False).directory}
     data = dataclasses.replace(data, tokenizer="words")
@@ -101,17 +101,17 @@ def test_an_existing_tokenizer_is_kept(data):
     data = dataclasses.replace(data, train=data.valid)
     made = tokens.prepare(data, "valid", trained.tokenizer(), progress=False)
     assert made.manifest.tokenizer_fingerprint == trained.manifest.tokenizer_fingerprint
-    assert made.tokens.tolist() == [4, 3, 6, 2]
+    assert made.tokens[:].tolist() == [4, 3, 6, 2]
 
 
 def test_a_users_own_text(data, tmp_path):
     cache_dir = tmp_path / "own"
     made = tokens.prepare_text(data.train, ByteTokenizer(), cache_dir, progress=False)
-    assert bytes(made.tokens.tolist()) == TRAIN.encode()
+    assert bytes(made.tokens[:].tolist()) == TRAIN.encode()
     both = tokens.prepare_text(
         [tmp_path / "valid.txt", tmp_path / "train.txt"], ByteTokenizer(), cache_dir, progress=False
     )
-    assert bytes(both.tokens.tolist()) == (VALID + TRAIN).encode()
+    assert bytes(both.tokens[:].tolist()) == (VALID + TRAIN).encode()
     assert both.manifest.documents == 2
     with pytest.raises(ValueError, match="no text file is named"):
         tokens.prepare_text("", ByteTokenizer(), cache_dir)
@@ -130,7 +130,7 @@ def test_the_cache_is_the_configs_or_the_environments(monkeypatch, tmp_path):
 @pytest.mark.parametrize("damage", ["tokenizer", "truncate", "alter", "manifest", "count", "remove"])
 def test_a_damaged_token_file_says_which_directory_to_delete(data, damage):
     made = tokens.prepare(data, "train", progress=False)
-    path = made.directory / "tokens.bin"
+    path = made.directory / "tokens-00000.bin"
     if damage == "tokenizer":
         (made.directory / "tokenizer" / "tokenizer_config.json").write_text("[]")
         with pytest.raises(
@@ -140,19 +140,19 @@ def test_a_damaged_token_file_says_which_directory_to_delete(data, damage):
         return
     if damage == "truncate":
         os.truncate(path, 9)
-        message = "has 9 bytes, but its manifest says 15: it was truncated or altered; delete that directory"
+        message = "has 9 bytes and needs 15.; delete that directory and run again"
     elif damage == "alter":
         content = bytearray(path.read_bytes())
         content[3] ^= 1
         path.write_bytes(content)
-        message = "tokens.bin was altered: its SHA-256 is not its manifest's; delete that directory"
+        message = "the SHA-256 of its ids is not that of manifest.json.; delete that directory"
     elif damage == "manifest":
         (made.directory / "manifest.json").write_text("{")
         message = f"{made.directory} is damaged .*; delete that directory and run again"
     elif damage == "count":  # of which words a result is a perplexity
         file = made.directory / "manifest.json"
         file.write_text(file.read_text().replace('"words": 3', '"words": 7'))
-        message = f"{made.directory} is damaged .its manifest is not what was written.; delete that directory"
+        message = f"{made.directory} is damaged .manifest.json was altered.; delete that directory"
     else:
         path.unlink()
         message = f"{made.directory} is damaged .*; delete that directory and run again"
@@ -195,17 +195,17 @@ def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
 _PREPARE = """
 import json, sys, time
 from alibi.config import DataConfig
-from alibi.data import cache, making, tokens
+from alibi.data import cache, shards, tokens
 train, cache_dir = sys.argv[1:3]
 data = DataConfig(corpus="text", tokenizer="bpe", bpe_vocab_size=260, train=train, cache_dir=cache_dir)
-write = making.write_shard
+write = shards.write_shard
 
 def slow(path, *rest):
     time.sleep(0.7)  # both processes are here at once, if nothing keeps them apart
     open(f"{data.cache_dir}.log", "a").write("wrote\\n")
     return write(path, *rest)
 
-making.write_shard = slow
+shards.write_shard = slow
 if sys.argv[3] == "no locks":
     def refuse(*_):
         raise OSError(38, "Function not implemented")
@@ -213,7 +213,7 @@ if sys.argv[3] == "no locks":
 print("ready", flush=True)
 sys.stdin.readline()
 made = tokens.prepare(data, "train", progress=False)
-print(json.dumps([str(made.directory), made.tokens.tolist()]))
+print(json.dumps([str(made.directory), made.tokens[:].tolist()]))
 """
 
 

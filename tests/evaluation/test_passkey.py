@@ -10,9 +10,8 @@ import pytest
 
 from alibi.config import read_config, replaced
 from alibi.config.override import Override
-from alibi.data.embedded import Books
-from alibi.data.passkeys import ASKED, TOLD, PassKeys, distances, make_prompts
-from alibi.data.pieces import Piece
+from alibi.data.books import QUESTION, STATEMENT, Books, PassKeys, distances, make_prompts
+from alibi.data.corpus import Piece
 from alibi.evaluation.passkey import Options, _scorer, evaluate_passkeys
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.rows import read_rows
@@ -27,7 +26,7 @@ BOOK = b"It was the best of times, it was the worst of times. " * 40
 def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
     data = read_config(config_file.get_config("length=128")).data
     found = [piece.utf8 for _, piece in zip(range(2), PassKeys(data).pieces("valid"), strict=False)]
-    told, asked = (re.escape(one).replace(r"\{\}", r"(\d{5})") for one in (TOLD, ASKED))
+    told, asked = (re.escape(one).replace(r"\{\}", r"(\d{5})") for one in (STATEMENT, QUESTION))
     for text, book in zip(found, Books(data).pieces("valid"), strict=False):
         pairs = list(re.finditer(f"{told}(.*?){asked}", text.decode(), re.DOTALL))
         assert len(pairs) > 1000
@@ -71,7 +70,7 @@ def test_an_impossible_distance_is_refused(distance):
 def test_windows_longer_than_the_text_are_refused():
     assert make_prompts(BOOK, len(BOOK), 32, 2).shape == (2, len(BOOK) + 1)
     with pytest.raises(
-        ValueError, match=r"windows of 2,200 tokens are longer than the text of 2,120 bytes .* to 2,120"
+        ValueError, match=r"windows of 2,200 tokens are longer than their text of 2,120 bytes; .* to 2,120"
     ):
         make_prompts(BOOK, 2200, 32, 2)
 
@@ -87,7 +86,7 @@ def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(tmp_path,
     assert (measured.eval_length, measured.is_measured) == (64, True)
     assert {(row.eval_length, row.limit, row.is_measured) for row in limits} == {(2200, True, False)}
     assert [row.passkey.distance for row in limits] == distances(2200)
-    why = "windows of 2,200 tokens are longer than the text of 2,120 bytes"
+    why = "windows of 2,200 tokens are longer than their text of 2,120 bytes"
     assert all(row.error.startswith(why) for row in limits)
     (failure,) = evaluate_passkeys([run], dataclasses.replace(options, lengths=(2200,)))
     assert failure.startswith(f"{run}: no length can be measured: {why}")
@@ -160,7 +159,7 @@ def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(tmp_path
     with pytest.raises(ValueError, match="have the same name, and rows are known by it"):
         evaluate_passkeys(runs, Options(output_dir=tmp_path / "out"))
     evaluate_passkeys(runs[:1], Options(output_dir=tmp_path / "out", lengths=(37,)))
-    assert "a-run: windows of 37 tokens hold no key and its question 32 tokens apart" in capsys.readouterr().err
+    assert "a-run: windows of 37 tokens are too short for a key 32 tokens back" in capsys.readouterr().err
 
 
 def test_a_row_names_the_checkpoint_that_was_measured(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Text as a stream of bounded pieces, and of shards, so that none is too large for memory or for one process."""
+"""Text as a stream of bounded pieces and shards, so that no document must fit into memory or into one process."""
 
 import abc
 import dataclasses
@@ -9,13 +9,13 @@ from typing import Any
 
 from alibi.progress import Progress
 
-# Corpora cut longer documents after a line end, else after a space, else between two characters. Small enough for a
-# core's cache, so that what is done to a piece, one thing after the other, need not fetch it from memory again.
+# Longer documents are cut after a line end, else after a space, else between two characters. A piece fits into a core's
+# cache, so that each step of its processing finds it there.
 PIECE_BYTES = 1 << 18
-SHARD_BYTES = 64 << 20  # of text that become one file of tokens; what a killed process loses
+SHARD_BYTES = 64 << 20  # text of one file of tokens: a killed process loses at most this much work
 
-# Where a document may be cut into shards: before a line end that a visible character follows. Bytes and words are
-# separate there, and so are the tokens of byte-level BPE. (No white space of UTF-8 begins with one of these bytes.)
+# A shard may begin inside a document before a line end that a visible character follows. Bytes and words are separate
+# there, and so are the tokens of byte-level BPE. (No white space of UTF-8 begins with one of these bytes.)
 BORDER = re.compile(rb"\n[!-~\xc3-\xe0\xe4-\xf4]")
 
 SPLITS = ("train", "valid", "test")
@@ -23,7 +23,7 @@ SPLITS = ("train", "valid", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of a document, as whole characters in UTF-8; empty only when the whole document is empty."""
+    """A part of a document, as whole characters in UTF-8; empty only if the whole document is empty."""
 
     utf8: bytes
     ends_document: bool
@@ -43,8 +43,8 @@ class Shard:
     """A part of a corpus that can be tokenized without the others.
 
     Attributes:
-      pieces: of its text; to be read, if at all, before the next shard is asked for.
-      after_open_line: whether the shard before ended a document without a line end.
+      pieces: the text; read it before the next shard is taken from its iterator, or not at all.
+      after_open_line: whether the shard before ends a document without a line end.
     """
 
     pieces: Iterator[Piece]
@@ -52,94 +52,95 @@ class Shard:
 
 
 class Corpus(abc.ABC):
-    """Where the text of the splits "train", "valid" and "test" comes from."""
+    """The text of the splits "train", "valid" and "test"."""
 
     name: str
-    # The state of a named text that `pieces` has read; empty if `description` says it all.
+    # The version of a dataset that `pieces` read; empty if `description` identifies the text.
     revision: str = ""
 
     def __init__(self, data: Any):
-        """`data`: the config section, or another mapping that says for each split where its text is."""
+        """`data`: the config section, or a mapping from each split to the place of its text."""
         self._data = data
 
     @abc.abstractmethod
     def pieces(self, split: str) -> Iterator[Piece]:
-        """The documents of `split` in their order, in pieces; ValueError where they can't be read."""
+        """Yields the documents of `split` in order, in pieces; raises ValueError if they can't be read."""
 
     @abc.abstractmethod
     def description(self, split: str) -> dict[str, Any]:
-        """What identifies the text of `split`, JSON-able: two equal descriptions mean the same text."""
+        """Returns an identity of the text of `split`, JSON-able: equal descriptions mean equal texts."""
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """The first `max_bytes` (-1: all) of `split` in shards of `shard_bytes` or a little more.
+        """Yields the first `max_bytes` (-1: all) of `split` in shards of `shard_bytes` or a little more.
 
-        They are the same whoever asks. Here the text of one that is skipped is read all the same.
+        The shards are the same in each process. This method reads the text of skipped shards too.
         """
         return cut_shards(limit_bytes(self.pieces(split), max_bytes), shard_bytes)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
-        """About `sample_bytes` of the first `max_bytes` of `split`: here the first of them."""
+        """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`; here its beginning."""
         return limit_bytes(self.pieces(split), sample_bytes if max_bytes < 0 else min(sample_bytes, max_bytes))
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError where one of `splits` is named but not there; cheap beside reading them."""
+        """Raises ValueError if the text of one of `splits` is missing; much faster than reading it."""
         for split in splits:
             self.source(split)
 
     def title(self, split: str) -> str:
-        """What results call the text of `split`, besides the split's own name."""
+        """Returns the name of the text in results, to which they add the split."""
         return self.name
 
     def source(self, split: str) -> str:
-        """The place where the text of `split` was found, told for people."""
+        """Returns the place of the text of `split`, for people."""
         return f"{self.name}: {split}"
 
     def size(self, split: str) -> int | None:
-        """UTF-8 bytes of the text of `split`, where that is known before reading it."""
+        """Returns the UTF-8 bytes of `split`; None if they are unknown before it is read."""
         return None
 
 
-def one_document(texts: Iterable[bytes], *, to_its_end: bool = True) -> Iterator[Piece]:
-    """The pieces of one document, from its successive texts, which may be only some of it."""
+def one_document(texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece]:
+    """Yields the pieces of one document from its successive texts; `ends` is False for the beginning of a document."""
     previous: bytes | None = None
     for text in filter(None, texts):
         if previous is not None:
             yield Piece(previous, ends_document=False)
         previous = text
-    yield Piece(previous or b"", ends_document=to_its_end)
+    yield Piece(previous or b"", ends_document=ends)
 
 
 def split_long(text: bytes) -> Iterator[Piece]:
-    """The pieces of one document that is in memory already."""
-    return one_document(_cuts(text)) if len(text) > PIECE_BYTES else iter((Piece(text, ends_document=True),))
+    """Yields the pieces of one document that is in memory."""
+
+    def cuts() -> Iterator[bytes]:
+        start = 0
+        while start < len(text):
+            stop = start + PIECE_BYTES
+            if stop < len(text):
+                border = text.rfind(b"\n", start, stop) + 1 or text.rfind(b" ", start, stop) + 1
+                stop = border or _character_start(text, stop)
+            yield text[start:stop]
+            start = stop
+
+    return one_document(cuts())
 
 
-def _cuts(text: bytes) -> Iterator[bytes]:
-    start = 0
-    while start < len(text):
-        stop = start + PIECE_BYTES
-        if stop < len(text):
-            stop = text.rfind(b"\n", start, stop) + 1 or text.rfind(b" ", start, stop) + 1 or _character(text, stop)
-        yield text[start:stop]
-        start = stop
-
-
-def _character(text: bytes, position: int) -> int:
-    """The place where the character begins that the byte at `position` is of."""
+def _character_start(text: bytes, position: int) -> int:
+    """Returns the first byte of the character that the byte at `position` belongs to."""
     while text[position] & 0xC0 == 0x80:
         position -= 1
     return position
 
 
 def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
-    """The first `max_bytes` UTF-8 bytes (-1: all) or fewer, cut between two characters; the cut ends the document."""
+    """Yields the first `max_bytes` UTF-8 bytes (-1: all), cut between characters; the cut ends the document."""
     if max_bytes < 0:
         yield from pieces
         return
     left = max_bytes
     held: Piece | None = None  # kept back: if nothing of the next piece fits, this one ends the document
     for piece in pieces:
-        text = piece.utf8[: _character(piece.utf8, left)] if left < len(piece.utf8) else piece.utf8
+        text = piece.utf8[: _character_start(piece.utf8, left)] if left < len(piece.utf8) else piece.utf8
         left -= len(piece.utf8)
         if text or left > 0:
             if held:
@@ -152,18 +153,15 @@ def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
 
 
 def cut_shards(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[Shard]:
-    """A stream in shards of `shard_bytes` or a little more, each from one document's end or border to another."""
-    for _, members in itertools.groupby(_numbered(pieces, shard_bytes), key=lambda member: member[0]):
-        yield _shard(members)
-
-
-def _shard(members: Iterator[tuple[int, bool, Piece]]) -> Shard:
-    _, after_open_line, first = next(members)
-    return Shard(itertools.chain([first], (piece for _, _, piece in members)), after_open_line)
+    """Yields a stream in shards of `shard_bytes` or a little more, cut at document ends and at `BORDER`s."""
+    for _, group in itertools.groupby(_numbered(pieces, shard_bytes), key=lambda member: member[0]):
+        members = iter(group)
+        _, after_open_line, first = next(members)
+        yield Shard(itertools.chain([first], (piece for _, _, piece in members)), after_open_line)
 
 
 def _numbered(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[tuple[int, bool, Piece]]:
-    """Each piece with the number of its shard, and whether a document before it left its last line open."""
+    """Yields each piece with the number of its shard, and whether the document before it leaves its last line open."""
     number = size = 0
     line_open = False
     for piece in pieces:
@@ -179,7 +177,7 @@ def _numbered(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[tuple[int, 
 
 
 def make_bar(corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool) -> Progress:
-    """The progress over the bytes of `split`, which says the `purpose` too; nothing is shown without `progress`."""
+    """Returns the progress over the bytes of `split`, with the `purpose` in its title; hidden without `progress`."""
     size = corpus.size(split)
     total = size if max_bytes < 0 else min(max_bytes, size or max_bytes)
     title = ", ".join(filter(None, [f"{corpus.name} {split}", purpose]))
@@ -187,7 +185,7 @@ def make_bar(corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, p
 
 
 def watched(pieces: Iterable[Piece], bar: Progress) -> Iterator[Piece]:
-    """The same pieces, each shown on `bar` when it has been used."""
+    """Yields the same pieces, and counts each on `bar` after its use."""
     for piece in pieces:
         yield piece
         bar.update(len(piece.utf8))
