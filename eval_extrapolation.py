@@ -11,7 +11,7 @@ command on each, as for train.py; the exit codes are train.py's too.
 from absl import flags
 
 from alibi.cli import command_line, evaluation_flags
-from alibi.errors import tell
+from alibi.errors import print_error
 
 CONTEXT_WINDOWS = 512  # of --context_use
 
@@ -60,7 +60,7 @@ def main() -> int:
     workdirs = flags.FLAGS.workdirs
     failures = evaluate_runs(workdirs, options)
     if failures and len(workdirs) > 1:
-        tell(f"{len(failures)} of {len(workdirs)} work directories failed, see above")
+        print_error(f"{len(failures)} of {len(workdirs)} work directories failed, see above")
     return 1 if failures else 0
 
 

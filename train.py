@@ -14,6 +14,7 @@ would be used; both need no --workdir and no device, and train nothing. A plan l
 """
 
 import dataclasses
+import sys
 
 from absl import flags
 
@@ -51,7 +52,7 @@ def main() -> None:
     # Imported only now, so that a wrong flag is reported at once.
     from alibi.training.loop import train
 
-    command_line.join_hosts()
+    command_line.join_hosts(keep_sigterm=False)
     train(config, _WORKDIR.value)
 
 
@@ -66,7 +67,8 @@ def _plan(config: Config, devices: int, device_kind: str) -> None:
 
     plan = make_plan(config, devices, device_kind)
     if config.init_from:  # refused as training would refuse it before its first update
-        Parent(config, build_model(config, UNKNOWN_VOCABULARY)).tell("would start")
+        parent = Parent(config, build_model(config, UNKNOWN_VOCABULARY))
+        print(f"would start {parent.describe()}", file=sys.stderr)
     print(describe(plan), end="")
 
 

@@ -1,26 +1,34 @@
-"""Errors that entry points print as one line."""
+"""How a process ends: exit codes, errors that entry points print as one line, and signals."""
 
 import contextlib
 import errno
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 
 # Exit codes of the entry points.
-FAILED = 1  # the user must mend something, or we: to start again is no use
-REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped with what was done saved; the same command goes on
-ERROR_FILE = "ALIBI_ERROR_FILE"  # in the environment: the file of `tell`
-OF_SWEEP = "ALIBI_OF_SWEEP"  # in the environment: set where a sweep started the process
+FAILED = 1  # somebody must fix the cause: starting again is no use
+REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped with all work saved; the same command goes on
+ERROR_FILE = "ALIBI_ERROR_FILE"  # environment variable: the file that `print_error` writes to as well
+OF_SWEEP = "ALIBI_OF_SWEEP"  # environment variable: set if a sweep started the process
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# From terminals, from launchers and clusters that take a machine back, and from a terminal that is gone.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class UserError(RuntimeError):
-    """Something that the user can mend: the message says what, got, needed and how to fix it."""
+    """An error that the user can fix: the message says what, got, needed and how to fix it."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked this process to stop; all work is saved, and the same command goes on from there."""
 
 
 @contextlib.contextmanager
 def disk_errors_named(place: object) -> Iterator[None]:
-    """Turns a full disk, met by Python or by a library's own code, into a UserError that says what to do."""
+    """Turns the error of a full disk, raised by Python or by a library, into a UserError that says what to do."""
     try:
         yield
     except Exception as error:
@@ -33,35 +41,66 @@ def disk_errors_named(place: object) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Whether a sweep started this process and waits for it: then what it says stands among what others say."""
+    """Returns whether a sweep started this process and prints its output among that of other processes."""
     return OF_SWEEP in os.environ
 
 
-def tell(reason: str) -> None:
-    """Says on stderr why something failed; the first time also in the file that who started this process waits for."""
+def print_error(reason: str) -> None:
+    """Prints the reason of a failure to stderr; the first reason also goes to the file named by `ERROR_FILE`."""
     print(f"error: {reason}", file=sys.stderr, flush=True)
     if file := os.environ.pop(ERROR_FILE, None):
         with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as kept:
             kept.write(reason)
 
 
-def explained(error: Exception) -> str | None:
-    """The line that tells a user of `error` what to mend; None where nothing that a user did explains it."""
-    said = str(error)
-    if "too many open files" in said.lower():
-        return f"no more files can be opened; allow more (ulimit -n 4096) and repeat the command: {_first_line(said)}"
+def explain(error: Exception) -> str | None:
+    """Returns the line that says how to fix `error`; None if the error is a bug of this project."""
+    text = str(error)
+    first_line = text.strip().partition("\n")[0][:300]
+    if "too many open files" in text.lower():
+        return f"no more files can be opened; allow more (ulimit -n 4096) and repeat the command: {first_line}"
     if isinstance(error, OSError) and error.errno in NO_SPACE:
-        return f"{said}: make space and repeat the command; what was written before is whole"
+        return f"{text}: make space and repeat the command; what was written before is whole"
     if isinstance(error, BrokenPipeError):
-        return "what read the output has ended before all was printed; all files are written"
-    if "Unable to initialize backend" in said or "No visible" in said:
+        return "the reader of the output ended before all was printed; all files are written"
+    if "Unable to initialize backend" in text or "No visible" in text:
         wanted = os.environ.get("JAX_PLATFORMS", "")
         return (
-            f"JAX_PLATFORMS={wanted} names a platform that isn't here; unset it for what is, set it to cpu, or install "
-            f"JAX for that platform: {_first_line(said)}"
+            f"JAX_PLATFORMS={wanted} names a platform that isn't here; unset it, set it to cpu, or install "
+            f"JAX for that platform: {first_line}"
         )
-    return said if isinstance(error, ValueError | OSError | UserError) else None
+    return text if isinstance(error, ValueError | OSError | UserError) else None
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]
+@contextlib.contextmanager
+def signals_handled(
+    handler: Callable[[int, FrameType | None], None], signals: Iterable[signal.Signals] = SIGNALS
+) -> Iterator[None]:
+    """Makes `handler` the handler of `signals` inside; a hangup that was ignored, as by `nohup`, stays ignored."""
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, handler) for number in signals if number not in ignored}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def ignore_signals() -> None:
+    """Ignores SIGNALS from now on, in a process that ends: launchers signal a job twice."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def signals_raised() -> Iterator[None]:
+    """Makes the first signal raise Interrupted in the main thread inside; of later signals only a Ctrl-C does."""
+    received: list[int] = []
+
+    def handler(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1 or number == signal.SIGINT:
+            raise Interrupted
+
+    with signals_handled(handler):
+        yield

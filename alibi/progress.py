@@ -1,4 +1,4 @@
-"""How far a piece of work is, on stderr: a bar where a terminal can redraw it, elsewhere a whole line now and then."""
+"""The progress of a piece of work on stderr: a bar on a terminal, elsewhere a whole line every half minute."""
 
 import sys
 import time
@@ -6,23 +6,22 @@ from types import TracebackType
 
 import tqdm
 
-LINE_SECONDS = 30.0  # between two lines where there is no terminal
-DELAY_SECONDS = 0.5  # before a bar of what may be quick, or fail at once, appears
+LINE_SECONDS = 30.0  # between two lines if stderr is no terminal
+DELAY_SECONDS = 0.5  # before a bar appears, if the work may be quick or fail at once
 
 
 class Progress:
     """The progress of one piece of work, as a context that ends with it.
 
-    A log file, a pipe or a batch system's output gets whole lines and no carriage return; other lines go between
-    these by `say`.
+    Log files, pipes and the output of batch systems get whole lines and no carriage return.
 
     Args:
-      title: what is done; each line begins with it.
-      total: units of work in all; None where that is not known.
-      unit: what stands before their number, such as update; bytes are written with a prefix, such as 1.50M.
+      title: the work; each line begins with it.
+      total: units of work in all; None if unknown.
+      unit: name of a unit, such as update; bytes are shown with a prefix, such as 1.50M.
       done: units that were done before.
-      show: whether anything is shown.
-      last: whether the end is shown too, and on a terminal stays; else its result is told otherwise.
+      show: whether to show anything.
+      last: whether to show the end too, and leave it on a terminal.
 
     Attributes:
       done: units that are done.
@@ -33,7 +32,7 @@ class Progress:
     ):
         self.title, self.total, self.done = title, total, done
         self._unit, self._show, self._last, self._note = unit, show, last, ""
-        self._begun = self._told = time.monotonic()
+        self._begun = self._line_time = time.monotonic()
         self._first = self._shown = done
         self._bar = None
         if show and is_terminal():
@@ -54,24 +53,25 @@ class Progress:
         self.close()
 
     def update(self, units: int, note: str = "") -> None:
-        """Notes that so many more `units` are done; `note` stands behind the numbers."""
+        """Adds `units` to the units done; `note` is shown behind the numbers."""
         self.done += units
         self._note = note
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(units)
-        elif self._show and (now := time.monotonic()) - self._told >= LINE_SECONDS:
-            self._told = now
-            self._line()
+        elif self._show and (now := time.monotonic()) - self._line_time >= LINE_SECONDS:
+            self._line_time = now
+            self._print()
 
     def close(self) -> None:
+        """Ends the bar, or prints the last line."""
         if self._bar is not None:
             self._bar.close()
         elif self._show and self._last and self.done != self._shown:
-            self._line()
+            self._print()
         self._show = False
 
-    def _line(self) -> None:
+    def _print(self) -> None:
         self._shown = self.done
         text = self._amount(self.done)
         if self.total:
@@ -79,20 +79,20 @@ class Progress:
             seconds = (time.monotonic() - self._begun) / worked * left if worked else 0
             text += f" of {self._amount(self.total)} ({min(self.done / self.total, 1.0):.0%})"
             text += f", {tqdm.tqdm.format_interval(seconds)} left" if left > 0 else ""
-        say(", ".join(filter(None, [f"{self.title}: {self._unit} {text}", self._note])))
+        print_line(", ".join(filter(None, [f"{self.title}: {self._unit} {text}", self._note])))
 
     def _amount(self, units: int) -> str:
         return tqdm.tqdm.format_sizeof(units) if self._unit == "bytes" else f"{units:,}"
 
 
-def say(line: str) -> None:
-    """Writes a line to stderr, whole, and above the bars where there are any."""
+def print_line(line: str) -> None:
+    """Writes a whole line to stderr, above the bars if there are any."""
     if is_terminal():
         tqdm.tqdm.write(line, file=sys.stderr)
     else:
-        sys.stderr.write(line + "\n")  # at once: print writes the line's end by itself, and others write here too
+        sys.stderr.write(line + "\n")  # in one piece, unlike print: other processes write to stderr too
 
 
 def is_terminal() -> bool:
-    """Whether stderr is a terminal, which can redraw a line."""
+    """Returns whether stderr is a terminal, which can redraw a line."""
     return sys.stderr.isatty()

@@ -59,8 +59,7 @@ def compile_step(plan, devices):
     from alibi.model.decoder import build_model
     from alibi.parallel.sharding import batch_sharding, make_mesh
     from alibi.training.optimizer import make_optimizer
-    from alibi.training.state import abstract_state
-    from alibi.training.step import make_train_step
+    from alibi.training.step import abstract_state, make_train_step
 
     config, mesh = plan.config, make_mesh(plan.config.mesh, devices)
     with traced_for(plan.kind.platform, len(devices)):

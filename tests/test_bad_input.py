@@ -250,11 +250,11 @@ def test_lines_that_are_no_rows(tmp_path: pathlib.Path, caplog: pytest.LogCaptur
     ],
 )
 def test_what_the_system_refuses(error: Exception, message: str) -> None:
-    told = errors.explained(error)
+    told = errors.explain(error)
     assert told is not None
     assert message in told
     assert "\n" not in told
-    assert errors.explained(RuntimeError("a bug")) is None, "it keeps its traceback"
+    assert errors.explain(RuntimeError("a bug")) is None, "it keeps its traceback"
 
 
 CODE = """

@@ -13,8 +13,7 @@ from absl import flags
 from alibi.cli import command_line, evaluation_flags
 from alibi.cli.command_line import _keep_compilations, _parse
 from alibi.config import Config, flatten
-from alibi.errors import REQUEUE
-from alibi.parallel.signals import SIGNALS
+from alibi.errors import REQUEUE, SIGNALS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -20,7 +20,7 @@ from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.sweeps.state import read_failures
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import abstract_state
+from alibi.training.step import abstract_state
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -8,7 +8,7 @@ import termios
 import pytest
 
 from alibi import progress
-from alibi.progress import Progress, say
+from alibi.progress import Progress, print_line
 
 
 def test_what_is_no_terminal_gets_a_line_now_and_then(monkeypatch, capsys) -> None:
@@ -44,7 +44,7 @@ def test_a_terminal_gets_a_bar_that_lines_stand_above(monkeypatch) -> None:
         monkeypatch.setattr(sys, "stderr", terminal)
         with Progress("own", 4, "update", last=True) as shown:
             shown.update(3, "loss 1.5")
-            say("update 3: saved")
+            print_line("update 3: saved")
         os.set_blocking(master, False)
         drawn = ""
         with contextlib.suppress(BlockingIOError):

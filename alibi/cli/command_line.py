@@ -21,8 +21,8 @@ from alibi.config.fields import nearest
 from alibi.config.tree import KEYS, SHORT_NAMES
 from alibi.cpu.host_memory import keep_freed_memory
 from alibi.data.cache import cache_root, check_paths
-from alibi.errors import FAILED, REQUEUE, explained, tell
-from alibi.parallel import peers, signals
+from alibi.errors import FAILED, REQUEUE, Interrupted, explain, ignore_signals, print_error, signals_raised
+from alibi.parallel import hosts
 from alibi.storage.atomic import local_path
 
 # Files that a process needs to hold open: its libraries, the checkpoint that it writes and the one that it reads.
@@ -54,7 +54,7 @@ def run(
 
     The code is 0 or what `main` returns; 1 (FAILED) after an error of use; 75 (REQUEUE) where a signal stopped a
     command that goes on when it is given again, or it lost another process; 130 after Ctrl-C otherwise. Errors of use
-    are those that `explained` knows; any other exception is a bug and keeps its traceback.
+    are those that `explain` knows; any other exception is a bug and keeps its traceback.
 
     Args:
       takes: what the words are, for messages; "": there are none.
@@ -135,13 +135,13 @@ def host_flags() -> list[str]:
     return [f"--{name}={value}" for name, value in values.items() if value is not None and value is not False]
 
 
-def join_hosts() -> None:
-    """Connects to the other processes if the flags say that there are any; before any device is used."""
+def join_hosts(*, keep_sigterm: bool = True) -> None:
+    """Connects to the other processes if the flags name any, before any device is used; see `hosts.join`."""
     given = flags.FLAGS
     if (given.num_processes or given.process_id) is not None and not given.coordinator_address:
         raise ValueError("--num_processes and --process_id need --coordinator_address=HOST:PORT of the first process")
     if given.multihost or given.coordinator_address:
-        peers.join(given.coordinator_address, given.num_processes, given.process_id)
+        hosts.join(given.coordinator_address, given.num_processes, given.process_id, keep_sigterm=keep_sigterm)
 
 
 class _Messages:
@@ -185,7 +185,7 @@ def _allow_open_files() -> None:
     with contextlib.suppress(OSError, ValueError):  # macOS refuses what it calls unlimited
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if 0 <= most < OPEN_FILES:
-        tell(f"only {most} open files are allowed, {OPEN_FILES} are needed: ulimit -n 1024")
+        print_error(f"only {most} open files are allowed, {OPEN_FILES} are needed: ulimit -n 1024")
         sys.exit(1)
 
 
@@ -229,33 +229,28 @@ def _guarded(
                 raise ValueError(f"--{name} is empty; give {needed} (is a shell variable unset?)")
         _check_paths(addresses)
         _keep_compilations()
-        with signals.raised() if resumes else contextlib.nullcontext():
+        with signals_raised() if resumes else contextlib.nullcontext():
             code = main(*argv[1:]) or 0
         sys.stdout.flush()  # here, where an error of it is told
-        return _ended("was stopped", code) if code == REQUEUE else code
-    except signals.Interrupted as stop:
-        signals.ignore()
+        return code
+    except Interrupted as stop:
+        ignore_signals()
         print(str(stop) or f"stopped; {resumes}", file=sys.stderr)
-        return _ended("was stopped by a signal", REQUEUE)
+        return REQUEUE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return _ended("failed: interrupted", 130)
+        return 130
     except Exception as error:
-        told = explained(error)
-        if told is not None:
-            tell(told)
-            return _ended(f"failed: {told}", FAILED)
-        if jax.distributed.is_initialized():
-            traceback.print_exc()
-        _ended(f"failed: {type(error).__name__}: {error}", FAILED)
-        raise
-
-
-def _ended(reason: str, code: int) -> int:
-    """`code`; one of several processes tells the others, which would wait for it, and ends here."""
-    if jax.distributed.is_initialized():
-        peers.end(reason.splitlines()[0] if reason else "", code)
-    return code
+        if hosts.is_lost_connection(error):
+            print_error(f"another process was lost ({str(error).splitlines()[0][:200]}); {RESUMES}")
+            return REQUEUE
+        if reason := explain(error):
+            print_error(reason)
+        elif jax.distributed.is_initialized():
+            traceback.print_exc()  # not raised: JAX would wait for the other processes before this one ends
+        else:
+            raise
+        return FAILED
 
 
 def _parse(
@@ -281,7 +276,7 @@ def _parse(
         told = str(error).removeprefix("flag ") + _help_of(str(error))
     except (flags.Error, ValueError, OSError) as error:
         told = str(error)
-    tell(told)
+    print_error(told)
     sys.exit(1)
 
 

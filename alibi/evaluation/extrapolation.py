@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -17,13 +18,13 @@ from alibi.data.corpora import make_corpus
 from alibi.data.corpus import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, prepare, prepare_text
-from alibi.errors import UserError, tell
+from alibi.errors import UserError, print_error
 from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, row_of, say
 from alibi.evaluation.perplexity import Score, Scorer, run_scorer
 from alibi.evaluation.windows import SAME_TOKENS, Part, Windows, plan, plan_contexts
-from alibi.parallel.hosts import any_of, is_primary, on_first, together
+from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
 from alibi.reporting.rows import ContextUse, Row
 from alibi.runs.trained import TrainedRun
@@ -86,7 +87,7 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
     """
 
     def evaluate(workdir: str, output: Output) -> None:
-        together(functools.partial(RunEvaluation, workdir, options, output)).run()
+        RunEvaluation(workdir, options, output).run()
 
     return evaluate_each(workdirs, options, evaluate)
 
@@ -115,15 +116,17 @@ def evaluate_each(
         except OutputError:
             raise
         except Exception as error:
+            if jax.distributed.is_initialized():
+                raise  # the other processes may not have met the error, and would wait for this one
             if not isinstance(error, ValueError | OSError | UserError):
                 say(traceback.format_exc().rstrip())
             known = str(error) or type(error).__name__
             failures.append(known if path in known else f"{path}: {known}")
             if is_primary():
-                tell(failures[-1])
+                print_error(failures[-1])
     # Of one that failed before any result the reason is all that there is to say.
     nothing = len(paths) == len(failures) == 1 and len(output.rows) == found_before
-    on_first(lambda: output.finish(report=options.report and not nothing, workdirs=paths))  # none ends before it
+    broadcast(lambda: output.finish(report=options.report and not nothing, workdirs=paths))
     return failures
 
 
@@ -144,9 +147,9 @@ class RunEvaluation:
     def run(self) -> None:
         """Evaluates what is missing, shortest first; ValueError where the text is too short for any of it."""
         for windows in self.windows:
-            together(functools.partial(self._evaluate, windows))
+            self._evaluate(windows)
         if self.options.context_windows:
-            together(self._evaluate_contexts)
+            self._evaluate_contexts()
         defined = [windows for windows in self.windows if not self.trained.undefined(windows.length)]
         if defined and all(map(self._too_short, defined)):
             raise ValueError(f"no length can be measured: {self._too_short(defined[0])}")
@@ -157,8 +160,7 @@ class RunEvaluation:
         if limit:
             self.output.add_error(dataclasses.replace(row, limit=True), self._name(row), limit)
             return
-        (done,) = any_of(bool(on_first(lambda: self._is_done(row))))
-        if done:
+        if broadcast(lambda: self._is_done(row)):
             say(f"{self._title(windows)}: done before")
             return
         params = self.trained.params  # outside: its errors are no limit of this length
@@ -178,8 +180,7 @@ class RunEvaluation:
         parts = plan_contexts(len(self.text.tokens), lengths, self.options.context_windows)
         use = ContextUse(len(parts[0]), lengths[0], longest=lengths[-1])
         rows = [dataclasses.replace(self._unmeasured(part), context_use=use) for part in parts]
-        (done,) = any_of(bool(on_first(lambda: all(map(self._is_done, rows)))))
-        if done:
+        if broadcast(lambda: all(map(self._is_done, rows))):
             say(f"{self.trained.title}, the same tokens at each length: done before")
             return
         params = self.trained.params
@@ -195,7 +196,7 @@ class RunEvaluation:
             finite = math.isfinite(score.total_nats) and math.isfinite(shortest.total_nats)
             gain = dataclasses.replace(gain_of(shortest, score), longest=use.longest) if finite else use
             found = dataclasses.replace(row, context_use=gain)
-            together(functools.partial(self._record, found, score))  # where the first host can't, none scores on
+            self._record(found, score)
 
     def _too_short(self, windows: Windows) -> str:
         """Why the text has no result at this length, if it has none."""

@@ -13,7 +13,7 @@ from alibi.config import flatten
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
 from alibi.evaluation.windows import Part, Windows
-from alibi.parallel.hosts import alike, is_primary
+from alibi.parallel.hosts import gather, is_primary
 from alibi.reporting.curves import RunSource
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import write_report
@@ -23,6 +23,8 @@ from alibi.runs.trained import TrainedRun
 from alibi.storage.store import open_store
 
 Found = TypeVar("Found")
+
+ALIKE_SECONDS = 60  # in which all processes must run out of memory, if one does
 
 
 class OutputError(UserError):
@@ -69,12 +71,14 @@ class Output:
         self.add(dataclasses.replace(row, error=error))
 
     def unless_memory_ends(self, row: Row, title: str, score: Callable[[], Found]) -> Found | None:
-        """What all processes `score`; None where none of them has the memory for it, which becomes a row."""
+        """Returns the result of `score`; None if memory doesn't suffice, which becomes a row."""
         try:
-            return alike(score)
+            return score()
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
+            # If this process fails alone, it ends here: the others wait for it within the computation.
+            gather(None, seconds=ALIKE_SECONDS)
             message = f"out of memory at {row.eval_length} tokens; try fewer batch_tokens or more devices"
             self.add_error(row, title, message)
             return None
@@ -127,7 +131,7 @@ def run_source(workdir: str) -> RunSource | None:
 def say(message: str) -> None:
     """Writes a line to stderr; of several processes the first one does."""
     if is_primary():
-        progress.say(message)
+        progress.print_line(message)
 
 
 def row_of(run: TrainedRun, *, windows: Windows | Part, corpus: str, split: str, tokens_sha256: str | None) -> Row:

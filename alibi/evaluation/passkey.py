@@ -6,7 +6,6 @@ text for the rest (after Mohtashami & Jaggi 2023, whose passkey is between repea
 """
 
 import dataclasses
-import functools
 import hashlib
 import os
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from alibi.evaluation.output import Output, row_of, say
 from alibi.evaluation.perplexity import Scorer, unrounded
 from alibi.evaluation.windows import Part
 from alibi.model.decoder import DecoderLM
-from alibi.parallel.hosts import any_of, together
+from alibi.parallel.hosts import broadcast
 from alibi.reporting.rows import Passkey
 from alibi.runs.trained import TrainedRun
 
@@ -50,7 +49,7 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
 
     def evaluate(workdir: str, output: Output) -> None:
-        run = together(lambda: _byte_run(workdir, options))
+        run = _byte_run(workdir, options)
         if (corpus := run.config.data.corpus) != PassKeys.name:
             found = "so that it may find none; configs/passkey.py trains a run that does"
             say(f"{run.name}: was trained on data.corpus={corpus}, not {PassKeys.name}, {found}")
@@ -60,7 +59,7 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
                 say(f"{run.name}: windows of {length:,} tokens are too short for a key {LEAST_DISTANCE:,} tokens back")
             for distance in measured:
                 passkey = Passkey(distance, options.prompts)
-                together(functools.partial(_evaluate, run, scorer, text, length, passkey, output))
+                _evaluate(run, scorer, text, length, passkey, output)
         defined = [length for length in lengths if distances(length) and not run.undefined(length)]
         if defined and (short := why_too_short(text, defined[0])):
             raise ValueError(f"no length can be measured: {short}")
@@ -87,7 +86,7 @@ def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey
     if limit := run.undefined(length) or short:
         output.add_error(dataclasses.replace(row, limit=True), title, limit)
         return
-    if any(any_of(any(found.is_measured for found in output.find(row)))):
+    if broadcast(lambda: any(found.is_measured for found in output.find(row))):
         say(f"{title}: done before")
         return
     params = run.params

@@ -1,161 +1,142 @@
-"""The processes of several hosts: who writes and speaks, and what all of them decide alike.
+"""The processes of several hosts: how they join, exchange values and agree.
 
-Each function but `is_primary` must be called by every process at the same place of the program. With one process
-they cost nothing. What they say goes through the key-value store of `jax.distributed`, not through the devices: so
-one may prepare for hours while the others wait.
+Every process must call each function but `is_primary` and `is_lost_connection` at the same place of the program. With
+one process they cost nothing. If a process is lost, JAX ends the others within a minute or so by a signal, or a
+collective of theirs fails.
 """
 
-import contextlib
+import functools
+import itertools
 import json
-import time
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
-from jax._src import distributed  # of its store nothing is public
+import numpy as np
+from jax.experimental import multihost_utils
 
-from alibi.errors import FAILED, UserError, tell
-from alibi.parallel import peers
+from alibi.errors import UserError
 
 Result = TypeVar("Result")
 
-ALIKE_SECONDS = 60.0  # that a process which failed waits for the others to fail too
+JOIN_SECONDS = 300  # in which all processes must come
+HEARTBEAT_SECONDS = 60  # without a heartbeat for so long a process is lost
+WAIT_SECONDS = 7 * 24 * 3600  # for which a process waits for the others, which may be tokenizing a large corpus
+LOST = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I)
+_exchanges = itertools.count()  # all processes count alike
 
 
-class _Said:
-    """How often the processes have exchanged something, which all count alike: keys of the store are named by it."""
+def join(address: str | None, count: int | None, number: int | None, *, keep_sigterm: bool = True) -> None:
+    """Connects to the other processes; the first three arguments are those of `jax.distributed.initialize`.
 
-    gathered = told = failed = 0
+    Args:
+      keep_sigterm: restore this process's handler of SIGTERM. Else JAX keeps the signal, and tells all processes of
+        it by `multihost_utils.reached_preemption_sync_point`.
+
+    Raises:
+      ValueError: the address, the count or the number is missing, and the cluster doesn't provide it.
+    """
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no Python runs while C++ waits for the others
+    jax.distributed.initialize(
+        address,
+        count,
+        number,
+        local_devices(os.environ),
+        initialization_timeout=JOIN_SECONDS,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+    )
+    if keep_sigterm:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def local_devices(environment: Mapping[str, str]) -> list[int] | None:
+    """Returns the visible GPUs that a Slurm task computes on; None leaves the choice to JAX.
+
+    JAX takes one GPU for each task. Here the only task of a node takes all GPUs of the node, several tasks share them
+    evenly, and tasks that Slurm has bound to GPUs of their own take these.
+    """
+    gpus = len([gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()])
+    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if not gpus or not tasks or "JAX_LOCAL_DEVICE_IDS" in environment:
+        return None
+    per_node, per_task = (
+        int((re.findall(r"\d+", environment.get(name, "")) or [0])[-1])  # "4", or "a100:4"
+        for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
+    )
+    share = gpus // int(tasks[0])
+    if gpus < per_node or gpus == per_task or not share:
+        return list(range(gpus))
+    first = int(environment["SLURM_LOCALID"]) * share
+    return list(range(first, first + share))
 
 
 def is_primary() -> bool:
-    """Whether this is the first process: the one that writes and speaks."""
-    return distributed.global_state.process_id == 0
+    """Returns whether this is process 0, which alone writes files and prints."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-def gather(value: Any) -> list[Any]:
-    """The `value`, anything that JSON can hold, of each process; the first one reads them all and tells the others."""
-    state = distributed.global_state
-    if state.client is None:
+@functools.cache
+def _barrier() -> Callable[..., None]:
+    from orbax.checkpoint import multihost  # its import takes seconds
+
+    return multihost.get_barrier_sync_fn()
+
+
+def gather(value: Any, *, seconds: int = WAIT_SECONDS) -> list[Any]:
+    """Returns the `value` of each process, in their order; JSON must be able to hold it.
+
+    Processes wait for each other in JAX's coordination service, since collectives of devices have time limits of their
+    own. If one doesn't come within so many `seconds`, the others fail.
+    """
+    if not jax.distributed.is_initialized():
         return [value]
-    place, values = f"alibi/{_Said.gathered}", [value]
-    with peers.when_lost():
-        if is_primary():
-            values += [json.loads(peers.awaited(f"{place}/of/{one}")) for one in range(1, state.num_processes)]
-        else:
-            state.client.key_value_set(f"{place}/of/{state.process_id}", json.dumps(value))
-    values = _spread(values)
-    if is_primary() and _Said.gathered:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # all have read what was said there, or not come here
-            state.client.key_value_delete(f"alibi/{_Said.gathered - 1}")
-    _Said.gathered += 1
-    return values
+    _barrier()(key=f"alibi-{next(_exchanges)}", timeout_ms=1000 * seconds)
+    text = json.dumps(value).encode()
+    sizes = multihost_utils.process_allgather(np.int32(len(text)))
+    width = 1 << int(sizes.max()).bit_length()  # few shapes, each of which is compiled once
+    padded = np.frombuffer(text.ljust(width), np.uint8)
+    return [json.loads(row.tobytes()) for row in multihost_utils.process_allgather(padded)]
 
 
-def _spread(value: Result) -> Result:
-    """The `value` of the first process, which does not wait for the others to read it."""
-    client = distributed.global_state.client
-    if client is None:
-        return value
-    key = f"alibi/{_Said.gathered}/{_Said.told}"
-    _Said.told += 1
-    with peers.when_lost():
-        if is_primary():
-            client.key_value_set(key, text := json.dumps(value))
-        else:
-            text = peers.awaited(key)
-    return json.loads(text)
+def broadcast(ask: Callable[[], Result]) -> Result:
+    """Runs `ask` on process 0 and returns its result, which JSON can hold, on every process.
+
+    Raises:
+      UserError: `ask` failed; process 0 raises its own error.
+    """
+    if not jax.distributed.is_initialized():
+        return ask()
+    result, failure = None, None
+    if is_primary():
+        try:
+            result = ask()
+        except Exception as error:
+            failure = error
+    result, reason = gather((result, failure and f"{type(failure).__name__}: {failure}"))[0]
+    if failure is not None:
+        raise failure
+    if reason is not None:
+        raise UserError(f"process 0 failed: {reason}")
+    return result
 
 
 def check_alike(facts: dict[str, Any]) -> None:
-    """Raises ValueError on every process, naming what differs, where `facts` are not the same on all of them."""
-    facts = json.loads(json.dumps(facts))
-    first = told(lambda: facts)
-    others = gather({key: facts.get(key) for key in facts | first if facts.get(key) != first.get(key)})
+    """Raises ValueError on every process, naming all keys that differ, if `facts` differ between processes."""
+    everywhere = gather(facts)
     differing = []
-    for key in sorted(set().union(*others)):
-        said = {json.dumps(first.get(key)): 0}
-        for process, one in enumerate(others):
-            if key in one:
-                said.setdefault(json.dumps(one[key]), process)
-        differing.append(f"  {key}: " + ", ".join(f"{value} on process {process}" for value, process in said.items()))
+    for key in sorted(set().union(*everywhere)):
+        values = [json.dumps(there.get(key)) for there in everywhere]
+        if len(set(values)) > 1:
+            shown = (f"{value} on process {values.index(value)}" for value in dict.fromkeys(values))
+            differing.append(f"  {key}: {', '.join(shown)}")
     if differing:
         raise ValueError("the processes differ; start the same command and code on all:\n" + "\n".join(differing))
 
 
-def any_of(*flags: bool) -> tuple[bool, ...]:
-    """Tells of each flag whether it is set on any process."""
-    return tuple(map(any, zip(*gather(flags), strict=True)))
-
-
-def told(ask: Callable[[], Result]) -> Result:
-    """What `ask`, which gives what JSON can hold, gives on the first process; raises as `together` does.
-
-    The others wait for the first one, and it for none of them.
-    """
-    result, failure = _tried(ask) if is_primary() else (None, None)
-    result, reason = _spread((result, _reason(failure)))
-    _raise(failure, [reason])
-    return cast(Result, result)
-
-
-def on_first(act: Callable[[], Result]) -> Result | None:
-    """What `act` gives on the first process, None on the others; raises as `together` does."""
-    return together(lambda: act() if is_primary() else None)
-
-
-def together(act: Callable[[], Result]) -> Result:
-    """What `act`, which every process calls, gives here; if it raises on one, this raises on all.
-
-    A program that the devices of all processes compute must stand in `alike` within `act`.
-
-    Raises:
-      UserError: it was another process that failed; that one raises what `act` did.
-    """
-    result, failure = _tried(act)
-    _raise(failure, gather(_reason(failure)))
-    return cast(Result, result)  # which it is where nothing failed
-
-
-def alike(compute: Callable[[], Result]) -> Result:
-    """What `compute`, which the devices of all processes do together, gives here; if it raises, then on all.
-
-    Where it fails on some processes only, all end: the others are in it, and would wait for these for ever.
-    """
-    result, failure = _tried(compute)
-    if failure is None:
-        return cast(Result, result)
-    state, place = distributed.global_state, f"alibi/failed/{_Said.failed}"
-    _Said.failed += 1
-    if state.client is not None:
-        until = time.monotonic() + ALIKE_SECONDS
-        try:
-            with peers.when_lost():
-                state.client.key_value_set(f"{place}/{state.process_id}", "")
-                for one in range(state.num_processes):
-                    peers.awaited(f"{place}/{one}", until - time.monotonic())
-        except TimeoutError:
-            tell(f"what all processes compute failed on this one alone: {_reason(failure)}")
-            peers.end(f"failed alone: {_reason(failure)}", FAILED)
-    raise failure
-
-
-def _tried(act: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
-    try:
-        with peers.when_lost():  # here: whom it lost is not to be waited for afterwards
-            return act(), None
-    except Exception as error:
-        return None, error
-
-
-def _reason(failure: Exception | None) -> str | None:
-    return None if failure is None else f"{type(failure).__name__}: {failure}"
-
-
-def _raise(failure: Exception | None, reasons: list[str | None]) -> None:
-    """Raises this process's own failure, or else the first of the `reasons` that the processes gave for theirs."""
-    if failure is not None:
-        raise failure
-    for process, reason in enumerate(reasons):
-        if reason is not None:
-            raise UserError(f"process {process} failed: {reason}")
+def is_lost_connection(error: BaseException) -> bool:
+    """Returns whether `error` says that another process, or the network to it, was lost."""
+    several = jax.distributed.is_initialized()
+    return several and isinstance(error, jax.errors.JaxRuntimeError) and bool(LOST.search(str(error)))

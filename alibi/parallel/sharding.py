@@ -1,4 +1,4 @@
-"""The device mesh, and where each array lies on it, by rules outside the model."""
+"""The device mesh, and the sharding of each array on it, by rules outside the model."""
 
 import math
 import re
@@ -15,7 +15,7 @@ AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 _AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 
-# The first pattern that is found in a parameter's path says how its dimensions are split.
+# The first pattern found in a parameter's path splits its dimensions.
 # Kernels are [in, out], attention's [width, heads, head_dim] and [heads, head_dim, width].
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"embedding$", ("tensor", "fsdp")),
@@ -30,24 +30,24 @@ RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 
 
 def make_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """The mesh `data, fsdp, tensor` of the config's sizes over `devices` (all by default); ValueError as `mesh_sizes`.
+    """Returns the mesh `data, fsdp, tensor` of the config's sizes over `devices`, by default all.
 
-    `abstract_mesh` is the same without devices.
+    Raises ValueError as `mesh_sizes` does.
     """
     devices = jax.devices() if devices is None else devices
     return jax.make_mesh(mesh_sizes(mesh, len(devices)), AXES, axis_types=_AXIS_TYPES, devices=devices)
 
 
 def abstract_mesh(mesh: MeshConfig, devices: int) -> AbstractMesh:
-    """That of so many devices, none of which is here: for shapes, shardings and traces; ValueError as `mesh_sizes`."""
+    """Returns the mesh of so many devices that need not be here, for shapes, shardings and traces; see `make_mesh`."""
     return AbstractMesh(mesh_sizes(mesh, devices), AXES, axis_types=_AXIS_TYPES)
 
 
 def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
-    """How many of `devices` lie along each of `AXES`.
+    """Returns the number of devices along each of `AXES`.
 
     Raises:
-      ValueError: sizes that the devices don't divide into, or more than one -1.
+      ValueError: the sizes don't multiply to `devices`, or more than one is -1.
     """
     sizes = [mesh[axis] for axis in AXES]
     got = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
@@ -62,7 +62,7 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
 
 
 def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding:
-    """The sharding of arrays whose dimension number `leading` is the batch."""
+    """Returns the sharding of arrays whose dimension number `leading` is the batch."""
     return NamedSharding(mesh, P(*(None,) * leading, BATCH_AXES))
 
 
@@ -71,7 +71,7 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """The sharding of each leaf of parameters or optimizer state, by `RULES`; other leaves are replicated.
+    """Returns the sharding of each leaf of parameters or optimizer state, by `RULES`; other leaves are replicated.
 
     A dimension that the devices don't divide is not split.
     """
@@ -79,7 +79,7 @@ def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
 
 
 def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """The `shapes` of parameters or optimizer state with the sharding of each leaf, see `tree_shardings`."""
+    """Returns the `shapes` of parameters or optimizer state with the shardings of `tree_shardings`."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -101,7 +101,7 @@ def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh | Abstrac
 
 
 def batch_parts(sharding: Sharding | None) -> int:
-    """Into how many parts a sharding splits the first dimension; None: one."""
+    """Returns the number of parts into which a sharding splits the first dimension; 1 without a sharding."""
     if sharding is None:
         return 1
     size = sharding.num_devices
@@ -109,7 +109,7 @@ def batch_parts(sharding: Sharding | None) -> int:
 
 
 def local_rows(sharding: Sharding, rows: int) -> Int[np.ndarray, " local"]:
-    """The numbers of those of `rows` rows, split by `sharding`, that this host's devices hold, ascending."""
+    """Returns the ascending numbers of the rows, of `rows` split by `sharding`, on this host's devices."""
     held = sharding.addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
 
@@ -117,10 +117,11 @@ def local_rows(sharding: Sharding, rows: int) -> Int[np.ndarray, " local"]:
 def split_batch(
     x: Float[Array, "batch length features"], sharding: NamedSharding | None, *, split_features: bool = False
 ) -> Float[Array, "batch length features"]:
-    """`x` laid out by `sharding`, where its parts divide the batch.
+    """Returns `x` constrained to `sharding`, if its parts divide the batch.
 
-    Without this, split parameters win and each device does all. With `split_features` the other dimensions lie as the
-    compiler chooses, as logits do by a vocabulary that is split; else each device has them whole.
+    Without the constraint the compiler follows split parameters, and each device computes the whole batch. With
+    `split_features` the compiler chooses the layout of the other dimensions, as for logits of a split vocabulary; else
+    each device has them whole.
     """
     if sharding is None or x.shape[0] % batch_parts(sharding):
         return x
@@ -131,9 +132,9 @@ def split_batch(
 
 
 def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:
-    """The sharding of queries, keys and values `[batch, length, heads, head_dim]`, given that of activations.
+    """Returns the sharding of queries, keys and values `[batch, length, heads, head_dim]`.
 
-    The axes of the mesh that don't split the batch split the heads.
+    The axes of the mesh that don't split the batch in `sharding`, of activations, split the heads.
     """
     if sharding is None:
         return None

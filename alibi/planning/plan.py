@@ -18,7 +18,7 @@ from alibi.planning.memory import StepMemory, step_memory
 from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import check_trainable, micro_batches
-from alibi.training.state import abstract_state
+from alibi.training.step import abstract_state
 
 MOST_DOUBLINGS = 6  # of the number of devices, if they do not suffice
 UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak; well used accelerators reach the first two

@@ -49,7 +49,7 @@ class TrainedRun:
         self._tested = overridden(self.config, self.override)
         self._checkpoint = checkpoint
         self.batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
-        self.step = hosts.told(lambda: _find_steps(self.directory, checkpoint))[0]
+        self.step = hosts.broadcast(lambda: _find_steps(self.directory, checkpoint))[0]
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -109,7 +109,7 @@ class TrainedRun:
                     return self.model.position.within_limits(checkpoints.restore_params(self.step, abstract))
             except ValueError as error:
                 failed[self.step] = error
-            there = hosts.told(lambda: _find_steps(self.directory, self._checkpoint))
+            there = hosts.broadcast(lambda: _find_steps(self.directory, self._checkpoint))
             left = [step for step in there if step not in failed]
             if not left:
                 raise next(iter(failed.values()))
@@ -141,9 +141,7 @@ def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
     if checkpoint != "best":
         return steps[::-1] if checkpoint == "latest" else [int(checkpoint)]
     with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
-        ranked, unread = checkpoints.ranked, sorted(checkpoints.unread)
-    if unread:
-        _log.warning("%s: the validation NLL of step %s can't be read; it may be the best", directory, unread)
+        ranked = checkpoints.ranked
     if not ranked:
         raise ValueError(f"{directory} has no best checkpoint: none was validated; use --checkpoint=latest")
     return [step for step, _ in ranked]

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from alibi.config import flatten
-from alibi.errors import FAILED, REQUEUE, UserError, disk_errors_named
-from alibi.parallel.signals import Interrupted
+from alibi.errors import FAILED, REQUEUE, Interrupted, UserError, disk_errors_named
 from alibi.reporting.curves import RunSource
 from alibi.reporting.report import write_report
 from alibi.reporting.writers import format_duration

@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import IO, TypeVar
 
-from alibi.errors import ERROR_FILE, OF_SWEEP
-from alibi.parallel.signals import Interrupted, answered
-from alibi.progress import is_terminal, say
+from alibi.errors import ERROR_FILE, OF_SWEEP, Interrupted, signals_handled
+from alibi.progress import is_terminal, print_line
 from alibi.runs import usable_cores
 from alibi.sweeps.definition import PROJECT
 
@@ -141,7 +140,7 @@ class LocalProcesses(Launcher):
         self._starting = threading.RLock()
 
     def __enter__(self) -> "LocalProcesses":
-        self._signals = answered(self._pass_on)
+        self._signals = signals_handled(self._pass_on)
         self._signals.__enter__()
         return self
 
@@ -206,7 +205,7 @@ def _pass_lines(stream: IO[bytes] | None, name: str) -> None:
         return
     for line in io.TextIOWrapper(stream, "utf-8", "replace"):  # a carriage return ends a line too
         if line := line.rstrip():
-            say(line if not name or line.startswith(name) else f"{name}: {line}")
+            print_line(line if not name or line.startswith(name) else f"{name}: {line}")
 
 
 def _settle(cores: frozenset[int] | None) -> None:

@@ -1,203 +1,235 @@
 """Training: from a config and a work directory to checkpoints and metrics."""
 
-import concurrent.futures
 import contextlib
 import dataclasses
-import functools
+import os
+import signal
 import sys
 import textwrap
+import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import jax
-import optax
-from jax.sharding import Mesh
+from jax.experimental import multihost_utils
+from jaxtyping import PyTree
 
 from alibi.config import Config, flatten
-from alibi.data.batches import TrainBatches
-from alibi.data.tokenfile import TokenFile
-from alibi.errors import FAILED, REQUEUE, disk_errors_named, is_watched
-from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
-from alibi.parallel import hosts, peers
+from alibi.errors import SIGNALS, Interrupted, disk_errors_named, is_watched, signals_handled
+from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
-from alibi.parallel.signals import Interrupted, answered
 from alibi.runs import RunDirectory, code_hash, make_provenance, versions
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.storage.store import LostError
-from alibi.training.feed import Feed
-from alibi.training.interrupt import Interrupt
-from alibi.training.metric_writers import check_writers
-from alibi.training.optimizer import make_optimizer
-from alibi.training.parent import Parent
 from alibi.training.record import NonFiniteLossError, Record, peak_tokens_per_second
-from alibi.training.setup import (
-    check_config,
-    check_imported,
-    make_validator,
-    micro_batches,
-    prepare_files,
-    sequences_per_update,
-)
-from alibi.training.state import abstract_state, initial_state
-from alibi.training.step import TrainStep, make_train_step
-from alibi.training.updates import Updates
+from alibi.training.setup import Job, make_job, make_validator, micro_batches
+from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
 
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
-
-SAME_TEXT = ("sha256", "tokenizer_fingerprint", "tokens")
 
 
 def train(config: Config, workdir: str) -> dict[str, Any]:
     """Trains the run that `config` describes in `workdir`, from its latest checkpoint if it has one.
 
-    Where it has no checkpoint, it starts with the parameters of the run `config.init_from`, if that names one.
+    Without a checkpoint it starts with the parameters of the run `config.init_from`, if that names one.
 
     Returns:
-      The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless
-      its last checkpoint was lost: then it goes on from the one before.
+      The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless its last checkpoint
+      was lost: then it goes on from the one before.
 
     Raises:
-      ValueError: a config, corpus or work directory that can't be used, or whose checkpoints were
-        all lost; before any work.
-      NonFiniteLossError: see there.
+      ValueError: before any work, a config, corpus or work directory that can't be used, or all checkpoints are lost.
+      NonFiniteLossError: the loss diverged.
       UserError: no space left.
       Interrupted: one of SIGNALS arrived; from the first update on a checkpoint was saved.
     """
     interrupt = Interrupt()
-    with answered(interrupt.request):
-        return _train(config, workdir, interrupt)
-
-
-def _train(config: Config, workdir: str, interrupt: Interrupt) -> dict[str, Any]:
-    job = _checked(config, workdir)
-    run = job.run
-    if hosts.told(lambda: _is_finished(run)):
-        return run.status()
-    with disk_errors_named(run):
-        run.started = hosts.told(lambda: run.claim(job.config, job.files["train"].tokenizer()))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(peers.when_lost(functools.partial(_record_lost, run)))
+    with interrupt.answering(), contextlib.ExitStack() as stack:
+        if config.init_from:  # absolute: the command may be given elsewhere again
+            config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
+        hosts.check_alike(_facts(config, workdir))
+        run = RunDirectory(workdir)
+        job = make_job(config, run, make_mesh(config.mesh))
+        if hosts.broadcast(lambda: _is_finished(run)):
+            return run.status()
+        with disk_errors_named(run):
+            hosts.broadcast(lambda: run.claim(config, job.files["train"].tokenizer()))
         if hosts.is_primary():
             stack.callback(run.release)
-            stack.enter_context(_failure_recorded(run, job.config.train.steps))
+            stack.enter_context(_failure_recorded(run, config.train.steps))
         stack.enter_context(disk_errors_named(run))
-        _started(job, interrupt, stack).finish()
+        updates = _start(job, stack)
+        interrupt.begin_updates()
+        updates.run(interrupt)
         if hosts.is_primary() and not is_watched():
             print(f"finished; {_next_command(run)}", file=sys.stderr)
         return run.status()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """A run that can be trained: all that it is made of has been checked, and nothing of it is written yet.
+def _start(job: Job, stack: contextlib.ExitStack) -> "Updates":
+    """Compiles the step and restores or makes the state; `stack` closes the files and threads that it opens."""
+    config, run, model, mesh = job.config, job.run, job.model, job.mesh
+    checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
+    latest = hosts.broadcast(lambda: checkpoints.latest) or 0
+    abstract = abstract_state(model, job.optimizer, mesh)
+    about = _about(job, abstract)
+    if hosts.is_primary() and not is_watched():
+        print(_headline(job, about), file=sys.stderr)
+
+    micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
+    feed = stack.enter_context(contextlib.closing(Feed(job.batches, mesh, micro)))
+    feed.read_ahead(latest)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    step = make_train_step(model, job.optimizer, config.seed, schedule=job.schedule, state_shardings=shardings)
+    compiled = step.lower(abstract, *feed.abstract).compile()
+    validator = make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
+
+    if latest:
+        state = checkpoints.restore_newest(abstract)
+        if config.init_from:
+            about["parent"] = hosts.broadcast(lambda: run.provenance().get("parent"))
+    elif job.parent:
+        state = job.parent.state(model, job.optimizer, mesh, config.seed)
+        about["parent"] = job.parent.about()
+        if hosts.is_primary():
+            print(f"starting {job.parent.describe()}", file=sys.stderr)
+    else:
+        state = initial_state(model, job.optimizer, mesh, config.seed)
+    if hosts.is_primary():
+        run.write("provenance.json", about)
+    done = int(state.step)  # less than `latest` if that is damaged
+    peak = peak_tokens_per_second(config, job.vocab_size, mesh)
+    record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, done, peak)))
+    return Updates(config, run, about, feed, compiled, validator, checkpoints, record, state)
+
+
+@dataclasses.dataclass
+class Updates:
+    """A run between two updates.
 
     Attributes:
-      config: with every key.
-      parent: the run whose parameters this one starts with; None where it names none, or has a checkpoint already.
-      model: for the vocabulary of the text.
-      files: the tokens of each split.
-      corpus: what the tokens of each split were made of, as provenance tells it.
+      about: content of its provenance and of each checkpoint.
+      validator: a function from parameters to the NLL of the validation text, if there is any.
+      state: after the latest update.
     """
 
     config: Config
-    run: RunDirectory
-    mesh: Mesh
-    parent: Parent | None
-    model: DecoderLM
-    optimizer: optax.GradientTransformation
-    schedule: optax.Schedule
-    files: Mapping[str, TokenFile]
-    corpus: dict[str, Any]
-    batches: TrainBatches
+    directory: RunDirectory
+    about: dict[str, Any]
+    feed: Feed
+    train_step: TrainStep
+    validator: Callable[[PyTree], float] | None
+    checkpoints: Checkpoints
+    record: Record
+    state: TrainState
+
+    def run(self, interrupt: "Interrupt") -> None:
+        """Makes all updates that are left, with their validations and checkpoints."""
+        step, steps = int(self.state.step), self.config.train.steps
+        saved_at = time.monotonic()
+        while step < steps:
+            self.state, metrics = self.train_step(self.state, *self.feed.get(step, last=step + 1 == steps))
+            step += 1
+            self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
+            stop, save = interrupt.requested(step), _is_save_due(self.config, step, saved_at)
+            # A run that stops is not validated: that may take longer than there is left to save.
+            validate = step == steps or (_due(step, self.config.eval.every_steps) and not stop)
+            if (stop or save or validate) and self._save(step, stop or save, validate):
+                saved_at = time.monotonic()
+            if stop and step < steps:
+                self.checkpoints.wait()
+                self.record.write_status("interrupted", step, reason="stopped by a signal")
+                raise Interrupted(f"stopped at update {step} of {steps}; the same command goes on there")
+        self.checkpoints.wait()
+        self.record.write_status("finished", step)
+        self.record.close()
+
+    def _save(self, step: int, save: bool, validate: bool) -> bool:
+        """Validates if asked to; saves if asked to or if that was the best validation. Returns whether it saved."""
+        self.record.fetch()  # a state that is not finite is never saved
+        with self.record.paused():
+            nll = self.validator(self.state.params) if validate and self.validator else None
+            improved = nll is not None and self.record.validated(step, nll)
+            if save or improved:
+                hosts.broadcast(self.directory.check_claim)
+                self.checkpoints.save(self.state, step, self.about | self.record.for_checkpoint(), nll)
+        return save or improved
 
 
-def _checked(config: Config, workdir: str) -> _Job:
-    if config.init_from:
-        config = dataclasses.replace(
-            config, init_from=str(RunDirectory(config.init_from))
-        )  # wherever the same command is given again
-    hosts.check_alike(_facts(config, workdir))
-    run, mesh = RunDirectory(workdir), make_mesh(config.mesh)
-    sharding = batch_sharding(mesh)
-    check_config(config, mesh)
-    hosts.on_first(lambda: check_writers(config))
-    model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
-    model.position.check_length(config.train_length)
-    optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
-    begun = hosts.told(lambda: bool(run.saved_steps()))
-    parent = Parent(config, model) if config.init_from and not begun else None
-    hosts.on_first(lambda: run.check(config))
-    hosts.on_first(lambda: check_imported(config, run))
-
-    files = prepare_files(config.data)
-    text = files["train"].manifest
-    if parent:
-        parent.check_vocabulary(text.tokenizer_fingerprint)
-    batches = TrainBatches(
-        files["train"].tokens,
-        length=config.train_length,
-        batch_size=sequences_per_update(config, batch_parts(sharding)),
-        seed=config.seed,
-        boundary_id=text.boundary_id,
-    )
-    corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
-    hosts.check_alike({f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT})
-    hosts.on_first(lambda: run.check_corpus(corpus))
-    model = model.with_vocabulary(text.vocab_size)
-    return _Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
+def _is_save_due(config: Config, step: int, saved_at: float) -> bool:
+    """Returns whether to save after update `step`; several hosts ask process 0's clock when they log metrics."""
+    if step == config.train.steps or _due(step, config.checkpoint.every_steps):
+        return True
+    minutes = config.checkpoint.every_minutes
+    if not minutes or (jax.process_count() > 1 and not _due(step, config.log.every_steps)):
+        return False
+    return hosts.broadcast(lambda: time.monotonic() - saved_at > 60 * minutes)
 
 
-def _started(job: _Job, interrupt: Interrupt, stack: contextlib.ExitStack) -> Updates:
-    """The run with its step compiled, at its newest whole checkpoint or at its start; `stack` closes what it opened."""
-    config, run, model, mesh = job.config, job.run, job.model, job.mesh
-    checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
-    latest = hosts.told(lambda: checkpoints.latest) or 0
-    parent = None if latest else job.parent  # another start of the run may have saved since it was checked
-    vocab_size = job.files["train"].manifest.vocab_size
-    abstract = abstract_state(model, job.optimizer, mesh)
-    about = _about(config, abstract, vocab_size, job.corpus)
-    if config.init_from and not parent:
-        about["parent"] = hosts.told(lambda: run.provenance().get("parent"))
-    if hosts.is_primary():
-        run.write("provenance.json", about)
-    micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
-    feed = stack.enter_context(contextlib.closing(Feed(job.batches, mesh, micro)))
-    validator = make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    update = make_train_step(model, job.optimizer, config.seed, schedule=job.schedule, state_shardings=shardings)
-    if latest:
-        start = functools.partial(checkpoints.restore_newest, abstract)
-    else:
-        start = functools.partial(parent.state if parent else initial_state, model, job.optimizer, mesh, config.seed)
-    if hosts.is_primary() and not is_watched():
-        print(_first_lines(config, run, mesh, about), file=sys.stderr)
-    train_step, state = _compile_beside(start, update, abstract, feed, latest)
-    if parent:  # which knows only now which of its checkpoints it was read from
-        about["parent"] = parent.about()
-        hosts.on_first(lambda: run.write("provenance.json", about))
-        hosts.on_first(parent.tell)
-    peak = peak_tokens_per_second(config, vocab_size, mesh)
-    step = int(state.step)  # an earlier one than the latest, where that is damaged
-    record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, step, peak)))
-    return Updates(config, run, about, interrupt, feed, train_step, validator, checkpoints, record, state)
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class Interrupt:
+    """The answer of a run to the first of SIGNALS; a second SIGINT stops it at once.
+
+    Before the first update a signal raises Interrupted in the main thread: the disk is as whole then as after a kill.
+    Later the run stops after an update, with a checkpoint. Of several processes JAX has the SIGTERM, see `hosts.join`,
+    and tells all of them, which stop after the same update; other signals are passed on as SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self._requested = self._updating = False
+        self._alone = jax.process_count() == 1
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which signals are answered so."""
+        return signals_handled(self._answer, [number for number in SIGNALS if self._alone or number != signal.SIGTERM])
+
+    def begin_updates(self) -> None:
+        """Notes that updates begin; raises Interrupted if a signal came before."""
+        self._updating = True
+        if self._requested:  # the exception may have been lost in a destructor, or in a library's callback
+            raise self._before_updates()
+
+    def requested(self, step: int) -> bool:
+        """Returns whether to stop after update `step`; every process must call it after each update."""
+        return self._requested if self._alone else multihost_utils.reached_preemption_sync_point(step)
+
+    def _answer(self, number: int, frame: FrameType | None) -> None:
+        again, self._requested = self._requested, True
+        if again and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self._updating:
+            if not again:
+                raise self._before_updates()
+            return  # the process is ending
+        if not self._alone:
+            os.kill(os.getpid(), signal.SIGTERM)
+        # Not print: the signal may have interrupted one. And the reader may be gone.
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n")
+
+    def _before_updates(self) -> Interrupted:
+        return Interrupted("stopped before the first update; the same command goes on")
 
 
 def _facts(config: Config, workdir: str) -> dict[str, Any]:
-    """What must be the same on all hosts, or they train what nobody asked for, or wait for each other for ever."""
+    """Returns the facts that must be the same on all hosts."""
     keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
     return {**keys, "workdir": workdir, "code": code_hash(), **versions()}
 
 
 def _is_finished(run: RunDirectory) -> bool:
-    """Whether nothing is left to do, which is said; also that the last checkpoint of a finished run was lost."""
+    """Returns whether nothing is left to do, and prints so; also prints if a finished run lost its last checkpoint."""
     status, finished = run.status(), run.is_finished()
-    if finished:
-        said = f"with {status['steps']} updates; {_next_command(run)}"
-    else:
-        said = f"but its checkpoint of update {status['step']} was lost since"
     if status["state"] == "finished":
-        print(f"{run} was finished before, {said}", file=sys.stderr)
+        rest = f"but its checkpoint of update {status['step']} was lost since"
+        if finished:
+            rest = f"with {status['steps']} updates; {_next_command(run)}"
+        print(f"{run} was finished before, {rest}", file=sys.stderr)
     return finished
 
 
@@ -205,83 +237,59 @@ def _next_command(run: RunDirectory) -> str:
     return f"evaluate it by\n  python eval_extrapolation.py --workdirs={run} --multiples=1,2,4,8"
 
 
-def _first_lines(config: Config, run: RunDirectory, mesh: Mesh, about: dict[str, Any]) -> str:
-    """What is about to be trained, where, on what, and where it is saved."""
+def _headline(job: Job, about: dict[str, Any]) -> str:
+    """Returns four lines: the devices, the model, the corpus, and the place of the checkpoints."""
+    config = job.config
     kinds = " and ".join(about["devices"])
     hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
-    axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    axes = ", ".join(f"{axis}={size}" for axis, size in job.mesh.shape.items())
     steps, batch = config.train.steps, config.train.batch_tokens
     texts = (
-        f"{split} {one['tokens']:,} tokens of {textwrap.shorten(one['source'], 60, placeholder=' ...')}"
-        for split, one in about["corpus"].items()
+        f"{split} {manifest['tokens']:,} tokens of {textwrap.shorten(manifest['source'], 60, placeholder=' ...')}"
+        for split, manifest in job.corpus.items()
     )
-    lines = [
-        f"devices: {mesh.size} x {kinds}{hosted}, mesh {axes}",
+    return (
+        f"devices: {job.mesh.size} x {kinds}{hosted}, mesh {axes}\n"
         f"model: {config.position}, {about['parameters']:,} parameters; "
-        f"{batch:,} tokens a step, {steps * batch:,} in {steps:,} steps",
-        f"corpus ({config.data.tokenizer}): {'; '.join(texts)}",
-        f"saved in: {run}",
-    ]
-    return "\n".join(lines)
+        f"{batch:,} tokens a step, {steps * batch:,} in {steps:,} steps\n"
+        f"corpus ({config.data.tokenizer}): {'; '.join(texts)}\n"
+        f"saved in: {job.run}"
+    )
 
 
 @contextlib.contextmanager
 def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
-    """Writes why a run ended to its status, with the traceback beside it, as far as the disk allows."""
+    """Writes why a run ended to its status, and the traceback to error.txt, as far as the disk allows."""
     try:
         yield
     except LostError:
-        raise  # the status is another's to write
-    except Interrupted:
-        _record_lost(run, "stopped by a signal", REQUEUE)  # unless it stands there with the update
-        raise
+        raise  # another process writes the status by now
     except BaseException as error:
-        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        reason = "stopped by a signal" if state == "interrupted" else f"{type(error).__name__}: {error}"
+        signalled = isinstance(error, KeyboardInterrupt)
+        stopped = signalled or hosts.is_lost_connection(error)
+        reason = "stopped by a signal" if signalled else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError, ValueError, LostError):
-            before = run.status()
-            figures = ("train_nll", "tokens_per_second", "peak_memory_bytes", "best")
-            kept = {key: before[key] for key in figures if key in before}
-            run.write_status(state, step=before["step"], steps=steps, reason=reason, **kept)
-            run.store.write("error.txt", traceback.format_exc())
+            status = run.status()
+            if not isinstance(error, Interrupted) or status["state"] == "running":  # else it says so, with the update
+                figures = ("train_nll", "tokens_per_second", "peak_memory_bytes", "best")
+                kept = {key: status[key] for key in figures if key in status}
+                state = "interrupted" if stopped else "failed"
+                run.write_status(state, step=status["step"], steps=steps, reason=reason, **kept)
+            if not stopped:
+                run.store.write("error.txt", traceback.format_exc())
         raise
 
 
-def _record_lost(run: RunDirectory, reason: str, code: int) -> None:
-    """Writes to the status of a run that it was interrupted, or failed, on whichever host is left.
-
-    What the first one writes asks its claim. The others, which have none, leave the status of a start that came since.
-    """
-    status = run.status()
-    if status["state"] == "running" and (hosts.is_primary() or status.get("started") == run.started):
-        kept = {key: value for key, value in status.items() if key not in ("updated", "saved")}
-        run.write_status(**kept | {"state": "failed" if code == FAILED else "interrupted", "reason": reason})
-
-
-def _about(config: Config, state: TrainState, vocab_size: int, corpus: dict[str, Any]) -> dict[str, Any]:
-    """What stands in provenance.json and in each checkpoint: the config, and what the run is made of and by."""
+def _about(job: Job, state: TrainState) -> dict[str, Any]:
+    """Returns the content of provenance.json and of each checkpoint: the config, and the origin of the run."""
     return {
-        "config": dataclasses.asdict(config),
+        "config": dataclasses.asdict(job.config),
         **make_provenance(
             devices=sorted({device.device_kind for device in jax.devices()}),
             device_count=jax.device_count(),
             process_count=jax.process_count(),
             parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-            vocab_size=vocab_size,
-            corpus=corpus,
+            vocab_size=job.vocab_size,
+            corpus=job.corpus,
         ),
     }
-
-
-def _compile_beside(
-    start: functools.partial[TrainState], update: jax.stages.Wrapped, abstract: TrainState, feed: Feed, step: int
-) -> tuple[TrainStep, TrainState]:
-    """The compiled step and what `start` gives, made at the same time: compiling leaves a core and Python idle."""
-    pool = concurrent.futures.ThreadPoolExecutor(1)
-    try:
-        state = pool.submit(start)
-        lowered = update.lower(abstract, *feed.abstract)
-        feed.read_ahead(step)
-        return lowered.compile(), state.result()
-    finally:
-        pool.shutdown(wait=False)  # a signal is answered at once, not when a large checkpoint has been read

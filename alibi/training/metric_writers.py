@@ -1,6 +1,6 @@
-"""Where the metrics of a run are written: JSON lines, which the project itself reads, and what people watch runs in.
+"""Writers of a run's metrics: JSON lines, which the project itself reads, TensorBoard, W&B and Trackio.
 
-A further one is a `MetricWriter` and a line of `open_writers`.
+A further writer is a subclass of `MetricWriter` and a line in `open_writers`.
 """
 
 import abc
@@ -16,33 +16,33 @@ from collections.abc import Iterator
 from typing import Any
 
 from alibi.config import Config
-from alibi.progress import say
+from alibi.progress import print_line
 from alibi.runs import RunDirectory
 from alibi.storage.atomic import is_address
 from alibi.storage.store import Store
 
 OPTIONAL = ("wandb", "trackio")  # packages that the config key log.PACKAGE asks for
-TRACKED_FILE = "tracked.json"  # of a work directory: what W&B and Trackio know its run by
-INIT_SECONDS = 20.0  # for which W&B's service is waited for at the start of a run,
-FINISH_SECONDS = 60.0  # and at its end, until what was written has arrived there
+TRACKED_FILE = "tracked.json"  # in the work directory: the run's id and project at W&B and Trackio
+INIT_SECONDS = 20.0  # wait for W&B's service at the start of a run
+FINISH_SECONDS = 60.0  # wait at its end for the last rows to arrive
 
 
 class MetricWriter(abc.ABC):
-    """One place that rows of metrics go to."""
+    """A destination of rows of metrics."""
 
     @abc.abstractmethod
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes the values after `step` updates, to those that were written of that step before."""
+        """Writes values after `step` updates, in addition to earlier ones of that step."""
 
     def close(self, finished: bool) -> None:  # noqa: B027, most have nothing to do
-        """Ends the writing; `finished`: whether the run came to its end, or may go on from here."""
+        """Ends the writing; `finished` is False if the run may go on."""
 
 
 def check_writers(config: Config) -> None:
-    """Raises ValueError where the config asks for a writer whose package can't be imported.
+    """Raises ValueError if the config asks for a writer whose package can't be imported.
 
-    They are imported here, before there are other threads: some of these make imports lazy for a moment, by etils, and
-    then those of the main thread are too, and fail.
+    The packages are imported here, before other threads start: a thread may make imports lazy for a moment (etils),
+    also those of the main thread, which would fail.
     """
     if config.log.tensorboard:
         importlib.import_module("tensorboardX")
@@ -59,7 +59,7 @@ def check_writers(config: Config) -> None:
 
 
 def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWriter]:
-    """The writers that `config` chooses, of a run that goes on after update `step`."""
+    """Returns the writers that `config` names, for a run that goes on after update `step`."""
     writers: list[MetricWriter] = [JsonLines(run.store, step)]
     if config.log.tensorboard:
         writers.append(TensorBoard(run.store, step))
@@ -73,7 +73,7 @@ def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWri
 
 
 class JsonLines(MetricWriter):
-    """Rows of metrics.jsonl, at an address of metrics/STEP.jsonl.
+    """Rows of metrics.jsonl, in a bucket files metrics/STEP.jsonl.
 
     Rows after `resume_step`, of a run that was stopped later than it was saved, are dropped.
     """
@@ -87,10 +87,10 @@ class JsonLines(MetricWriter):
 
 
 class TensorBoard(MetricWriter):
-    """Event files in tensorboard/, where points after `resume_step` are dropped; at an address written at the end."""
+    """Event files in tensorboard/, in a bucket written at the end; points after `resume_step` are dropped."""
 
     def __init__(self, store: Store, resume_step: int):
-        from tensorboardX import SummaryWriter  # a second to import, which not every process needs
+        from tensorboardX import SummaryWriter  # takes a second to import
 
         self._stack = contextlib.ExitStack()
         folder = self._stack.enter_context(store.filled("tensorboard"))
@@ -106,10 +106,9 @@ class TensorBoard(MetricWriter):
 
 
 def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
-    """The "id" and "project" that services know the run by: those of its first start, which its directory keeps.
+    """Returns the run's "id" and "project" at services, which its directory keeps from the first start on.
 
-    `project`, where it is given, is that of the service. Otherwise it is called as the sweep's directory is, or as the
-    directory in which the run's own lies.
+    Without a `project` it is the name of the sweep's directory, or of the directory in which the run's own lies.
     """
     kept: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -127,63 +126,63 @@ def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """The name in letters that services and file names take."""
+    """Returns the name in characters that services and file names allow."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
 
 
 class _Service(MetricWriter):
-    """A package that sends metrics to somewhere else: whatever it raises is one line, and training goes on.
+    """A package that sends metrics to a service; its errors become one line, and training goes on.
 
     Args:
-      known: see `tracked`.
-      config: the run's.
+      known: the result of `tracked`.
+      config: the run's config.
     """
 
-    called: str
+    title: str
 
     def __init__(self, run: RunDirectory, known: dict[str, str], config: dict[str, Any]):
         self._name, self._known, self._config = run.name, known, config
         self._opened: Any = None  # the package's own run
-        with self._told("no metrics are written there"):
+        with self._errors_printed("no metrics are written there"):
             with _quiet():
-                self._opened, where = self._open(run)
-            say(f"{self._name}: {where}")
+                self._opened, place = self._open(run)
+            print_line(f"{self._name}: {place}")
 
     def write(self, step: int, values: dict[str, float]) -> None:
         if self._opened is not None:
-            with self._told("no more metrics are written there"):
+            with self._errors_printed("no more metrics are written there"):
                 self._opened.log(values, step=step)
 
     def close(self, finished: bool) -> None:
         if self._opened is not None:
-            with self._told("its last metrics may not be there"), _quiet():
+            with self._errors_printed("its last metrics may not be there"), _quiet():
                 self._finish(finished)
 
     @abc.abstractmethod
     def _open(self, run: RunDirectory) -> tuple[Any, str]:
-        """The package's own run, which has a method `log`, and a line that says where it is looked at."""
+        """Returns the package's own run, which has a method `log`, and a line with the place to watch it."""
 
     def _finish(self, finished: bool) -> None:
         self._opened.finish()
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """Whatever is raised inside ends this writer, and is told in a line."""
+    def _errors_printed(self, effect: str) -> Iterator[None]:
+        """Ends this writer after an error inside, and prints it."""
         try:
             yield
         except Exception as error:
             self._opened = None
-            say(f"{self._name}: {self.called} failed, {what}, and training goes on ({_first_line(error)})")
+            print_line(f"{self._name}: {self.title} failed, {effect}, and training goes on ({_first_line(error)})")
 
 
 class WeightsAndBiases(_Service):
-    """Weights & Biases; where its service can't be reached the run is kept offline.
+    """Weights & Biases; if its service can't be reached the run is kept offline.
 
-    Its files are in wandb/ of the work directory, or of the current one where that is an address; WANDB_DIR names
+    Its files are in wandb/ of the work directory, or of the current directory if that is in a bucket; WANDB_DIR names
     another place.
     """
 
-    called = "W&B"
+    title = "W&B"
 
     def _open(self, run: RunDirectory) -> tuple[Any, str]:
         import wandb
@@ -211,14 +210,14 @@ class WeightsAndBiases(_Service):
 
 
 class Trackio(_Service):
-    """Trackio, whose database is in TRACKIO_DIR of the environment, or else in Hugging Face's cache."""
+    """Trackio, with its database in $TRACKIO_DIR, or else in Hugging Face's cache."""
 
-    called = "Trackio"
+    title = "Trackio"
 
     def _open(self, run: RunDirectory) -> tuple[Any, str]:
         import trackio
 
-        project, name = self._known["project"], self._known["id"]  # it knows a run by its name alone
+        project, name = self._known["project"], self._known["id"]  # its runs have no ids but names
         opened = trackio.init(project=project, name=name, resume="allow", config=self._config, embed=False)
         return opened, f"Trackio: trackio show --project={project}"
 
@@ -230,7 +229,7 @@ class Trackio(_Service):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What Python prints inside is not seen; a package that takes this for no terminal asks the user nothing."""
+    """Hides Python's output inside; without a terminal a package asks the user nothing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 

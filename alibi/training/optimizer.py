@@ -10,39 +10,40 @@ from jaxtyping import Array, Float, Int
 
 from alibi.config import OptimizerConfig
 
-MAX_CYCLES = 64  # with equal periods; a run of more restarts than this is no schedule but a mistake
+MAX_CYCLES = 64  # with equal periods; more restarts are a mistake, not a schedule
 
 
 def make_optimizer(optimizer: OptimizerConfig, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """The optimizer that the config's section names, after clipping by the global norm, and its learning rates.
+    """Returns the optimizer of the config's section, with clipping by the global norm before it, and its schedule.
 
     Raises:
-      ValueError: an unknown name, a number outside its range, nag with weight decay; see
-        also `make_schedule`.
+      ValueError: nag with weight decay; see also `make_schedule`.
     """
     schedule = make_schedule(optimizer, steps)
-    chosen = (_nag if optimizer.name == "nag" else _adamw)(optimizer, schedule)
+    if optimizer.name == "nag":
+        if optimizer.weight_decay:
+            raise ValueError(
+                f"optimizer.weight_decay={optimizer.weight_decay}: nag has none; set it to 0, or use "
+                "optimizer.name=adamw"
+            )
+        # Nesterov's accelerated gradient; the same as fairseq's `nag`, whose buffer holds the learning rate too.
+        chosen = optax.sgd(schedule, momentum=optimizer.momentum, nesterov=True)
+    else:
+        chosen = optax.adamw(
+            schedule,
+            b1=optimizer.b1,
+            b2=optimizer.b2,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            mask=_decayed,
+        )
     if optimizer.clip_norm:
         chosen = optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), chosen)
     return chosen, schedule
 
 
-def _adamw(optimizer: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    numbers = {key: optimizer[key] for key in ("b1", "b2", "eps", "weight_decay")}
-    return optax.adamw(schedule, mask=_decayed, **numbers)
-
-
-def _nag(optimizer: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Nesterov's accelerated gradient; the same as fairseq's `nag`, whose buffer holds the learning rate too."""
-    if optimizer.weight_decay:
-        raise ValueError(
-            f"optimizer.weight_decay={optimizer.weight_decay}: nag has none; set it to 0, or use optimizer.name=adamw"
-        )
-    return optax.sgd(schedule, momentum=optimizer.momentum, nesterov=True)
-
-
 def _decayed(params: optax.Params) -> optax.Params:
-    """True for matrices: kernels and embeddings, not biases, norms and whatever a position method learns."""
+    """Returns True for matrices: kernels and embeddings, not biases, norms and parameters of position methods."""
     matrices = ("kernel", "embedding", "clusters")
     return jax.tree.map_with_path(
         lambda path, _: path[-1].key in matrices and all(part.key != "position" for part in path), params
@@ -50,12 +51,12 @@ def _decayed(params: optax.Params) -> optax.Params:
 
 
 def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Linear warm-up, then what `optimizer.schedule` names: cosine or cosine_restarts.
+    """Returns the learning rate by update number: linear warm-up, then `optimizer.schedule`.
 
-    cosine ends at `final_fraction` of the peak at update `steps`.
+    cosine ends at `final_fraction` of the peak at update `steps`; for cosine_restarts see `_cosine_restarts`.
 
     Raises:
-      ValueError: an unknown name, or numbers that make no schedule.
+      ValueError: numbers that make no schedule.
     """
     if optimizer.warmup_steps >= steps:
         raise ValueError(f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}")
@@ -72,12 +73,12 @@ def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _cosine_restarts(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Linear warm-up, then cosines, each longer and lower than the one before; the last one's end stays.
+    """Returns a schedule of linear warm-up, then cosines, each longer and lower than the one before.
 
     Cycle i has period_steps * period_mult^i updates and falls from learning_rate * shrink^i to
     min_learning_rate * shrink^i (Loshchilov and Hutter 2017, as fairseq's `cosine` has it). Optax
     has the same curve, but not to float32: near its end 1 + cos loses all digits, and
-    (1e-7 - 1) + 1 is 1.2e-7 where its warm-up begins.
+    (1e-7 - 1) + 1 is 1.2e-7 at the beginning of its warm-up.
     """
     if optimizer.min_learning_rate > optimizer.learning_rate:
         raise ValueError(
@@ -97,12 +98,12 @@ def _cosine_restarts(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
         )
 
     def schedule(step: Int[Array, ""] | int) -> Float[Array, ""]:
-        """The learning rate of update number `step`, from 0, to 1e-6 of itself."""
+        """Returns the learning rate of update number `step`, from 0, with a relative error of 1e-6."""
         step = jnp.asarray(step)
         rate = jnp.where(step < warmup, first + (peak - first) / max(warmup, 1) * step, peak)
         for cycle, (start, end) in enumerate(itertools.pairwise(starts)):
             left = jnp.clip(end - step, 0, end - start)
-            # (1 + cos(pi t)) / 2 as the square of a sine of what is left of the cycle.
+            # (1 + cos(pi t)) / 2, as the square of a sine of the remaining part of the cycle.
             height = jnp.sin(math.pi / 2 * (left / (end - start))) ** 2
             rate = jnp.where(step >= start, shrink**cycle * (minimum + (peak - minimum) * height), rate)
         return rate

@@ -1,4 +1,4 @@
-"""A run that starts with the parameters of another one: what is taken of its checkpoint, what is new, what dropped."""
+"""A start from the parameters of another run: which of them are taken, new and dropped."""
 
 import dataclasses
 import functools
@@ -19,45 +19,49 @@ from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
 from alibi.runs import RunDirectory, config_hash
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.training.state import initial_state
+from alibi.training.step import initial_state
 
-# Keys of the model that shape the parameters that no position method owns, and keys that change what these compute.
+# Keys of the model that shape the parameters of no position method, and keys that change their computation.
 OF_ADAPTIVE = ("cutoffs", "adaptive_factor")
 SHAPING = ("num_layers", "width", "num_heads", "feed_forward", "embedding", *OF_ADAPTIVE)
 COMPUTING = ("activation", "final_norm", "norm_epsilon")
 
 
 class Parent:
-    """The run that another one, of a `config` and `model`, starts from; its latest parameters are read by `state`.
+    """The run whose latest parameters a run of `config` and `model` starts from; `state` reads them.
 
-    All parameters are taken but some of the position method's: of those it takes what both have in one shape, where the
-    two methods mean the same by it. Others are new, or dropped. The method's options may be others, as those of T5's
-    buckets or rotary's base, to go on with what was learned in another place.
+    All parameters are taken but some of the position method's: it takes those that both methods have in one shape and
+    with one meaning. Others are new, or dropped. The method's options may differ, such as those of T5's buckets or
+    rotary's base.
 
     Attributes:
-      step: of the latest checkpoint, and once `state` is there of that which it was read from, the newest whole one.
+      step: the latest checkpoint; after `state` the one that was read, the newest whole one.
 
     Raises:
-      ValueError: no work directory or no checkpoint in it, another vocabulary, a model whose parameters have other
-        shapes or compute something else, or a position method that takes the parent's training length for its own.
+      ValueError: no work directory or no checkpoint in it; another vocabulary; a model whose parameters have other
+        shapes or compute something else; a position method that would use the parent's training length as its own.
     """
 
     def __init__(self, config: Config, model: DecoderLM):
         self.run = RunDirectory(config.init_from)
         self.config = self.run.config()
-        self.step = hosts.told(self._latest)
+        self.step = hosts.broadcast(self._latest)
         self._tokenizer = self.run.tokenizer()
         if config.data.tokenizer != self._tokenizer.name:
             self.check_vocabulary("")
         if tokenizer := given_tokenizer(config.data):  # else it is known with the train text
             self.check_vocabulary(tokenizer.fingerprint())
-        there = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
-        self._model = build_model(there, self._tokenizer.vocab_size)  # with its layers laid out as those of `model`
+        theirs = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
+        self._model = build_model(theirs, self._tokenizer.vocab_size)  # its layers are laid out as those of `model`
         self._check_model(model)
         known = self._model.position.known_length
         model.position.check_known_length(known, f"init_from={self.run}", "position_options.original_length")
         self._divide(model)
-        self._options = _changed_options(self.config, config)
+        self._options = ""
+        if config.position == self.config.position:
+            changed = changed_options(config.position, self.config.position_options, config.position_options).items()
+            if shown := ", ".join(f"{name}={ours!r} ({their!r} there)" for name, (their, ours) in changed):
+                self._options = f"; position options: {shown}"
 
     def _latest(self) -> int:
         self.run.check_checkpoints()
@@ -66,86 +70,80 @@ class Parent:
         return steps[-1]
 
     def check_vocabulary(self, fingerprint: str) -> None:
-        """Raises ValueError where this is not the fingerprint of the parent's tokenizer."""
+        """Raises ValueError if `fingerprint` is not the parent's tokenizer's."""
         if fingerprint != self._tokenizer.fingerprint():
             own, folder = self._tokenizer, f"{self.run}/tokenizer"
             file = f" and data.tokenizer_file={folder}/{own.file}" if own.file else ""
             raise ValueError(
-                f"init_from={self.run} has another vocabulary, of {own.vocab_size:,} tokens ({own.name}), which its "
-                f"embeddings are of; set data.tokenizer={own.name}{file}"
+                f"init_from={self.run} has another vocabulary, of {own.vocab_size:,} tokens ({own.name}), for its "
+                f"embeddings; set data.tokenizer={own.name}{file}"
             )
 
     def _check_model(self, model: DecoderLM) -> None:
-        there, here = self._model.config, model.config
-        ignored = () if there.embedding == "adaptive" else OF_ADAPTIVE
+        theirs, ours = self._model.config, model.config
+        ignored = () if theirs.embedding == "adaptive" else OF_ADAPTIVE
         keys = [key for key in (*SHAPING, *COMPUTING) if key not in ignored]
-        values = [(f"model.{key}", _told(getattr(there, key)), _told(getattr(here, key))) for key in keys]
-        if other := [one for one in values if one[1] != one[2]]:
-            differing = ", ".join(f"{key} is {theirs} there and {ours} here" for key, theirs, ours in other)
-            flags = " ".join(f"--config.{key}={theirs}" for key, theirs, _ in other)
-            raise ValueError(f"init_from={self.run} has the parameters of another model: {differing}; set {flags}")
+        values = [(f"model.{key}", _as_flag(getattr(theirs, key)), _as_flag(getattr(ours, key))) for key in keys]
+        if differing := [entry for entry in values if entry[1] != entry[2]]:
+            shown = ", ".join(f"{key} is {their} there and {our} here" for key, their, our in differing)
+            flags = " ".join(f"--config.{key}={their}" for key, their, _ in differing)
+            raise ValueError(f"init_from={self.run} has the parameters of another model: {shown}; set {flags}")
 
     def _divide(self, model: DecoderLM) -> None:
-        """Finds out what is taken, new and dropped."""
-        here, there = _shapes(model.with_vocabulary(self._tokenizer.vocab_size)), _shapes(self._model)
-        same = here.keys() & there.keys()
+        """Sets the paths of parameters that are taken, new and dropped."""
+        ours = _by_path(param_shapes(model.with_vocabulary(self._tokenizer.vocab_size)))
+        theirs = _by_path(param_shapes(self._model))
+        same = ours.keys() & theirs.keys()
         if not model.position.shares_parameters(self._model.position):
             same = {path for path in same if "position" not in path.split("/")}
-        taken = {path for path in same if here[path].shape == there[path].shape}
-        self._taken, self._new, self._dropped = taken, here.keys() - taken, there.keys() - taken
-        self.parameters = sum(here[path].size for path in taken)
+        self._taken = {path for path in same if ours[path].shape == theirs[path].shape}
+        self._new, self._dropped = (_any_layer(shapes.keys() - self._taken) for shapes in (ours, theirs))
+        self.parameters = sum(ours[path].size for path in self._taken)
 
     def about(self) -> dict[str, Any]:
-        """What the run's provenance says of it."""
+        """Returns the entry `parent` of the run's provenance."""
         found: dict[str, Any] = {"workdir": str(self.run), "step": self.step, "config_hash": config_hash(self.config)}
-        return found | {"taken": self.parameters, "new": _names(self._new), "dropped": _names(self._dropped)}
+        return found | {"taken": self.parameters, "new": self._new, "dropped": self._dropped}
 
-    def tell(self, doing: str = "starting") -> None:
-        """Prints what is taken, new and dropped, and which options of the position method are others."""
-        new, dropped = (", ".join(_names(paths)) or "none" for paths in (self._new, self._dropped))
+    def describe(self) -> str:
+        """Returns a line with the taken, new and dropped parameters, and the position options that differ."""
+        new, dropped = (", ".join(names) or "none" for names in (self._new, self._dropped))
         taken = f"{self.parameters:,} parameters taken; new: {new}; dropped: {dropped}{self._options}"
-        print(f"{doing} from {self.run} after {self.step:,} updates: {taken}", file=sys.stderr)
+        return f"from {self.run} after {self.step:,} updates: {taken}"
 
     def state(self, model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
-        """The state before the first update: the optimizer's is new, as are parameters that are not taken."""
+        """Returns the state before the first update; the optimizer's state is new.
+
+        Raises:
+          ValueError: no checkpoint is whole; later ones that are damaged are printed.
+        """
         abstract = laid_out(param_shapes(self._model), mesh)
         with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
-            self.step, params = checkpoints.newest_params(abstract)
-        # Older versions kept parameters beyond their limits, which they heeded when they used them.
-        there = dict(_leaves(self._model.position.within_limits(params)))
-        state = initial_state(model, optimizer, mesh, seed)
+            read = functools.partial(checkpoints.restore_params, abstract_params=abstract)
+            self.step, params, damaged = checkpoints.first_whole(read)
+        if hosts.is_primary():
+            for damage in damaged.values():
+                print(f"{damage}; that of {self.step} is taken in its place", file=sys.stderr)
+        theirs, state = _by_path(params), initial_state(model, optimizer, mesh, seed)
 
         def start(path: Any, leaf: jax.Array) -> jax.Array:
-            return there[_name(path)] if _name(path) in self._taken else leaf
+            return theirs[_name(path)] if _name(path) in self._taken else leaf
 
         return dataclasses.replace(state, params=jax.tree.map_with_path(start, state.params))
 
 
-def _changed_options(there: Config, here: Config) -> str:
-    """What is told of the options that are not those of `there`, of the same position method."""
-    if there.position != here.position:
-        return ""
-    options = changed_options(here.position, *(config.position_options for config in (there, here)))
-    told = ", ".join(f"{name}={now!r} ({before!r} there)" for name, (before, now) in options.items())
-    return told and f"; position options: {told}"
-
-
-def _told(value: Any) -> str:
-    """A key's value as its flag takes it."""
+def _as_flag(value: Any) -> str:
+    """Returns a key's value as its flag takes it."""
     return ":".join(map(str, value)) or "()" if isinstance(value, tuple) else str(value)
-
-
-def _shapes(model: DecoderLM) -> dict[str, jax.ShapeDtypeStruct]:
-    return dict(_leaves(param_shapes(model)))
-
-
-def _leaves(tree: Any) -> Iterable[tuple[str, Any]]:
-    return ((_name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree))
 
 
 _name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
 
 
-def _names(paths: Iterable[str]) -> list[str]:
-    """Each name once, whatever the layer."""
+def _by_path(tree: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _any_layer(paths: Iterable[str]) -> list[str]:
+    """Returns each name once, whatever the layer."""
     return sorted({re.sub(r"^layers_\d+/", "layers/", path) for path in paths})

@@ -1,21 +1,87 @@
-"""What happens before the first update: checks that cost nothing first, then the data and what validates on it."""
+"""The work before the first update: checks that cost nothing, then the text, then a job that can be trained."""
 
+import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import optax
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
 from alibi.config import Config, DataConfig
+from alibi.data.batches import TrainBatches
 from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
-from alibi.parallel.hosts import on_first
+from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.runs import RunDirectory
+from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
+from alibi.training.parent import Parent
+
+SAME_TEXT = ("sha256", "tokenizer_fingerprint", "tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run that can be trained: all its parts are checked, and none of it is written yet.
+
+    Attributes:
+      parent: the run whose parameters this one starts with; None if the config names none, or there is a checkpoint.
+      model: for the vocabulary of the text.
+      files: the tokens of each split.
+      corpus: the manifest of each split.
+    """
+
+    config: Config
+    run: RunDirectory
+    mesh: Mesh
+    parent: Parent | None
+    model: DecoderLM
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    files: Mapping[str, TokenFile]
+    corpus: dict[str, Any]
+    batches: TrainBatches
+
+    @property
+    def vocab_size(self) -> int:
+        return self.files["train"].manifest.vocab_size
+
+
+def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
+    """Checks a run and prepares its text; raises ValueError for a config, corpus or directory that can't be used."""
+    sharding = batch_sharding(mesh)
+    check_config(config, mesh)
+    hosts.broadcast(lambda: check_writers(config))
+    model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
+    model.position.check_length(config.train_length)
+    optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
+    begun = hosts.broadcast(lambda: bool(run.saved_steps()))
+    parent = Parent(config, model) if config.init_from and not begun else None
+    hosts.broadcast(lambda: run.check(config))
+    hosts.broadcast(lambda: _check_imported(config, run))
+
+    files = prepare_files(config.data)
+    text = files["train"].manifest
+    if parent:
+        parent.check_vocabulary(text.tokenizer_fingerprint)
+    batches = TrainBatches(
+        files["train"].tokens,
+        length=config.train_length,
+        batch_size=sequences_per_update(config, batch_parts(sharding)),
+        seed=config.seed,
+        boundary_id=text.boundary_id,
+    )
+    corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
+    hosts.check_alike({f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT})
+    hosts.broadcast(lambda: run.check_corpus(corpus))
+    model = model.with_vocabulary(text.vocab_size)
+    return Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
 
 
 def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
@@ -30,9 +96,10 @@ def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
 
 
 def check_trainable(config: Config, devices: int | None = None) -> None:
-    """Raises ValueError for what training would refuse before it reads its text, on so many devices.
+    """Raises ValueError for a config that training would refuse before it reads its text.
 
-    Where their number isn't known (None), these are as few as the mesh asks for.
+    Args:
+      devices: number of devices; None, if unknown, takes as few as the mesh asks for.
     """
     check_paths(config.data)
     fewest = math.prod(size for size in vars(config.mesh).values() if size != -1)
@@ -41,8 +108,7 @@ def check_trainable(config: Config, devices: int | None = None) -> None:
     make_optimizer(config.optimizer, config.train.steps)
 
 
-def check_imported(config: Config, run: RunDirectory) -> None:
-    """Raises ValueError where the config says that its run was imported, and the directory holds none."""
+def _check_imported(config: Config, run: RunDirectory) -> None:
     if config.imported_from and run.status()["state"] == "missing":
         raise ValueError(
             f"imported_from={config.imported_from!r} is the hash of a checkpoint that scripts/import_fairseq.py made a "
@@ -51,11 +117,11 @@ def check_imported(config: Config, run: RunDirectory) -> None:
 
 
 def sequences_per_update(config: Config, shards: int) -> int:
-    """train.batch_tokens in sequences of train_length.
+    """Returns train.batch_tokens in sequences of train_length.
 
     Raises:
-      ValueError: batch_tokens that is no multiple of the length, or a batch that the
-        micro-batches and the `shards` parts it is split into don't divide.
+      ValueError: batch_tokens is no multiple of the length, or the micro-batches and the `shards` parts of a batch
+        don't divide it.
     """
     tokens, length, micro_batches = config.train.batch_tokens, config.train_length, config.train.accumulation
     unit = length * micro_batches * shards
@@ -72,7 +138,7 @@ def sequences_per_update(config: Config, shards: int) -> int:
 
 
 def micro_batches(config: Config, shards: int) -> int:
-    """Micro-batches of an update: train.accumulation, or the next multiple that keeps to train.max_device_tokens.
+    """Returns the micro-batches of an update: train.accumulation, or its next multiple within train.max_device_tokens.
 
     A micro-batch has at least one sequence for each of the `shards` parts.
     """
@@ -83,40 +149,40 @@ def micro_batches(config: Config, shards: int) -> int:
 
 
 def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
-    """The token files of train and, if there is one, valid. Of many hosts the first goes ahead.
+    """Returns the token files of train and, if there is one, valid. Of several hosts process 0 makes its first.
 
-    Of a dataset that the config names without a revision it prints which one the tokens are of, and where that of
-    train, of valid and of the text that the tokenizer was made from differ.
+    If the config names a dataset without a revision, it prints the revision of the tokens, and whether those of train,
+    of valid and of the tokenizer's text differ.
     """
+    files: dict[str, TokenFile] = {}
 
-    def files(progress: bool) -> dict[str, TokenFile]:
+    def make(progress: bool) -> None:
         check_sources(data, ("train", "valid"))
-        made = {"train": prepare(data, "train", progress=progress)}
+        files["train"] = prepare(data, "train", progress=progress)
         if data.valid:
-            made["valid"] = prepare(data, "valid", made["train"].tokenizer(), progress=progress)
-        return made
+            files["valid"] = prepare(data, "valid", files["train"].tokenizer(), progress=progress)
 
-    first = on_first(lambda: files(progress=True))
-    if first is None:
-        return files(progress=False)
-    _print_revisions(first)
-    return first
-
-
-def _print_revisions(files: dict[str, TokenFile]) -> None:
-    read = {split: file.manifest.revision for split, file in files.items() if file.manifest.revision}
-    for split, revision in read.items():  # the host of the dataset may have a later one
+    hosts.broadcast(lambda: make(progress=True))
+    if not hosts.is_primary():
+        make(progress=False)
+        return files
+    revisions = {split: file.manifest.revision for split, file in files.items() if file.manifest.revision}
+    for split, revision in revisions.items():  # the host of the dataset may have a later one
         source = files[split].manifest.source
         print(f"{source}: tokens of revision {revision}; set data.revision={revision} to keep to it", file=sys.stderr)
-    if read and (revision := files["train"].tokenizer().revision):
-        read["tokenizer"] = revision
-    if len(set(read.values())) > 1:
-        what = ", ".join(f"{part} of {revision}" for part, revision in read.items())
-        print(f"revisions differ: {what}; set data.revision to one of them to read all at it", file=sys.stderr)
+    if revisions and (revision := files["train"].tokenizer().revision):
+        revisions["tokenizer"] = revision
+    if len(set(revisions.values())) > 1:
+        shown = ", ".join(f"{part} of {revision}" for part, revision in revisions.items())
+        print(f"revisions differ: {shown}; set data.revision to one of them to read all at it", file=sys.stderr)
+    return files
 
 
 def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
-    """Makes what gives of parameters the mean NLL, in nats, of `config.eval.max_tokens` tokens at training length."""
+    """Returns a function from parameters to the mean validation NLL, in nats per token.
+
+    It scores `config.eval.max_tokens` tokens of `text` at the training length.
+    """
     limit = config.eval.max_tokens
     scorer = Scorer(
         model_nll(evaluated(model, config)),

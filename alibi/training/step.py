@@ -1,19 +1,95 @@
-"""One update of the parameters."""
+"""One update: its batch on the devices, the state, and the jitted step."""
 
+import concurrent.futures
+import functools
+import time
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
+from alibi.data.batches import TrainBatches
 from alibi.model.decoder import DecoderLM
+from alibi.parallel.sharding import batch_sharding, laid_out, local_rows
 from alibi.runs.checkpoint import TrainState
 
+Batch = tuple[Int[Array, "micro batch length"], Int[Array, "micro batch length"]]
 Metrics = dict[str, Float[Array, ""]]
 TrainStep = Callable[[TrainState, Int[Array, "micro batch length"], Int[Array, "micro batch length"]],
                      tuple[TrainState, Metrics]]  # fmt: skip
+
+
+class Feed:
+    """The batches of a run as global arrays `[micro, batch, length]`, with the batch split over the mesh.
+
+    Each host reads its own rows, one update ahead. Row r of micro-batch m is row m * batch + r of the update's
+    sequences, so the data of an update depends neither on the devices nor on the hosts.
+
+    Attributes:
+      waited: seconds that `get` has waited for rows in all.
+    """
+
+    def __init__(self, batches: TrainBatches, mesh: Mesh, micro_batches: int):
+        rows = batches.batch_size // micro_batches
+        self._batches = batches
+        self._sharding = batch_sharding(mesh, leading=1)
+        self._shape = (micro_batches, rows, batches.length)
+        self._rows = np.arange(micro_batches)[:, None] * rows + local_rows(batch_sharding(mesh), rows)
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._ahead: dict[int, concurrent.futures.Future] = {}
+        self.waited = 0.0
+
+    @property
+    def abstract(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Shape, dtype and sharding of a batch."""
+        array = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._sharding)
+        return array, array
+
+    def read_ahead(self, step: int) -> None:
+        """Starts to read the batch of update number `step`, in a thread."""
+        self._ahead[step] = self._pool.submit(self._read, step)
+
+    def get(self, step: int, *, last: bool = False) -> Batch:
+        """Returns the batch of update number `step` (from 0); starts to read the next one unless this is the last."""
+        if step not in self._ahead:
+            self.read_ahead(step)
+        start = time.perf_counter()
+        local = self._ahead.pop(step).result()
+        self.waited += time.perf_counter() - start
+        if not last:
+            self.read_ahead(step + 1)
+        inputs, targets = (jax.make_array_from_process_local_data(self._sharding, rows, self._shape) for rows in local)
+        return inputs, targets
+
+    def _read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        shape = (*self._rows.shape, self._batches.length)
+        inputs, targets = self._batches.rows(step, self._rows.ravel().tolist())
+        return inputs.reshape(shape), targets.reshape(shape)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def abstract_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh | AbstractMesh) -> TrainState:
+    """Returns shapes, dtypes and shardings of the state, without allocating it."""
+    return laid_out(jax.eval_shape(functools.partial(_initial, model, optimizer), 0), mesh)
+
+
+def initial_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+    """Returns the state before the first update; each device makes only its own part."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
+    return jax.jit(functools.partial(_initial, model, optimizer), out_shardings=shardings)(np.uint32(seed))
+
+
+def _initial(model: DecoderLM, optimizer: optax.GradientTransformation, seed: int | Array) -> TrainState:
+    params = model.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
 def make_train_step(
@@ -24,15 +100,15 @@ def make_train_step(
     schedule: optax.Schedule = lambda step: jnp.nan,
     state_shardings: TrainState | None = None,
 ) -> jax.stages.Wrapped:
-    """A jitted function of (state, inputs, targets) `[micro, batch, length]` to (state, metrics); donates the state.
+    """Returns a jitted function from (state, inputs, targets) to (state, metrics); it donates the state.
 
-    The update follows the gradient of the mean NLL of all the tokens of all
-    micro-batches. The metrics are nll_nats and tokens, which are sums, gradient_norm
-    (before clipping), update_norm and learning_rate.
+    Inputs and targets are `[micro, batch, length]`. The update follows the gradient of the mean NLL of all tokens of
+    all micro-batches. The metrics are nll_nats and tokens, which are sums, gradient_norm (before clipping),
+    update_norm and learning_rate.
 
     Args:
       schedule: the learning rate of update number k, from 0; for the metrics only.
-      state_shardings: of the state that comes out; None: as the compiler chooses.
+      state_shardings: shardings of the returned state; None leaves them to the compiler.
     """
 
     token_nll = nn.apply(DecoderLM.token_nll, model)
@@ -48,8 +124,8 @@ def make_train_step(
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         update_norm = optax.tree.norm(updates)
-        # An update that is no number is not applied. So the norm comes first, and XLA, which
-        # otherwise copies all parameters before each step for its sake, writes the new ones in their place.
+        # An update that is not finite is not applied. So its norm comes first, and XLA, which would otherwise copy all
+        # parameters before each step, writes the new ones in their place.
         params = jax.tree.map(
             lambda new, old: jnp.where(jnp.isfinite(update_norm), new, old),
             model.position.within_limits(optax.apply_updates(state.params, updates)),
@@ -72,7 +148,7 @@ def make_train_step(
 def _summed(
     value_and_gradient: Callable[..., tuple[Array, PyTree]], params: PyTree, inputs: Array, targets: Array, key: Array
 ) -> tuple[Array, PyTree]:
-    """The sum over micro-batches, one in memory at a time."""
+    """Returns the sums over micro-batches, of which one at a time is in memory."""
     micro_batches = inputs.shape[0]
     if micro_batches == 1:
         return value_and_gradient(params, inputs[0], targets[0], jax.random.fold_in(key, 0))

@@ -52,8 +52,7 @@ def training_step(config: Config, vocab_size: int, batch: tuple[np.ndarray, np.n
     from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
     from alibi.training.optimizer import make_optimizer
     from alibi.training.setup import micro_batches
-    from alibi.training.state import abstract_state, initial_state
-    from alibi.training.step import make_train_step
+    from alibi.training.step import abstract_state, initial_state, make_train_step
 
     mesh = make_mesh(config.mesh)
     model = build_model(config, vocab_size, sharding=batch_sharding(mesh))

@@ -84,7 +84,7 @@ class Trial:
     def finish(self) -> str:
         """Trains and evaluates in this process, from where the trial stands; gives the error that it met."""
         from alibi.config.files import load_config
-        from alibi.errors import explained
+        from alibi.errors import explain
         from alibi.evaluation.extrapolation import Options, evaluate_runs
         from alibi.training.loop import train
 
@@ -95,7 +95,7 @@ class Trial:
                 options = Options(self.folder, multiples=(1, 2), dump_nll=True, report=False)
                 return "; ".join(evaluate_runs([self.run], options))
             except Exception as error:
-                if not (told := explained(error)):
+                if not (told := explain(error)):
                     raise
                 return told
 

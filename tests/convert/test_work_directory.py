@@ -27,7 +27,7 @@ from alibi.runs.checkpoint import Checkpoints
 from alibi.runs.trained import TrainedRun
 from alibi.training.optimizer import make_optimizer, make_schedule
 from alibi.training.setup import check_config, prepare_files, sequences_per_update
-from alibi.training.state import abstract_state
+from alibi.training.step import abstract_state
 from configs import wikitext103
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the project: --extra=torch")

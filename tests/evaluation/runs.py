@@ -10,7 +10,7 @@ from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints
-from alibi.training.state import initial_state
+from alibi.training.step import initial_state
 
 TEXT = "the quick brown fox jumps over the lazy dog.\n" * 3 + "a last line, cut sho"
 

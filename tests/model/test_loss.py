@@ -9,8 +9,7 @@ from alibi.model.decoder import build_model
 from alibi.model.loss import chunked_token_nll, token_nll
 from alibi.parallel.sharding import make_mesh
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import abstract_state
-from alibi.training.step import make_train_step
+from alibi.training.step import abstract_state, make_train_step
 
 
 @pytest.mark.parametrize("chunk_tokens", [0, 1, 6, 16, 1000])

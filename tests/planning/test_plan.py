@@ -17,8 +17,7 @@ from alibi.parallel.sharding import batch_sharding, make_mesh
 from alibi.planning.plan import TrainingPlan, Vocabulary, make_plan
 from alibi.planning.printed import config_flags, describe
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import abstract_state
-from alibi.training.step import make_train_step
+from alibi.training.step import abstract_state, make_train_step
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = 512

@@ -10,8 +10,7 @@ import types
 
 import pytest
 
-from alibi.errors import REQUEUE
-from alibi.parallel.signals import Interrupted
+from alibi.errors import REQUEUE, Interrupted
 from alibi.runs import RunDirectory
 from alibi.storage.lease import LEASE_FILE, Claim, is_held
 from alibi.storage.store import Folder, LostError

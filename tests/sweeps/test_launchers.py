@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from alibi.errors import OF_SWEEP
-from alibi.parallel.signals import Interrupted
+from alibi.errors import OF_SWEEP, Interrupted
 from alibi.sweeps.execute import Sweeper
 from alibi.sweeps.launchers import Command, LocalProcesses, Place, describe_exit, places
 from tests.hosts import free_port

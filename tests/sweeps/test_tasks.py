@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from alibi.errors import REQUEUE
-from alibi.parallel.signals import Interrupted
+from alibi.errors import REQUEUE, Interrupted
 from alibi.storage.lease import Claim, is_held
 from alibi.storage.store import Folder
 from alibi.sweeps import execute, tasks

@@ -15,9 +15,8 @@ from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
-from alibi.training.feed import Batch
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import abstract_state
+from alibi.training.step import Batch, abstract_state
 
 
 def on_one_device(patch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ import pytest
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import initial_state
-from alibi.training.step import make_train_step
+from alibi.training.step import initial_state, make_train_step
 
 VOCABULARY, STEPS = 32, 50
 

@@ -19,11 +19,9 @@ from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_sharding, make_mesh
-from alibi.runs.checkpoint import Checkpoints, MissingError, TrainState
-from alibi.runs.checksums import checksums
+from alibi.runs.checkpoint import Checkpoints, MissingError, TrainState, checksums
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import abstract_state, initial_state
-from alibi.training.step import make_train_step
+from alibi.training.step import abstract_state, initial_state, make_train_step
 
 VOCABULARY = 48
 

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer, WordTokenizer
-from alibi.errors import REQUEUE, UserError
+from alibi.errors import UserError
 from alibi.runs import RunDirectory
 from alibi.storage.lease import Claim
 from alibi.training import loop
@@ -68,20 +68,3 @@ def test_without_file_locks_a_second_process_is_refused_and_a_lost_lease_stops_b
     assert RunDirectory(tmp_path).saved_steps() in ([2], [2, 3])
     assert json.loads((tmp_path / "lease.json").read_text())["host"] == "elsewhere"
     assert RunDirectory(tmp_path).status()["state"] == "running"  # as the other process has it
-
-
-def test_who_lost_the_first_process_leaves_the_status_of_a_start_that_came_since(
-    tiny_config, tmp_path: pathlib.Path, monkeypatch
-) -> None:
-    first, second, later = (RunDirectory(tmp_path) for _ in range(3))
-    second.started = first.claim(tiny_config(), ByteTokenizer())
-    first.write_status("running", step=2, steps=4)
-    first.release()  # as by a kill
-    monkeypatch.setattr("alibi.parallel.hosts.is_primary", lambda: False)
-    loop._record_lost(second, "the first process was lost", REQUEUE)
-    assert (second.status()["state"], second.status()["step"]) == ("interrupted", 2)
-    later.claim(tiny_config(), ByteTokenizer())
-    later.write_status("running", step=3, steps=4)
-    loop._record_lost(second, "the first process was lost", REQUEUE)
-    assert (later.status()["state"], later.status()["step"]) == ("running", 3)
-    later.release()

@@ -8,7 +8,7 @@ import numpy as np
 from alibi.config import make_config
 from alibi.data.batches import TrainBatches
 from alibi.parallel.sharding import make_mesh
-from alibi.training.feed import Feed
+from alibi.training.step import Feed
 
 
 def test_waiting_for_data_is_measured(monkeypatch):

@@ -11,7 +11,7 @@ from alibi.errors import OF_SWEEP
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, record
-from alibi.training.step import Metrics, TrainStep
+from alibi.training.step import Metrics
 from tests.training.runs import final_state, rows
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -67,19 +67,20 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
 ) -> None:
     config = tiny_config()
 
-    compile_beside = loop._compile_beside
+    run = loop.Updates.run
 
-    def poisoning(*arguments: object) -> tuple[TrainStep, TrainState]:
-        train_step, state = compile_beside(*arguments)
+    def poisoning(updates: loop.Updates, interrupt: loop.Interrupt) -> None:
+        train_step = updates.train_step
 
         def poisoned(state: TrainState, *batch: jax.Array) -> tuple[TrainState, Metrics]:
             if int(state.step) == 4:
                 state = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
             return train_step(state, *batch)
 
-        return poisoned, state
+        updates.train_step = poisoned
+        run(updates, interrupt)
 
-    monkeypatch.setattr(loop, "_compile_beside", poisoning)
+    monkeypatch.setattr(loop.Updates, "run", poisoning)
     with pytest.raises(loop.NonFiniteLossError, match=r"update 5: loss nan.*last good checkpoint is that of update 4"):
         loop.train(config, str(tmp_path / "run"))
     state = final_state(config, tmp_path / "run")

@@ -14,7 +14,7 @@ import pytest
 
 from alibi.config import make_config
 from alibi.runs import RunDirectory, config_hash
-from alibi.training import loop, metric_writers
+from alibi.training import loop, metric_writers, setup
 from alibi.training.metric_writers import open_writers, tracked
 from tests.training.runs import rows
 
@@ -41,7 +41,7 @@ def init(**given):
 @pytest.mark.parametrize("package", metric_writers.OPTIONAL)
 def test_a_missing_package_is_one_line_before_any_work(tiny_config, tmp_path, monkeypatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as Python sees a package that isn't there
-    monkeypatch.setattr(loop, "prepare_files", lambda *_: pytest.fail("text was prepared"))
+    monkeypatch.setattr(setup, "prepare_files", lambda *_: pytest.fail("text was prepared"))
     with pytest.raises(
         ValueError, match=f"^log.{package}=True needs the package {package}, .*; pip install {package}, "
     ):

@@ -16,7 +16,7 @@ from alibi.model.layers import unstacked
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from alibi.training import loop
+from alibi.training import loop, setup
 from alibi.training.parent import COMPUTING, OF_ADAPTIVE, SHAPING, Parent
 
 
@@ -134,7 +134,7 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
 def test_what_cannot_be_started_from_is_refused_before_any_work(
     tiny_config, parent, tmp_path, monkeypatch, overrides, message
 ) -> None:
-    monkeypatch.setattr(loop, "prepare_files", None)
+    monkeypatch.setattr(setup, "prepare_files", None)
     with pytest.raises(ValueError, match=message) as error:
         loop.train(tiny_config(**{"init_from": str(parent)} | overrides), str(tmp_path / "run"))
     assert len(str(error.value).splitlines()) == 1
@@ -181,18 +181,19 @@ def test_methods_share_parameters_with_those_around_them_and_made_of_them(tiny_c
     assert position("t5").shares_parameters(position("t5", max_distance=512)), "its buckets are stretched"
 
 
-def test_options_that_are_not_the_parents_are_told(tiny_config, parent, capsys) -> None:
+def test_options_that_differ_from_the_parents_are_named(tiny_config, parent) -> None:
     """Their parameters are taken, as whoever stretches buckets or angles means it; unseen it might be a mistake."""
     options = {"position_options__alibi_bias_max": 16.0, "position_options__slopes": "closed_form"}
     config = tiny_config(init_from=str(parent), position="alibi", **options)
-    Parent(config, build_model(config, UNKNOWN_VOCABULARY)).tell()
-    told = capsys.readouterr().err.strip()
-    assert told.endswith(
-        "dropped: none; position options: slopes='closed_form' ('paper' there), alibi_bias_max=16.0 (8.0 there)"
+    assert (
+        Parent(config, build_model(config, UNKNOWN_VOCABULARY))
+        .describe()
+        .endswith(
+            "dropped: none; position options: slopes='closed_form' ('paper' there), alibi_bias_max=16.0 (8.0 there)"
+        )
     )
     same = tiny_config(init_from=str(parent), position="alibi")
-    Parent(same, build_model(same, UNKNOWN_VOCABULARY)).tell()
-    assert capsys.readouterr().err.strip().endswith("; new: none; dropped: none")
+    assert Parent(same, build_model(same, UNKNOWN_VOCABULARY)).describe().endswith("; new: none; dropped: none")
 
 
 def test_keys_that_do_not_change_what_parameters_compute_may_differ(tiny_config, parent) -> None:

@@ -14,8 +14,7 @@ from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh, tree_sh
 from alibi.positions import METHODS, make_position
 from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
-from alibi.training.state import abstract_state, initial_state
-from alibi.training.step import make_train_step
+from alibi.training.step import abstract_state, initial_state, make_train_step
 
 VOCABULARY = 48
 

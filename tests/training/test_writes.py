@@ -11,8 +11,8 @@ from alibi.config import replaced
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints
 from alibi.storage.store import Folder
-from alibi.training import loop, updates
-from alibi.training.pending import MOST, Pending
+from alibi.training import loop
+from alibi.training.record import MOST_WRITES, Writes
 from tests.training.runs import rows, stop_at
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -21,7 +21,7 @@ SECONDS = 20.0  # for which something is waited for that comes at once
 
 def test_writes_are_made_in_order_up_to_one_that_fails() -> None:
     made: list[int] = []
-    pending, begin = Pending(), threading.Event()
+    pending, begin = Writes(), threading.Event()
 
     def write(number: int) -> None:
         begin.wait(SECONDS)
@@ -43,24 +43,24 @@ def test_writes_are_made_in_order_up_to_one_that_fails() -> None:
 
 
 def test_no_more_writes_are_left_than_a_stop_has_time_for() -> None:
-    pending, begin, added = Pending(), threading.Event(), []
+    pending, begin, added = Writes(), threading.Event(), []
 
     def add_all() -> None:
-        for number in range(MOST + 3):
+        for number in range(MOST_WRITES + 3):
             pending.add(begin.wait)
             added.append(number)
 
     thread = threading.Thread(target=add_all)
     thread.start()
     end = time.monotonic() + SECONDS
-    while len(added) < MOST and time.monotonic() < end:
+    while len(added) < MOST_WRITES and time.monotonic() < end:
         time.sleep(0.01)
     thread.join(0.2)  # in which more would be added
-    assert len(added) == MOST
+    assert len(added) == MOST_WRITES
     begin.set()
     thread.join(SECONDS)
     pending.wait()
-    assert len(added) == MOST + 3
+    assert len(added) == MOST_WRITES + 3
     pending.close()
 
 
@@ -137,6 +137,6 @@ def test_checkpoints_are_not_listed_for_each_row(tiny_config, tmp_path: pathlib.
     config = tiny_config(train__steps=20, eval__every_steps=0)
     config = replaced(config, {"checkpoint.every_steps": 5})
     stop_at(monkeypatch, 10, settle)
-    monkeypatch.setattr(updates, "_is_save_due", lambda _, step, __: step in (5, 20))
+    monkeypatch.setattr(loop, "_is_save_due", lambda _, step, __: step in (5, 20))
     assert loop.train(config, str(run))["saved"] == 20
     assert len(listed) <= 2, "after update 10, if that of 5 was found late, and after the last one"
