@@ -1,8 +1,6 @@
 """Checkpoints: those of either layout of layers are read by models of both, and none that is not what was saved."""
 
-import contextlib
 import dataclasses
-import json
 import pathlib
 import re
 import shutil
@@ -17,7 +15,6 @@ from jax.experimental import multihost_utils
 
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
-from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_sharding, make_mesh
 from alibi.runs.checkpoint import Checkpoints, MissingError, TrainState, checksums
 from alibi.training.optimizer import make_optimizer
@@ -156,50 +153,19 @@ def test_hosts_that_are_preempted_again_save_again(tiny_config, tmp_path: pathli
             assert checkpoints.latest == step
 
 
-def test_a_host_that_does_not_see_a_checkpoint_sets_none_aside(
+def test_a_checkpoint_that_one_host_does_not_see_is_missing_and_not_damaged(
     tiny_config, tmp_path: pathlib.Path, monkeypatch
 ) -> None:
-    """As a network file system may show it late: that is no damage, and all hosts must come to the same end."""
-    abstract, saved = states(tiny_config)
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        for step, state in enumerate(saved[:2], start=1):
-            checkpoints.save(state, step, {})
-    monkeypatch.setattr(hosts, "gather", lambda value: [value, False] if value is True else [value])
-    with Checkpoints(tmp_path) as checkpoints, pytest.raises(MissingError, match=r"/2: process 1 does not see it"):
-        checkpoints.restore_newest(abstract)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0].isdecimal()) == ["1", "2"]
-
-
-def test_a_reader_that_goes_on_after_a_signal_sets_nothing_aside(tiny_config, tmp_path: pathlib.Path) -> None:
-    """It reads in another thread; when the run has been closed and released, it may be another process's."""
-    abstract, saved = states(tiny_config)
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        for step, state in enumerate(saved, start=1):
-            checkpoints.save(state, step, {})
-    flip_a_bit(tmp_path / "2" / "about" / "metadata")
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    restore = checkpoints.restore
-
-    def close_meanwhile(step: int, abstract: TrainState) -> TrainState:
-        if step == 1:
-            checkpoints._closed = True
-        return restore(step, abstract)
-
-    checkpoints.restore = close_meanwhile
-    with contextlib.closing(checkpoints), pytest.raises(ValueError, match="was closed while it was read"):
-        checkpoints.restore_newest(abstract)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0].isdecimal()) == ["1", "2"]
-
-
-def test_a_checkpoint_that_is_deleted_while_it_is_looked_for(tiny_config, tmp_path: pathlib.Path) -> None:
-    """As a training does beside an evaluation, which then takes a newer one."""
+    """Training may delete it beside an evaluation; a host may have another directory. None is set aside for that."""
     abstract, saved = states(tiny_config)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved[0], 1, {})
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(MissingError, match="has no checkpoint of step 2; there are: 1"):
+            checkpoints.restore(2, abstract)
         (tmp_path / "1").rename(tmp_path / "elsewhere")
-        with pytest.raises(MissingError, match=r"/1 was deleted after it had been found"):
-            checkpoints.restore_params(1, abstract.params)
+        with pytest.raises(MissingError, match=r"process 0 does not see .*/1: it was deleted"):
+            checkpoints.restore_newest(abstract)
 
 
 def test_without_a_whole_checkpoint_nothing_is_touched(tiny_config, tmp_path: pathlib.Path) -> None:
@@ -210,23 +176,6 @@ def test_without_a_whole_checkpoint_nothing_is_touched(tiny_config, tmp_path: pa
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=r"/1 is damaged.*no whole one is left"):
         checkpoints.restore_newest(abstract)
     assert (tmp_path / "1").is_dir()
-
-
-def test_a_checkpoint_of_before_there_were_checksums(tiny_config, tmp_path: pathlib.Path) -> None:
-    """It is read as it is; its validation NLL stood in a file of its own, whose damage is nothing to the rest."""
-    abstract, saved = states(tiny_config)
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        for step, state in enumerate(saved, start=1):
-            checkpoints.save(state, step, {})
-    for step in (1, 2):
-        (tmp_path / str(step) / "about" / "metadata").write_text("{}")
-        (tmp_path / str(step) / "metrics").mkdir()
-        (tmp_path / str(step) / "metrics" / "metrics").write_text(json.dumps({"valid_nll": float(step)}))
-    (tmp_path / "1" / "metrics" / "metrics").write_text('{"valid_n')
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
-        assert checkpoints.best == (2, 2.0)
-        restored = checkpoints.restore_newest(abstract)
-    jax.tree.map(np.testing.assert_array_equal, restored.params, saved[1].params)
 
 
 def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:
@@ -275,12 +224,9 @@ def test_what_the_machine_failed_at_is_no_damage(tiny_config, tmp_path: pathlib.
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ocp.CheckpointManager, "restore", fail)
-        with Checkpoints(tmp_path, keep=1) as checkpoints:
-            assert checkpoints.unread == {1, 2}
-            with pytest.raises(type(error), match=str(error.args[-1])[:20]):
-                checkpoints.restore_newest(abstract_state(model, optimizer, mesh))
+    with Checkpoints(tmp_path, keep=1) as checkpoints, monkeypatch.context() as patch:
+        patch.setattr(ocp.StandardCheckpointHandler, "restore", fail)
+        with pytest.raises(type(error), match=str(error.args[-1])[:20]):
+            checkpoints.restore_newest(abstract_state(model, optimizer, mesh))
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        assert checkpoints.best == (2, 1.0)
-        assert checkpoints.latest == 2
+        assert (checkpoints.best, checkpoints.latest) == ((2, 1.0), 2)

@@ -129,5 +129,5 @@ def test_a_damaged_checkpoint_is_named(tiny_config, finished: pathlib.Path) -> N
     for file in (finished / "checkpoints" / "6" / "params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"checkpoints/6 is damaged or of another model.*delete this one"):
+    with pytest.raises(ValueError, match="checkpoints/6 is damaged or of another model"):
         final_state(tiny_config(), finished)

