@@ -101,7 +101,6 @@ def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Pat
 def tiny_config(tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
     """A function of overrides (a key, with two underscores for each dot) to the config of a tiny run."""
     cache = tmp_path_factory.getbasetemp() / "token-cache"
-
     files = {f"data__{split}": str(file) for split, file in tiny_text.items()} | {"data__cache_dir": str(cache)}
 
     def make(**overrides: object) -> Config:
@@ -109,9 +108,7 @@ def tiny_config(tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.Tem
             "length=16,train.steps=6,train.batch_tokens=128,optimizer.warmup_steps=2,data.corpus=text,"
             "model.num_layers=2,model.width=16,model.num_heads=2,model.feed_forward=32,eval.every_steps=3,"
             "eval.batch_tokens=64,checkpoint.every_steps=2,log.every_steps=1,log.tensorboard=false",
-            **{f"data__{split}": str(file) for split, file in tiny_text.items()}
-            | {"data__cache_dir": str(cache)}
-            | overrides,
+            **(files | overrides),
         )
 
     return make
