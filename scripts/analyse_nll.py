@@ -30,7 +30,9 @@ def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.evaluation.by_position import analyse
     from alibi.evaluation.dumps import find_dumps
-    from alibi.reporting.contexts import EarlyTokenCurse, draw_by_context
+    from alibi.reporting.charts import png
+    from alibi.reporting.figures import context_figure
+    from alibi.reporting.rows import EarlyTokenCurse
     from alibi.storage.store import open_store
 
     output = open_store(_OUTPUT_DIR.value)
@@ -42,8 +44,7 @@ def main() -> int:
         )
     rows = analyse(dumps)
     output.write("by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows))
-    with output.made("by_context.png") as file:
-        draw_by_context(rows, file)
+    output.write("by_context.png", png(context_figure(rows)))
     told = ("run", "updates", "text", "blocks of", "gain, nats", "explained by context lengths", "by a sliding window")
     print(f"| {' | '.join(told)} |\n|:--|--:|:--|--:|--:|--:|--:|")
     for row in rows:

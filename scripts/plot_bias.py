@@ -59,7 +59,8 @@ def added_to_logits(method):
 def main() -> int:
     # Only now, so that a wrong flag is reported at once.
     from alibi.positions import METHODS, make_position
-    from alibi.reporting.biases import draw_bias
+    from alibi.reporting.charts import png
+    from alibi.reporting.figures import bias_figure
 
     heads, head_dim = _HEADS.value, _HEAD_DIM.value
     sizes = {"num_heads": heads, "head_dim": head_dim, "width": heads * head_dim}
@@ -83,7 +84,7 @@ def main() -> int:
         if added is None:
             print(f"{name}: adds nothing to the logits itself")
         else:
-            draw_bias(name, added, path, causal=_CAUSAL.value)
+            path.write_bytes(png(bias_figure(name, added, causal=_CAUSAL.value)))
             print(f"{name}: {path}")
     return 0
 

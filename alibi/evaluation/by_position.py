@@ -15,8 +15,7 @@ from jaxtyping import Bool
 
 from alibi.evaluation.context_use import interval
 from alibi.evaluation.dumps import Dump
-from alibi.reporting.contexts import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare
-from alibi.reporting.rows import Scoring
+from alibi.reporting.rows import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare, Scoring
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Analysis]:

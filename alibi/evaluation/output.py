@@ -14,9 +14,8 @@ from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
 from alibi.evaluation.windows import Part, Windows
 from alibi.parallel.hosts import gather, is_primary
-from alibi.reporting.curves import RunSource
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
-from alibi.reporting.report import write_report
+from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import Device, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, git_commit
 from alibi.runs.trained import TrainedRun

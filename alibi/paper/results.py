@@ -8,11 +8,13 @@ from alibi.paper.definitions import REFERENCES, Quantity
 from alibi.paper.published import published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
-from alibi.reporting.comparison import Comparison, compare, draw_comparison, part_names
+from alibi.reporting.charts import png
+from alibi.reporting.figures import comparison_figure
+from alibi.reporting.panels import VALUES, fact, make_cell
 from alibi.reporting.recorded import find_rows, merge_rows
-from alibi.reporting.report import VALUES, fact, failed_runs, make_cell
+from alibi.reporting.report import failed_runs
 from alibi.reporting.rows import Row, latest
-from alibi.reporting.tables import Absence, Kind, Missing, Number, Part
+from alibi.reporting.tables import Absence, Comparison, Kind, Missing, Number, Part, compare
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
 from alibi.runs import RunDirectory, evaluation_hash
 from alibi.sweeps.definition import Run
@@ -51,7 +53,7 @@ class Results:
             labels=tuple(tuple(map(one.setting.label, cells[:labels])) for cells in paper.rows),
             header=tuple(map(one.setting.label, paper.columns[labels:])),
             cells=compare(theirs, ours, references, ratios=ratios),
-            parts=part_names(ratios),
+            parts=("paper", "ours", "difference of ratios" if ratios else "difference"),
             ratios=ratios,
             scale=one.setting.scale,
             name=f"{one.setting.scale}-{one.number:02d}",
@@ -208,8 +210,7 @@ def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
     contents = {".md": to_markdown(compared), ".csv": to_csv(compared), ".tex": to_latex(compared)}
     suffixes, drawn = [*contents], reproduction.definition.lines
     if drawn and compared.has_ours:
-        with outputs.made(f"{name}.png") as file:
-            draw_comparison(compared, drawn, file)
+        outputs.write(f"{name}.png", png(comparison_figure(compared, drawn)))
         contents[".md"] += f"\n![table {reproduction.number}: paper and ours]({name}.png)\n"
         suffixes.append(".png")
     if failures:

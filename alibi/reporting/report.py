@@ -1,244 +1,70 @@
-"""The report of a directory: its rows -> results.jsonl, report.md, report.html, figures and tables for the terminal."""
+"""The report of a directory: results.jsonl, report.md, figures, tables for the terminal, and report.html.
+
+report.html is one page that needs nothing else: charts to switch and point at, sortable tables, runs. Vega-Lite's
+JavaScript stands in the page; its policy forbids the browser every request.
+"""
 
 import dataclasses
+import functools
+import html
+import json
+import math
 import os
+import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from alibi.reporting import tables
-from alibi.reporting.curves import RunSource
+from alibi.reporting.charts import (
+    COLOURS,
+    SIGNS,
+    Spec,
+    length_chart,
+    length_figure,
+    on_page,
+    png,
+    style_numbers,
+    training_chart,
+)
+from alibi.reporting.figures import passkey_figure
+from alibi.reporting.panels import (
+    Panel,
+    build_table,
+    explanation,
+    measured_panels,
+    panels,
+    passkey_table,
+    series_names,
+)
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
-from alibi.reporting.rows import ContextUse, Row, latest
-from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
-from alibi.reporting.writers import to_markdown, to_text
+from alibi.reporting.rows import Row, latest
+from alibi.reporting.tables import Table
+from alibi.reporting.writers import to_html, to_markdown, to_text
 from alibi.storage.store import Store, open_store
 
-Key = TypeVar("Key")
-
 REPORT_FILE = "report.md"
-FIGURE_FILE = "extrapolation.png"
-CONTEXT_FIGURE_FILE = "context_use.png"
-PASSKEY_FIGURE_FILE = "passkey.png"
 PAGE_FILE = "report.html"
+MOST_POINTS = 400  # of a training curve; more don't show
 
-_KEYS = re.compile(r"-(?=L\d+(?:-|$)|[A-Za-z_]\w*=)")  # before each key of a run's name
-
-# What a row holds of the numbers that tables show.
-VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
-    PERPLEXITY: lambda row: row.perplexity,
-    tables.BITS_PER_BYTE: lambda row: row.bits_per_byte,
-    tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
-    tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
-    tables.ACCURACY: lambda row: None if row.passkey is None else row.passkey.accuracy,
-    tables.CONTEXT_GAIN: lambda row: None if row.context_use is None else row.context_use.gain_nats,
-}
+HERE = pathlib.Path(__file__).parent
+POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
 
 
 @dataclasses.dataclass(frozen=True)
-class Series:
-    """One method over the lengths: runs that differ only in their seed; cells by evaluation length in tokens."""
+class RunSource:
+    """A run as a report describes it, besides its rows.
 
-    label: str
-    position: str
-    train_length: int
-    cells: Mapping[int, Part]
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-    """Results that may be compared: of the same corpus, split and windows."""
-
-    corpus: str
-    split: str
-    stride: int | None  # of sliding windows; None: they don't overlap, the stride is the length
-    kind: Kind
-    series: tuple[Series, ...]
-    rows: tuple[Row, ...]  # of all series, each by length
-    use: ContextUse | None = None  # of gains of context: how many windows, and from which length; without values
-
-    @property
-    def lengths(self) -> list[int]:
-        return sorted({length for series in self.series for length in series.cells})
-
-    @property
-    def numbers(self) -> Iterator[Number]:
-        cells = (cell for series in self.series for cell in series.cells.values())
-        return (cell for cell in cells if isinstance(cell, Number))
-
-    @property
-    def has_seeds(self) -> bool:
-        """Whether there is a number of several seeds."""
-        return any(number.deviation is not None for number in self.numbers)
-
-
-def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
-    """Groups `rows` into panels, each in order of first appearance; a later row replaces an earlier one of its cell.
-
-    Each number has its ratio to the one of its series at the train length, and is marked where it is the lowest.
+    Attributes:
+      config: the leaves of its config by dotted key.
+      command: the shell command that makes it.
+      store: its work directory; None if that is unknown or missing.
     """
-    found = []
-    rows = latest(rows)
-    names = series_names(rows)  # of all rows, so that a run has one name in all panels
-    rows = [row for row in rows if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
-    rows = [row for row in rows if row.passkey is None]
-    for (corpus, split, stride, use), group in _grouped(rows, _panel_key).items():
-        by_series = _grouped(group, lambda row: (names[row.series], row.position, row.train_length))
-        in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
-        found.append(Panel(corpus, split, stride, kind, _make_series(by_series, kind), tuple(in_order), use))
-    return found
 
-
-def series_names(rows: Iterable[Row]) -> dict[str, str]:
-    """What tables and figures call each `Row.series`: its run's name without the keys that all runs share.
-
-    Of names as sweeps make them, METHOD-L128-KEY=VALUE, the train length is left out where there is one, and keys where
-    all have the same value; names of other forms stay, as do all where the short ones would not be distinct.
-    """
-    rows = list(rows)
-    names = {row.series: _KEYS.split(row.series.partition(" ")[0]) for row in rows}
-    shared = set.intersection(*map(set, names.values())) if len(names) > 1 else set()
-    if len({row.train_length for row in rows}) == 1:
-        shared.add(f"L{rows[0].train_length}")
-    short = {}
-    for series, (method, *keys) in names.items():
-        _, space, override = series.partition(" ")
-        short[series] = "-".join([method, *(key for key in keys if key not in shared)]) + space + override
-    return short if len({*short.values()}) == len(short) else {series: series for series in short}
-
-
-def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind) -> tuple[Series, ...]:
-    """The series of a panel, whose numbers are related: to their own at the train length, and in each column."""
-    by_length = [_grouped(rows, lambda row: row.eval_length) for rows in by_series.values()]
-    lengths = sorted(set().union(*by_length))
-    grid = [[make_cell(seeds[length], kind) if length in seeds else None for length in lengths] for seeds in by_length]
-    own = {i: lengths.index(length) for i, (_, _, length) in enumerate(by_series) if length in lengths}
-    references = {(i, j): (i, own[i]) for i in own for j in range(len(lengths))}
-    named = zip(by_series, related(grid, references), strict=True)
-    return tuple(Series(*name, dict(zip(lengths, cells, strict=True))) for name, cells in named)
-
-
-def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None]:
-    use = row.context_use and row.context_use.tokens
-    return row.corpus, row.split, None if row.mode == "nonoverlapping" else row.stride, use
-
-
-def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    groups: dict[Key, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
-
-
-def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
-    """The number of those of `rows`, one a seed, that have one, else why there is none."""
-    measured = [row for row in rows if row.is_measured]
-    values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
-    if values:
-        use = measured[0].context_use
-        return Number(values, kind, interval=use.interval if use is not None and len(values) == 1 else None)
-    if measured:
-        why = "too large to write" if kind is PERPLEXITY else "is not known"
-        return Missing(Absence.FAILED, f"{kind.title.lower()} {why}")
-    return Missing(Absence.LIMIT if rows[0].limit else Absence.FAILED, rows[0].error or "no result")
-
-
-def build_table(panel: Panel) -> Table:
-    """One line a series, one column a length."""
-    return Table(
-        caption=caption(panel),
-        label_header=("run", "trained at L"),
-        labels=tuple((series.label, series.train_length) for series in panel.series),
-        header=tuple(panel.lengths),
-        cells=tuple(tuple((series.cells.get(length),) for length in panel.lengths) for series in panel.series),
-        ratios=panel.use is None,
-    )
-
-
-def passkey_tables(rows: Iterable[Row]) -> list[Table]:
-    """One line a series and length of windows, one column a distance of the key; no table where none was measured."""
-    rows = latest(rows)
-    names = series_names(rows)
-    found = [row for row in rows if row.passkey is not None]
-    if not found:
-        return []
-    lines = _grouped(found, lambda row: (names[row.series], row.eval_length))
-    order = [*dict.fromkeys(name for name, _ in lines)]
-    sorted_lines = sorted(lines.items(), key=lambda line: (order.index(line[0][0]), line[0][1]))
-    by_distance = {line: _grouped(group, _distance) for line, group in sorted_lines}
-    columns = sorted(set().union(*by_distance.values()))
-    facts = [
-        fact("{} prompts in each cell", (row.passkey.prompts for row in found if row.passkey), " or "),
-        fact("trained at {}", (row.train_length for row in found)),
-        fact("seed {}", (row.seed for row in found)),
-        fact("step {}", (f"{row.step:,}" for row in found)),
-    ]
-    return [
-        Table(
-            caption="; ".join([f"{tables.ACCURACY.title}, by tokens from the key to its answer", *facts]) + ".",
-            label_header=("run", "window"),
-            labels=tuple(by_distance),
-            header=tuple(columns),
-            cells=tuple(
-                tuple((make_cell(cells[column], tables.ACCURACY) if column in cells else None,) for column in columns)
-                for cells in by_distance.values()
-            ),
-            ratios=False,
-        )
-    ]
-
-
-def _distance(row: Row) -> int:
-    return row.passkey.distance if row.passkey is not None else 0
-
-
-def caption(panel: Panel) -> str:
-    """What the numbers are: kind, corpus, split, windows, tokens scored, seeds, steps, commit and device."""
-    sliding = panel.stride is not None
-    windows = f"sliding windows, stride {panel.stride:,}" if sliding else "non-overlapping windows (stride = length)"
-    if panel.use is not None:
-        windows = (
-            f"the last {panel.stride:,} tokens of {panel.use.windows:,} windows, the same at each length, against what "
-            f"they cost at {panel.use.from_length:,}"
-        )
-        if panel.use.longest:
-            windows += f", at ends of windows of {panel.use.longest:,}"
-    rows = [row for row in panel.rows if row.is_measured]
-    facts = [
-        fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
-        fact("seed {}", (row.seed for row in rows)),
-        fact("step {}", (f"{row.step:,}" for row in rows)),
-        fact("commit {}", (row.short_commit for row in rows if row.commit)),
-        fact("on {}", (row.device.text for row in rows if row.device)),
-    ]
-    text = f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}"
-    return "; ".join([text, *filter(None, facts)]) + "."
-
-
-def fact(template: str, values: Iterable, separator: str = ", ") -> str:
-    """`template` with the distinct `values`; "" without any."""
-    distinct = list(dict.fromkeys(values))
-    return template.format(separator.join(map(str, distinct))) if distinct else ""
-
-
-def explanation(panel: Panel) -> str:
-    """How to read the cells."""
-    if panel.use is not None:
-        text = (
-            "Nats a token that the same tokens save by the longer windows: above zero where the model uses the longer "
-            "context, zero where it only survives it."
-        )
-        if any(number.interval for number in panel.numbers):
-            text += " In brackets: the 95% interval of a single run, by resampling windows."
-    else:
-        text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
-    return text + (f" ±: {tables.SPREAD}." if panel.has_seeds else "")
-
-
-def failed_runs(failures: Mapping[str, str]) -> str:
-    """A Markdown list of why runs failed, by their names; each reason on one line."""
-    lines = (f"- {name}: {' '.join(reason.split())}\n" for name, reason in failures.items())
-    return "Runs that failed:\n\n" + "".join(lines)
+    name: str
+    config: Mapping[str, Any]
+    command: str
+    store: Store | None = None
 
 
 def write_report(
@@ -249,53 +75,205 @@ def write_report(
 ) -> str:
     """Writes results.jsonl of the rows in `directory`, report.md, report.html and figures; returns the text tables.
 
-    There is one figure a panel: the first panel's is extrapolation.png; those of further
-    panels (other splits, strides, corpora) have a suffix. `failures`, reasons by run, are listed
-    at the end. `runs` are those whose commands, configs and training curves the page has.
-    Without rows and failures nothing is written.
+    Each panel has a figure: the first is extrapolation.png, and those of further panels (other splits, strides,
+    corpora) have a suffix. Without rows and failures nothing is written.
+
+    Args:
+      failures: reasons by the name of a failed run, listed at the end.
+      runs: runs whose commands, configs and training curves the page shows.
     """
     store = open_store(directory)
     rows = merge_rows(store)
     if not rows and not failures:
         return f"no results in {store}/{ROWS_FILE} yet\n"
-    from alibi.reporting import page, plots  # matplotlib: two seconds that an evaluation without a report need not wait
-
     markdown, text = [f"# {title}\n"], []
-    measured, gains, passkeys = measured_panels(rows), panels(rows, tables.CONTEXT_GAIN), passkey_tables(rows)
+
+    def add(shown: Sequence[Table], spec: Spec, figure: str, alternative: str, note: str = "") -> None:
+        store.write(figure, png(spec))
+        markdown.extend([*map(to_markdown, shown), *([note + "\n"] if note else []), f"![{alternative}]({figure})\n"])
+        text.extend([*map(to_text, shown), f"figure: {store}/{figure}\n"])
+
+    measured, gains, passkeys = measured_panels(rows), panels(rows, tables.CONTEXT_GAIN), passkey_table(rows)
     for index, kinds in enumerate(measured):
-        figure = FIGURE_FILE if index == 0 else f"extrapolation-{_suffix(kinds[0])}.png"
-        with store.made(figure) as file:
-            plots.draw_extrapolation(kinds[0], file)
-        for table in map(build_table, kinds):
-            markdown.append(to_markdown(table))
-            text.append(to_text(table))
-        markdown += [explanation(kinds[0]) + "\n", f"![perplexity by evaluation length]({figure})\n"]
-        text.append(f"figure: {store}/{figure}\n")
+        panel, stride = kinds[0], "" if kinds[0].stride is None else f"-stride{kinds[0].stride}"
+        suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{stride}") if index else ""
+        shown = [build_table(one) for one in kinds]
+        note = explanation(panel)
+        add(shown, length_figure(panel), f"extrapolation{suffix}.png", "perplexity by evaluation length", note)
     for index, panel in enumerate(gains):
-        figure = CONTEXT_FIGURE_FILE if index == 0 else f"context_use-{index + 1}.png"
-        with store.made(figure) as file:
-            plots.draw_context_use(panel, file)
-        table = build_table(panel)
-        markdown += [to_markdown(table), explanation(panel) + "\n", f"![nats gained by context]({figure})\n"]
-        text += [to_text(table), f"figure: {store}/{figure}\n"]
-    for table in passkeys:
-        with store.made(PASSKEY_FIGURE_FILE) as file:
-            plots.draw_passkeys(table, file)
-        markdown += [to_markdown(table), f"![keys found again, by distance]({PASSKEY_FIGURE_FILE})\n"]
-        text += [to_text(table), f"figure: {store}/{PASSKEY_FIGURE_FILE}\n"]
+        figure = f"context_use-{index + 1}.png" if index else "context_use.png"
+        add([build_table(panel)], length_figure(panel), figure, "nats gained by context", explanation(panel))
+    if passkeys:
+        add([passkeys], passkey_figure(passkeys), "passkey.png", "keys found again, by distance")
     if failures:
         markdown.append(failed_runs(failures))
     store.write(REPORT_FILE, "\n".join(markdown))
-    store.write(PAGE_FILE, page.make_page(title, measured, gains, passkeys, rows, failures or {}, runs))
+    store.write(PAGE_FILE, _page(title, measured, gains, passkeys, rows, failures or {}, runs))
     return "\n".join([*text, f"report: {store}/{REPORT_FILE}, {store}/{PAGE_FILE}\n"])
 
 
-def measured_panels(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
-    """Of each corpus, split and windows the perplexities, and bits per byte where the text's bytes are known."""
-    pairs = zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)
-    return [pair if any(row.bits_per_byte is not None for row in pair[0].rows) else pair[:1] for pair in pairs]
+def failed_runs(failures: Mapping[str, str]) -> str:
+    """Returns a Markdown list of the reasons for failures by run, each on one line."""
+    lines = (f"- {name}: {' '.join(reason.split())}\n" for name, reason in failures.items())
+    return "Runs that failed:\n\n" + "".join(lines)
 
 
-def _suffix(panel: Panel) -> str:
-    stride = "" if panel.stride is None else f"-stride{panel.stride}"
-    return re.sub(r"[^\w.-]+", "_", f"{panel.corpus}-{panel.split}{stride}")
+def training_curve(store: Store | None) -> list[dict[str, Any]]:
+    """Returns the losses that a run logged: their step, nats per token and split, "train" or "valid".
+
+    Of a long run each point is the mean of neighbouring rows, weighted by their tokens.
+    """
+    rows = store.read_log("metrics") if store is not None else []
+    trained = [row for row in rows if _is_number(row.get("train_nll"))]
+    size, points = math.ceil(len(trained) / MOST_POINTS) or 1, []
+    for first in range(0, len(trained), size):
+        chunk = trained[first : first + size]
+        tokens = [row.get("train_tokens") or 1.0 for row in chunk]
+        nats = sum(row["train_nll"] * weight for row, weight in zip(chunk, tokens, strict=True)) / sum(tokens)
+        points.append({"step": chunk[-1]["step"], "nats": nats, "split": "train"})
+    validated = [row for row in rows if _is_number(row.get("valid_nll"))]
+    return points + [{"step": row["step"], "nats": row["valid_nll"], "split": "valid"} for row in validated]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def differing(runs: Sequence[RunSource]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the config keys with one value in all runs, and the other keys of each run."""
+    first = runs[0].config if runs else {}
+    shared = {
+        key: value
+        for key, value in first.items()
+        if all(key in run.config and run.config[key] == value for run in runs)
+    }
+    return shared, [{key: value for key, value in run.config.items() if key not in shared} for run in runs]
+
+
+def _page(
+    title: str,
+    measured: Sequence[tuple[Panel, ...]],
+    gains: Sequence[Panel],
+    passkeys: Table | None,
+    rows: Sequence[Row],
+    failures: Mapping[str, str],
+    runs: Sequence[RunSource],
+) -> str:
+    """Returns report.html; `measured` has the panels of each corpus, split and windows, one for each kind of number."""
+    specs: list[Spec] = []
+    curves = {run.name: points for run in runs if (points := training_curve(run.store))}
+    names = series_names(latest(rows))
+    labels = {row.run: names[row.series] for row in latest(rows) if row.override is None}
+    labels |= {name: name for name in curves if name not in labels}  # a run that failed, for example
+    positions = {
+        one.label: one.position for panel in (*(kinds[0] for kinds in measured), *gains) for one in panel.series
+    }
+    positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
+    styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
+    sections = [_measured_section(kinds, number, styles, specs) for number, kinds in enumerate(measured)]
+    for panel in gains:
+        shown = [_figure(length_chart(panel, styles), specs), to_html(build_table(panel))]
+        note = f"<p>{html.escape(explanation(panel))}</p>"
+        sections.append(_section(f"What context gains: {panel.corpus}, {panel.split}", *shown, note))
+    if passkeys:
+        sections.append(_section("Keys found again", to_html(passkeys)))
+    if curves:
+        note = "Lines: training, the mean since the point before. Markers: validation."
+        if missing := [run.name for run in runs if run.name not in curves]:
+            note += f" Without metrics here: {', '.join(missing)}."
+        sections.append(_section("Training", _figure(training_chart(curves, labels, styles), specs, note)))
+    if runs:
+        sections.append(_runs_section(runs))
+    if failures:
+        reasons = {name: " ".join(reason.split()) for name, reason in failures.items()}
+        items = (f"<li>{html.escape(name)}: {html.escape(reason)}</li>" for name, reason in reasons.items())
+        sections.append(_section("Runs that failed", f"<ul>{''.join(items)}</ul>"))
+    data = json.dumps(specs, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<title>{html.escape(title)}</title><style>{(HERE / 'page.css').read_text()}</style>"
+    )
+    body = "\n".join([f"<h1>{html.escape(title)}</h1>", _checkboxes(styles), *sections])
+    scripts = (
+        f'<script type="application/json" id="charts">{data}</script>\n<script type="module">{_javascript()}</script>'
+    )
+    start = '<!DOCTYPE html>\n<html lang="en">\n'
+    return f"{start}<head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n{scripts}\n</body>\n</html>\n"
+
+
+@functools.cache
+def _javascript() -> str:
+    """Returns Vega-Lite, its dependencies and page.js in one piece."""
+    import vl_convert  # half a second to import
+
+    return vl_convert.javascript_bundle((HERE / "page.js").read_text(), vl_version="6.1").replace(
+        "</script", "<\\/script"
+    )
+
+
+def _section(heading: str, *parts: str) -> str:
+    return "\n".join([f"<section><h2>{html.escape(heading)}</h2>", *filter(None, parts), "</section>"])
+
+
+def _checkboxes(styles: Mapping[str, int]) -> str:
+    """Returns a checkbox for each line of the charts, with its colour and marker, which is also their legend."""
+    if not styles:
+        return ""
+    boxes = "\n".join(
+        f'<label><input type="checkbox" name="method" value="{html.escape(label)}" checked> '
+        f'<span aria-hidden="true" style="color:{COLOURS[number % len(COLOURS)]}">{SIGNS[number % len(SIGNS)]}</span> '
+        f"{html.escape(label)}</label>"
+        for label, number in styles.items()
+    )
+    buttons = '<button type="button" data-all="true">all</button> <button type="button" data-all="">none</button>'
+    return f'<fieldset class="methods"><legend>Shown in the charts</legend>\n{boxes}\n{buttons}</fieldset>'
+
+
+def _measured_section(kinds: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]) -> str:
+    """Returns a chart and a table of each kind of number in the same windows; one kind is shown at a time."""
+    panel = kinds[0]
+    windows = "windows that don't overlap" if panel.stride is None else f"sliding windows, stride {panel.stride:,}"
+    choices = "\n".join(
+        f'<label><input type="radio" name="kind-{number}" value="{index}"{" checked" if index == 0 else ""}> '
+        f"{one.kind.title}</label>"
+        for index, one in enumerate(kinds)
+    )
+    choice = f'<fieldset class="kinds"><legend>Measured as</legend>\n{choices}</fieldset>' if len(kinds) > 1 else ""
+    shown = []
+    for index, one in enumerate(kinds):
+        start = f'<div data-kind="kind-{number}" data-value="{index}"{" hidden" if index else ""}>'
+        shown.append(f"{start}\n{_figure(length_chart(one, styles), specs)}\n{to_html(build_table(one))}\n</div>")
+    note = f"<p>{html.escape(explanation(panel))}</p>"
+    return _section(f"{panel.corpus}, {panel.split}, {windows}", choice, *shown, note)
+
+
+def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
+    """Adds the chart to `specs`; returns its place, in which the page's script draws it."""
+    specs.append(on_page(spec))
+    caption = html.escape(f"Point at a marker for its numbers. {note}".rstrip())
+    place = f'<div class="chart" data-chart="{len(specs) - 1}"></div>'
+    return f"<figure>{place}<figcaption>{caption}</figcaption></figure>"
+
+
+def _runs_section(runs: Sequence[RunSource]) -> str:
+    """Returns the command of each run, the keys of its config that differ between runs, and its whole config."""
+    shared, own = differing(runs)
+    parts = []
+    for run, keys in zip(runs, own, strict=True):
+        whole = _details("its whole config", _keys(run.config))
+        command = f"<pre><code>{html.escape(run.command)}</code></pre>" if run.command else ""
+        parts.append(_details(run.name, f"{command}\n{_keys(keys) if len(runs) > 1 else ''}\n{whole}"))
+    if len(runs) > 1:
+        parts.append(_details("config keys that all runs share", _keys(shared)))
+    text = "<p>The command that makes each run, and the keys of its config that not all runs share.</p>"
+    return _section("Runs", text, *parts)
+
+
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{html.escape(summary)}</summary>\n{content}\n</details>"
+
+
+def _keys(config: Mapping[str, Any]) -> str:
+    lines = (f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in sorted(config.items()))
+    return "<pre>{}</pre>".format(html.escape("\n".join(lines)))

@@ -10,38 +10,38 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-# What stands after ± in tables, and what bands and bars of several seeds show.
+# The numbers around ± in tables, and the extent of bands and bars of several seeds.
 SPREAD = "mean and standard deviation over seeds"
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a number is and how it is written; of a loss the lowest is best, and it differs by a number, not a share."""
+    """The kind of a number."""
 
     title: str
     write: Callable[[float], str]
-    is_loss: bool = False
+    is_loss: bool = False  # the lowest is best, and differences are numbers, not shares
 
 
 def write_perplexity(value: float) -> str:
-    """Two decimals as in the paper; none from a thousand on, powers of ten from a million on."""
+    """Returns two decimals as in the paper; none from a thousand on, powers of ten from a million on."""
     if value < 999.995:
         return f"{value:.2f}"
     return f"{value:,.0f}" if value < 999_999.5 else f"{value:.1e}"
 
 
 def write_thousands(value: float) -> str:
-    """28.5k from a thousand on, as the paper prints words per second, updates and hours; else three digits."""
+    """Returns 28.5k from a thousand on, as the paper prints words per second, updates and hours; else three digits."""
     return f"{value / 1e3:,.1f}k" if value >= 1e3 else f"{value:.3g}"
 
 
 def write_millions(value: float) -> str:
-    """247M; a decimal below ten."""
+    """Returns 247M; a decimal below ten."""
     return f"{value / 1e6:.0f}M" if value >= 1e7 else f"{value / 1e6:.1f}M"
 
 
 def write_ratio(value: float) -> str:
-    """Two decimals, none from a hundred on: ×1.02, ×143."""
+    """Returns two decimals, none from a hundred on: ×1.02, ×143."""
     return TIMES + (f"{value:.2f}" if value < 99.995 else f"{value:,.0f}")
 
 
@@ -49,7 +49,7 @@ PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True)
 BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
 CONTEXT_GAIN = Kind("Nats gained by context", "{:+.4f}".format)
 ACCURACY = Kind("Keys found again", "{:.0%}".format)
-# Of the paper's tables besides; speeds are tokens per second and device.
+# Those of the paper's tables; speeds are tokens per second and device.
 EVALUATION_SPEED = Kind("Evaluation speed", write_thousands)
 WORDS_PER_SECOND = Kind("Words per second of the evaluation", "{:.0f}".format)
 TRAINING_SPEED = Kind("Training speed", write_thousands)
@@ -65,10 +65,10 @@ class Number:
 
     values: tuple[float, ...]  # one for each seed
     kind: Kind
-    ratio: float | None = None  # to the number that the table compares this one with; None where there is none
+    ratio: float | None = None  # to the reference number; None without a reference
     best: bool = False  # whether it is the best number of its column
-    printed: str = ""  # its text as published, of a number of the paper
-    interval: tuple[float, float] | None = None  # that holds a single value with a probability of 95%
+    printed: str = ""  # the published text of a number of the paper
+    interval: tuple[float, float] | None = None  # the 95% interval of a single value
 
     @property
     def mean(self) -> float:
@@ -81,7 +81,7 @@ class Number:
 
     @property
     def span(self) -> tuple[float, float]:
-        """What a figure's bar covers: the interval, or the mean with its deviation on both sides."""
+        """The extent of a chart's bar: the interval, or the mean with its deviation on both sides."""
         deviation = self.deviation or 0.0
         return self.interval or (self.mean - deviation, self.mean + deviation)
 
@@ -99,21 +99,21 @@ class Absence(enum.Enum):
 
     NOT_RUN_HERE = "not run here"  # a system that this project doesn't have
     NOT_RUN_YET = "not run yet"
-    PUBLISHED = "published"  # the paper has a word in place of a number, such as OOM
+    PUBLISHED = "published"  # the paper prints a word, such as OOM
     LIMIT = "limit"  # the method or the text has no such length
     FAILED = "failed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """A cell without a number; `why` is the paper's word, or what a note below the table says."""
+    """A cell without a number; `why` is the paper's word, or the note below the table."""
 
     absence: Absence
     why: str = ""
 
     @property
     def note(self) -> str:
-        """What a note says; "" where the cell says it all."""
+        """The note below the table; "" if the cell needs none."""
         return self.why if self.absence in (Absence.LIMIT, Absence.FAILED) else ""
 
     @property
@@ -123,14 +123,14 @@ class Missing:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far a number is from another; `share`: as a share of that one."""
+    """The difference of a number from another; `share`: relative to the other."""
 
     value: float
     share: bool
 
     @property
     def text(self) -> str:
-        """The difference with its sign: +3% of a share, else two decimals and none from a hundred on: +0.07, -1,234."""
+        """The difference with its sign: +3% for a share, else two decimals, none from a hundred on: +0.07, -1,234."""
         if self.share:
             return f"{100 * self.value:+,.0f}%"
         return f"{self.value:+.2f}" if abs(self.value) < 99.995 else f"{self.value:+,.0f}"
@@ -138,27 +138,24 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Length:
-    """A length of the paper, in tokens as it prints them, and the one that stands for it here."""
+    """A length of the paper in tokens, and the length in its place here."""
 
-    printed: str
+    printed: str  # as in the paper
     paper: int
     here: int
 
 
-# Words and lengths of the paper, such as "ALiBi, L = 512 (32)".
-Label = tuple[str | Length, ...]
-# Of a row or column: a text, a length in tokens, or a label.
-Heading = str | int | Label
+Label = tuple[str | Length, ...]  # words and lengths of the paper, such as "ALiBi, L = 512 (32)"
+Heading = str | int | Label  # of a row or column: a text, a length in tokens, or a label
 Part = Number | Missing | Difference | None
-# One part, or several side by side; None where one has nothing to say.
-Cell = tuple[Part, ...]
+Cell = tuple[Part, ...]  # one part, or several side by side; None for an empty one
 Grid = Sequence[Sequence[Part]]  # one part of each cell, by row and column
 
 
 def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -> list[list[Part]]:
-    """The same, each number with its ratio to that of its reference (row, column), and the best of a column marked.
+    """Returns the grid, each number with its ratio to its reference (row, column), and the best of a column marked.
 
-    Best is the lowest loss where a column has several.
+    Best is the lowest loss, in a column with several losses.
     """
     columns = [[part for part in column if isinstance(part, Number)] for column in zip(*grid, strict=True)]
     losses = [[number.mean for number in column if number.kind.is_loss] for column in columns]
@@ -179,18 +176,66 @@ def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -
 class Table:
     """A table: columns of labels, which name the rows, and columns of cells."""
 
-    caption: str  # what the numbers are
+    caption: str  # the facts about the numbers
     label_header: tuple[Heading, ...]
     labels: tuple[tuple[Heading, ...], ...]  # by row
     header: tuple[Heading, ...]  # above the columns of cells
     cells: tuple[tuple[Cell, ...], ...]  # by row and column
-    parts: tuple[str, ...] = ()  # what stands side by side in each cell; () where it is a single number
+    parts: tuple[str, ...] = ()  # names of the parts of each cell; () for a single number
     ratios: bool = True  # whether numbers are written with their ratios
-    scale: str = ""  # of the paper's experiments; "" where they are not the paper's
-    name: str = "extrapolation"  # by which LaTeX refers to the table
+    scale: str = ""  # of the paper's experiments; "" for other tables
+    name: str = "extrapolation"  # the label in LaTeX
 
     @functools.cached_property
     def notes(self) -> list[str]:
-        """What is written below the table: why numbers are missing, each reason once, in reading order."""
+        """The notes below the table: the reasons for missing numbers, each once, in reading order."""
         parts = (part for row in self.cells for cell in row for part in cell)
         return list(dict.fromkeys(part.note for part in parts if isinstance(part, Missing) and part.note))
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison(Table):
+    """A table of the paper, with cells (paper, ours, difference).
+
+    With `ratios`, values can't be compared (another corpus, another model): a difference is between the ratios of the
+    two values to their references.
+    """
+
+    number: int = 0  # the paper's
+    stride: int | None = None  # of all windows, in tokens; None: they don't overlap, or strides differ
+
+    @property
+    def has_ours(self) -> bool:
+        """Whether there is a number of ours."""
+        return any(isinstance(cell[1], Number) for row in self.cells for cell in row)
+
+    def side(self, side: int) -> list[list[Part]]:
+        """Returns one part of each cell: the paper's (0) or ours (1)."""
+        return [[cell[side] for cell in row] for row in self.cells]
+
+
+def compare(
+    paper: Grid, ours: Grid, references: Mapping[tuple[int, int], tuple[int, int]], *, ratios: bool
+) -> tuple[tuple[Cell, ...], ...]:
+    """Returns the cells of a comparison; both sides are None for an empty cell of the paper's table."""
+    sides = [related(grid, references) for grid in (paper, ours)]
+    return tuple(
+        tuple(
+            (theirs, mine, _difference(theirs, mine, ratios, references.get((i, j)) == (i, j)))
+            for j, (theirs, mine) in enumerate(zip(*rows, strict=True))
+        )
+        for i, rows in enumerate(zip(*sides, strict=True))
+    )
+
+
+def _difference(paper: Part, ours: Part, ratios: bool, is_reference: bool) -> Difference | None:
+    """Returns the difference of the values, or of their ratios, which a reference itself has none of."""
+    if not isinstance(paper, Number) or not isinstance(ours, Number):
+        return None
+    if ratios:
+        if paper.ratio is None or ours.ratio is None or is_reference:
+            return None
+        return Difference(ours.ratio - paper.ratio, share=False)
+    if ours.kind.is_loss:
+        return Difference(ours.mean - paper.mean, share=False)
+    return Difference(ours.mean / paper.mean - 1, share=True)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from alibi.config import flatten
 from alibi.errors import FAILED, REQUEUE, Interrupted, UserError, disk_errors_named
-from alibi.reporting.curves import RunSource
-from alibi.reporting.report import write_report
+from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.writers import format_duration
 from alibi.storage.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
 from alibi.storage.store import LostError, open_store

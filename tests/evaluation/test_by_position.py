@@ -11,8 +11,7 @@ import pytest
 
 from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
 from alibi.evaluation.dumps import Dump, find_dumps, read_dump, what_is_in, write_dump
-from alibi.reporting.contexts import EarlyTokenCurse
-from alibi.reporting.rows import Scoring
+from alibi.reporting.rows import EarlyTokenCurse, Scoring
 from alibi.storage.store import open_store
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -6,15 +6,18 @@ import io
 import pytest
 
 from alibi.paper.published import parse_printed, published
-from alibi.reporting.comparison import Comparison, compare, draw_comparison, part_names
+from alibi.reporting.charts import png
+from alibi.reporting.figures import comparison_figure
 from alibi.reporting.tables import (
     PARAMETERS,
     PERPLEXITY,
     TRAINING_SPEED,
     Absence,
+    Comparison,
     Length,
     Missing,
     Number,
+    compare,
     write_thousands,
 )
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
@@ -50,7 +53,7 @@ def compared(ratios=False, scale="paper", **changed):
         "labels": (("Sinusoidal, L = 3072",), ("ALiBi",), ("T5 Bias",), ("kNN & co.",)),
         "header": ("Valid", "Speed"),
         "cells": cells((PERPLEXITY, TRAINING_SPEED), ROWS, REFERENCES, ratios),
-        "parts": part_names(ratios),
+        "parts": ("paper", "ours", "difference of ratios" if ratios else "difference"),
         "ratios": ratios,
         "scale": scale,
         "name": f"{scale}-06",
@@ -135,7 +138,8 @@ def test_numbers_are_printed_as_the_paper_does():
     assert [PARAMETERS.write(value) for value in (246_933_504, 3_141_592)] == ["247M", "3.1M"]
 
 
-def test_a_figure_needs_a_number_of_ours(tmp_path):
+@pytest.mark.parametrize("lines", ["columns", "bars"])
+def test_a_figure_has_both_sides_each_with_its_lengths(lines):
     lengths = (((Length("512", 512, 32),),), ((Length("1024", 1024, 64),),))
     assert [heading_text(label) for (label,) in lengths] == ["512 (32)", "1024 (64)"]
     by_length = {"label_header": ("Inputs",), "labels": lengths, "header": ("ALiBi PPL",)}
@@ -145,5 +149,11 @@ def test_a_figure_needs_a_number_of_ours(tmp_path):
         made = cells((PERPLEXITY,), rows, {(row, 0): (0, 0) for row in range(2)}, ratios=True)
         return compared(**by_length, cells=made, ratios=True, scale="small")
 
-    draw_comparison(table([30.0, 29.0]), "columns", tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    spec = comparison_figure(table([30.0, 29.0]), lines)
+    assert [part["title"] for part in spec["hconcat"]] == ["paper", "this project, small scale"]
+    values = [[(*one.values(),)[1:3] for one in part["data"]["values"]] for part in spec["hconcat"]]
+    if lines == "columns":
+        assert values == [[(512, 19.73), (1024, 19.73)], [(32, 30.0), (64, 29.0)]]
+    else:
+        assert values[1] == [("ALiBi PPL", 100.0), ("ALiBi PPL", pytest.approx(100 * 29 / 30))]
+    assert png(spec).startswith(b"\x89PNG")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from alibi.reporting import plots
-from alibi.reporting.charts import length_spec
-from alibi.reporting.curves import MOST_POINTS, RunSource, differing, training_curve
-from alibi.reporting.report import measured_panels, write_report
+from alibi.reporting import report
+from alibi.reporting.charts import length_chart
+from alibi.reporting.panels import measured_panels
+from alibi.reporting.report import MOST_POINTS, RunSource, differing, training_curve, write_report
 from alibi.reporting.rows import read_rows
 from alibi.storage.store import open_store
 from alibi.sweeps.definition import load_sweep
@@ -150,7 +150,7 @@ def test_axes_are_logarithmic_and_markers_tell_their_numbers(shown):
     tip.wait_for()
     assert {"sinusoidal", "512", "900.00", "×100"} <= {*tip.locator("td").all_text_contents()}
     assert any("Perplexity: 9.00 ± 1.41; of its own at L: ×1.00; seeds: 2" in label for label in labels)
-    assert "mean and standard deviation over seeds" in shown.page.locator("figcaption").first.inner_text()
+    assert "bands: mean and standard deviation over seeds" in shown.chart().inner_text()
 
 
 def test_tables_are_sorted_by_a_click_on_a_heading(shown):
@@ -205,7 +205,7 @@ def test_the_committed_page_of_the_quickstart_is_drawn(show):
 
 def test_the_chart_has_the_numbers_of_the_rows():
     ((panel, _),) = measured_panels(ROWS)
-    spec = length_spec(panel, {series.label: number for number, series in enumerate(panel.series)})
+    spec = length_chart(panel, {series.label: number for number, series in enumerate(panel.series)})
     values = {(value["run"], value["length"]): value for value in spec["data"]["values"]}
     assert values["alibi", 512]["value"] == 7.8
     # 8 and 10: the sample deviation is the root of 2.
@@ -217,8 +217,7 @@ def test_the_chart_has_the_numbers_of_the_rows():
 
 def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, monkeypatch):
     """Keys alone, another length's perplexity, a curve alone as of a run that failed: each is one checkbox."""
-    monkeypatch.setattr(plots, "draw_extrapolation", lambda _, file: file.touch())
-    monkeypatch.setattr(plots, "draw_passkeys", lambda _, file: file.touch())
+    monkeypatch.setattr(report, "png", lambda spec: b"")
     key = {"distance": 64, "prompts": 9, "accuracy": 0.5}
     rows = [
         make_row("alibi", run="alibi-L128-seed0", mode="passkey", passkey=key),
@@ -235,7 +234,7 @@ def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, mo
 
 
 def test_the_committed_page_is_made_of_the_committed_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "draw_extrapolation", lambda _, file: file.touch())
+    monkeypatch.setattr(report, "png", lambda spec: b"")
     shutil.copy(COMMITTED.with_name("results.jsonl"), tmp_path)
     sweep = load_sweep(ROOT / "configs" / "sweeps" / "quickstart.py")
     sources = [dataclasses.replace(one, store=None) for one in run_sources(sweep, "workdirs/quickstart")]
@@ -252,16 +251,16 @@ def test_the_committed_page_is_made_of_the_committed_rows(tmp_path, monkeypatch)
 
 def test_a_long_training_curve_is_thinned_by_means_over_tokens(tmp_path):
     folder = log(tmp_path, [{"step": 1, "train_nll": 4.0, "train_tokens": 30.0}, {"step": 2, "valid_nll": 3.0}])
-    assert [(point.step, point.nats, point.split) for point in training_curve(open_store(folder))] == [
-        (1, 4.0, "train"), (2, 3.0, "valid")
-    ]  # fmt: skip
+    train, valid = training_curve(open_store(folder))
+    assert train == {"step": 1, "nats": 4.0, "split": "train"}
+    assert valid == {"step": 2, "nats": 3.0, "split": "valid"}
     count = 2 * MOST_POINTS
     rows = ({"step": step, "train_nll": float(step % 2), "train_tokens": 1.0 + 2 * (step % 2)} for step in range(count))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     points = training_curve(open_store(tmp_path))
     # Of each two rows one token costs 0 nats and three cost 1.
-    assert (len(points), {point.nats for point in points}) == (MOST_POINTS, {0.75})
-    assert points[-1].step == count - 1
+    assert (len(points), {point["nats"] for point in points}) == (MOST_POINTS, {0.75})
+    assert points[-1]["step"] == count - 1
 
 
 def test_keys_that_runs_share_are_told_apart_from_their_own():

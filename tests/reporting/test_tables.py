@@ -2,7 +2,7 @@
 
 import pytest
 
-from alibi.reporting.report import build_table, explanation, panels, series_names
+from alibi.reporting.panels import build_table, explanation, panels, series_names
 from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Missing, Number, write_perplexity
 from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 from tests.reporting.rowmaker import make_row

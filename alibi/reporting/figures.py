@@ -1,0 +1,251 @@
+"""Figures of one thing each, as Vega-Lite specifications: a table of the paper, passkeys, contexts, biases."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from alibi.reporting.charts import COLOURS, FONT_SIZE, SHAPES, Spec, apart, named_lines
+from alibi.reporting.panels import Panel, Series
+from alibi.reporting.rows import Analysis, ByContext, Scoring
+from alibi.reporting.tables import PERPLEXITY, Comparison, Heading, Length, Number, Part, Table
+from alibi.reporting.writers import heading_text
+
+MOST_CELLS = 64  # in each direction of the picture of a head
+WIDEST_INTERVAL = 0.1  # of a drawn range of contexts, as a share of a cost that some range has for certain
+LETTERS = 80  # of a legend below a figure, side by side
+
+
+def passkey_figure(table: Table) -> Spec:
+    """Returns the shares of keys that were found: a row for each run, a part for each length of windows."""
+    values = [
+        {"run": heading_text(name), "window": length, "distance": distance, "share": part.mean, "text": part.text}
+        for (name, length), cells in zip(table.labels, table.cells, strict=True)
+        for distance, (part,) in zip(table.header, cells, strict=True)
+        if isinstance(part, Number)
+    ]
+    names = list(dict.fromkeys(heading_text(name) for name, _ in table.labels))
+    x = {"field": "distance", "type": "ordinal", "title": None, "axis": {"labelAngle": 0}}
+    y = {"field": "run", "type": "nominal", "sort": names, "title": None, "scale": {"domain": names}}
+    colour = {"field": "share", "type": "quantitative", "scale": {"scheme": "cividis", "domain": [0, 1]}}
+    dark = {"condition": {"test": "datum.share < 0.5", "value": "white"}, "value": "black"}
+    spec = {
+        "encoding": {"x": x, "y": y | {"axis": {"labelLimit": 0}}},
+        "layer": [
+            {"mark": "rect", "encoding": {"color": colour | {"legend": None}}},
+            {
+                "mark": {"type": "text", "fontSize": FONT_SIZE - 4},
+                "encoding": {"text": {"field": "text"}, "color": dark},
+            },
+        ],
+    }
+    parts = [
+        spec
+        | {
+            "transform": [{"filter": f"datum.window == {length}"}],
+            "title": {"text": f"windows of {length:,}", "offset": 8},
+        }
+        for length in sorted({value["window"] for value in values})
+    ]
+    for part in parts[1:]:  # the names stand beside the first part only
+        part["encoding"] = {"x": x, "y": y | {"axis": None}}
+    return {
+        "data": {"values": values},
+        "hconcat": [part | {"width": {"step": 56}, "height": {"step": 24}} for part in parts],
+        "spacing": 8,
+        "title": {"text": "tokens from the key to its answer, and keys found again", "offset": 16},
+    }
+
+
+def comparison_figure(comparison: Comparison, lines: str) -> Spec:
+    """Returns the paper's numbers on the left and ours, of which there must be some, on the right.
+
+    Args:
+      lines: "columns" or "rows": perplexities become lines over the length, which the other of the two holds; "bars":
+        bars show each column's ratios to its references.
+    """
+    draw = _bars if lines == "bars" else lambda one, side: named_lines(_panel(one, lines, side))
+    titles = ("paper", f"this project, {comparison.scale} scale")  # in the order of a cell's parts
+    parts = [draw(comparison, side) | {"title": title} for side, title in enumerate(titles)]
+    return {"hconcat": parts, "spacing": 40, "resolve": apart("color", "shape", "strokeDash")}
+
+
+def _panel(comparison: Comparison, lines: str, side: int) -> Panel:
+    """Returns the perplexities of one side as series over the lengths of their scale."""
+    names, grid = comparison.header, [*zip(*comparison.side(side), strict=True)]
+    headings = tuple(labels[0] for labels in comparison.labels)
+    if lines == "rows":
+        names, headings, grid = headings, names, [*zip(*grid, strict=True)]
+    lengths = [_length(heading, side) for heading in headings]
+    made = (_series(name, lengths, parts) for name, parts in zip(names, grid, strict=True))
+    series = tuple(one for one in made if one.cells)
+    return Panel(f"table {comparison.number}", "valid", comparison.stride, PERPLEXITY, series, ())
+
+
+def _series(heading: Heading, lengths: Sequence[int], parts: Sequence[Part]) -> Series:
+    by_length = zip(lengths, parts, strict=True)
+    found = {length: part for length, part in by_length if isinstance(part, Number) and part.kind is PERPLEXITY}
+    name = heading_text(heading).removesuffix(" PPL")
+    return Series(name, name.lower().replace("t5 bias", "t5"), min(found, default=0), found)
+
+
+def _length(heading: Heading, side: int) -> int:
+    """Returns the length in a heading, on the paper's side or ours."""
+    assert isinstance(heading, tuple)
+    (length,) = (part for part in heading if isinstance(part, Length))
+    return length.here if side else length.paper
+
+
+def _bars(comparison: Comparison, side: int) -> Spec:
+    """Returns a group of bars for each row, a bar for each column: its value in percent of its reference."""
+    columns = [heading_text(heading) for heading in comparison.header]
+    groups = [" ".join(map(heading_text, labels)) for labels in comparison.labels]
+    values = [
+        {"group": group, "column": column, "percent": 100 * part.ratio}
+        for group, parts in zip(groups, comparison.side(side), strict=True)
+        for column, part in zip(columns, parts, strict=True)
+        if isinstance(part, Number) and part.ratio is not None
+    ]
+    x = {"field": "group", "type": "nominal", "sort": groups, "scale": {"domain": groups}, "title": None}
+    y = {"field": "percent", "type": "quantitative", "title": "percent of sinusoidal at the same length"}
+    colour = {"field": "column", "type": "nominal", "sort": columns, "scale": {"range": list(COLOURS[: len(columns)])}}
+    bars = {
+        "mark": "bar",
+        "encoding": {
+            "x": x | {"axis": {"labelAngle": -60, "labelLimit": 0}}, "y": y,
+            "xOffset": {"field": "column", "sort": columns}, "color": colour | {"legend": {"orient": "top"}},
+        },
+    }  # fmt: skip
+    even = {"data": {"values": [{"percent": 100}]}, "mark": {"type": "rule", "strokeDash": [2, 3]}}
+    return {
+        "data": {"values": values}, "width": 660, "height": 420,
+        "layer": [bars, even | {"encoding": {"y": y}}],
+    }  # fmt: skip
+
+
+def context_figure(rows: Iterable[Analysis]) -> Spec:
+    """Returns the NLL by context: a line for each run and length of blocks.
+
+    Each mean lies in the band of its 95% interval. A range of contexts is left out without an interval, or if its
+    interval is wider than a tenth of the greatest lower end of all intervals, a cost that some range has for certain.
+    A sliding window, in which all tokens but a text's first have nearly the same context, is a dashed line at the
+    level of its last range.
+
+    Raises:
+      ValueError: there is no row of NLL by context.
+    """
+    lines: dict[Scoring, list[ByContext]] = {}
+    for row in rows:
+        if isinstance(row, ByContext):
+            lines.setdefault(row.of, []).append(row)
+    if not lines:
+        raise ValueError("there are no rows of NLL by context to draw; give dumps of eval_extrapolation.py --dump_nll")
+    # Lower ends, not means: ranges of few tokens have high means by chance, but then wide intervals too.
+    sure = max((row.interval[0] for found in lines.values() for row in found if row.interval), default=0.0)
+    labels = dict(zip(sorted(lines), _context_labels(sorted(lines)), strict=True))
+    points: list[dict[str, Any]] = []
+    levels: list[dict[str, Any]] = []
+    for of, label in labels.items():
+        found = lines[of]
+        if of.mode == "sliding":
+            levels.append({"run": label, "nats": found[-1].nll_nats / found[-1].tokens})
+            continue
+        for row in found:
+            low, high = row.interval or (0.0, np.inf)
+            if high - low <= WIDEST_INTERVAL * sure:
+                mean = row.nll_nats / row.tokens
+                points.append({"run": label, "context": row.context_to, "nats": mean, "low": low, "high": high})
+    ends = sorted({row.context_to for found in lines.values() for row in found})
+    columns = max(1, LETTERS // (max(map(len, labels.values())) + 8))
+    domain, legend = [*labels.values()], {"orient": "bottom", "columns": columns, "symbolOpacity": 1}
+    colour = {"field": "run", "type": "nominal", "scale": {"domain": domain, "range": _repeated(COLOURS, len(domain))}}
+    shapes = _repeated(SHAPES, len(domain))
+    shapes = ["stroke" if of.mode == "sliding" else shape for of, shape in zip(labels, shapes, strict=True)]
+    shape = colour | {"scale": {"domain": domain, "range": shapes}, "legend": legend}
+    x = {
+        "field": "context", "type": "quantitative", "title": "tokens of context, up to",
+        "scale": {"type": "log", "base": 2, "domain": [0.9 * ends[0], 1.1 * ends[-1]], "nice": False},
+        "axis": {"values": ends, "format": ",d", "labelOverlap": "greedy"},
+    }  # fmt: skip
+    y = {"field": "nats", "type": "quantitative", "title": "nats per token", "scale": {"zero": False}}
+    band = {"y": y | {"field": "low"}, "y2": {"field": "high"}}
+    return {
+        "width": 760, "height": 440,
+        "data": {"values": points},
+        "encoding": {"color": colour | {"legend": legend}},
+        "layer": [
+            {"mark": {"type": "area", "opacity": 0.15}, "encoding": {"x": x} | band},
+            {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {"x": x, "y": y}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
+                "encoding": {"x": x, "y": y, "shape": shape},
+            },
+            {"data": {"values": levels}, "mark": {"type": "rule", "strokeDash": [8, 4], "strokeWidth": 2},
+             "encoding": {"y": y}},
+        ],
+    }  # fmt: skip
+
+
+def _context_labels(scorings: Sequence[Scoring]) -> list[str]:
+    """Returns the name of each line: its windows, and those of run, override, step and text that differ."""
+    about = [(of.run, of.override, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}") for of in scorings]
+    differ = [len(set(words)) > 1 for words in zip(*about, strict=True)]
+    strides = [f", stride {of.stride:,}" if of.mode == "sliding" else "" for of in scorings]
+    return [
+        ", ".join(filter(None, [*itertools.compress(words, differ), f"L = {of.length:,}{stride}"]))
+        for of, words, stride in zip(scorings, about, strides, strict=True)
+    ]
+
+
+def _repeated(looks: Sequence[str], count: int) -> list[str]:
+    return list(itertools.islice(itertools.cycle(looks), count))
+
+
+def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: bool) -> Spec:
+    """Returns the additions to the logit of each query (row) and key (column) by head, and those of one query.
+
+    Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys that a causal mask
+    hides are left white. Each head has its own colours from its least to its greatest number. Pictures of more than
+    MOST_CELLS tokens show every n-th token.
+    """
+    heads, length, _ = added.shape
+    shown = added - np.diagonal(added, axis1=1, axis2=2)[:, :, None]
+    picked = range(0, length, -(-length // MOST_CELLS))
+    side = {"axis": None, "type": "ordinal"}
+    size = len(picked) * max(1, 128 // len(picked))  # whole pixels for each cell
+    pairs = [(i, j) for i in picked for j in picked if j <= i or not causal]
+    colour = {"field": "added", "type": "quantitative", "scale": {"scheme": "magma"}, "legend": None}
+    pictures = [
+        {
+            "data": {"values": [{"q": i, "k": j, "added": float(shown[head, i, j])} for i, j in pairs]},
+            "title": {"text": f"head {head + 1}", "offset": 4},
+            "width": size, "height": size,
+            "mark": {"type": "rect", "strokeWidth": 1},
+            "encoding": {
+                "x": side | {"field": "k"}, "y": side | {"field": "q"},
+                "fill": colour, "stroke": colour,  # strokes close the seams between cells
+            },
+        }
+        for head in range(heads)
+    ]  # fmt: skip
+    # With causal attention the last query, which has all distances; else the middle one, which has both sides.
+    query = length - 1 if causal else length // 2
+    curves = [
+        {"head": head + 1, "distance": query - key, "added": float(shown[head, query, key])}
+        for head in range(heads)
+        for key in range(length)
+    ]
+    by_distance = {
+        "data": {"values": curves},
+        "width": max(600, 140 * heads), "height": 320,
+        "mark": {"type": "line", "strokeWidth": 2},
+        "encoding": {
+            "x": {"field": "distance", "type": "quantitative", "title": f"tokens from the key to query {query}"},
+            "y": {"field": "added", "type": "quantitative", "title": "added to the logit"},
+            "color": {"field": "head", "type": "ordinal", "scale": {"scheme": "viridis"}, "title": "head"},
+        },
+    }  # fmt: skip
+    row = {"hconcat": pictures, "spacing": 10, "resolve": apart("fill", "stroke")}
+    return {"vconcat": [row, by_distance], "title": name, "resolve": apart("fill", "stroke", "color")}

@@ -1,0 +1,232 @@
+"""Rows of results grouped into panels, within which numbers may be compared, and the tables of these panels."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from alibi.reporting import tables
+from alibi.reporting.rows import ContextUse, Row, latest
+from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
+
+Key = TypeVar("Key")
+
+_KEYS = re.compile(r"-(?=L\d+(?:-|$)|[A-Za-z_]\w*=)")  # before each key of a run's name
+
+# The value of each kind in a row.
+VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
+    PERPLEXITY: lambda row: row.perplexity,
+    tables.BITS_PER_BYTE: lambda row: row.bits_per_byte,
+    tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
+    tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
+    tables.ACCURACY: lambda row: row.passkey.accuracy if row.passkey else None,
+    tables.CONTEXT_GAIN: lambda row: row.context_use.gain_nats if row.context_use else None,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One method over the lengths: runs that differ in their seed only; cells by evaluation length in tokens."""
+
+    label: str
+    position: str
+    train_length: int
+    cells: Mapping[int, Part]
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Results that may be compared: on the same corpus and split, in the same windows."""
+
+    corpus: str
+    split: str
+    stride: int | None  # of sliding windows; None: windows don't overlap
+    kind: Kind
+    series: tuple[Series, ...]
+    rows: tuple[Row, ...]  # of all series, each by length
+    use: ContextUse | None = None  # the scored tokens of gains of context, without gains
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({length for series in self.series for length in series.cells})
+
+    @property
+    def numbers(self) -> Iterator[Number]:
+        cells = (cell for series in self.series for cell in series.cells.values())
+        return (cell for cell in cells if isinstance(cell, Number))
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether some number is a mean over seeds."""
+        return any(number.deviation is not None for number in self.numbers)
+
+
+def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
+    """Groups `rows` into panels, in order of first appearance; a later row replaces an earlier one of its cell.
+
+    Each number has its ratio to the number of its series at the train length; the lowest of a column is marked.
+    """
+    found = []
+    rows = latest(rows)
+    names = series_names(rows)  # of all rows, so that a run has one name in all panels
+    rows = [row for row in rows if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
+    rows = [row for row in rows if row.passkey is None]
+    for (corpus, split, stride, use), group in _grouped(rows, _panel_key).items():
+        by_series = _grouped(group, lambda row: (names[row.series], row.position, row.train_length))
+        in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
+        found.append(Panel(corpus, split, stride, kind, _make_series(by_series, kind), tuple(in_order), use))
+    return found
+
+
+def measured_panels(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
+    """Returns the perplexities of each corpus, split and windows, with bits per byte if the text's bytes are known."""
+    pairs = zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)
+    return [pair if any(row.bits_per_byte is not None for row in pair[0].rows) else pair[:1] for pair in pairs]
+
+
+def series_names(rows: Iterable[Row]) -> dict[str, str]:
+    """Returns the name of each `Row.series` in tables and charts: without the keys that all runs share.
+
+    Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if there is one only, and each key with the
+    same value in all runs. Other names stay whole, and so do all names if the short ones would not be distinct.
+    """
+    rows = list(rows)
+    names = {row.series: _KEYS.split(row.series.partition(" ")[0]) for row in rows}
+    shared = set.intersection(*map(set, names.values())) if len(names) > 1 else set()
+    if len({row.train_length for row in rows}) == 1:
+        shared.add(f"L{rows[0].train_length}")
+    short = {}
+    for series, (method, *keys) in names.items():
+        _, space, override = series.partition(" ")
+        short[series] = "-".join([method, *(key for key in keys if key not in shared)]) + space + override
+    return short if len({*short.values()}) == len(short) else {series: series for series in short}
+
+
+def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind) -> tuple[Series, ...]:
+    """Returns the series of a panel, with the relations of their numbers."""
+    by_length = [_grouped(rows, lambda row: row.eval_length) for rows in by_series.values()]
+    lengths = sorted(set().union(*by_length))
+    grid = [[make_cell(seeds[length], kind) if length in seeds else None for length in lengths] for seeds in by_length]
+    own = {i: lengths.index(length) for i, (_, _, length) in enumerate(by_series) if length in lengths}
+    references = {(i, j): (i, own[i]) for i in own for j in range(len(lengths))}
+    named = zip(by_series, related(grid, references), strict=True)
+    return tuple(Series(*name, dict(zip(lengths, cells, strict=True))) for name, cells in named)
+
+
+def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None]:
+    use = row.context_use and row.context_use.tokens
+    return row.corpus, row.split, None if row.mode == "nonoverlapping" else row.stride, use
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
+    """Returns the number of `rows`, one for each seed, or the reason that there is none."""
+    measured = [row for row in rows if row.is_measured]
+    values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
+    if values:
+        use = measured[0].context_use
+        return Number(values, kind, interval=use.interval if use is not None and len(values) == 1 else None)
+    if measured:
+        why = "too large to write" if kind is PERPLEXITY else "is not known"
+        return Missing(Absence.FAILED, f"{kind.title.lower()} {why}")
+    return Missing(Absence.LIMIT if rows[0].limit else Absence.FAILED, rows[0].error or "no result")
+
+
+def build_table(panel: Panel) -> Table:
+    """Returns a table with one line per series and one column per length."""
+    return Table(
+        caption=caption(panel),
+        label_header=("run", "trained at L"),
+        labels=tuple((series.label, series.train_length) for series in panel.series),
+        header=tuple(panel.lengths),
+        cells=tuple(tuple((series.cells.get(length),) for length in panel.lengths) for series in panel.series),
+        ratios=panel.use is None,
+    )
+
+
+def passkey_table(rows: Iterable[Row]) -> Table | None:
+    """Returns a table with one line per series and length of windows, one column per distance of the key.
+
+    None if no row is about passkeys.
+    """
+    rows = latest(rows)
+    names = series_names(rows)
+    found = [(row, row.passkey) for row in rows if row.passkey is not None]
+    if not found:
+        return None
+    order = list(dict.fromkeys(names[row.series] for row, _ in found))
+    lines = sorted({(order.index(names[row.series]), row.eval_length) for row, _ in found})
+    columns = sorted({passkey.distance for _, passkey in found})
+    cells = _grouped(
+        (row for row, _ in found),
+        lambda row: (names[row.series], row.eval_length, row.passkey and row.passkey.distance),
+    )
+    facts = [
+        fact("{} prompts in each cell", (passkey.prompts for _, passkey in found), " or "),
+        fact("trained at {}", (row.train_length for row, _ in found)),
+        fact("seed {}", (row.seed for row, _ in found)),
+        fact("step {}", (f"{row.step:,}" for row, _ in found)),
+    ]
+    labels = [(order[number], length) for number, length in lines]
+    grid = [
+        [make_cell(cells[*label, column], tables.ACCURACY) if (*label, column) in cells else None for column in columns]
+        for label in labels
+    ]
+    return Table(
+        caption="; ".join([f"{tables.ACCURACY.title}, by tokens from the key to its answer", *facts]) + ".",
+        label_header=("run", "window"),
+        labels=tuple(labels),
+        header=tuple(columns),
+        cells=tuple(tuple((part,) for part in parts) for parts in grid),
+        ratios=False,
+    )
+
+
+def caption(panel: Panel) -> str:
+    """Returns the facts about the numbers: kind, corpus, split, windows, tokens, seeds, steps, commit and device."""
+    windows = "non-overlapping windows (stride = length)"
+    if panel.stride is not None:
+        windows = f"sliding windows, stride {panel.stride:,}"
+    if panel.use is not None:
+        windows = (
+            f"the last {panel.stride:,} tokens of {panel.use.windows:,} windows, the same at each length, against what "
+            f"they cost at {panel.use.from_length:,}"
+        )
+        if panel.use.longest:
+            windows += f", at ends of windows of {panel.use.longest:,}"
+    rows = [row for row in panel.rows if row.is_measured]
+    facts = [
+        f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
+        fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
+        fact("seed {}", (row.seed for row in rows)),
+        fact("step {}", (f"{row.step:,}" for row in rows)),
+        fact("commit {}", (row.short_commit for row in rows if row.commit)),
+        fact("on {}", (row.device.text for row in rows if row.device)),
+    ]
+    return "; ".join(filter(None, facts)) + "."
+
+
+def fact(template: str, values: Iterable, separator: str = ", ") -> str:
+    """Returns `template` with the distinct `values`; "" if there are none."""
+    distinct = list(dict.fromkeys(values))
+    return template.format(separator.join(map(str, distinct))) if distinct else ""
+
+
+def explanation(panel: Panel) -> str:
+    """Returns how to read the cells of a panel's table."""
+    if panel.use is not None:
+        text = (
+            "Nats per token that longer windows save on the same tokens: above zero if the model uses the longer "
+            "context, zero if it only survives it."
+        )
+        if any(number.interval for number in panel.numbers):
+            text += " In brackets: the 95% interval of a single run, by resampling windows."
+    else:
+        text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
+    return text + (f" ±: {tables.SPREAD}." if panel.has_seeds else "")

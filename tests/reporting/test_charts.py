@@ -1,0 +1,219 @@
+"""Charts show the numbers of their rows, each line in a style of its own, on axes that can be read."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from alibi.positions import METHODS
+from alibi.reporting import tables
+from alibi.reporting.charts import (
+    COLOURS,
+    KNOWN_METHODS,
+    length_figure,
+    perplexity_ticks,
+    png,
+    spread,
+    train_lengths,
+)
+from alibi.reporting.figures import bias_figure, context_figure, passkey_figure
+from alibi.reporting.panels import panels, passkey_table
+from alibi.reporting.rows import ByContext, ContextUse, Scoring
+from tests.reporting.rowmaker import make_row
+
+CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
+ROWS = [
+    make_row(position, 128 * 2**i, value, **({} if value else {"error": "too long"}))
+    for position, values in CURVES.items()
+    for i, value in enumerate(values)
+]
+
+
+def figure_of(rows):
+    return length_figure(panels(rows)[0])
+
+
+def styles_of(spec):
+    """Colour, marker and dash of each line."""
+    *_, lines, _ = spec["layer"]
+    found = [
+        lines["encoding"]["color"],
+        lines["layer"][2]["encoding"]["shape"],
+        lines["layer"][0]["encoding"]["strokeDash"],
+    ]
+    looks = [dict(zip(one["scale"]["domain"], one["scale"]["range"], strict=True)) for one in found]
+    return {run: tuple(str(look[run]) for look in looks) for run in looks[0]}
+
+
+def test_each_line_has_its_numbers_a_style_and_its_name_at_its_end():
+    spec = figure_of(ROWS)
+    values = {(value["run"], value["length"]): value["value"] for value in spec["data"]["values"]}
+    expected = {(row.position, row.eval_length): row.perplexity for row in ROWS if row.perplexity}
+    assert values == expected
+    for column in zip(*styles_of(spec).values(), strict=True):
+        assert len(set(column)) == 3
+    names = [label["name"] for label in spec["layer"][-1]["data"]["values"]]
+    assert names == ["alibi", "learned (to 128)", "sinusoidal"]
+
+
+def test_both_axes_are_logarithmic_with_the_lengths_as_ticks_and_l_marked():
+    spec = figure_of(ROWS)
+    marks, lines, _ = spec["layer"]
+    x, y = lines["encoding"]["x"], lines["layer"][0]["encoding"]["y"]
+    assert (x["scale"]["type"], y["scale"]["type"]) == ("log", "log")
+    assert x["axis"]["values"] == [128, 256, 512]
+    assert marks["data"]["values"] == [{"length": 128, "text": "trained at L = 128"}]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "written"),
+    [
+        ((64, 512), ["trained at L = 64", "trained at L = 512"]),
+        ((64, 128, 512), ["dotted: lengths of training", "", ""]),
+    ],
+)
+def test_train_lengths_are_written_if_they_do_not_run_into_each_other(lengths, written):
+    rows = [make_row("alibi", at, 8.0, run=f"alibi-L{of}", train_length=of) for of in lengths for at in (64, 512, 1024)]
+    assert train_lengths(panels(rows)[0]) == dict(zip(lengths, written, strict=True))
+
+
+def test_a_method_looks_the_same_in_every_figure_and_runs_of_one_method_differ():
+    assert styles_of(figure_of(ROWS))["alibi"] == styles_of(figure_of(ROWS[3:6]))["alibi"]
+    windowed = [make_row("sinusoidal", 128 * 2**i, 8.0 + i, run="sinusoidal-window") for i in range(3)]
+    assert styles_of(figure_of([*ROWS[3:6], *windowed])).keys() == {"sinusoidal-window", "alibi"}
+
+
+@pytest.mark.parametrize("shown", [("alibi", "sinusoidal"), tuple(METHODS)[:10]])
+def test_every_method_has_a_style_of_its_own_and_so_has_a_new_one(shown):
+    """A method is a file, a registry line and a test: a figure needs no further list of them."""
+    styles = styles_of(figure_of([make_row(position) for position in ("new", *shown, "newer")]))
+    assert len(set(styles.values())) == len(shown) + 2
+    for position in set(shown) & set(KNOWN_METHODS):
+        assert styles[position][0] == COLOURS[KNOWN_METHODS.index(position)]
+
+
+@pytest.mark.parametrize(("low", "high"), [(7.7, 8.4), (5, 900), (18.2, 20.1), (1, 1e9), (2.5, 12)])
+def test_there_are_enough_round_ticks_in_any_range(low, high):
+    ticks = perplexity_ticks(low, high)
+    assert 4 <= len(ticks) <= 12
+    assert all(low <= tick <= high for tick in ticks)
+    assert ticks == sorted(ticks)
+
+
+def test_labels_keep_their_order_and_distance_and_stay_inside():
+    placed = spread([0.1, 0.1, 0.12, 0.99, 1.0], 0.06)
+    assert all(b - a >= 0.06 - 1e-9 for a, b in itertools.pairwise(placed))
+    assert placed[-1] <= 1.0
+    assert placed[0] == 0.1
+
+
+@pytest.mark.parametrize("kind", [tables.PERPLEXITY, tables.CONTEXT_GAIN], ids=["perplexity", "gain"])
+def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
+    names = [f"method-{number:02}" for number in range(17)]
+    order = [*names[8:], *names[:8]]
+    rows = [
+        make_row(name, length, (4.0 if length == 128 else 5.0 + rank), run=name)
+        for rank, name in enumerate(order)
+        for length in (128, 256)
+    ]
+    if kind is tables.CONTEXT_GAIN:
+        gains = [0.0 if row.eval_length == 128 else 5.0 - row.perplexity for row in rows]
+        uses = [ContextUse(100, 128, gain, (gain - 0.1, gain + 0.1)) for gain in gains]
+        rows = [dataclasses.replace(row, context_use=use) for row, use in zip(rows, uses, strict=True)]
+    parts = length_figure(panels(rows, kind)[0])["concat"]
+    assert [list(styles_of(part)) for part in parts] == [order[:5], order[5:11], order[11:]]
+    highest = [part["layer"][-2]["layer"][0]["encoding"]["y"]["scale"]["domain"][1] for part in parts]
+    if kind is tables.PERPLEXITY:
+        assert highest[0] < 10 < highest[1] < 17 < highest[2], "each part has its own scale"
+
+
+def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
+    """From rows in the order of measurement, with a length that one run does not have."""
+    rows = [
+        make_row(position, length, mode="passkey", passkey={"distance": distance, "prompts": 9, "accuracy": share})
+        for length, distance, position, share in (
+            (128, 64, "alibi", 1.0),
+            (128, 64, "rotary", 0.75),
+            (256, 64, "alibi", 0.5),
+            (256, 128, "alibi", 0.25),
+        )
+    ]
+    table = passkey_table(rows)
+    assert list(table.labels) == [("alibi", 128), ("alibi", 256), ("rotary", 128)]
+    spec = passkey_figure(table)
+    found = [(one["run"], one["window"], one["distance"], one["text"]) for one in spec["data"]["values"]]
+    assert found == [
+        ("alibi", 128, 64, "100%"),
+        ("alibi", 256, 64, "50%"),
+        ("alibi", 256, 128, "25%"),
+        ("rotary", 128, 64, "75%"),
+    ]
+    assert [part["title"]["text"] for part in spec["hconcat"]] == ["windows of 128", "windows of 256"]
+    assert png(spec).startswith(b"\x89PNG")
+
+
+def test_a_bias_is_relative_to_the_querys_own_key_and_hidden_keys_are_white():
+    added = np.arange(9.0).reshape(1, 3, 3)
+    pictures, curves = bias_figure("name", added, causal=True)["vconcat"]
+    (cells,) = (part["data"]["values"] for part in pictures["hconcat"])
+    assert {(cell["q"], cell["k"]): cell["added"] for cell in cells} == {
+        (0, 0): 0, (1, 0): -1, (1, 1): 0, (2, 0): -2, (2, 1): -1, (2, 2): 0
+    }  # fmt: skip
+    assert [(value["distance"], value["added"]) for value in curves["data"]["values"]] == [(2, -2), (1, -1), (0, 0)]
+    pictures, _ = bias_figure("name", np.zeros((2, 130, 130)), causal=False)["vconcat"]
+    assert [len(part["data"]["values"]) for part in pictures["hconcat"]] == [44**2] * 2, "every third token"
+
+
+def by_context(ends, length=8, stride=8, run="run"):
+    """Rows of one scoring, by the end of their range: the mean of their 10 tokens, and half of its interval or None."""
+    of, low, rows = Scoring(run, 1, "t", "c", length, stride), 0, []
+    for end, (mean, half) in ends.items():
+        rows.append(ByContext(of, low + 1, end, 10, 10 * mean, half and (mean - half, mean + half)))
+        low = end
+    return rows
+
+
+def drawn(rows):
+    """The ends of the ranges of each line, by its label, and the levels of sliding windows."""
+    spec = context_figure(rows)
+    lines = {label: [] for label in spec["encoding"]["color"]["scale"]["domain"]}
+    for point in spec["data"]["values"]:
+        lines[point["run"]].append(point["context"])
+    return lines, [level["nats"] for level in spec["layer"][-1]["data"]["values"]]
+
+
+KNOWN = {1: (6.0, 0.25), 2: (5.5, 0.2), 4: (5.25, 0.1), 8: (5.0, 0.05)}
+
+
+def test_a_mean_lies_in_its_interval():
+    spec = context_figure(by_context(KNOWN))
+    assert [(point["low"], point["high"]) for point in spec["data"]["values"]] == [
+        (5.75, 6.25), (5.3, 5.7), (5.15, 5.35), (4.95, 5.05)
+    ]  # fmt: skip
+
+
+def test_a_range_is_drawn_up_to_a_tenth_of_the_surest_cost():
+    """It is 5.75 here, from the interval 5.75 to 6.25: a half-width of 0.2875 is its tenth."""
+    assert drawn(by_context(KNOWN | {4: (5.25, 0.287)}))[0] == {"L = 8": [1, 2, 4, 8]}
+    assert drawn(by_context(KNOWN | {4: (5.25, 0.288)}))[0] == {"L = 8": [1, 2, 8]}
+    assert drawn(by_context(KNOWN | {4: (5.25, None)}))[0] == {"L = 8": [1, 2, 8]}
+
+
+def test_noise_does_not_raise_its_own_measure():
+    """Ranges of a few tokens have means from 3 to 12: the spread of all means would let all of them in."""
+    noise = {1: (12.0, 7.0), 2: (3.0, 2.5), 4: (9.0, 4.0), 8: (6.5, 1.0), 16: (5.0, 0.06)}
+    lines, _ = drawn([*by_context(KNOWN), *by_context(noise, length=16, stride=16)])
+    assert lines == {"L = 8": [1, 2, 4, 8], "L = 16": [16]}
+
+
+def test_a_sliding_window_is_the_level_of_its_last_range():
+    sliding = {1: (2.0, None), 2: (14.0, None), 8: (5.0, 0.05)}
+    rows = [*by_context({8: (5.0, None)}), *by_context(sliding, stride=1)]
+    assert drawn(rows) == ({"L = 8": [], "L = 8, stride 1": []}, [5.0])
+
+
+def test_lines_are_named_by_differing_facts():
+    rows = [row for run in ("a", "b") for stride in (8, 1) for row in by_context(KNOWN, stride=stride, run=run)]
+    assert drawn(rows)[0].keys() == {f"{run}, L = 8{end}" for run in ("a", "b") for end in ("", ", stride 1")}
+    assert png(context_figure(rows)).startswith(b"\x89PNG")
