@@ -78,15 +78,9 @@ def _lines(store: Store, name: str) -> list[Row]:
 
 
 def _name(row: Row) -> str:
-    """The name of the file of `row`: the same for rows that say the same of the same measurement."""
-    said = json.dumps([*row.measurement[0], *_scoring(row), row.error if not row.is_measured else None])
-    key = hashlib.sha256(said.encode()).hexdigest()[:16]
+    """Returns the file of `row`: one for each measurement with a result, and for each of its errors."""
+    key = hashlib.sha256(repr((row.measurement, not row.is_measured and row.error)).encode()).hexdigest()[:16]
     return f"{FOLDER}/{re.sub(r'[^-.=@+A-Za-z0-9_]', '_', row.run)}/{row.eval_length}-{key}.json"
-
-
-def _scoring(row: Row) -> list[Any]:
-    of = row.scoring
-    return [of.step, of.tokens_sha256, of.config_hash, *row.measurement[2:]]
 
 
 def _parse(store: Store, name: str, content: bytes) -> tuple[str, Row] | None:
