@@ -33,18 +33,18 @@ def main() -> int:
     from alibi.reporting.charts import png
     from alibi.reporting.figures import context_figure
     from alibi.reporting.rows import EarlyTokenCurse
-    from alibi.storage.store import open_store
+    from alibi.storage.files import check_writable, resolve, write_whole
 
-    output = open_store(_OUTPUT_DIR.value)
-    output.check_writable()
+    output = resolve(_OUTPUT_DIR.value)
+    check_writable(output)
     dumps = find_dumps(_DUMPS.value)
     if not dumps:
         raise ValueError(
             f"--dumps={','.join(_DUMPS.value)} names no file; give those of eval_extrapolation.py --dump_nll"
         )
     rows = analyse(dumps)
-    output.write("by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows))
-    output.write("by_context.png", png(context_figure(rows)))
+    write_whole(output / "by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows))
+    write_whole(output / "by_context.png", png(context_figure(rows)))
     told = ("run", "updates", "text", "blocks of", "gain, nats", "explained by context lengths", "by a sliding window")
     print(f"| {' | '.join(told)} |\n|:--|--:|:--|--:|--:|--:|--:|")
     for row in rows:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from benchmarks import adaptive, attention, data, decode, evaluate, generate, positions, profile, skipping, training
 
-from alibi.storage.atomic import local_path
+from alibi.storage.files import local_path
 
 ROUNDS = {"train": 15, "positions": 7, "data": 5, "skipping": 5}  # of short turns
 COMMANDS = {

@@ -28,10 +28,10 @@ def main(*directories: str) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing
-    from alibi.storage.store import open_store
+    from alibi.storage.files import resolve
     from alibi.sweeps.watch import standings, summary, table
 
-    stores = [open_store(directory) for directory in directories]
+    stores = [resolve(directory) for directory in directories]
     refreshed = sys.stdout.isatty() and not _ONCE.value
     while True:
         now, text, over = datetime.datetime.now(datetime.UTC), "", True

@@ -41,9 +41,8 @@ def main() -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing
-    from alibi.runs.directory import check_address
-    from alibi.storage.atomic import is_address
-    from alibi.storage.store import open_store
+    from alibi.runs import RunDirectory
+    from alibi.storage.files import is_address, resolve, write_whole
     from alibi.sweeps import templates
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.tasks import pin_anew
@@ -51,11 +50,7 @@ def main() -> int:
 
     if (_SWEEP.value is None) == (flags.FLAGS.config is None):
         raise ValueError("give --sweep=FILE.py, or --config=FILE.py of one run; --help shows how the command is used")
-    workdir = _WORKDIR.value.rstrip("/")
-    if is_address(workdir):
-        check_address(workdir)
-    else:
-        workdir = str(pathlib.Path(workdir).expanduser().absolute())
+    workdir = str(RunDirectory(_WORKDIR.value))
     sweep = load_sweep(_SWEEP.value) if _SWEEP.value else None
     check_configs(sweep)
     template = pathlib.Path(_TEMPLATE.value)
@@ -83,9 +78,9 @@ def main() -> int:
     if shutil.which(submit[0]) is None:
         raise ValueError(f"there is no {submit[0]} on this machine, which takes this template; submit elsewhere")
     if sweep:
-        pin_anew(open_store(workdir), sweep)
+        pin_anew(resolve(workdir), sweep)
     else:  # status.py shows it before it starts
-        open_store(workdir).write(SUBMITTED_FILE, json.dumps({"template": template.name}) + "\n")
+        write_whole(f"{workdir}/{SUBMITTED_FILE}", json.dumps({"template": template.name}) + "\n")
     if "{{LOGS}}" in text:
         pathlib.Path(logs).mkdir(parents=True, exist_ok=True)
     print(filled, end="", flush=True)

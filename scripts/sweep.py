@@ -40,7 +40,7 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.storage.store import open_store
+    from alibi.storage.files import resolve
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.estimates import device_table, plan_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
@@ -48,7 +48,7 @@ def main() -> int:
     from alibi.sweeps.tasks import share_of
 
     devices = command_line.planned_devices(_DRY_RUN.value, "--dry_run")
-    workdir = open_store(_WORKDIR.value)
+    workdir = resolve(_WORKDIR.value)
     sweep = load_sweep(_SWEEP.value)
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
     share = None if _TASK.value is None else share_of(sweep, _TASK.value)

@@ -23,7 +23,7 @@ from alibi.cpu.host_memory import keep_freed_memory
 from alibi.data.cache import cache_root, check_paths
 from alibi.errors import FAILED, REQUEUE, Interrupted, explain, ignore_signals, print_error, signals_raised
 from alibi.parallel import hosts
-from alibi.storage.atomic import local_path
+from alibi.storage.files import local_path
 
 # Files that a process needs to hold open: its libraries, the checkpoint that it writes and the one that it reads.
 OPEN_FILES = 64

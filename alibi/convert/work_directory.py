@@ -16,7 +16,7 @@ from alibi.data.tokenizers import WordTokenizer, read_dictionary
 from alibi.model.decoder import build_model, param_shapes
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.storage.atomic import is_address, made_whole
+from alibi.storage.files import is_address, listed, made_whole, write_whole
 from alibi.training.optimizer import make_optimizer
 
 # Written beside config.json, for `train.py --config=DIR/config.py`.
@@ -71,8 +71,7 @@ def import_run(
         isn't empty.
     """
     run = RunDirectory(workdir)
-    is_file = not is_address(str(run)) and run.path.exists() and not run.path.is_dir()
-    if run.store.names() or is_file:
+    if listed(run.path) or (run.path.exists() and not run.path.is_dir()):
         raise ValueError(f"work directory {run} is not empty; choose another --workdir, or remove it")
     if position not in ("", *fairseq.POSITIONS):
         raise ValueError(f"position={position!r} is unknown; use one of {', '.join(fairseq.POSITIONS)}")
@@ -155,7 +154,7 @@ def _fill(
     run.claim(config, tokenizer)
     try:
         run.write("provenance.json", about)
-        run.store.write("config.py", CONFIG_FILE)
+        write_whole(run.path / "config.py", CONFIG_FILE)
         with Checkpoints(run.checkpoints) as checkpoints:
             checkpoints.save(state, updates, about)
         reached = "finished" if updates >= steps else "interrupted"

@@ -11,27 +11,26 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from etils import epath
+
 from alibi.config import DataConfig
 from alibi.errors import NO_SPACE
-from alibi.storage.atomic import is_address, local_path, made_whole
+from alibi.storage.files import local_path, made_whole
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
 def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
-    """`cache_dir` if it is a directory, else $ALIBI_CACHE, else ~/.cache/alibi; ValueError where that is an address.
-
-    Token files are mapped: what lies at an address (`alibi.data.shared`) is fetched to here.
-    """
-    if cache_dir and not is_address(cache_dir):
+    """Returns `cache_dir` if it is given, else $ALIBI_CACHE, else ~/.cache/alibi; raises ValueError for an address."""
+    if cache_dir:
         return local_path(cache_dir, "data.cache_dir")
     return local_path(os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", "$ALIBI_CACHE")
 
 
 def check_paths(data: DataConfig) -> None:
-    """Raises ValueError where a key of the config's section `data` names an address, which only `cache_dir` may."""
+    """Raises ValueError if a key of the config's section `data` names an address."""
     for key, value in vars(data).items():
-        if isinstance(value, str) and key != "cache_dir":
+        if isinstance(value, str):
             local_path(value, f"data.{key}")
 
 
@@ -42,7 +41,7 @@ def content_key(content: dict[str, Any]) -> str:
 
 def file_sha256(path: str | os.PathLike) -> str:
     """SHA-256 of a file's content."""
-    with pathlib.Path(path).expanduser().open("rb") as stream:
+    with epath.Path(path).expanduser().open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

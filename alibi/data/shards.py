@@ -19,7 +19,7 @@ from alibi.data.tokenfile import shard_file
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.errors import UserError
 from alibi.progress import Progress
-from alibi.storage.atomic import made_whole, write_whole
+from alibi.storage.files import made_whole, write_whole
 
 _POLL_SECONDS = 0.3
 _IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 is the last white space

@@ -1,22 +1,19 @@
 """NLL dumps: what each token of a text cost, on disk, for analyses by position and by context."""
 
 import dataclasses
-import fnmatch
-import glob
 import hashlib
 import os
-import pathlib
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from etils import epath
 from jaxtyping import Float, Int
 
 from alibi.reporting.rows import Scoring
-from alibi.storage.atomic import is_address, made_whole
-from alibi.storage.store import Store, open_store
+from alibi.storage.files import made_whole, resolve
 
 _NO_DUMP = (OSError, KeyError, EOFError, zipfile.BadZipFile)
 # How dumps are named; those of old versions hold their run's name nowhere else.
@@ -44,23 +41,22 @@ class Dump:
         return token - np.maximum(window - (self.of.length - self.of.stride), 0) + 1
 
 
-def find_name(output: Store, of: Scoring) -> str:
-    """The name under which the dump `of` a run at one length and stride lies, or will, in an output directory.
+def find_name(output: epath.Path, of: Scoring) -> epath.Path:
+    """The file in which the dump `of` a run at one length and stride lies, or will, in an output directory.
 
     That is nll/RUN-length=l-stride=s.npz, unless a dump of another step, text,
     config or override has that name: then this one's name says its step and the hash of the rest.
     """
-    name = f"nll/{of.run}-length={of.length}-stride={of.stride}"
-    with output.fetched(f"{name}.npz") as path:
-        if what_is_in(path) in (None, of):
-            return f"{name}.npz"
+    name = f"{of.run}-length={of.length}-stride={of.stride}"
+    path = output / "nll" / f"{name}.npz"
+    if what_is_in(path) in (None, of):
+        return path
     key = hashlib.sha256(f"{of.tokens_sha256} {of.config_hash}{of.override}".encode()).hexdigest()[:8]
-    return f"{name}-step={of.step}-{key}.npz"
+    return path.with_name(f"{name}-step={of.step}-{key}.npz")
 
 
-def write_dump(path: pathlib.Path, dump: Dump) -> None:
+def write_dump(path: str | os.PathLike[str], dump: Dump) -> None:
     """Writes the .npz file atomically: a reader sees all of it or the one before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     of: dict[str, Any] = dataclasses.asdict(dump.of)
     with made_whole(path) as partial, partial.open("wb") as file:
         np.savez(file, nll_nats=dump.nll_nats, targets=dump.targets, **of)
@@ -73,10 +69,10 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
       ValueError: there is none, or it is damaged; or an old one, which doesn't say of which
         run it is, has another name than eval_extrapolation.py --dump_nll gave it.
     """
-    path = pathlib.Path(path)
+    file = epath.Path(path)
     try:
-        with np.load(path) as arrays:
-            return Dump(_named(path, arrays), arrays["nll_nats"], arrays["targets"])
+        with file.open("rb") as opened, np.load(opened) as arrays:
+            return Dump(_named(file, arrays), arrays["nll_nats"], arrays["targets"])
     except _NO_DUMP as error:
         raise ValueError(f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll") from error
 
@@ -84,39 +80,33 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
 def find_dumps(patterns: Iterable[str]) -> list[Dump]:
     """The dumps that paths and addresses name, in which wildcards may stand; ValueError as `read_dump` raises it."""
     places = {place for pattern in patterns for place in _matching(pattern)}
-    dumps = []
-    for folder, _, name in (place.rpartition("/") for place in sorted(places)):
-        with open_store(folder).fetched(name) as path:
-            dumps.append(read_dump(path))
-    return dumps
+    return [read_dump(place) for place in sorted(places)]
 
 
-def _matching(pattern: str) -> list[str]:
-    if not is_address(pattern):
-        return [os.path.abspath(path) for path in glob.glob(pattern)]
-    # The folder before the first wildcard is listed: an object store knows no other way.
-    folder = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
-    store = open_store(folder)
-    return [place for place in (f"{store}/{name}" for name in store.names()) if fnmatch.fnmatchcase(place, pattern)]
+def _matching(pattern: str) -> list[epath.Path]:
+    """Returns the files that a path or an address with wildcards names."""
+    before = re.split(r"[*?[]", pattern)[0]
+    folder = before[: before.rfind("/") + 1]
+    return list(resolve(folder or ".").glob(pattern.removeprefix(folder)))
 
 
-def what_is_in(path: pathlib.Path) -> Scoring | None:
+def what_is_in(path: epath.Path) -> Scoring | None:
     """What the dump in `path` is of; None where there is no whole one: the table of a .npz ends it."""
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as file, np.load(file) as arrays:
             return _named(path, arrays)
     except (*_NO_DUMP, ValueError):
         return None
 
 
-def _named(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> Scoring:
+def _named(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> Scoring:
     length, stride, step = (int(arrays[key]) for key in ("length", "stride", "step"))
     run = str(arrays["run"]) if "run" in arrays else _run_by_name(path, length, stride)
     override = str(arrays["override"]) if "override" in arrays else ""
     return Scoring(run, step, str(arrays["tokens_sha256"]), str(arrays["config_hash"]), length, stride, override)
 
 
-def _run_by_name(path: pathlib.Path, length: int, stride: int) -> str:
+def _run_by_name(path: epath.Path, length: int, stride: int) -> str:
     """The run of an old dump; ValueError where its name is not the one that it was given."""
     name = _NAME.fullmatch(path.stem)
     if not name:

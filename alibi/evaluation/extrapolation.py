@@ -28,7 +28,7 @@ from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
 from alibi.reporting.rows import ContextUse, Row
 from alibi.runs.trained import TrainedRun
-from alibi.storage.store import open_store
+from alibi.storage.files import resolve
 
 __all__ = ["Options", "OutputError", "evaluate_runs"]
 
@@ -106,7 +106,7 @@ def evaluate_each(
       ValueError: two work directories of one name, whose rows could not be told apart.
       OutputError: the output directory can't be written.
     """
-    paths = list(dict.fromkeys(str(open_store(workdir)) for workdir in workdirs))
+    paths = list(dict.fromkeys(str(resolve(workdir)) for workdir in workdirs))
     check_names(paths)
     output = Output(options.output_dir)
     failures, found_before = [], len(output.rows)

@@ -19,7 +19,7 @@ from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import Device, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, git_commit
 from alibi.runs.trained import TrainedRun
-from alibi.storage.store import open_store
+from alibi.storage.files import check_writable, resolve
 
 Found = TypeVar("Found")
 
@@ -38,9 +38,9 @@ class Output:
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
-        self.store = open_store(directory)
-        self._guard(self.store.check_writable)
-        self.rows = find_rows(self.store)
+        self.folder = resolve(directory)
+        self._guard(lambda: check_writable(self.folder))
+        self.rows = find_rows(self.folder)
 
     def find(self, row: Row) -> list[Row]:
         """The rows that exist of the measurement that `row` is about: same cell, step, config and text."""
@@ -61,7 +61,7 @@ class Output:
         """Adds a row, unless one that exists says the same of its measurement."""
         if any(old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)):
             return
-        self._guard(lambda: record_row(self.store, row))
+        self._guard(lambda: record_row(self.folder, row))
         self.rows.append(row)
 
     def add_error(self, row: Row, title: str, error: str) -> None:
@@ -83,15 +83,10 @@ class Output:
             return None
 
     def dump(self, dump: Dump) -> None:
-        self._guard(lambda: self._dump(dump))
-
-    def _dump(self, dump: Dump) -> None:
-        with self.store.made(find_name(self.store, dump.of)) as path:
-            write_dump(path, dump)
+        self._guard(lambda: write_dump(find_name(self.folder, dump.of), dump))
 
     def has_dump(self, of: Scoring) -> bool:
-        with self.store.fetched(find_name(self.store, of)) as path:
-            return what_is_in(path) == of
+        return what_is_in(find_name(self.folder, of)) == of
 
     def finish(self, *, report: bool, workdirs: Sequence[str] = ()) -> None:
         """Writes results.jsonl, and where it is asked for the report, which is printed; it tells of `workdirs`."""
@@ -99,9 +94,9 @@ class Output:
 
         def write() -> None:
             runs = [source for workdir in workdirs if (source := run_source(workdir))]
-            shown.append(write_report(self.store, runs=runs))
+            shown.append(write_report(self.folder, runs=runs))
 
-        self._guard(write if report else lambda: merge_rows(self.store))
+        self._guard(write if report else lambda: merge_rows(self.folder))
         for text in shown:  # outside: what can't be printed has been written
             print(text)
 
@@ -112,7 +107,7 @@ class Output:
             write()
         except OSError as error:
             raise OutputError(
-                f"output directory {self.store} can't be written ({error.strerror or error}); "
+                f"output directory {self.folder} can't be written ({error.strerror or error}); "
                 "make space or choose another --output_dir; rows written so far are kept"
             ) from error
 
@@ -124,7 +119,7 @@ def run_source(workdir: str) -> RunSource | None:
         config, words = flatten(directory.config()), directory.provenance().get("command", [])
     except ValueError:
         return None
-    return RunSource(directory.name, config, f"python {shlex.join(words)}" if words else "", directory.store)
+    return RunSource(directory.name, config, f"python {shlex.join(words)}" if words else "", directory.path)
 
 
 def say(message: str) -> None:

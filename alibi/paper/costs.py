@@ -15,6 +15,7 @@ from alibi.reporting.recorded import ROWS_FILE, find_rows
 from alibi.reporting.rows import latest
 from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
+from alibi.storage.files import listed
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.estimates import device_table, parameters
 from alibi.sweeps.launchers import Command
@@ -110,19 +111,19 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
         states = survey(one.sweep, one.directory)
         runs = f"{sum(state.is_trained for state in states)}/{len(states)}"
         results = f"{sum(state.results for state in states)}/{sum(state.run.results for state in states)}"
-        written = "yes" if one.outputs.exists(f"table{one.number:02d}.md") else "no"
+        written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
         lines.append((str(one.number), one.setting.name, runs, results, written, one.definition.title))
     return aligned(lines, left=range(6)) + _elsewhere(reproductions)
 
 
 def _elsewhere(counted: Sequence[Reproduction]) -> str:
     """The directories beside those `counted` that have results, of other overrides and files."""
-    root = counted[0].scale_directory
-    beside = [root / name for name in root.folders() if name not in {one.directory.name for one in counted}]
+    known = {one.directory.name for one in counted}
+    beside = [folder for folder in listed(counted[0].scale_directory) if folder.name not in known]
     lines = [
         f"  {directory}: {sum(row.is_measured for row in latest(find_rows(directory)))} results\n"
         for directory in beside
-        if directory.exists(ROWS_FILE)
+        if (directory / ROWS_FILE).exists()
     ]
     return "".join(["\nOf other --overrides or files, and not counted here:\n", *lines]) if lines else ""
 

@@ -11,7 +11,7 @@ from alibi.paper.definitions import TABLES, Model, Quantity
 from alibi.paper.published import PaperTable, load_table
 from alibi.paper.settings import find_setting
 from alibi.runs import RunDirectory, may_differ
-from alibi.storage.store import open_store
+from alibi.storage.files import resolve
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
 
@@ -45,10 +45,10 @@ class Reproduction:
         self.setting = find_setting(self.definition.setting, scale)
         self.files = files or {}
         self._config = self.setting.config_for(self.files, overrides)
-        self.scale_directory = open_store(workdir) / scale
+        RunDirectory(workdir)  # raises for an address that can't hold runs
+        self.scale_directory = resolve(workdir) / scale
         self.directory = self.scale_directory / (self.setting.name + _suffix(self.files, overrides))
         self.outputs = self.directory / "tables"
-        RunDirectory(str(self.directory))  # an address that can't hold runs is told of before any work
 
     @functools.cached_property
     def paper(self) -> PaperTable:

@@ -17,6 +17,7 @@ from alibi.reporting.rows import Row, latest
 from alibi.reporting.tables import Absence, Comparison, Kind, Missing, Number, Part, compare
 from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
 from alibi.runs import RunDirectory, evaluation_hash
+from alibi.storage.files import write_whole
 from alibi.sweeps.definition import Run
 from alibi.sweeps.state import run_directory
 
@@ -210,11 +211,11 @@ def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
     contents = {".md": to_markdown(compared), ".csv": to_csv(compared), ".tex": to_latex(compared)}
     suffixes, drawn = [*contents], reproduction.definition.lines
     if drawn and compared.has_ours:
-        outputs.write(f"{name}.png", png(comparison_figure(compared, drawn)))
+        write_whole(outputs / f"{name}.png", png(comparison_figure(compared, drawn)))
         contents[".md"] += f"\n![table {reproduction.number}: paper and ours]({name}.png)\n"
         suffixes.append(".png")
     if failures:
         contents[".md"] += "\n" + failed_runs(failures)
     for suffix, content in contents.items():
-        outputs.write(name + suffix, content)
+        write_whole(outputs / (name + suffix), content)
     return "\n".join([to_text(compared), *(f"{outputs}/{name}{suffix}" for suffix in suffixes)])

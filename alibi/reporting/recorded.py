@@ -4,6 +4,7 @@ Nothing is appended to and nobody waits: evaluations that run at the same time w
 same row, of which there is one. Directories of before, which have only results.jsonl, are read as they are.
 """
 
+import concurrent.futures
 import datetime
 import hashlib
 import json
@@ -12,8 +13,10 @@ import os
 import re
 from typing import Any
 
+from etils import epath
+
 from alibi.reporting.rows import Row, parse_rows
-from alibi.storage.store import Store, open_store
+from alibi.storage.files import listed, resolve, write_whole
 
 ROWS_FILE = "results.jsonl"  # what people read
 FOLDER = "rows"
@@ -22,59 +25,50 @@ BEFORE = f"{FOLDER}/before.jsonl"  # the lines of a results.jsonl that is older 
 _log = logging.getLogger(__name__)
 
 
-def find_rows(directory: str | os.PathLike[str] | Store) -> list[Row]:
-    """All rows of a directory or address, the oldest first; a damaged one is left out, with a logged warning."""
-    return _find(open_store(directory))[0]
+def find_rows(directory: str | os.PathLike[str]) -> list[Row]:
+    """Returns all rows of a directory or address, the oldest first, and warns of damaged ones, which are left out."""
+    return _find(resolve(directory))[0]
 
 
-def record_row(directory: str | os.PathLike[str] | Store, row: Row) -> bool:
-    """Writes `row`, unless there is one that says the same of its measurement; whether it was written.
-
-    A row with a result is the only one of its measurement; one with an error, the only one with that.
-    """
-    store, name = open_store(directory), _name(row)
-    if store.exists(ROWS_FILE) and not store.exists(FOLDER):
-        store.create(BEFORE, store.read(ROWS_FILE))
-    about: dict[str, Any] = {"written": datetime.datetime.now(datetime.UTC).isoformat(), "row": row.to_json()}
-    content = json.dumps(about | {"sha256": _sha256(about)}, indent=1, allow_nan=False) + "\n"
-    if store.create(name, content):
-        return True
-    there, version = store.read_version(name)
-    if _parse(store, name, there):
+def record_row(directory: str | os.PathLike[str], row: Row) -> bool:
+    """Writes `row`, unless its measurement has a row with a result or the same error; returns whether it did."""
+    folder = resolve(directory)
+    if (folder / ROWS_FILE).exists() and not (folder / FOLDER).exists():
+        write_whole(folder / BEFORE, (folder / ROWS_FILE).read_bytes())
+    file = folder / _name(row)
+    if file.exists() and _parse(file):
         return False
-    return store.replace(name, content, version) is not None  # a damaged one; another process may have done so
+    about: dict[str, Any] = {"written": datetime.datetime.now(datetime.UTC).isoformat(), "row": row.to_json()}
+    write_whole(file, json.dumps(about | {"sha256": _sha256(about)}, indent=1, allow_nan=False) + "\n")
+    return True
 
 
-def merge_rows(directory: str | os.PathLike[str] | Store) -> list[Row]:
+def merge_rows(directory: str | os.PathLike[str]) -> list[Row]:
     """Writes results.jsonl with all rows, and returns them."""
-    store = open_store(directory)
-    rows, names = _find(store)
-    while names:
-        store.write(ROWS_FILE, "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows))
-        before = names
-        rows, names = _find(store)
+    folder = resolve(directory)
+    rows, files = _find(folder)
+    while files:
+        write_whole(folder / ROWS_FILE, "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows))
+        before = files
+        rows, files = _find(folder)
         # Whoever writes the file last has seen the rows of all who wrote it before.
-        if names == before:
+        if files == before:
             break
     return rows
 
 
-def _find(store: Store) -> tuple[list[Row], list[str]]:
-    """The rows of a directory and the names of their files, none where results.jsonl has them all."""
-    names = store.names(FOLDER)
-    if not names:
-        return _lines(store, ROWS_FILE), []
-    known = [name for name in names if name.endswith(".json")]
-    found = [_parse(store, name, content) for name, content in zip(known, store.read_all(known), strict=True)]
-    recorded = sorted((pair for pair in found if pair), key=lambda pair: pair[0])
-    return _lines(store, BEFORE) + [row for _, row in recorded], names
+def _find(folder: epath.Path) -> tuple[list[Row], list[epath.Path]]:
+    """Returns the rows of a directory and their files; no files if results.jsonl alone has the rows."""
+    files = [file for run in listed(folder / FOLDER) for file in listed(run) if file.suffix == ".json"]
+    if not files:
+        return _lines(folder / ROWS_FILE), []
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each file takes its time
+        recorded = sorted(filter(None, pool.map(_parse, files)), key=lambda pair: pair[0])
+    return _lines(folder / BEFORE) + [row for _, row in recorded], files
 
 
-def _lines(store: Store, name: str) -> list[Row]:
-    try:
-        return parse_rows(store.read(name), f"{store}/{name}")
-    except FileNotFoundError:
-        return []
+def _lines(file: epath.Path) -> list[Row]:
+    return parse_rows(file.read_bytes(), str(file)) if file.exists() else []
 
 
 def _name(row: Row) -> str:
@@ -83,15 +77,15 @@ def _name(row: Row) -> str:
     return f"{FOLDER}/{re.sub(r'[^-.=@+A-Za-z0-9_]', '_', row.run)}/{row.eval_length}-{key}.json"
 
 
-def _parse(store: Store, name: str, content: bytes) -> tuple[str, Row] | None:
-    """When a row was written, and the row; None where its file is damaged, which is said."""
+def _parse(file: epath.Path) -> tuple[str, Row] | None:
+    """Returns the time at which a row was written, and the row; None, with a warning, if the file is damaged."""
     try:
-        about = json.loads(content)
+        about = json.loads(file.read_bytes())
         if about.pop("sha256") != _sha256(about):
             raise ValueError("its SHA-256 is another")
         return about["written"], Row.from_json(about["row"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        _log.warning("%s/%s is damaged and was left out: evaluate again, and it is made anew", store, name)
+        _log.warning("%s is damaged and was left out: evaluate again, and it is made anew", file)
         return None
 
 

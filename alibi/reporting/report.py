@@ -15,6 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from alibi.reporting import tables
 from alibi.reporting.charts import (
     COLOURS,
@@ -41,7 +43,7 @@ from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import Row, latest
 from alibi.reporting.tables import Table
 from alibi.reporting.writers import to_html, to_markdown, to_text
-from alibi.storage.store import Store, open_store
+from alibi.storage.files import read_rows, resolve, write_whole
 
 REPORT_FILE = "report.md"
 PAGE_FILE = "report.html"
@@ -58,17 +60,17 @@ class RunSource:
     Attributes:
       config: the leaves of its config by dotted key.
       command: the shell command that makes it.
-      store: its work directory; None if that is unknown or missing.
+      workdir: its work directory; None if that is unknown or missing.
     """
 
     name: str
     config: Mapping[str, Any]
     command: str
-    store: Store | None = None
+    workdir: epath.Path | None = None
 
 
 def write_report(
-    directory: str | os.PathLike | Store,
+    directory: str | os.PathLike[str],
     title: str = "Extrapolation",
     failures: Mapping[str, str] | None = None,
     runs: Sequence[RunSource] = (),
@@ -82,16 +84,16 @@ def write_report(
       failures: reasons by the name of a failed run, listed at the end.
       runs: runs whose commands, configs and training curves the page shows.
     """
-    store = open_store(directory)
-    rows = merge_rows(store)
+    folder = resolve(directory)
+    rows = merge_rows(folder)
     if not rows and not failures:
-        return f"no results in {store}/{ROWS_FILE} yet\n"
+        return f"no results in {folder}/{ROWS_FILE} yet\n"
     markdown, text = [f"# {title}\n"], []
 
     def add(shown: Sequence[Table], spec: Spec, figure: str, alternative: str, note: str = "") -> None:
-        store.write(figure, png(spec))
+        write_whole(folder / figure, png(spec))
         markdown.extend([*map(to_markdown, shown), *([note + "\n"] if note else []), f"![{alternative}]({figure})\n"])
-        text.extend([*map(to_text, shown), f"figure: {store}/{figure}\n"])
+        text.extend([*map(to_text, shown), f"figure: {folder}/{figure}\n"])
 
     measured, gains, passkeys = measured_panels(rows), panels(rows, tables.CONTEXT_GAIN), passkey_table(rows)
     for index, kinds in enumerate(measured):
@@ -107,9 +109,9 @@ def write_report(
         add([passkeys], passkey_figure(passkeys), "passkey.png", "keys found again, by distance")
     if failures:
         markdown.append(failed_runs(failures))
-    store.write(REPORT_FILE, "\n".join(markdown))
-    store.write(PAGE_FILE, _page(title, measured, gains, passkeys, rows, failures or {}, runs))
-    return "\n".join([*text, f"report: {store}/{REPORT_FILE}, {store}/{PAGE_FILE}\n"])
+    write_whole(folder / REPORT_FILE, "\n".join(markdown))
+    write_whole(folder / PAGE_FILE, _page(title, measured, gains, passkeys, rows, failures or {}, runs))
+    return "\n".join([*text, f"report: {folder}/{REPORT_FILE}, {folder}/{PAGE_FILE}\n"])
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:
@@ -118,12 +120,12 @@ def failed_runs(failures: Mapping[str, str]) -> str:
     return "Runs that failed:\n\n" + "".join(lines)
 
 
-def training_curve(store: Store | None) -> list[dict[str, Any]]:
+def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
     """Returns the losses that a run logged: their step, nats per token and split, "train" or "valid".
 
     Of a long run each point is the mean of neighbouring rows, weighted by their tokens.
     """
-    rows = store.read_log("metrics") if store is not None else []
+    rows = read_rows(workdir / "metrics.jsonl") if workdir is not None else []
     trained = [row for row in rows if _is_number(row.get("train_nll"))]
     size, points = math.ceil(len(trained) / MOST_POINTS) or 1, []
     for first in range(0, len(trained), size):
@@ -161,7 +163,7 @@ def _page(
 ) -> str:
     """Returns report.html; `measured` has the panels of each corpus, split and windows, one for each kind of number."""
     specs: list[Spec] = []
-    curves = {run.name: points for run in runs if (points := training_curve(run.store))}
+    curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
     labels = {row.run: names[row.series] for row in latest(rows) if row.override is None}
     labels |= {name: name for name in curves if name not in labels}  # a run that failed, for example

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from alibi.config import Config, flatten
-from alibi.storage.atomic import is_address
+from alibi.storage.files import is_address
 
 # Keys, and sections with a dot, that decide how a run is computed and watched, not its results.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",

@@ -1,1 +1,1 @@
-"""Files and addresses: read, write whole, create once, claim."""
+"""Files and addresses: read, write whole, claim."""

@@ -16,8 +16,8 @@ from alibi.config import flatten
 from alibi.errors import FAILED, REQUEUE, Interrupted, UserError, disk_errors_named
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.writers import format_duration
-from alibi.storage.lease import POLL_SECONDS, Claim, HeldError, awaited, is_held
-from alibi.storage.store import LostError, open_store
+from alibi.storage.claims import POLL_SECONDS, Claim, HeldError, LostError, awaited, is_held
+from alibi.storage.files import resolve
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed
 from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, check_jobs, places, suitable_jobs
@@ -76,8 +76,8 @@ class Sweeper:
         launcher: Launcher | None = None,
         share: Sequence[Run] | None = None,
     ):
-        self.sweep, self.store = sweep, open_store(workdir)
-        run_directory(self.store, sweep.runs[0])  # an address that can't hold runs is told of before any work
+        run_directory(workdir, sweep.runs[0])  # raises for an address that can't hold runs
+        self.sweep, self.store = sweep, resolve(workdir)
         if "," in str(self.store):
             raise ValueError(
                 f"--workdir {self.store} holds a comma, which separates work directories; use a path without one"
@@ -190,8 +190,8 @@ class Sweeper:
             until = time.monotonic() + LEAVE_SECONDS
         while True:
             try:
-                claim = Claim(claim_place(self.store, run), "at work", quiet=told)
-                if not is_held(directory.store):
+                claim = Claim(claim_place(self.store, run), "at work")
+                if not is_held(directory.path):
                     break
                 claim.release()  # such as a run that a killed sweep left, or a train.py by itself
                 raise HeldError(f"another process is training in {directory}")
@@ -339,8 +339,8 @@ def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
     for run in sweep.runs:
         command = train_command(run, workdir)
         flags = shlex.join(command.flags).replace(f"{PROJECT}/", "")
-        store = run_directory(workdir, run).store
-        sources.append(RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", store))
+        folder = run_directory(workdir, run).path
+        sources.append(RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", folder))
     return sources
 
 

@@ -1,5 +1,6 @@
 """Where a sweep stands: each run's state, which results exist, what failed, and the commands for the rest."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -11,12 +12,12 @@ from alibi.data.books import distances
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Row
 from alibi.runs import RunDirectory, evaluation_hash
-from alibi.storage.lease import is_held
-from alibi.storage.store import Store, open_store
+from alibi.storage.claims import is_held
+from alibi.storage.files import listed, resolve, write_whole
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.launchers import Command
 
-Directory = str | os.PathLike[str] | Store  # of a sweep: a directory or an address
+Directory = str | os.PathLike[str]  # of a sweep: a directory or an address
 FAILURES = "failures"  # NAME.txt: why a run was last given up, until it succeeds
 
 
@@ -68,7 +69,7 @@ class RunState:
 
 def run_directory(workdir: Directory, run: Run) -> RunDirectory:
     """Where a run lies; ValueError where that is an address that can't hold checkpoints."""
-    return RunDirectory(str(open_store(workdir) / "runs" / run.name))
+    return RunDirectory(f"{os.fspath(workdir)}/runs/{run.name}")
 
 
 def train_command(run: Run, workdir: Directory) -> Command:
@@ -93,7 +94,7 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
         if override.window is not None:
             flags.append(f"--window={override.window}")
     flags += [] if evaluation.passkey else [f"--split={evaluation.split}"]
-    flags += [f"--output_dir={open_store(workdir)}", "--noreport"]
+    flags += [f"--output_dir={resolve(workdir)}", "--noreport"]
     flags.append(f"--checkpoint={run.config.train.steps}")  # where it is damaged, no other stands in for it
     return Command("scripts/passkey.py" if evaluation.passkey else "eval_extrapolation.py", tuple(flags))
 
@@ -122,7 +123,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
     if differing:
         told = ", ".join(f"{key} ({there!r} there, {here!r} in the sweep)" for key, (there, here) in differing.items())
         status |= {"state": "conflict", "reason": f"{directory} holds a run of another config; differing: {told}"}
-    elif status["state"] == "running" and not is_held(directory.store):  # its process was killed
+    elif status["state"] == "running" and not is_held(directory.path):  # its process was killed
         status["state"] = "interrupted"
     if missing and not differing:  # a run that has all its results needs no checkpoint
         status |= _lost(directory, status)
@@ -190,20 +191,18 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
 
 
 def read_failures(workdir: Directory) -> dict[str, str]:
-    """Why runs were given up, by their names."""
-    store = open_store(workdir) / FAILURES
-    names = store.names()
-    try:
-        contents = store.read_all(names)
-    except FileNotFoundError:  # another task's run has succeeded meanwhile
-        return read_failures(workdir)
-    return {name.removesuffix(".txt"): content.decode() for name, content in zip(names, contents, strict=True)}
+    """Returns the reason for which each run was given up, by the run's name."""
+    failures = {}
+    for file in listed(resolve(workdir) / FAILURES):
+        with contextlib.suppress(FileNotFoundError):  # another task's run has succeeded meanwhile
+            failures[file.name.removesuffix(".txt")] = file.read_text()
+    return failures
 
 
 def write_failure(workdir: Directory, run: str, reason: str) -> None:
-    """Records why `run` failed, in a file of its own; an empty `reason` takes its record away."""
-    store = open_store(workdir) / FAILURES
+    """Writes the reason for which `run` failed to a file of its own; an empty `reason` removes the file."""
+    file = resolve(workdir) / FAILURES / f"{run}.txt"
     if reason:
-        store.write(f"{run}.txt", reason)
+        write_whole(file, reason)
     else:
-        store.delete(f"{run}.txt")
+        file.unlink(missing_ok=True)

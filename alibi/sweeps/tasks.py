@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from alibi.config.fields import nearest
 from alibi.config.override import Override
 from alibi.reporting.rows import Row
 from alibi.runs import evaluation_hash
-from alibi.storage.lease import is_held
-from alibi.storage.store import Store
+from alibi.storage.claims import is_held
+from alibi.storage.files import write_whole
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.state import missing_of
 
@@ -47,7 +49,7 @@ def share_of(sweep: Sweep, task: str) -> tuple[Run, ...]:
     return sweep.runs[number::tasks]
 
 
-def claim_place(store: Store, run: Run) -> Store:
+def claim_place(store: epath.Path, run: Run) -> epath.Path:
     """Where a process claims the right to train and evaluate `run`."""
     return store / TASKS / run.name
 
@@ -73,25 +75,25 @@ class Pinned:
         return not missing_of(self.evaluations, rows, (name, self.steps, self.config))
 
 
-def pin(store: Store, sweep: Sweep) -> None:
+def pin(store: epath.Path, sweep: Sweep) -> None:
     """Keeps what the sweep is, where nobody has; raises ValueError where the sweep that was kept is another one."""
-    if not store.create(SWEEP_FILE, _content(sweep)):
-        check_pinned(store, sweep)
-        if not pinned(store):  # it was damaged
-            store.write(SWEEP_FILE, _content(sweep))
+    check_pinned(store, sweep)
+    if not pinned(store):  # missing or damaged
+        write_whole(store / SWEEP_FILE, _content(sweep))
+        check_pinned(store, sweep)  # another task may have written at the same time
 
 
-def pin_anew(store: Store, sweep: Sweep) -> None:
+def pin_anew(store: epath.Path, sweep: Sweep) -> None:
     """Keeps what the sweep is; raises ValueError where tasks are at work on another one."""
     try:
         check_pinned(store, sweep)
     except ValueError as error:
         if at_work := [name for name in pinned(store) if is_held(store / TASKS / name)]:
             raise ValueError(f"{error}; at work are tasks on {', '.join(at_work)}") from None
-    store.write(SWEEP_FILE, _content(sweep))
+    write_whole(store / SWEEP_FILE, _content(sweep))
 
 
-def check_pinned(store: Store, sweep: Sweep) -> None:
+def check_pinned(store: epath.Path, sweep: Sweep) -> None:
     """Raises ValueError where `store` keeps another sweep than this one; what differs is named."""
     before, now = pinned(store), {run.name: Pinned.of(run) for run in sweep.runs}
     if not before or list(before.items()) == list(now.items()):
@@ -108,10 +110,10 @@ def check_pinned(store: Store, sweep: Sweep) -> None:
     )
 
 
-def pinned(store: Store) -> dict[str, Pinned]:
+def pinned(store: epath.Path) -> dict[str, Pinned]:
     """The runs of the sweep in `store` by name, in order; none where it keeps none, or what it keeps is damaged."""
     try:
-        runs = json.loads(store.read(SWEEP_FILE))["runs"]
+        runs = json.loads((store / SWEEP_FILE).read_bytes())["runs"]
         return {name: Pinned.from_json(content) for name, content in runs.items()}
     except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
         return {}

@@ -5,17 +5,18 @@ import dataclasses
 import datetime
 from collections.abc import Sequence
 
+from etils import epath
+
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.report import REPORT_FILE
 from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import RunDirectory
-from alibi.storage.lease import is_held, last_sign, was_held_here
-from alibi.storage.store import Store
+from alibi.storage.claims import is_held
+from alibi.storage.files import listed
 from alibi.sweeps.state import read_failures
 from alibi.sweeps.tasks import TASKS, pinned
 
-# After a sign of life that is younger than this a run of another machine is believed to be at work, though no lock is
-# to be seen: on some file systems only the machine itself sees its locks.
+# Without file locks a run is believed to be at work for this long after its last sign of life.
 BELIEVED = datetime.timedelta(minutes=5)
 SUBMITTED_FILE = "submitted.json"  # of one training: it was given to an engine, which starts it some time
 
@@ -48,14 +49,14 @@ class Standing:
         return self.state in ("finished", "failed", "damaged")
 
 
-def standings(store: Store, now: datetime.datetime) -> list[Standing]:
+def standings(store: epath.Path, now: datetime.datetime) -> list[Standing]:
     """How the run in `store` stands, or each run of the sweep in it, those included that have not begun.
 
     Raises:
       ValueError: there is neither a run nor a sweep.
     """
     known = pinned(store)
-    runs = [*known, *(name for name in (store / "runs").folders() if name not in known)]
+    runs = [*known, *(folder.name for folder in listed(store / "runs") if folder.name not in known)]
     if runs:
         failures, rows = read_failures(store), find_rows(store)
 
@@ -65,26 +66,26 @@ def standings(store: Store, now: datetime.datetime) -> list[Standing]:
 
         with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each question takes its time
             return list(pool.map(standing, runs))
-    if not any(map(store.exists, ("config.json", "status.json", SUBMITTED_FILE))):
+    if not any((store / name).exists() for name in ("config.json", "status.json", SUBMITTED_FILE)):
         raise ValueError(f"{store} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py")
     return [_standing(store, store / TASKS, "", None, now)]
 
 
-def _standing(place: Store, task: Store, failure: str, complete: bool | None, now: datetime.datetime) -> Standing:
+def _standing(
+    place: epath.Path, task: epath.Path, failure: str, complete: bool | None, now: datetime.datetime
+) -> Standing:
     """How one run stands, of which a sweep says why it failed, and has all results or not (None: there is no sweep)."""
     directory = RunDirectory(str(place))
     held, evaluated = is_held(place), is_held(task)
-    signs = [last_sign(place), last_sign(task)]
     try:
         status = directory.status()
-        signs.append(datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None)
-        sign = max(filter(None, signs), default=None)
+        sign = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None
         state, rate = status["state"], status.get("tokens_per_second")
         left = (status["steps"] - status["step"]) * directory.config().train.batch_tokens if rate else None
     except (ValueError, TypeError) as error:
         return Standing(place.name, "damaged", reason=str(error))
     if state == "running":
-        believed = sign and now - sign < BELIEVED and not was_held_here(place)
+        believed = held is None and sign and now - sign < BELIEVED
         state = "running" if held or believed else "interrupted"
     elif state == "finished" or (state == "missing" and complete):  # of rows that came from elsewhere
         done = "trained" if complete is False else "finished"
@@ -125,9 +126,9 @@ def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
     return aligned(lines, left=(0, 1)) + "".join(reasons)
 
 
-def summary(store: Store, standing: Sequence[Standing]) -> str:
+def summary(store: epath.Path, standing: Sequence[Standing]) -> str:
     """How many runs are in which state, and where the report lies, if there is one."""
     states = [one.state for one in standing]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    report = f"; report: {store}/{REPORT_FILE}" if store.exists(REPORT_FILE) else ""
+    report = f"; report: {store}/{REPORT_FILE}" if (store / REPORT_FILE).exists() else ""
     return f"{store}: {counts}{report}\n"

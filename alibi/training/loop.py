@@ -22,7 +22,8 @@ from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, code_hash, make_provenance, versions
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.storage.store import LostError
+from alibi.storage.claims import LostError
+from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record, peak_tokens_per_second
 from alibi.training.setup import Job, make_job, make_validator, micro_batches
 from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
@@ -276,7 +277,7 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
                 state = "interrupted" if stopped else "failed"
                 run.write_status(state, step=status["step"], steps=steps, reason=reason, **kept)
             if not stopped:
-                run.store.write("error.txt", traceback.format_exc())
+                write_whole(run.path / "error.txt", traceback.format_exc())
         raise
 
 

@@ -18,10 +18,10 @@ from typing import Any
 from alibi.config import Config
 from alibi.progress import print_line
 from alibi.runs import RunDirectory
-from alibi.storage.atomic import is_address
-from alibi.storage.store import Store
+from alibi.storage.files import append_row, drop_rows, is_address
 
 OPTIONAL = ("wandb", "trackio")  # packages that the config key log.PACKAGE asks for
+METRICS_FILE = "metrics.jsonl"
 TRACKED_FILE = "tracked.json"  # in the work directory: the run's id and project at W&B and Trackio
 INIT_SECONDS = 20.0  # wait for W&B's service at the start of a run
 FINISH_SECONDS = 60.0  # wait at its end for the last rows to arrive
@@ -60,9 +60,9 @@ def check_writers(config: Config) -> None:
 
 def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWriter]:
     """Returns the writers that `config` names, for a run that goes on after update `step`."""
-    writers: list[MetricWriter] = [JsonLines(run.store, step)]
+    writers: list[MetricWriter] = [JsonLines(run, step)]
     if config.log.tensorboard:
-        writers.append(TensorBoard(run.store, step))
+        writers.append(TensorBoard(run, step))
     if config.log.wandb or config.log.trackio:
         known = tracked(run, config.log.project)
         if config.log.wandb:
@@ -78,31 +78,29 @@ class JsonLines(MetricWriter):
     Rows after `resume_step`, of a run that was stopped later than it was saved, are dropped.
     """
 
-    def __init__(self, store: Store, resume_step: int):
-        self._store = store
-        store.drop_log("metrics", resume_step)
+    def __init__(self, run: RunDirectory, resume_step: int):
+        self._run, self._file = run, run.path / METRICS_FILE
+        drop_rows(self._file, resume_step)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        self._store.log("metrics", {"step": step, **values})
+        self._run.check_claim()
+        append_row(self._file, {"step": step, **values})
 
 
 class TensorBoard(MetricWriter):
-    """Event files in tensorboard/, in a bucket written at the end; points after `resume_step` are dropped."""
+    """Event files in tensorboard/; points after `resume_step` are dropped."""
 
-    def __init__(self, store: Store, resume_step: int):
+    def __init__(self, run: RunDirectory, resume_step: int):
         from tensorboardX import SummaryWriter  # takes a second to import
 
-        self._stack = contextlib.ExitStack()
-        folder = self._stack.enter_context(store.filled("tensorboard"))
-        self._writer = SummaryWriter(str(folder), purge_step=resume_step + 1)
-        self._stack.callback(self._writer.close)
+        self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=resume_step + 1)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self, finished: bool) -> None:
-        self._stack.close()
+        self._writer.close()
 
 
 def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
@@ -112,7 +110,7 @@ def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
     """
     kept: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
-        found = json.loads(run.store.read(TRACKED_FILE))
+        found = json.loads((run.path / TRACKED_FILE).read_bytes())
         kept = {key: value for key, value in found.items() if isinstance(value, str)}
     above = [part for part in str(run).split("/")[:-1] if part and part != "runs"]
     default = {
@@ -121,7 +119,7 @@ def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
     }
     known = default | kept | ({"project": project} if project else {})
     if known != kept:
-        run.store.write(TRACKED_FILE, json.dumps(known, indent=2) + "\n")
+        run.write(TRACKED_FILE, known)
     return known
 
 

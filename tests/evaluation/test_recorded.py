@@ -11,12 +11,10 @@ from alibi.config import replaced
 from alibi.evaluation import output
 from alibi.evaluation.dumps import read_dump, what_is_in
 from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
-from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from alibi.storage.store import open_store
-from tests.evaluation.runs import TEXT, make_run, rows_by_cell
+from tests.evaluation.runs import TEXT, make_run
 
 
 def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
@@ -27,18 +25,6 @@ def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
         one.run()
         one.output.finish(report=False)
     assert [row.eval_length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]
-
-
-def test_rows_may_go_to_an_object_store(alibi_run, evaluated, s3_bucket):
-    options = Options(output_dir=f"{s3_bucket}/out", lengths=(16,), dump_nll=True)
-    for _ in range(2):
-        assert evaluate_runs([alibi_run], options) == []
-    (row,) = find_rows(f"{s3_bucket}/out")
-    assert row.nll_nats == rows_by_cell(evaluated)["alibi-run", 16].nll_nats
-    names = open_store(f"{s3_bucket}/out").names()
-    assert [name for name in names if not name.startswith("rows/alibi-run/16-")] == [
-        "extrapolation.png", "nll/alibi-run-length=16-stride=16.npz", "report.html", "report.md", "results.jsonl"
-    ]  # fmt: skip
 
 
 def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, monkeypatch):

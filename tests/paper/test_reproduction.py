@@ -64,12 +64,12 @@ def test_other_overrides_and_files_have_runs_of_their_own(tmp_path):
         {}, {"overrides": "train.steps=600"}, {"overrides": "train.steps=600,seed=1"},
         {"overrides": "model.dropout=0.5," * 20}, {"files": {"train": "a.txt"}}, {"files": {"train": "b.txt"}},
     ]  # fmt: skip
-    directories = [Reproduction(2, "small", tmp_path, **setting).directory.path for setting in settings]
+    directories = [Reproduction(2, "small", tmp_path, **setting).directory for setting in settings]
     assert len(set(directories)) == len(settings)
     assert directories[0].name == Reproduction(5, "small", tmp_path).directory.name == "wikitext103"
     assert directories[2].name == "wikitext103-seed=1_train.steps=600", "a comma would part it in --workdirs"
     same = {"overrides": "mesh.data=1,seed=1,train.steps=600"}  # in another order, and how it is computed
-    assert Reproduction(2, "small", tmp_path, **same).directory.path == directories[2]
+    assert Reproduction(2, "small", tmp_path, **same).directory == directories[2]
     assert all(len(directory.name) < 120 for directory in directories)
 
 
@@ -104,7 +104,7 @@ def test_lengths_strides_and_splits(tables):
 
 
 def test_an_address_that_cannot_hold_runs_is_refused_before_any_plan():
-    with pytest.raises(ValueError, match="s3://bucket/small/wikitext103 can't hold checkpoints: Orbax writes them to"):
+    with pytest.raises(ValueError, match="s3://bucket can't hold checkpoints: Orbax writes them to"):
         Reproduction(2, "small", "s3://bucket")
 
 
@@ -114,7 +114,7 @@ def test_the_list_names_directories_that_it_does_not_look_into(tmp_path):
     assert len(overview([plain]).splitlines()) == 2
     rows = [make_row(eval_length=length, perplexity=8.0) for length in (32, 33, 34)]
     again, failed = make_row(eval_length=32, perplexity=9.0), make_row(eval_length=35, perplexity=None, error="no")
-    append_rows(short.directory.path / "results.jsonl", [*rows, again, failed])
+    append_rows(short.directory / "results.jsonl", [*rows, again, failed])
     (tmp_path / "small" / "cc100-empty").mkdir()
     said = "Of other --overrides or files, and not counted here:"
     assert overview([plain]).splitlines()[2:] == ["", said, f"  {short.directory}: 3 results"]
@@ -190,7 +190,7 @@ def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
 def finish(table, run_name, rows, **status):
     """Leaves what a finished run leaves: its work directory and `rows` (length, perplexity, what else differs)."""
     run = next(run for run in table.sweep.runs if run.name == run_name)
-    directory = RunDirectory(table.directory.path / "runs" / run.name)
+    directory = RunDirectory(table.directory / "runs" / run.name)
     directory.check(run.config)
     directory.claim(run.config, ByteTokenizer())
     directory.release()
@@ -200,7 +200,7 @@ def finish(table, run_name, rows, **status):
     directory.write_status("finished", step=steps, steps=steps, **({"tokens_per_second": 160_000.0} | status))
     known = {"run": run.name, "step": steps, "config_hash": config_hash(run.config)}
     append_rows(
-        table.directory.path / "results.jsonl",
+        table.directory / "results.jsonl",
         [make_row(eval_length=length, perplexity=value, **(known | changed)) for length, value, changed in rows],
     )
 
@@ -286,17 +286,17 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
     rows = [(32, 200.0, {}), (44, 190.0, {})]
     finish(table, "alibi-L32-seed0", rows)
     text = write_table(table, {"t5-L32-seed0": "no\n memory"})
-    markdown = (table.outputs.path / "table02.md").read_text()
+    markdown = (table.outputs / "table02.md").read_text()
     assert markdown.startswith("**SMALL SCALE, NOT THE PAPER'S. Table 2 of the paper")
     # 712 of the paper's tokens are 44.5 here, and round to the even 44.
     line = next(line for line in markdown.splitlines() if line.startswith("| 712 (44) |"))
     assert "19.14 (\N{MULTIPLICATION SIGN}0.97) / **190.00 (\N{MULTIPLICATION SIGN}0.95)** / -0.02" in line
     assert "- t5-L32-seed0: no memory" in markdown
-    assert "SMALL SCALE" in (table.outputs.path / "table02.tex").read_text()
-    with (table.outputs.path / "table02.csv").open() as file:
+    assert "SMALL SCALE" in (table.outputs / "table02.tex").read_text()
+    with (table.outputs / "table02.csv").open() as file:
         assert {row[0] for row in list(csv.reader(file))[1:]} == {"small"}
-    assert (table.outputs.path / "table02.png").exists()
-    assert str(table.outputs.path / "table02.md") in text
+    assert (table.outputs / "table02.png").exists()
+    assert str(table.outputs / "table02.md") in text
     assert overview([table]).splitlines()[1].split()[:5] == ["2", "wikitext103", "1/4", "2/120", "yes"]
 
 

@@ -78,14 +78,14 @@ def copy_rows(table, rows):
     A config's hash has the names of the text files that the user gave, which the medium scale's rows were made of;
     theirs is therefore replaced by that of the run of their name.
     """
-    table.directory.path.mkdir(parents=True)
+    table.directory.mkdir(parents=True)
     copied = [json.loads(line) for line in rows.read_text().splitlines()]
     if table.setting.scale == "medium":
         hashes = {run.name: evaluation_hash(run.config) for run in table.sweep.runs}
         copied = [row for row in copied if row["run"] in hashes]
         assert len({(row["run"], row["config_hash"]) for row in copied}) == len(hashes)
         copied = [row | {"config_hash": hashes[row["run"]]} for row in copied]
-    (table.directory.path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in copied))
+    (table.directory / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in copied))
 
 
 def leave_finished_runs(table, folder, cores):
@@ -98,7 +98,7 @@ def leave_finished_runs(table, folder, cores):
         for (row, column), quantity in table.quantities.items()
         if quantity.kind in (TRAINING_SPEED, MEMORY)
     }
-    parameters = {row.run: row.parameters for row in read_rows(table.directory.path / "results.jsonl")}
+    parameters = {row.run: row.parameters for row in read_rows(table.directory / "results.jsonl")}
     for model, run in table.runs.items():
         directory, steps = run_directory(table.directory, run), run.config.train.steps
         directory.check(run.config)
@@ -121,9 +121,7 @@ def test_tables_are_made_of_their_rows_byte_for_byte(scale, number, tmp_path, mo
     monkeypatch.setattr(results, "png", lambda spec: b"")
     results.write_table(table, {})
     for suffix in (".md", ".tex", ".csv"):
-        made, kept = (
-            place.joinpath(f"table{number:02d}{suffix}").read_text() for place in (table.outputs.path, folder)
-        )
+        made, kept = (place.joinpath(f"table{number:02d}{suffix}").read_text() for place in (table.outputs, folder))
         if (number, suffix) == (1, ".csv"):  # its speeds are kept with six digits, and differences made of more
             made, kept = (re.sub(r"[+-]0[.]\d+", "", text) for text in (made, kept))
         assert made == kept, suffix

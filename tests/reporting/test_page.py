@@ -16,7 +16,7 @@ from alibi.reporting.charts import length_chart
 from alibi.reporting.panels import measured_panels
 from alibi.reporting.report import MOST_POINTS, RunSource, differing, training_curve, write_report
 from alibi.reporting.rows import read_rows
-from alibi.storage.store import open_store
+from alibi.storage.files import append_row, resolve
 from alibi.sweeps.definition import load_sweep
 from alibi.sweeps.execute import run_sources
 from tests.reporting.rowmaker import append_rows, make_row
@@ -34,12 +34,12 @@ ROWS = [
 def source(position: str, store: pathlib.Path | None = None, seed: int = 0) -> RunSource:
     config = {"position": position, "seed": seed, "train.steps": 20}
     name = f"{position}-L128-seed{seed}"
-    return RunSource(name, config, f"python train.py --workdir=runs/{name}", open_store(store) if store else None)
+    return RunSource(name, config, f"python train.py --workdir=runs/{name}", resolve(store) if store else None)
 
 
 def log(folder: pathlib.Path, rows: list[dict[str, Any]]) -> pathlib.Path:
     for row in rows:
-        open_store(folder).log("metrics", row)
+        append_row(resolve(folder) / "metrics.jsonl", row)
     return folder
 
 
@@ -237,7 +237,7 @@ def test_the_committed_page_is_made_of_the_committed_rows(tmp_path, monkeypatch)
     monkeypatch.setattr(report, "png", lambda spec: b"")
     shutil.copy(COMMITTED.with_name("results.jsonl"), tmp_path)
     sweep = load_sweep(ROOT / "configs" / "sweeps" / "quickstart.py")
-    sources = [dataclasses.replace(one, store=None) for one in run_sources(sweep, "workdirs/quickstart")]
+    sources = [dataclasses.replace(one, workdir=None) for one in run_sources(sweep, "workdirs/quickstart")]
     write_report(tmp_path, sweep.title, runs=sources)
 
     def without_scripts(file: pathlib.Path) -> str:
@@ -251,13 +251,13 @@ def test_the_committed_page_is_made_of_the_committed_rows(tmp_path, monkeypatch)
 
 def test_a_long_training_curve_is_thinned_by_means_over_tokens(tmp_path):
     folder = log(tmp_path, [{"step": 1, "train_nll": 4.0, "train_tokens": 30.0}, {"step": 2, "valid_nll": 3.0}])
-    train, valid = training_curve(open_store(folder))
+    train, valid = training_curve(resolve(folder))
     assert train == {"step": 1, "nats": 4.0, "split": "train"}
     assert valid == {"step": 2, "nats": 3.0, "split": "valid"}
     count = 2 * MOST_POINTS
     rows = ({"step": step, "train_nll": float(step % 2), "train_tokens": 1.0 + 2 * (step % 2)} for step in range(count))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    points = training_curve(open_store(tmp_path))
+    points = training_curve(resolve(tmp_path))
     # Of each two rows one token costs 0 nats and three cost 1.
     assert (len(points), {point["nats"] for point in points}) == (MOST_POINTS, {0.75})
     assert points[-1]["step"] == count - 1

@@ -1,6 +1,4 @@
-"""A work directory whose files were damaged is named with the file, what is wrong with it, and what to do."""
-
-import json
+"""Files of work directories that were damaged, and the commit that provenance names."""
 
 import pytest
 
@@ -12,15 +10,11 @@ from alibi.runs import SECTIONS, RunDirectory, git_commit
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "[1]", "config.json is damaged (it holds a list, not an object)"),
+        ("config.json", "[1]", "config.json is damaged (it is no object)"),
         ("config.json", "{}", "config.json is damaged (it lacks data, model, optimizer, "),
-        ("config.json", json.dumps(dict.fromkeys(SECTIONS)), "config.json is damaged (its data is a NoneType, not an"),
         ("status.json", '{"state": ', "status.json is damaged (Expecting value"),
         ("status.json", '{"state": "running"}', "status.json is damaged (it lacks step, steps, reason)"),
         ("provenance.json", "{}", "provenance.json is damaged (it lacks corpus)"),
-        ("provenance.json", '{"corpus": []}', "provenance.json is damaged (its corpus is a list, not an object)"),
-        ("provenance.json", '{"corpus": {"train": {}}}', "provenance.json is damaged (its corpus.train lacks sha256)"),
-        ("provenance.json", '{"corpus": {"train": 1}}', "provenance.json is damaged (its corpus.train lacks sha256)"),
         ("tokenizer/tokenizer_config.json", "{}", "tokenizer holds no saved tokenizer, or a damaged one ("),
     ],
 )

@@ -3,17 +3,15 @@
 import concurrent.futures
 import errno
 import fcntl
-import functools
-import json
 import time
 import types
 
 import pytest
+from etils import epath
 
 from alibi.errors import REQUEUE, Interrupted
 from alibi.runs import RunDirectory
-from alibi.storage.lease import LEASE_FILE, Claim, is_held
-from alibi.storage.store import Folder, LostError
+from alibi.storage.claims import Claim, LostError, is_held
 from alibi.sweeps import execute
 from alibi.sweeps.execute import is_primary
 from alibi.sweeps.launchers import Ended, Launcher
@@ -129,7 +127,7 @@ def test_on_several_hosts_a_preempted_run_stops_the_sweep(tmp_path):
 
 
 def test_the_lock_shows_a_sweep_at_work(tmp_path):
-    place = Folder(tmp_path)
+    place = epath.Path(tmp_path)
     assert not is_held(place)
     with (tmp_path / ".lock").open("a") as file:
         assert not is_held(place)
@@ -138,13 +136,9 @@ def test_the_lock_shows_a_sweep_at_work(tmp_path):
     assert not is_held(place)
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_a_second_start_waits_and_finds_all_done(tmp_path, monkeypatch, capsys, locks):
-    """With file locks and without: each command is run once, whoever of the two begins."""
-    if not locks:
-        monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr("alibi.storage.lease.POLL_SECONDS", 0.05)
-    monkeypatch.setattr("alibi.storage.lease.Claim", functools.partial(Claim, beat=0.1, stale=60.0))
+def test_a_second_start_waits_and_finds_all_done(tmp_path, monkeypatch, capsys):
+    """Each command is run once, whoever of the two begins."""
+    monkeypatch.setattr("alibi.storage.claims.POLL_SECONDS", 0.05)
     sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
     commands = []
 
@@ -167,11 +161,10 @@ def test_a_second_start_waits_and_finds_all_done(tmp_path, monkeypatch, capsys, 
 
 
 def test_a_run_that_a_killed_sweep_left_at_work_is_waited_for(tmp_path, monkeypatch, capsys):
-    """Without file locks the next sweep is not held back by it, and train.py would refuse, which is no failure."""
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    """The next sweep is not held back by it, and train.py would refuse, which is no failure."""
     monkeypatch.setattr(execute, "POLL_SECONDS", 0.05)
     sweep, run = sweep_of(product={"position": ["alibi"]}, multiples=[1]), tmp_path / "runs" / "alibi-L128-seed0"
-    left = Claim(Folder(run), "training")
+    left = Claim(epath.Path(run), "training")
 
     class Waited(Launcher):
         def run(self, command, place):
@@ -206,11 +199,10 @@ def test_a_sweep_that_was_taken_over_starts_nothing_more(tmp_path, monkeypatch):
     class Other(Launcher):
         def run(self, command, place):
             commands.append(command.script)
-            lease = json.loads((tmp_path / LEASE_FILE).read_text()) | {"token": "another's", "host": "elsewhere"}
-            (tmp_path / LEASE_FILE).write_text(json.dumps(lease))
+            Claim(epath.Path(tmp_path), "at work")
             return Ended(1, "no memory")
 
-    with pytest.raises(LostError, match=r"on elsewhere .* has taken it over"):
+    with pytest.raises(LostError, match="a process that started later is at work in"):
         execute.Sweeper(sweep, tmp_path, launcher=Other()).execute()
     assert commands == ["train.py"]
     assert not (tmp_path / "failures").exists()

@@ -6,13 +6,13 @@ import tempfile
 
 import pytest
 from absl import flags as absl_flags
+from etils import epath
 
 from alibi.config import make_config, replaced
 from alibi.config.override import Override
 from alibi.paper.costs import PROCESSORS
 from alibi.reporting.writers import format_duration
-from alibi.storage.lease import Claim
-from alibi.storage.store import Folder
+from alibi.storage.claims import Claim
 from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, plan_table
 from alibi.sweeps.launchers import describe_exit
@@ -43,7 +43,7 @@ def test_states_of_runs(tmp_path):
         "missing",
     ]
     # Only a process that is at work now makes "running" true.
-    training = Claim(Folder(tmp_path / "runs" / "none-L128-seed0"), "training")
+    training = Claim(epath.Path(tmp_path / "runs" / "none-L128-seed0"), "training")
     assert survey(sweep, tmp_path)[2].describe() == "running, at step 200 of 500"
     training.release()
     assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]

@@ -2,17 +2,15 @@
 
 import concurrent.futures
 import dataclasses
-import fcntl
-import functools
 import json
 import pathlib
 import time
 
 import pytest
+from etils import epath
 
 from alibi.errors import REQUEUE, Interrupted
-from alibi.storage.lease import Claim, is_held
-from alibi.storage.store import Folder
+from alibi.storage.claims import Claim, is_held
 from alibi.sweeps import execute, tasks
 from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.execute import Sweeper, run_sweeper
@@ -21,7 +19,6 @@ from alibi.sweeps.state import read_failures
 from alibi.sweeps.tasks import SWEEP_FILE, claim_place, pin, pin_anew, pinned, share_of
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
-from tests.sweeps.test_execute import no_locks
 
 METHODS = ["alibi", "t5", "none", "rotary", "sinusoidal", "learned"]
 SIX = {"position": METHODS}
@@ -76,18 +73,14 @@ def swift(monkeypatch):
     """Claims without their waits, and tasks that leave what is held after half a second."""
     monkeypatch.setattr(execute, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(execute, "LEAVE_SECONDS", 0.5)
-    monkeypatch.setattr(execute, "Claim", functools.partial(Claim, beat=0.1, stale=60.0))
 
 
 def done(*positions):
     return {(script, position) for script in ("train.py", "eval_extrapolation.py") for position in positions}
 
 
-@pytest.mark.parametrize("locks", [True, False])
-def test_tasks_that_overlap_do_each_run_once_and_one_of_them_reports(tmp_path, monkeypatch, swift, locks):
+def test_tasks_that_overlap_do_each_run_once_and_one_of_them_reports(tmp_path, swift):
     """Two of the whole sweep and one of a run, at the same time, as by a job that was submitted twice."""
-    if not locks:
-        monkeypatch.setattr(fcntl, "flock", no_locks)
     sweep = sweep_of(product={"position": ["alibi", "t5", "none"]}, multiples=[1])
     trainer, reports = Trainer(sweep, tmp_path, seconds=0.3), []
     shares = [share_of(sweep, task) for task in ("0/1", "0/1", "none-L128-seed0")]
@@ -100,7 +93,7 @@ def test_tasks_that_overlap_do_each_run_once_and_one_of_them_reports(tmp_path, m
     assert len(trainer.commands) == 6, "a command was run twice"
     assert set(trainer.commands) == done("alibi", "t5", "none")
     assert 1 <= len(reports) <= 3
-    assert list(pinned(Folder(tmp_path))) == [run.name for run in sweep.runs]
+    assert list(pinned(epath.Path(tmp_path))) == [run.name for run in sweep.runs]
     again = Trainer(sweep, tmp_path)
     assert run_sweeper(Sweeper(sweep, tmp_path, share=shares[0], launcher=again, report=lambda _: "the report")) == 0
     assert again.commands == [], "a retry finds all done"
@@ -108,7 +101,7 @@ def test_tasks_that_overlap_do_each_run_once_and_one_of_them_reports(tmp_path, m
 
 def test_a_run_that_is_held_is_left_and_the_task_does_its_others(tmp_path, swift, capsys):
     sweep = sweep_of(product={"position": ["alibi", "t5", "none"]}, multiples=[1])
-    held, trainer = Claim(claim_place(Folder(tmp_path), sweep.runs[0]), "at work"), Trainer(sweep, tmp_path)
+    held, trainer = Claim(claim_place(epath.Path(tmp_path), sweep.runs[0]), "at work"), Trainer(sweep, tmp_path)
     task = Sweeper(sweep, tmp_path, share=sweep.runs, launcher=trainer, report=lambda _: pytest.fail("not all ended"))
     assert run_sweeper(task) == 0
     assert set(trainer.commands) == done("t5", "none")
@@ -125,7 +118,7 @@ def test_a_run_that_is_held_is_left_and_the_task_does_its_others(tmp_path, swift
 def test_a_run_that_is_given_back_meanwhile_is_done(tmp_path, swift):
     """As what a killed task left of itself, which ends soon after."""
     sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
-    held, trainer = Claim(claim_place(Folder(tmp_path), sweep.runs[0]), "at work"), Trainer(sweep, tmp_path)
+    held, trainer = Claim(claim_place(epath.Path(tmp_path), sweep.runs[0]), "at work"), Trainer(sweep, tmp_path)
     task = Sweeper(sweep, tmp_path, share=sweep.runs, launcher=trainer, report=lambda _: "the report")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         code = pool.submit(run_sweeper, task)
@@ -152,7 +145,7 @@ def test_codes_say_whether_to_requeue_and_failures_of_all_tasks_are_reported(tmp
 def test_a_sweep_that_changed_between_tasks_is_refused_with_what_differs(tmp_path):
     before = sweep_of(product={"position": ["alibi", "t5"], "seed": [0]}, multiples=[1])
     now = sweep_of(product={"position": ["alibi", "none"], "seed": [0]}, multiples=[1, 2])
-    store = Folder(tmp_path)
+    store = epath.Path(tmp_path)
     pin(store, before)
     pin(store, sweep_of(product={"position": ["alibi", "t5"], "seed": [0]}, multiples=[1]))
     with pytest.raises(ValueError, match=r"have changed since it began in .* \(changed: alibi-L128-seed0; new: none"):
@@ -175,7 +168,7 @@ def test_what_is_kept_of_a_sweep_outlives_new_keys_of_evaluations(tmp_path, monk
     """What is at its default isn't written, so that a sweep under way goes on with a version that knows more keys."""
     override = {"position": "rotary_ntk", "options": {"factor": 4.0}}
     evaluations = [{"lengths": [64, 128], "stride": 32}, {"lengths": [128], "override": override}]
-    sweep, store = sweep_of(product={"position": ["rotary"]}, evaluations=evaluations), Folder(tmp_path)
+    sweep, store = sweep_of(product={"position": ["rotary"]}, evaluations=evaluations), epath.Path(tmp_path)
     pin(store, sweep)
     (kept,) = json.loads((tmp_path / SWEEP_FILE).read_text())["runs"].values()
     assert kept["evaluations"][1] == {"lengths": [64, 128], "stride": 32, "split": "valid"}
@@ -201,7 +194,7 @@ def test_what_is_kept_of_a_sweep_outlives_new_keys_of_evaluations(tmp_path, monk
 
 def test_a_sweep_without_tasks_keeps_what_it_is_unless_tasks_do_another(tmp_path, swift):
     before, now = (sweep_of(product={"position": [name]}, multiples=[1]) for name in ("alibi", "t5"))
-    store = Folder(tmp_path)
+    store = epath.Path(tmp_path)
     execute.Sweeper(before, tmp_path, launcher=Trainer(before, tmp_path), report=lambda _: "the report").execute()
     assert list(pinned(store)) == ["alibi-L128-seed0"]
     at_work, other = Claim(claim_place(store, before.runs[0]), "at work"), Trainer(now, tmp_path)
@@ -219,7 +212,7 @@ def test_of_several_hosts_the_first_leaves_a_held_run_so_that_all_begin_again(tm
     """The others have begun with what there was to do: their run would wait for one that is done meanwhile."""
     monkeypatch.setattr(execute, "LEAVE_SECONDS", 60.0 if given_back else 0.1)
     sweep = sweep_of(product={"position": ["alibi", "t5"]}, multiples=[1])
-    held, trainer = Claim(claim_place(Folder(tmp_path), sweep.runs[0]), "at work"), Trainer(sweep, tmp_path)
+    held, trainer = Claim(claim_place(epath.Path(tmp_path), sweep.runs[0]), "at work"), Trainer(sweep, tmp_path)
     first = Sweeper(sweep, tmp_path, share=sweep.runs, flags=("--multihost=True",), launcher=trainer)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         left = pool.submit(run_sweeper, first)
@@ -230,7 +223,7 @@ def test_of_several_hosts_the_first_leaves_a_held_run_so_that_all_begin_again(tm
             left.result()
     held.release()
     assert trainer.commands == []
-    assert not is_held(claim_place(Folder(tmp_path), sweep.runs[0]))
+    assert not is_held(claim_place(epath.Path(tmp_path), sweep.runs[0]))
 
 
 def test_of_several_hosts_one_whose_process_met_nobody_is_started_again(tmp_path):
@@ -243,7 +236,7 @@ def test_of_several_hosts_one_whose_process_met_nobody_is_started_again(tmp_path
 
 
 def test_hosts_without_tasks_leave_a_work_directory_that_is_held(tmp_path):
-    held, sweep = Claim(Folder(tmp_path), "at work"), sweep_of(product={"position": ["alibi"]}, multiples=[1])
+    held, sweep = Claim(epath.Path(tmp_path), "at work"), sweep_of(product={"position": ["alibi"]}, multiples=[1])
     first = Sweeper(sweep, tmp_path, flags=("--multihost=True",), launcher=Trainer(sweep, tmp_path))
     with pytest.raises(Interrupted, match="another process is at work in"):
         run_sweeper(first)

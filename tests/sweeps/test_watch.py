@@ -1,11 +1,13 @@
 """How runs stand, for whoever looks at them from elsewhere."""
 
 import datetime
+import errno
+import fcntl
 
 import pytest
+from etils import epath
 
-from alibi.storage.lease import LOCK_FILE, Claim
-from alibi.storage.store import Folder
+from alibi.storage.claims import Claim
 from alibi.sweeps.state import write_failure
 from alibi.sweeps.tasks import claim_place, pin
 from alibi.sweeps.watch import SUBMITTED_FILE, standings, summary, table
@@ -13,9 +15,9 @@ from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
 
-def test_a_line_for_each_run_that_has_begun_or_not(tmp_path):
+def test_a_line_for_each_run_that_has_begun_or_not(tmp_path, monkeypatch):
     methods = ["alibi", "t5", "none", "rotary", "sinusoidal", "fire", "fox"]
-    sweep, store = sweep_of(product={"position": methods}, multiples=[1]), Folder(tmp_path)
+    sweep, store = sweep_of(product={"position": methods}, multiples=[1]), epath.Path(tmp_path)
     pin(store, sweep)
     runs = {run.config.position: run for run in sweep.runs}
     name = "{}-L128-seed0".format
@@ -28,7 +30,7 @@ def test_a_line_for_each_run_that_has_begun_or_not(tmp_path):
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=12)
     claims = [
         Claim(claim_place(store, runs["t5"]), "at work"),
-        Claim(Folder(tmp_path / "runs" / name("none")), "training"),
+        Claim(epath.Path(tmp_path / "runs" / name("none")), "training"),
     ]
     assert standings(store, now)[0].state == "trained", "its result isn't there yet"
     assert not standings(store, now)[0].is_over
@@ -55,17 +57,19 @@ def test_a_line_for_each_run_that_has_begun_or_not(tmp_path):
     for claim in claims:
         claim.release()
     soon = now - datetime.timedelta(minutes=11)
-    assert standings(store, soon)[2].state == "interrupted", "its lock was of this machine, and is gone"
-    # Another machine's lock perhaps can't be seen here; it was heard of just now.
-    (tmp_path / "runs" / name("none") / LOCK_FILE).write_text("another machine")
-    assert standings(store, soon)[2].state == "running"
-    assert standings(store, now)[2].state == "interrupted"
+    assert standings(store, soon)[2].state == "interrupted", "its lock is gone"
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)  # then a recent status counts
+    assert [standings(store, time)[2].state for time in (soon, now)] == ["running", "interrupted"]
 
 
 def test_a_single_run_and_one_that_begins(tmp_path):
     sweep = sweep_of(product={"position": ["alibi"]})
     finish(sweep, tmp_path, "alibi-L128-seed0", state="interrupted", step=100)
-    place = Folder(tmp_path / "runs" / "alibi-L128-seed0")
+    place = epath.Path(tmp_path / "runs" / "alibi-L128-seed0")
     now = datetime.datetime.now(datetime.UTC)
     claim = Claim(place, "training")
     (one,) = standings(place, now)
@@ -73,7 +77,7 @@ def test_a_single_run_and_one_that_begins(tmp_path):
     claim.release()
     (one,) = standings(place, now)
     assert one.state == "interrupted"
-    (place.path / "status.json").write_text("{")
+    (place / "status.json").write_text("{")
     (one,) = standings(place, now)
     assert (one.state, one.is_over) == ("damaged", True)
     assert "status.json is damaged" in table([one], now)
@@ -81,18 +85,18 @@ def test_a_single_run_and_one_that_begins(tmp_path):
 
 def test_a_training_that_was_submitted_waits(tmp_path):
     (tmp_path / SUBMITTED_FILE).write_text("{}")
-    (one,) = standings(Folder(tmp_path), datetime.datetime.now(datetime.UTC))
+    (one,) = standings(epath.Path(tmp_path), datetime.datetime.now(datetime.UTC))
     assert (one.name, one.state, one.is_over) == (tmp_path.name, "waiting", False)
 
 
 def test_a_run_whose_rows_came_from_elsewhere_is_finished(tmp_path):
     sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
-    pin(Folder(tmp_path), sweep)
+    pin(epath.Path(tmp_path), sweep)
     append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
-    (one,) = standings(Folder(tmp_path), datetime.datetime.now(datetime.UTC))
+    (one,) = standings(epath.Path(tmp_path), datetime.datetime.now(datetime.UTC))
     assert one.state == "finished"
 
 
 def test_what_is_no_work_directory(tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path} holds no run and no sweep; give the --workdir of train.py"):
-        standings(Folder(tmp_path), datetime.datetime.now(datetime.UTC))
+        standings(epath.Path(tmp_path), datetime.datetime.now(datetime.UTC))

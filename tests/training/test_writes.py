@@ -10,8 +10,8 @@ import pytest
 from alibi.config import replaced
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints
-from alibi.storage.store import Folder
 from alibi.training import loop
+from alibi.training.metric_writers import JsonLines
 from alibi.training.record import MOST_WRITES, Writes
 from tests.training.runs import rows, stop_at
 
@@ -66,7 +66,7 @@ def test_no_more_writes_are_left_than_a_stop_has_time_for() -> None:
 
 def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """As long as nothing is saved: the fourth update begins while the store still writes of the first one."""
-    log, write_status, answers = Folder.log, RunDirectory.write_status, threading.Event()
+    log, write_status, answers = JsonLines.write, RunDirectory.write_status, threading.Event()
 
     def answered(write: Any) -> Any:
         def late(*arguments: Any, **named: Any) -> None:
@@ -75,7 +75,7 @@ def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: 
 
         return late
 
-    monkeypatch.setattr(Folder, "log", answered(log))
+    monkeypatch.setattr(JsonLines, "write", answered(log))
     monkeypatch.setattr(RunDirectory, "write_status", answered(write_status))
     stop_at(monkeypatch, 3, answers.set)
     status = loop.train(tiny_config(checkpoint__every_steps=0, eval__every_steps=0), str(tmp_path / "run"))
@@ -84,7 +84,7 @@ def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: 
 
 
 def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    log, save, saved = Folder.log, Checkpoints.save, {}
+    log, save, saved = JsonLines.write, Checkpoints.save, {}
 
     def slow(*arguments: Any) -> None:
         time.sleep(0.1)
@@ -94,7 +94,7 @@ def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(tiny_config, tmp_path
         saved[step] = [(row["step"], "valid_nll" in row) for row in rows(tmp_path / "run")]
         save(checkpoints, state, step, *more)
 
-    monkeypatch.setattr(Folder, "log", slow)
+    monkeypatch.setattr(JsonLines, "write", slow)
     monkeypatch.setattr(Checkpoints, "save", counting)
     loop.train(tiny_config(), str(tmp_path / "run"))
     of_three = [(1, False), (2, False), (3, False), (3, True)]
@@ -105,14 +105,14 @@ def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(tiny_config, tmp_path
 
 def test_a_row_that_fails_ends_training_as_the_next_one_comes(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """Without a hole between rows, and with the failure as the run's reason."""
-    log = Folder.log
+    log = JsonLines.write
 
-    def fail(store: Folder, name: str, row: dict[str, Any]) -> None:
-        if row["step"] == 2:
+    def fail(writer: JsonLines, step: int, values: dict[str, float]) -> None:
+        if step == 2:
             raise OSError("the bucket does not exist")
-        log(store, name, row)
+        log(writer, step, values)
 
-    monkeypatch.setattr(Folder, "log", fail)
+    monkeypatch.setattr(JsonLines, "write", fail)
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(OSError, match="the bucket does not exist"):
         loop.train(tiny_config(train__steps=1000, checkpoint__every_steps=0, eval__every_steps=0), str(run))

@@ -1,0 +1,135 @@
+"""Claims: which process may write in a place.
+
+Where there are file locks, one process at a time holds the lock. Elsewhere, at addresses above all, the process that
+started last may write: each start adds a claim with a name that sorts after those before it, and a process whose claim
+is no longer the last one stops before it writes again.
+"""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from typing import IO
+
+from etils import epath
+
+from alibi.errors import UserError
+from alibi.storage.files import is_address, listed, write_whole
+
+LOCK_FILE, CLAIMS = ".lock", "claims"
+POLL_SECONDS = 2.0
+ATTEMPTS, ATTEMPT_SECONDS = 3, 0.1  # `is_held` takes the lock for a moment
+
+
+class HeldError(ValueError):
+    """Another process holds the lock; `fact` is the message without its advice."""
+
+    def __init__(self, fact: str):
+        super().__init__(f"{fact}; wait for it, or stop it")
+        self.fact = fact
+
+
+class LostError(UserError):
+    """A process that started later writes here now."""
+
+
+class Claim:
+    """The right of this process to write in `place`, from now until `release`.
+
+    Args:
+      place: a directory, which is made if it is missing, or an address.
+      doing: the activity that messages name, such as "training".
+
+    Attributes:
+      file: the locked file, which child processes may inherit; None without file locks.
+
+    Raises:
+      HeldError: another process holds the lock.
+    """
+
+    def __init__(self, place: epath.Path, doing: str):
+        self._place, self._doing = place, doing
+        self.file = _lock(place, doing)
+        self._name = "" if self.file else _add_claim(place)
+
+    def check(self) -> None:
+        """Raises LostError if another process has claimed the place since; call it before each write."""
+        if self._name and (newest := _newest(self._place)) != self._name:
+            raise LostError(
+                f"a process that started later is {self._doing} in {self._place} ({newest or 'and has ended'}); "
+                "this one stops; all that it saved before is whole"
+            )
+
+    def release(self) -> None:
+        """Gives the place back."""
+        if self.file:
+            self.file.close()
+        if self._name:
+            (self._place / CLAIMS / self._name).unlink(missing_ok=True)
+
+
+def awaited(place: epath.Path, doing: str, say: Callable[[str], None]) -> Claim:
+    """Returns the claim of `place` as soon as no other process holds its lock; calls `say` once if it must wait."""
+    waiting = False
+    while True:
+        try:
+            return Claim(place, doing)
+        except HeldError as held:
+            if not waiting:
+                say(f"{held.fact}; waiting until it ends (Ctrl-C to leave)")
+            waiting = True
+            time.sleep(POLL_SECONDS)
+
+
+def is_held(place: epath.Path) -> bool | None:
+    """Returns whether a process holds the lock of `place`; None without file locks, where it is unknown."""
+    if is_address(place):
+        return None
+    try:
+        with open(place / LOCK_FILE) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+    except OSError:
+        return None
+    return False
+
+
+def _lock(place: epath.Path, doing: str) -> IO[str] | None:
+    """Returns the locked file; None without file locks."""
+    if is_address(place):
+        return None
+    place.mkdir(parents=True, exist_ok=True)
+    file = open(place / LOCK_FILE, "a")  # noqa: SIM115, open until the release
+    for _ in range(ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            time.sleep(ATTEMPT_SECONDS)
+        except OSError:
+            file.close()
+            return None
+    file.close()
+    raise HeldError(f"another process is {doing} in {place}")
+
+
+def _add_claim(place: epath.Path) -> str:
+    """Writes a claim that is newer than those before it, removes these, and returns its name."""
+    before = listed(place / CLAIMS)
+    number = max((int(path.name.partition("-")[0]) for path in before), default=0) + 1
+    name = f"{number:08d}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    write_whole(place / CLAIMS / name, f"{name}\n")
+    for path in before:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+    return name
+
+
+def _newest(place: epath.Path) -> str:
+    return max((path.name for path in listed(place / CLAIMS)), default="")
