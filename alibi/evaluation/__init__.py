@@ -1,4 +1,4 @@
-"""Perplexity of a stream of tokens at any sequence length, each token scored exactly once."""
+"""Perplexity of token streams at any sequence length, each token scored exactly once."""
 
 from alibi.evaluation.perplexity import Score, Scorer, model_nll
 from alibi.evaluation.windows import Windows, plan

@@ -1,14 +1,14 @@
-"""Where in its window a token stands, and what that costs: the early token curse (paper, appendix B).
+"""NLL by the position of a token in its window, and the early token curse (paper, appendix B).
 
-In windows that don't overlap, a token near the start of its window has little context.
-Longer windows have fewer such tokens, and are better for that alone, even where the model
-makes nothing of the longer context. Computed from NLL dumps; no model is needed.
+In windows that don't overlap, a token near the start of its window has little context. Longer windows have fewer such
+tokens, and are better for that alone, even if the model does not use the longer context. Computed from NLL dumps,
+without a model.
 """
 
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool
@@ -19,16 +19,16 @@ from alibi.reporting.rows import Analysis, ByContext, ByPosition, EarlyTokenCurs
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
-    """NLL by context and by position of each dump, and the curse for each two lengths of a run and text.
+    """Returns NLL by context and by position of each dump, and the early token curse of each two lengths of a run.
 
     Raises:
       ValueError: two dumps of the same run, text, length and stride.
     """
-    for of, times in Counter(dump.of for dump in dumps).items():
+    for scoring, times in Counter(dump.of for dump in dumps).items():
         if times > 1:
             raise ValueError(
-                f"{times} dumps are of {of.run} after {of.step:,} updates at length={of.length} and "
-                f"stride={of.stride}, of the text {(of.tokens_sha256 or '')[:8]}; give one of them"
+                f"{times} dumps are of {scoring.run} after {scoring.step:,} updates at length={scoring.length} and "
+                f"stride={scoring.stride}, of the text {(scoring.tokens_sha256 or '')[:8]}; give one of them"
             )
     rows: list[Analysis] = [row for dump in dumps for row in (*by_context(dump), *by_position(dump))]
     blocks = sorted((dump for dump in dumps if dump.of.mode == "nonoverlapping"), key=lambda dump: dump.of.length)
@@ -40,29 +40,23 @@ def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
 
 
 def _run_and_text(dump: Dump) -> Scoring:
-    """What is compared has this in common: all but the windows."""
+    """Returns the key that dumps of one run and text have in common, without their windows."""
     return dataclasses.replace(dump.of, length=0, stride=0)
 
 
 def by_context(dump: Dump) -> list[ByContext]:
-    """NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context, in a window of `length`."""
-    pieces, nll, rows = np.arange(dump.nll.size) // dump.of.length, dump.nll, []
-    for low, high, inside in _by_context(dump):
+    """Returns the NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context, in a window of `length`."""
+    blocks, nll, rows = np.arange(dump.nll.size) // dump.of.length, dump.nll, []
+    for low, high, inside in _context_ranges(dump):
         if inside.any():
-            sums, counts = (np.bincount(pieces[inside], weights) for weights in (nll[inside], None))
+            sums, counts = (np.bincount(blocks[inside], weights) for weights in (nll[inside], None))
             between = interval(sums, counts.astype(int))
             rows.append(ByContext(dump.of, low, high, int(inside.sum()), float(sums.sum()), between))
     return rows
 
 
-def _by_context(dump: Dump) -> Iterator[tuple[int, int, Bool[np.ndarray, " tokens"]]]:
-    """Each range of context, and which tokens of the dump have it."""
-    context = dump.context
-    return ((low, high, (context >= low) & (context <= high)) for low, high in ranges(dump.of.length))
-
-
 def by_position(dump: Dump) -> list[ByPosition]:
-    """NLL of the tokens at each position in their window, 1 to `length`: the window's inputs up to the token's own."""
+    """Returns the NLL of the tokens at each position in their window, 1 to `length`: their inputs of context."""
     tokens, nats = (np.bincount(dump.context, weights) for weights in (None, dump.nll))
     return [
         ByPosition(dump.of, int(position), int(tokens[position]), float(nats[position]))
@@ -71,32 +65,36 @@ def by_position(dump: Dump) -> list[ByPosition]:
 
 
 def ranges(length: int) -> list[tuple[int, int]]:
-    """Ranges of context up to `length`, each as long as all before it together."""
+    """Returns ranges of context up to `length`, each as long as all ranges before it together."""
     ends = [1 << power for power in range(length.bit_length()) if 1 << power < length] + [length]
     return [(low + 1, high) for low, high in zip([0, *ends], ends, strict=False)]
 
 
+def _context_ranges(dump: Dump) -> list[tuple[int, int, Bool[np.ndarray, " tokens"]]]:
+    """Returns each range of context, and a mask of the tokens with such a context."""
+    context = dump.context
+    return [(low, high, (context >= low) & (context <= high)) for low, high in ranges(dump.of.length)]
+
+
 def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyTokenCurse:
-    """What of the gain from blocks of one length to blocks of a greater one is due to fewer tokens of short context.
+    """Returns the share of the gain from `short` to `long` blocks that fewer tokens of short context explain.
 
-    Two answers, as shares of the gain in nats a token; None where it can't be said, as of a gain that may be half of
-    what was measured, or chance.
+    There are two estimates, as shares of the gain in nats per token. Both are None if the 95% interval of the gain
+    reaches half of the gain or less, and each is None without the dumps for it.
 
-    composition_share: the gain that there would be if at each context a token cost what it
-      costs in the short blocks, and beyond them what it costs with their full context.
-    sliding_share: what of the gain is gone when a window slides by the least stride that
-      was dumped at both lengths, so that (nearly) all tokens have the full context: the
-      paper's own argument (appendix B, tables 13 to 15).
+    composition_share: the gain of a model whose tokens cost at each context as in the short blocks, and beyond these as
+      with their full context.
+    sliding_share: the part of the gain that is gone if windows slide by the least stride in `others` at both lengths,
+      so that (nearly) all tokens have the full context: the paper's argument (appendix B, tables 13 to 15).
 
-    gain_by_context says on which tokens the gain falls: of each range of context in the
-    short blocks, its part of the gain.
+    gain_by_context divides the gain by the tokens' context in the short blocks.
     """
     saved = short.nll - long.nll
     gain, blocks = saved.mean(), np.arange(saved.size) // long.of.length
     between = interval(*(np.bincount(blocks, weights) for weights in (saved, None)))
     is_known = between is not None and between[0] > abs(gain) / 2
     sliding, sliding_long = (
-        {one.of.stride: one for one in others if one.of.mode == "sliding" and one.of.length == blocks.of.length}
+        {dump.of.stride: dump for dump in others if dump.of.mode == "sliding" and dump.of.length == blocks.of.length}
         for blocks in (short, long)
     )
     strides = sorted(sliding.keys() & sliding_long.keys())
@@ -114,16 +112,16 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
         sliding_stride=strides[0] if strides else None,
         gain_by_context=tuple(
             GainShare(low, high, float(saved[inside].sum() / saved.sum()) if is_known else None)
-            for low, high, inside in _by_context(short)
+            for low, high, inside in _context_ranges(short)
         ),
     )
 
 
 def _with_costs_of(short: Dump, long: Dump, sliding: Dump | None) -> float:
-    """The mean NLL of the long blocks if a token's context cost what it does in the short ones.
+    """Returns the mean NLL of the long blocks if each context cost as much as in the short ones.
 
-    A context that the short blocks don't have costs what their full one does: by the sliding
-    window of their length if it was dumped, else what their second half costs.
+    A context longer than the short blocks costs as much as their full context: by the sliding window of their length if
+    it was dumped, else by their second half.
     """
     length = short.of.length
     tokens, nats = (np.bincount(short.context, weights, length + 1) for weights in (None, short.nll))

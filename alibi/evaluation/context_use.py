@@ -1,9 +1,8 @@
-"""Whether a model uses a longer context or only survives it: the same tokens, with ever more before them.
+"""The use of longer contexts: the same tokens scored with more and more tokens before them.
 
-In windows that don't overlap, longer ones are better for having fewer tokens with little
-context (the early token curse, paper, appendix B), and a model that ignores all but the
-last hundred tokens gains by that too. Where the same tokens are scored at each length
-(`alibi.evaluation.windows.plan_contexts`), what is gained is due to the context alone.
+In windows that don't overlap, longer windows are better because fewer of their tokens have little context (the early
+token curse; paper, appendix B): even a model that ignores all but the last hundred tokens gains. If the same tokens are
+scored at each length (`alibi.evaluation.windows.plan_contexts`), the gain is due to the context alone.
 """
 
 import numpy as np
@@ -14,16 +13,15 @@ from alibi.evaluation.perplexity import Score
 from alibi.reporting.rows import ContextUse
 
 RESAMPLES = 1000
-# Windows that are drawn from; of more, neighbours are drawn together, which takes as long and is safe.
-MOST_DRAWN = 2000
+MAX_BLOCKS = 2000  # more windows are resampled in blocks of neighbours: no slower, and safe
 OUTSIDE = 0.025  # on each side of an interval
 
 
 def gain_of(shortest: Score, score: Score) -> ContextUse:
-    """The nats a token that the windows of `score` save beside the `shortest`, which score the same tokens.
+    """Returns the gain of the windows of `score` over the `shortest` ones on the same tokens, in nats per token.
 
-    The differences between the two lengths are resampled, not the costs, so that hard and easy windows cancel.
-    The shortest gains nothing by definition, and has no interval.
+    Its interval resamples the differences between the two lengths, so that hard and easy windows cancel. The shortest
+    length gains nothing by definition, and has no interval.
     """
     saved = shortest.nll_nats.astype(np.float64) - score.nll_nats
     counts = np.full(len(saved), saved.shape[1])
@@ -34,20 +32,20 @@ def gain_of(shortest: Score, score: Score) -> ContextUse:
 def interval(
     sums: Float[np.ndarray, " windows"], counts: Integer[np.ndarray, " windows"]
 ) -> tuple[float, float] | None:
-    """The interval that holds a mean over tokens with a probability of 95%, by the bootstrap's percentiles.
+    """Returns a 95% interval of a mean over tokens, by the bootstrap's percentiles.
 
-    Tokens of a window depend on each other, so that windows are drawn as wholes. Percentiles of few windows are too
-    narrow; they are widened as Student's t widens a normal interval (Hesterberg 2015, arXiv 1411.5279, section 5.2).
-    None where only one window has tokens: of that all draws are the same, which would look like certainty.
+    Tokens of a window depend on each other, so that whole windows are drawn. Percentiles of few windows are too narrow;
+    they are widened as Student's t widens a normal interval (Hesterberg 2015, arXiv 1411.5279, section 5.2). None if
+    only one window has tokens: all its draws are equal, which would look like certainty.
 
     Args:
-      sums: what the mean is of, added up in each window.
-      counts: how many tokens that were; a window may have none.
+      sums: the sum over the tokens of each window.
+      counts: the tokens of each window; may be 0.
     """
     random, used = np.random.default_rng(0), np.flatnonzero(counts)
     if used.size < 2:
         return None
-    blocks = min(used.size, MOST_DRAWN)
+    blocks = min(used.size, MAX_BLOCKS)
     starts = np.arange(blocks) * used.size // blocks
     sums, counts = (np.add.reduceat(values[used], starts) for values in (sums, counts))
     drawn = (random.integers(0, blocks, blocks) for _ in range(RESAMPLES))

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of every token of a stream, window by window, on any number of devices and hosts."""
+"""The negative log-likelihood (NLL) of every token of a stream, on any number of devices and hosts."""
 
 import collections
 import contextlib
@@ -13,27 +13,27 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Part, Tokens, Windows, batches, gather, plan
+from alibi.evaluation.windows import Part, Tokens, Windows, gather, plan
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.sharding import batch_parts, local_rows
 from alibi.runs.trained import TrainedRun
 
-# (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]; the targets are those of the
-# last inputs, and no target depends on the inputs after its own.
+# (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]. The targets belong to the last inputs;
+# the NLL of a target does not depend on inputs after its own.
 NllFunction = Callable[..., Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What a pass over a stream found."""
+    """The NLL of scored tokens."""
 
-    windows: Windows | Part  # how the stream was cut, or the windows that were asked for
-    nll_nats: Float[np.ndarray, "*shape"]  # float32: of each token in stream order, or [windows, scored]
-    seconds: float  # from the first batch read to the last result on the host; compilation is done before
+    windows: Windows | Part  # of the whole stream, or some of its rows
+    nll_nats: Float[np.ndarray, "*shape"]  # float32: [tokens] in stream order, or [windows, scored]
+    seconds: float  # from reading the first batch to the last result on the host, without compilation
 
     @property
     def total_nats(self) -> float:
-        """The sum over the tokens, in float64."""
+        """The sum over the tokens, computed in float64."""
         return float(self.nll_nats.sum(dtype=np.float64))
 
     @property
@@ -42,15 +42,14 @@ class Score:
 
 
 class Scorer:
-    """Scores streams with one function, which is compiled once for each batch shape and then kept.
+    """Scores streams with one function, compiled once for each batch shape.
 
     Args:
       nll_function: see `model_nll`.
-      boundary_id: the token that stands before the first one of a stream.
-      batch_tokens: inputs a device holds at one time, so that longer windows come in
-        smaller batches; at least one window.
-      sharding: how the batch dimension lies on the devices; by default all on the first.
-        On several hosts each reads only the rows of its own devices, and all get the result.
+      boundary_id: the token before the first one of a stream.
+      batch_tokens: inputs per device and batch, but at least one window: longer windows come in smaller batches.
+      sharding: of the batch dimension; by default on the first device. Each of several hosts reads only the rows of
+        its own devices, and all get the result.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Scorer:
         self._sharding = replicated = SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
         self._boundary_id, self._batch_tokens = boundary_id, batch_tokens
         if isinstance(sharding, NamedSharding):
-            replicated = NamedSharding(sharding.mesh, PartitionSpec())  # every host gets the NLL of the whole batch
+            replicated = NamedSharding(sharding.mesh, PartitionSpec())  # each host gets the whole batch
         self._jitted = jax.jit(nll_function, out_shardings=replicated)
         self._compiled: dict[tuple[int, int, int], Any] = {}
 
@@ -74,16 +73,15 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """The NLL of each of `tokens` in windows of `length` inputs, each window scoring `stride` (default: `length`).
+        """Returns the NLL of each of `tokens` in windows of `length` inputs that score `stride` (default: `length`).
 
-        Neither the batch nor the devices change what is computed of a token.
+        The NLL of a token depends neither on the batch nor on the devices.
 
         Args:
-          progress: called with the number of tokens that were scored since the last call.
+          progress: called with the number of tokens scored since the last call.
 
         Raises:
-          ValueError: no tokens, a stride outside 1..length, or a length that the model
-            is not defined for.
+          ValueError: no tokens, a stride outside 1..length, or a length that the model does not support.
         """
         windows = plan(len(tokens), length, stride)
         for part in windows.parts:
@@ -97,7 +95,7 @@ class Scorer:
     def score_windows(
         self, params: PyTree, tokens: Tokens, part: Part, *, progress: Callable[[int], object] = lambda tokens: None
     ) -> Score:
-        """The NLL of each token that the windows of `part` score; `progress` as in `score`."""
+        """Returns the NLL of the tokens that the rows of `part` score; `progress` as in `score`."""
         self._compile(params, part)
         nll = np.empty((len(part), part.scored), np.float32)
         start = time.perf_counter()
@@ -112,23 +110,24 @@ class Scorer:
         nll: Float[np.ndarray, " tokens"],
         progress: Callable[[int], object],
     ) -> None:
-        """Fills `nll` with that of the tokens that the rows of `part` score, in their order."""
-        function = self._compile(params, part)
+        """Fills `nll` with the NLL of the tokens that the rows of `part` score, in their order."""
+        function, batch_size = self._compile(params, part), self._batch_size(part)
         running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
-        for rows in batches(part, self._rows(part)):
-            running.append((nll[rows[0] * part.scored :], function(params, *self._place(tokens, part, rows))))
-            if len(running) > 1:  # fetch a batch only when the devices have the next one to work on
+        for first in range(0, len(part), batch_size):
+            rows = np.arange(first, first + batch_size)  # the last batch may extend beyond the last row
+            running.append((nll[first * part.scored :], function(params, *self._place(tokens, part, rows))))
+            if len(running) > 1:  # a batch is fetched only after the devices have the next one
                 progress(_fetch(*running.popleft()))
         progress(_fetch(*running.popleft()))
 
-    def _rows(self, part: Part) -> int:
-        """Rows of a batch: what the token budget allows on each device, and no more than there are."""
+    def _batch_size(self, part: Part) -> int:
+        """Returns the rows of a batch: as many as `batch_tokens` allows on each device, and not more than `part`."""
         parts = batch_parts(self._sharding)
         return parts * min(max(1, self._batch_tokens // part.length), -(-len(part) // parts))
 
     def _compile(self, params: PyTree, part: Part) -> Any:
-        """The function compiled for this shape; kept, so that a validation during training compiles once."""
-        shape = self._rows(part), part.length, part.scored
+        """Returns the function compiled for this shape; kept, so that validations during training compile once."""
+        shape = self._batch_size(part), part.length, part.scored
         if shape not in self._compiled:
             sizes = (shape[0], part.length), (shape[0], part.scored)
             batch = [jax.ShapeDtypeStruct(size, np.int32, sharding=self._sharding) for size in sizes]
@@ -136,7 +135,7 @@ class Scorer:
         return self._compiled[shape]
 
     def _place(self, tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"]) -> list:
-        """The batch on the devices; only the rows of this host's devices are read."""
+        """Returns the batch on the devices; reads only the rows of this host's devices."""
         batch = gather(tokens, part, rows[local_rows(self._sharding, rows.size)], self._boundary_id)
         return [
             jax.make_array_from_process_local_data(self._sharding, local, (rows.size, local.shape[1]))
@@ -151,7 +150,7 @@ def run_scorer(run: TrainedRun) -> Scorer:
 
 
 def model_nll(model: DecoderLM) -> NllFunction:
-    """The function that a `Scorer` needs."""
+    """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
 
     def nll(params: PyTree, inputs: Array, targets: Array) -> Array:
         with unrounded(model):
@@ -161,16 +160,16 @@ def model_nll(model: DecoderLM) -> NllFunction:
 
 
 def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
-    """A context in which a float32 model is traced, so that its products are float32's on accelerators too.
+    """Returns a context in which accelerators, too, compute the products of a float32 model in float32.
 
-    By default these round the operands of products to fewer bits.
+    By default they round the operands to fewer bits.
     """
     rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
     return jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext()
 
 
 def _fetch(nll: Float[np.ndarray, " tokens"], result: Array) -> int:
-    """Waits for a batch and puts it at the start of `nll`, which may be shorter; returns how many are there."""
+    """Waits for a batch, writes it to the start of `nll`, which may be shorter, and returns the number of values."""
     count = min(nll.size, result.size)
     nll[:count] = np.asarray(result).ravel()[:count]
     return count

@@ -1,29 +1,27 @@
-"""Which tokens are scored with which context, so that each is scored exactly once.
+"""Windows over a token stream: which tokens each window scores, and with which context.
 
-The stream t[0..N) is read through its inputs u = [boundary, t[0], ..., t[N-2]]: u[i] is
-the true token before t[i], and t[i] is the target of u[i]. Window k scores the targets
-t[kS : (k+1)S], S the stride, and reads the inputs of those and up to L - S inputs before
-them, L the length. With S = L the windows do not overlap.
+The stream t[0..N) is read through its inputs u = [boundary, t[0], ..., t[N-2]]: u[i] is the true token before t[i],
+and t[i] is the target of u[i]. Window k scores the targets t[kS : (k+1)S], with S the stride. It reads the inputs of
+those targets and up to L - S inputs before them, with L the length. With S = L the windows do not overlap. Each token
+is scored exactly once.
 
-With S < L the first L // S windows begin with the stream: each is the beginning of the
-last of them, which a causal model therefore computes for all. All further windows have
-L inputs, of which the last S are scored.
+With S < L the first L // S windows begin with the stream: each is the beginning of the last of them, so that a causal
+model computes all of them in one row. All further windows have L inputs, and score the last S of them.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
 
-# The mode of windows that end with the same tokens, however long they are.
-SAME_TOKENS = "same tokens"
+SAME_TOKENS = "same tokens"  # the mode of windows of several lengths that score the same tokens
 
 
 @runtime_checkable
 class Tokens(Protocol):
-    """The ids of a stream: an array of one dimension, or what reads the slices of it that are asked for."""
+    """The ids of a stream: a one-dimensional array, or an object that reads slices of it."""
 
     def __len__(self) -> int: ...
 
@@ -35,17 +33,17 @@ class Windows:
     """All windows of a stream."""
 
     num_tokens: int  # of the stream, each scored once
-    length: int  # inputs that a window holds at most (L)
+    length: int  # inputs of a window at most (L)
     stride: int  # tokens that a window scores at most (S)
 
     @property
     def mode(self) -> str:
-        """What a result row calls such windows: "nonoverlapping" or "sliding"."""
+        """The mode in result rows: "nonoverlapping" or "sliding"."""
         return "nonoverlapping" if self.stride == self.length else "sliding"
 
     @property
     def parts(self) -> list["Part"]:
-        """The rows to compute, in stream order; those of a part are all of one shape."""
+        """The rows to compute, in stream order, in parts of equal shape."""
         if self.stride == self.length:
             return [Part(0, self.num_tokens, self.length, self.length)]
         begin_together = min(self.length // self.stride * self.stride, self.num_tokens)
@@ -57,42 +55,42 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Rows that score the tokens `start` to `stop` of the stream; arrays are made only for the rows asked for."""
+    """Rows of one shape that score tokens between `start` and `stop` of a stream."""
 
     start: int
     stop: int
     length: int  # inputs of a row
-    scored: int  # the last inputs of a row, whose targets it scores; the last row may have fewer
-    spacing: int = 0  # tokens from the first one that a row scores to that of the next row; 0: `scored`
-    mode: str = ""  # as that of `Windows`, where the rows stand at places of their own
+    scored: int  # each row scores the targets of its last inputs, this many; the last row may score fewer
+    spacing: int = 0  # tokens from the first scored token of a row to that of the next row; 0: `scored`
+    mode: str = ""  # the mode in result rows, if `spacing` is given
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.scored))
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the rows score."""
+        """The number of scored tokens."""
         return self.stop - self.start if not self.spacing else len(self) * self.scored
 
     @property
     def stride(self) -> int:
-        """As that of `Windows`."""
+        """The stride in result rows."""
         return self.scored
 
     def first_scored(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """Index in the stream of the first token that each row scores; `stop` beyond the last row."""
+        """Returns the index in the stream of the first scored token of each row; `stop` beyond the last row."""
         return np.minimum(self.start + np.asarray(rows, np.int64) * (self.spacing or self.scored), self.stop)
 
 
 class Batch(NamedTuple):
     """Rows of one static shape, int32."""
 
-    inputs: Int[np.ndarray, "rows length"]  # u of each row, padded on the right by the boundary
-    targets: Int[np.ndarray, "rows scored"]  # of the last inputs; -1 where there is nothing to score
+    inputs: Int[np.ndarray, "rows length"]  # u of each row, padded on the right with the boundary
+    targets: Int[np.ndarray, "rows scored"]  # of the last inputs; -1 for nothing to score
 
 
 def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
-    """The windows that score a stream of `num_tokens` at `length`, as the paper's code does (section 2.1, appendix B).
+    """Returns the windows that score a stream of `num_tokens` as the paper's code does (section 2.1, appendix B).
 
     Args:
       num_tokens: at least 1.
@@ -116,11 +114,11 @@ def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
 
 
 def plan_contexts(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Part]:
-    """For each of `lengths`, ascending, the windows that score the same tokens, with that many inputs at most.
+    """Returns for each of `lengths`, ascending, windows of that length; all lengths score the same tokens.
 
-    The tokens are the last tenth of each window of the least length, so that even there they have nearly all of its
-    context. The windows end at places that are spread evenly over the text, as many as asked for; fewer where they
-    would score a token twice.
+    These are the last tenth of each window of the shortest length, so that even there they have nearly all of its
+    context. The windows end at places spread evenly over the text; there are fewer than `windows` if so many would
+    score a token twice.
 
     Raises:
       ValueError: the text is shorter than the longest window.
@@ -136,17 +134,17 @@ def plan_contexts(num_tokens: int, lengths: Sequence[int], windows: int) -> list
 
 
 def gather(tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:
-    """The rows of these numbers; one beyond the last scores nothing.
+    """Returns the rows with these numbers; a row beyond the last one scores nothing.
 
     Args:
-      tokens: the stream, read only where these rows lie (a memory map stays on disk).
-      boundary_id: the token that stands before the first one.
+      tokens: the stream; only the tokens of these rows are read (a memory map stays on disk).
+      boundary_id: the token before the first one.
     """
     first_scored = part.first_scored(rows)[:, None]
     stop = np.minimum(first_scored + part.scored, part.stop)
     first_input = first_scored - (part.length - part.scored)
     first = np.maximum(first_input - 1, 0)
-    # One piece of the stream holds all rows whose windows are neighbours; between others may lie most of the stream.
+    # Neighbouring windows are read as one piece of the stream; between spaced windows may lie most of the stream.
     begins, ends = (first, stop) if part.spacing else (first.min(keepdims=True), stop.max(keepdims=True))
     pieces = [np.asarray(tokens[begin:end]) for begin, end in zip(begins.flat, ends.flat, strict=True)]
     piece = np.concatenate(pieces).astype(np.int32)
@@ -162,9 +160,3 @@ def gather(tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"], boundary_
     targets = piece[np.clip(scored - start, 0, piece.size - 1)]
     targets = np.where(scored < stop, targets, np.int32(-1))
     return Batch(inputs, targets)
-
-
-def batches(part: Part, batch_size: int) -> Iterator[Int[np.ndarray, " rows"]]:
-    """Row numbers in stream order, `batch_size` at a time; those of the last batch run on beyond the last row."""
-    for start in range(0, len(part), batch_size):
-        yield np.arange(start, start + batch_size)
