@@ -88,13 +88,13 @@ def test_a_command_line(told, monkeypatch: pytest.MonkeyPatch, words: list[str],
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def get_config(arg=''):\n    return (", "does not load: SyntaxError at line 2: '(' was never closed"),
-        ("import nosuch", "does not load: ModuleNotFoundError at line 1: No module named 'nosuch'"),
-        ("x = 1", "has no get_config(); a config file defines it, as configs/quickstart.py does"),
+        ("def get_config(arg=''):\n    return (", "fails at line 2: SyntaxError: '(' was never closed"),
+        ("import nosuch", "fails at line 1: ModuleNotFoundError: No module named 'nosuch'"),
+        ("x = 1", "has no get_config(); define it as configs/quickstart.py does"),
         ("def get_config():\n    pass", "must return base.get_config() with other values, and returns None; is its"),
         ("def get_config():\n    return {}", "with other values, and returns a dict"),
-        ("def get_config():\n    return 1 / 0", "fails in get_config(): ZeroDivisionError at line 2: division by zero"),
-        ("def get_config(arg, more):\n    return 1", "fails in get_config(): TypeError: get_config() missing"),
+        ("def get_config():\n    return 1 / 0", "fails at line 2: ZeroDivisionError: division by zero"),
+        ("def get_config(arg, more):\n    return 1", "TypeError: get_config() missing"),
         (
             "from configs import base\ndef get_config():\n    it = base.get_config()\n    it.model.widht = 3\n"
             "    return it",
@@ -102,7 +102,7 @@ def test_a_command_line(told, monkeypatch: pytest.MonkeyPatch, words: list[str],
         ),
         (
             "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.model.width = 'x'\n",
-            "fails in get_config(): TypeError at line 4: Could not override field 'width'",
+            "fails at line 4: TypeError: Could not override field 'width'",
         ),
     ],
 )

@@ -1,13 +1,12 @@
 """Python files that users write, a config's get_config() and a sweep's get_sweep(); a mistake in them is one line."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
@@ -39,7 +38,9 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
     """
     file, _, argument = named.partition(":")
     if not os.path.isfile(file):
-        raise ValueError(f"there is no config file {file!r}; did you mean {_nearest_config(file)}?")
+        known = [path.stem for path in sorted(CONFIGS.glob("[!_]*.py"))]
+        suggestion = nearest(pathlib.PurePath(file).stem, known, cutoff=0.5) or "quickstart"
+        raise ValueError(f"there is no config file {file!r}; did you mean configs/{suggestion}.py?")
     config = call(file, "get_config", "configs/quickstart.py", *([argument] if argument else []))
     if not isinstance(config, ml_collections.ConfigDict):
         given = "None; is its return missing?" if config is None else f"a {type(config).__name__}"
@@ -111,20 +112,16 @@ def whole_sequences(tokens: int, config: ml_collections.ConfigDict) -> ml_collec
 
 def as_file(config: Config) -> str:
     """Returns the text of a config file that sets every key to its value in `config`."""
-    lines, last = [], ""
+    lines = []
     for key, value in flatten(config).items():
-        section = key.rpartition(".")[0]
-        if section != last:
-            lines.append("\n")
-        last = section
         value = tuple(value) if isinstance(value, list) else value
-        option = section.startswith("position_options")
-        lines.append(f'    base.set_key(config, "{key}", {value!r})\n' if option else f"    config.{key} = {value!r}\n")
-    return _FILE.format(keys="".join(lines))
+        option = key.startswith("position_options.")
+        lines.append(f'    base.set_key(config, "{key}", {value!r})' if option else f"    config.{key} = {value!r}")
+    return _FILE.format(keys="\n".join(lines))
 
 
 def call(file: str | os.PathLike[str], function: str, example: str, *arguments: Any) -> Any:
-    """Returns the result of `function` of a Python file; errors name `example`, a file of the project that has one.
+    """Returns the result of `function` of a Python file; `example` names a file of the project that has one.
 
     Raises:
       ValueError: no such file or function, or an error in it, with its line.
@@ -136,28 +133,17 @@ def call(file: str | os.PathLike[str], function: str, example: str, *arguments: 
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is no Python file; its name must end in .py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    with _mistakes_named(path, "does not load"):
-        spec.loader.exec_module(module)
-    if not hasattr(module, function):
-        kind = function.removeprefix("get_")
-        raise ValueError(f"{path} has no {function}(); a {kind} file defines it, as {example} does")
-    with _mistakes_named(path, f"fails in {function}()", passing=ValueError):
-        return getattr(module, function)(*arguments)
-
-
-@contextlib.contextmanager
-def _mistakes_named(path: pathlib.Path, doing: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Turns an error inside into a ValueError that names the file's line; errors of type `passing` stay as they are."""
     try:
-        yield
-    except passing:
-        raise
+        spec.loader.exec_module(module)
+        if not hasattr(module, function):
+            raise ValueError(f"{path} has no {function}(); define it as {example} does")
+        return getattr(module, function)(*arguments)
+    except ValueError:
+        raise  # its message names the cause
     except Exception as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        where = "" if line is None else f" at line {line}"
-        reason = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-        raise ValueError(f"{path} {doing}: {type(error).__name__}{where}: {reason}") from error
+        line, reason = (error.lineno, error.msg) if isinstance(error, SyntaxError) else ((lines or [1])[-1], error)
+        raise ValueError(f"{path} fails at line {line}: {type(error).__name__}: {reason}") from error
 
 
 def _assignments(arg: str) -> dict[str, Any]:
@@ -169,11 +155,3 @@ def _assignments(arg: str) -> dict[str, Any]:
         if not separator:
             raise ValueError(f"config argument {part!r} is not KEY=VALUE; write for example position=alibi,length=512")
     return given
-
-
-def _nearest_config(file: str) -> str:
-    """Returns `file` with its ending if only the ending is missing, else the project's config of the nearest name."""
-    if os.path.isfile(f"{file}.py"):
-        return f"{file}.py"
-    known = [path.stem for path in sorted(CONFIGS.glob("[!_]*.py"))]
-    return f"configs/{nearest(pathlib.PurePath(file).stem, known, cutoff=0.5) or 'quickstart'}.py"

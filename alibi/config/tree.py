@@ -15,25 +15,29 @@ SHORT_NAMES = {"length": "train_length"}
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the config whose values are read, and checked against their ranges, when it is made.
+    """A part of the config, whose values are read and checked when it is made.
 
     Raises:
       ValueError: a value of another type or out of its range.
     """
 
     def __post_init__(self) -> None:
-        section = type(self).__name__.removesuffix("Config").lower()  # "model" of ModelConfig, "" of Config
-        kinds = annotations(type(self))
-        for field in dataclasses.fields(self):
-            name = f"{section}.{field.name}" if section else field.name
-            limits = field.metadata.get("limits")
-            given = self[field.name]
-            value = read(f"{name}={given!r}", given, kinds[field.name], field.default, limits)
-            object.__setattr__(self, field.name, value)
+        for name in self.__dataclass_fields__:
+            object.__setattr__(self, name, self.read(name, self[name]))
 
     def __getitem__(self, name: str) -> Any:
         """Returns the value of a key whose name is known only at run time, such as a split."""
         return getattr(self, name)
+
+    @classmethod
+    def read(cls, name: str, value: Any) -> Any:
+        """Returns `value`, or the value that a text writes, as the type of the key `name`; ValueError as above."""
+        section = cls.__name__.removesuffix("Config").lower()  # "model" of ModelConfig, "" of Config
+        field, annotation = cls.__dataclass_fields__[name], annotations(cls)[name]
+        if isinstance(value, str):
+            value = parsed(value, annotation)
+        given = f"{section}.{name}={value!r}".removeprefix(".")
+        return read(given, value, annotation, field.default, field.metadata.get("limits"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,18 +244,15 @@ def check_key(key: str) -> str:
 
 
 def read_value(key: str, value: Any) -> Any:
-    """Returns the value of a config key as its type; a text is read as the value that it writes.
+    """Returns the value of a config key, or the value that a text writes, as the type of the key.
 
     Raises:
       ValueError: an unknown key, or a value of another type or out of the key's range.
     """
     section, _, name = check_key(key).rpartition(".")
-    if section == "position_options":
+    if section == "position_options":  # their types are those of the method's class: see make_position
         return parsed(value) if isinstance(value, str) else value
-    kind = type(_DEFAULT[section]) if section else Config
-    annotation, field = annotations(kind)[name], kind.__dataclass_fields__[name]
-    value = parsed(value, annotation) if isinstance(value, str) else value
-    return read(f"{key}={value!r}", value, annotation, field.default, field.metadata.get("limits"))
+    return (type(_DEFAULT[section]) if section else Config).read(name, value)
 
 
 def replaced(config: Config, changes: Mapping[str, Any]) -> Config:

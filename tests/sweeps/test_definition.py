@@ -127,7 +127,7 @@ def test_a_bad_sweep_is_refused_before_the_first_run(changed, message):
     ("text", "message"),
     [
         ("x = 1", r"has no get_sweep\(\)"),
-        ("def get_sweep(:", "does not load: SyntaxError"),
+        ("def get_sweep(:", "fails at line 1: SyntaxError"),
         ("def get_sweep():\n    return 3", "must return a dictionary, not int"),
         ("def get_sweep():\n    return {'config': 'configs/quickstart.py'}", "the sweep has no runs"),
         ("def get_sweep():\n    return {'runs': [{}]}", "the sweep names no config"),
