@@ -1,10 +1,11 @@
 """Every config key once: its default, range, unit and meaning."""
 
 import dataclasses
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from alibi.config.fields import annotations, choice, nearest, number, parsed, read
+from alibi.config.fields import choice, nearest, number, parsed, read
 
 INT32 = 2**31 - 1  # counts and positions on the devices are int32
 DTYPES = ("float32", "bfloat16")
@@ -21,9 +22,14 @@ class Section:
       ValueError: a value of another type or out of its range.
     """
 
+    types: ClassVar[dict[str, Any]]  # of the keys, by name
+
+    def __init_subclass__(cls) -> None:
+        cls.types = typing.get_type_hints(cls)
+
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            object.__setattr__(self, name, self.read(name, self[name]))
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, self.read(field.name, self[field.name]))
 
     def __getitem__(self, name: str) -> Any:
         """Returns the value of a key whose name is known only at run time, such as a split."""
@@ -33,7 +39,7 @@ class Section:
     def read(cls, name: str, value: Any) -> Any:
         """Returns `value`, or the value that a text writes, as the type of the key `name`; ValueError as above."""
         section = cls.__name__.removesuffix("Config").lower()  # "model" of ModelConfig, "" of Config
-        field, annotation = cls.__dataclass_fields__[name], annotations(cls)[name]
+        field, annotation = cls.__dataclass_fields__[name], cls.types[name]
         if isinstance(value, str):
             value = parsed(value, annotation)
         given = f"{section}.{name}={value!r}".removeprefix(".")
