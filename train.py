@@ -49,6 +49,8 @@ def main() -> None:
             raise ValueError("--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for 8 of it")
         _plan(config, *devices)
         return
+    if _WORKDIR.value is None:
+        raise ValueError("give --workdir, the directory of the run, or --plan or --print_config")
     # Imported only now, so that a wrong flag is reported at once.
     from alibi.training.loop import train
 
@@ -73,10 +75,4 @@ def _plan(config: Config, devices: int, device_kind: str) -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(
-        main,
-        required=("config", "workdir"),
-        needless={"workdir": ("plan", "print_config")},
-        addresses=("workdir", "init_from"),
-        resumes=command_line.RESUMES,
-    )
+    command_line.run(main, required=("config",), addresses=("workdir", "init_from"), resumes=command_line.RESUMES)

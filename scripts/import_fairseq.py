@@ -25,7 +25,7 @@ _DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt of its train
 _WORKDIR = flags.DEFINE_string("workdir", None, "work directory to make; may be gs://BUCKET/PATH")
 _POSITION = flags.DEFINE_string("position", "", "alibi, sinusoidal or none; default: as the checkpoint's settings show")
 _CONFIG = command_line.define_config_flag(
-    str(ROOT / "configs" / "wikitext103.py"), says="text and settings of further training"
+    str(ROOT / "configs" / "wikitext103.py"), help="text and settings of further training"
 )
 
 
