@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 CONVENTIONS = ("paper", "closed_form", "random")
 MOST_BIAS_MAX = 125  # 2^-126 is float32's smallest normal number, and the exponential of a logarithm may be rounded
-MOST_HEADS = 2**16  # no model has a hundredth of them: a larger number is another one's
+MOST_HEADS = 2**16  # a larger number is a mistake, which would otherwise fill the memory
 
 
 def alibi_slopes(
@@ -21,24 +21,23 @@ def alibi_slopes(
     *,
     alibi_bias_max: float | int = 8.0,
 ) -> Float[Array, " heads"]:
-    """ALiBi's slope m of each head, float32 `[num_heads]`, logits per token of distance.
+    """Returns ALiBi's slope m of each head, float32 `[num_heads]`, in logits per token of distance.
 
-    `"paper"` is what the authors' code computes: 2^(-8h/n), h = 1..n, when n is a power
-    of two; otherwise the slopes of the power of two below n, then every other slope of
-    the power of two above, in that order. `"closed_form"` is 2^(-8h/n) for every n.
-    `"random"` draws them from the exponential distribution, which the paper says works at
-    times (section 3); it doesn't publish the scale: here their expectation is the mean of
-    the paper's slopes. A tuple of numbers, one for each head, is the slopes themselves.
+    `"paper"` is the rule of the authors' code: 2^(-8h/n), h = 1..n, if n is a power of two;
+    otherwise the slopes of the power of two below n, then every other slope of the power of
+    two above, in that order. `"closed_form"` is 2^(-8h/n) for every n. `"random"` draws
+    from the exponential distribution, which the paper reports to work at times (section 3);
+    the paper gives no scale: here the expectation is the mean of the paper's slopes. A tuple
+    of numbers gives the slopes themselves.
 
     Args:
-      draw: which draw of `"random"`; each is the same for ever.
-      alibi_bias_max: what stands in place of 8 in all of these but a tuple, as MPT names it; 16 makes each slope the
-        square of what it was.
+      draw: number of the draw of `"random"`; a draw never changes.
+      alibi_bias_max: replaces the 8 in these formulas, under MPT's name; 16 squares each slope.
 
     Raises:
-      ValueError: `num_heads` that is no whole number from 1 to 65,536, an unknown convention, a
-        tuple of another length or with what is no finite number of at least 0, a draw below 0, or an
-        `alibi_bias_max` that is not above 0, that is above 125, or that a tuple can't heed.
+      ValueError: `num_heads` is no whole number from 1 to 65,536; the convention is unknown; a tuple
+        has another length or a number below 0; `draw` is below 0; `alibi_bias_max` is not
+        above 0, is above 125, or is given with a tuple.
     """
     if not _is_whole(num_heads) or not 1 <= num_heads <= MOST_HEADS:
         raise ValueError(f"num_heads={num_heads!r} must be a whole number from 1 to {MOST_HEADS:,}, such as 8")
@@ -47,50 +46,50 @@ def alibi_slopes(
     if not (isinstance(alibi_bias_max, numbers.Real) and 0 < alibi_bias_max <= MOST_BIAS_MAX):
         raise ValueError(
             f"alibi_bias_max={alibi_bias_max!r} must be a number above 0, such as the paper's 8, and at most "
-            f"{MOST_BIAS_MAX}: the flattest slope is 2^-alibi_bias_max, and float32 holds no smaller ones in full"
+            f"{MOST_BIAS_MAX}: the flattest slope is 2^-alibi_bias_max, and float32 rounds smaller ones"
         )
     num_heads = int(num_heads)
     if isinstance(convention, tuple | list):
         if alibi_bias_max != 8:
-            raise ValueError(
-                f"alibi_bias_max={alibi_bias_max} is for slopes that have a name, and these are given one by one; "
-                "leave out one of the two"
-            )
-        slopes = _given(tuple(convention), num_heads)
-    elif not isinstance(convention, str) or convention not in CONVENTIONS:
-        named = ", ".join(CONVENTIONS)
-        raise ValueError(f"slope convention {convention!r} is unknown; use one of {named}, or a tuple of numbers")
+            raise ValueError(f"alibi_bias_max={alibi_bias_max} changes named slopes, not given ones; leave one out")
+        slopes = _given(convention, num_heads)
+    elif convention == "paper":
+        slopes = _paper(num_heads, alibi_bias_max)
+    elif convention == "closed_form":
+        slopes = _geometric(num_heads, alibi_bias_max)
     elif convention == "random":
-        # NumPy keeps this old generator's numbers as they are, so that a saved run always gets its own slopes.
+        # NumPy keeps the numbers of this old generator, so a saved run always gets its own slopes again.
         slopes = np.random.RandomState(draw).exponential(_paper(num_heads, alibi_bias_max).mean(), num_heads)
     else:
-        slopes = (_geometric if convention == "closed_form" else _paper)(num_heads, alibi_bias_max)
-    # Also under jit these are numbers, by which attention can choose what computes it.
+        raise ValueError(
+            f"slope convention {convention!r} is unknown; use {', '.join(CONVENTIONS)}, or a tuple of numbers"
+        )
+    # Concrete numbers under jit too: attention chooses its backend by them.
     with jax.ensure_compile_time_eval():
         return jnp.asarray(slopes, jnp.float32)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+def _geometric(num_heads: int, bias_max: float | int) -> np.ndarray:
+    return 2.0 ** (-bias_max * np.arange(1, num_heads + 1) / num_heads)
 
 
-def _given(slopes: tuple[float | int, ...], num_heads: int) -> np.ndarray:
+def _paper(num_heads: int, bias_max: float | int) -> np.ndarray:
+    below = 2 ** (num_heads.bit_length() - 1)
+    steep = _geometric(below, bias_max)
+    # The first, third, fifth... slope of twice as many heads lies between the slopes of `below`.
+    between = _geometric(2 * below, bias_max)[::2][: num_heads - below]
+    return np.concatenate([steep, between])
+
+
+def _given(slopes: Sequence[float | int], num_heads: int) -> np.ndarray:
     finite = all(isinstance(slope, numbers.Real) and math.isfinite(slope) and slope >= 0 for slope in slopes)
     if not finite or len(slopes) != num_heads:
         raise ValueError(
             f"slopes={list(slopes)} must be {num_heads} finite numbers of at least 0, one for each head, such as "
-            f"{_paper(num_heads).tolist()}; or name one of {', '.join(CONVENTIONS)}"
+            f"{_paper(num_heads, 8.0).tolist()}; or name one of {', '.join(CONVENTIONS)}"
         )
     return np.asarray(slopes, np.float64)
 
 
-def _geometric(num_heads: int, bias_max: float | int = 8.0) -> np.ndarray:
-    return 2.0 ** (-bias_max * np.arange(1, num_heads + 1) / num_heads)
-
-
-def _paper(num_heads: int, bias_max: float | int = 8.0) -> np.ndarray:
-    below = 2 ** (num_heads.bit_length() - 1)
-    steep = _geometric(below, bias_max)
-    # The first, third, fifth... slope of twice as many heads lies between those of `below`.
-    between = _geometric(2 * below, bias_max)[::2][: num_heads - below]
-    return np.concatenate([steep, between])
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -31,7 +31,6 @@ SPEED = ROOT / "results" / "methods" / "speed.json"
 KEYS = ROOT / "results" / "passkey" / "results.jsonl"
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}  # the quickstart's model, of 4 layers
 LAYERS = 4
-RUNS = {"randomised": "randomised-rotary"}  # what the sweep calls the runs of a method, if not by its name
 # Whose cost stands for that of methods that only have other numbers in the same places.
 COSTS = dict.fromkeys(("alibi_interpolated", "alibi_ntk"), "alibi")
 COSTS |= dict.fromkeys(("rotary_interpolated", "rotary_ntk"), "rotary")
@@ -40,16 +39,22 @@ COSTS |= dict.fromkeys(("rotary_interpolated", "rotary_ntk"), "rotary")
 # the series.
 OPTIONS = (
     (
-        "position_options.logit_scale=log_n",
+        "model.logit_scale=log_n",
         "queries times max(1, ln n / ln L), n the number of keys that they see",
         "Chiang and Cholak 2022, [arXiv 2202.12172](https://arxiv.org/abs/2202.12172)",
         (("rotary", "rotary-log-n"), ("none", "none-log-n")),
     ),
     (
-        "position_options.logit_scale=ssmax",
+        "model.logit_scale=ssmax",
         "queries times s_h ln n, s_h learned by each head of each layer",
         "Nakanishi 2025, [arXiv 2501.19399](https://arxiv.org/abs/2501.19399)",
         (("alibi", "alibi-ssmax"),),
+    ),
+    (
+        "model.max_position=2048",
+        "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them",
+        "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
+        (("rotary", "randomised-rotary"),),
     ),
     (
         "model.window=128",
@@ -68,8 +73,8 @@ Every method of the registry, by the name that `--config=...:position=NAME` take
 tokens in training, L' in the sequences at hand. "Enters" says which functions of
 [the contract](../alibi/positions/base.py) it overrides. "Adds" counts parameters in the quickstart's model ({layers}
 layers, {num_heads} heads of {head_dim}). What is added to logits is added after their division by sqrt(head_dim),
-unless the formula says otherwise. Every method but `randomised` takes either `position_options.logit_scale` (log n,
-SSMax) or a sliding window (`model.window`).
+unless the formula says otherwise. Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_position`
+(randomised positions) and `model.window` (a sliding window).
 
 This page is made by `python scripts/methods_page.py`.
 """
@@ -121,8 +126,6 @@ def _about(method: PositionMethod) -> Any:
 
 def _enters(method: PositionMethod) -> str:
     """Where position enters, by the functions that the class overrides."""
-    if _overrides(type(method), "place"):
-        return "positions"  # all else is the other method's, computed in another way
     places = {"embed": "embeddings", "queries": "queries", "keys": "keys", "bias": "logits"}
     places |= {"keep": "", "content_bias": "logits by content"}
     overridden = [word for name, word in places.items() if word and _overrides(type(method), name)]
@@ -131,7 +134,7 @@ def _enters(method: PositionMethod) -> str:
 
 def _overrides(kind: type[PositionMethod], function: str) -> bool:
     owner = next(one for one in kind.__mro__ if function in vars(one))
-    return owner is not PositionMethod and owner.__module__ != "alibi.positions.around"
+    return owner is not PositionMethod
 
 
 def _added(method: PositionMethod) -> int:
@@ -151,7 +154,7 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
     for option, _, _, measurements in OPTIONS:
         for plain, series in measurements:
             of_run, asked = ([row for row in some if row.series == series] for some in (rows, keys))
-            cells = [*_extrapolation(of_run), *_passkeys(asked), *_speed("", speeds)]
+            cells = [*_extrapolation(of_run), *_passkeys(asked), *_speed(series, speeds)]
             short = option.partition(".")[2]
             lines.append(f"| [`{plain}`](#{plain}), `{short}` | {' | '.join(cells)} |")
     key_seeds = len({row.seed for row in keys})
@@ -168,7 +171,7 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
 
 def _trained_with(name: str) -> list[str]:
     """The options that the method was trained with, where these are not the defaults."""
-    trained = all_methods.METHODS.get(RUNS.get(name, name.replace("_", "-")), {})
+    trained = all_methods.METHODS.get(name.replace("_", "-"), {})
     return [f"{key.split('.')[1]}={value!r}" for key, value in trained.items() if key.startswith("position_options")]
 
 
@@ -228,7 +231,7 @@ def _passkeys(rows: list[Row]) -> list[str]:
 
 def _of_method(name: str, rows: list[Row]) -> list[Row]:
     """Of runs that were trained with the method, or else of those that were tested as it."""
-    series = RUNS.get(name, name.replace("_", "-"))
+    series = name.replace("_", "-")
     found = [row for row in rows if row.override is None and row.series == series]
     return found or [row for row in rows if row.override == Override(name)]
 

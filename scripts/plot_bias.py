@@ -42,13 +42,13 @@ def added_to_logits(method):
         params, length = {**method.init(of_all), **method.init_layer(of_layer)}, _LENGTH.value
         one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
         content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
-        positions = jnp.asarray(method.place(np.arange(length), 1, None))
+        positions = jnp.arange(length)
         kept = method.keep(params, content.reshape(1, length, -1), content, padding=None, before=None)
         query, key = method.queries(params, content, positions), method.keys(params, content, positions)
         bias = method.content_bias(params, query, kept, kept)
         added = logits(query, key) - logits(content, content)
         if bias is not None:
-            block = bias(positions.reshape(-1), positions.reshape(-1))
+            block = bias(positions, positions)
             added = added + block.reshape(added.shape)
         return added
 

@@ -40,7 +40,7 @@ def test_every_method_has_its_section_and_says_where_it_enters(script):
     assert enters["alibi"] == enters["kerple_log"] == "logits"
     assert enters["rotary"] == enters["yarn"] == "queries, keys"
     assert enters["fox"] == "logits by content"
-    assert (enters["learned"], enters["none"], enters["randomised"]) == ("embeddings", "nowhere", "positions")
+    assert (enters["learned"], enters["none"]) == ("embeddings", "nowhere")
 
 
 def test_what_was_measured_is_told_by_method(script):
@@ -52,8 +52,8 @@ def test_what_was_measured_is_told_by_method(script):
     assert script._extrapolation(script._of_method("alibi", rows)) == ["-", "-", "-"]
     of_context = make_row("rotary", 2048, 4.0, run="rotary-seed0", context_use=vars(use))
     assert script._extrapolation(script._of_method("rotary", [*rows, of_context])) == ["1.000", "3.000", "-0.2500"]
-    drawn = make_row("randomised", 2048, 8.0, run="randomised-rotary-seed0")
-    assert script._extrapolation(script._of_method("randomised", [*rows, drawn])) == ["-", "3.000", "-"]
+    drawn = make_row("rotary", 2048, 16.0, run="randomised-rotary-seed0")
+    assert script._extrapolation(script._of_method("rotary", [*rows, drawn])) == ["1.000", "3.000", "-"]
     names = ("t5", "rotary")
     speeds = [{"contender": one, "length": length, "run": {"of_none": 0.9}} for one in names for length in (128, 2048)]
     assert script._speed("t5", speeds) == script._speed("rotary_ntk", speeds) == ["0.90", "-", "0.90", "-"]

@@ -30,12 +30,11 @@ def test_figures_and_what_has_none(tmp_path) -> None:
 
 
 def test_a_length_that_a_method_is_not_defined_for_is_not_drawn(tmp_path) -> None:
-    """65 tokens would stand at the 64 positions that there are, the first of them at -1."""
     sizes = ["--heads=2", "--head_dim=4", "--train_length=4", "--length=65", f"--output_dir={tmp_path / 'out'}"]
-    words = [sys.executable, str(SCRIPT), "--methods=randomised", *sizes]
+    words = [sys.executable, str(SCRIPT), "--methods=learned", *sizes]
     result = subprocess.run(words, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: position method Randomised has 64 positions and got a sequence of 65 ")
+    assert result.stderr.startswith("error: position method Learned has 4 positions and got a sequence of 65 ")
     assert not (tmp_path / "out").exists()
 
 

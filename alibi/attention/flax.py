@@ -110,6 +110,8 @@ def method_attention_fn(
     key_positions: KnownPositions,
     segment_ids: Int[Array, "batch length"] | tuple[Array, Array] | None = None,
     ascending: bool = False,
+    scale: Callable[[Array, KnownPositions], Array] | None = None,
+    max_position: int = 0,
     options: AttentionOptions,
     cache: Cached | None = None,
 ) -> AttentionFn:
@@ -121,6 +123,8 @@ def method_attention_fn(
       key_positions: of all tokens of `x`.
       segment_ids, options: see `alibi.attention.attend`.
       ascending: see `alibi.attention.call.AttentionCall`.
+      scale: applied to the queries, with their positions, after the position method.
+      max_position: positions known only at run time are below it, and few of them may be used; 0: unknown.
       cache: the keys and values of `x`, and what the method keeps of each token, are appended to it, and the queries
         attend to all that it holds.
     """
@@ -131,6 +135,8 @@ def method_attention_fn(
         kept = position.keep(params, x, key, None if cache is None else cache.reading.padding, before)
         of_queries = jax.tree.map(lambda of_tokens: of_tokens[:, -query.shape[1] :], kept)
         query = position.queries(params, query, query_positions)
+        if scale is not None:
+            query = scale(query, query_positions)
         key = position.keys(params, key, key_positions)
         of_keys, key_norm = key_positions, None
         if cache is not None:
@@ -138,6 +144,8 @@ def method_attention_fn(
             key, value, kept, key_norm = held.key, held.value, held.kept, held.key_norm
             of_keys = cache.reading.after.positions
         bias = position.content_bias(params, query, of_queries, kept)
+        if bias is not None and 0 < max_position < query.shape[0] * query.shape[1] * key.shape[1]:
+            bias = bias.up_to(max_position - 1)  # fewer distances than pairs
         own, others = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
         call = AttentionCall(
             query,

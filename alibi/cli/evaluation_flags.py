@@ -6,7 +6,7 @@ from typing import Any
 from absl import flags
 
 from alibi.config.fields import parsed
-from alibi.config.override import Override
+from alibi.config.override import MODEL_KEYS, Override
 from alibi.runs import RunDirectory
 
 flags.disclaim_key_flags()  # --help shows the flags below as those of the entry point that asks for them
@@ -23,6 +23,8 @@ def define(multiples: str) -> None:
     options = "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
     flags.DEFINE_list("position_options", [], options)
     flags.DEFINE_integer("window", None, "test with attention that reaches back so many tokens (0: all)", lower_bound=0)
+    flags.DEFINE_string("logit_scale", None, "test with queries scaled by log_n or ssmax, or unscaled (empty)")
+    flags.DEFINE_integer("max_position", None, "test with positions spread below this number (0: none)", lower_bound=0)
     flags.DEFINE_string("output_dir", None, "directory of the results; default: the work directory if there is one")
     flags.DEFINE_integer("batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens")
     flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
@@ -53,7 +55,7 @@ def options() -> dict[str, Any]:
         **numbers,
         "checkpoint": given.checkpoint,
         "batch_tokens": given.batch_tokens,
-        "override": Override(given.position, _position_options(), given.window),
+        "override": Override(given.position, _position_options(), **{key: given[key].value for key in MODEL_KEYS}),
         "report": given.report,
     }
 

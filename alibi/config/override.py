@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+MODEL_KEYS = ("window", "logit_scale", "max_position")
+
 
 @dataclasses.dataclass(frozen=True)
 class Override:
@@ -12,26 +14,34 @@ class Override:
     Attributes:
       position: name of a position method.
       options: options of `position`; without a `position`, options of the run's own method.
-      window: number of tokens that each layer's attention reaches back; 0: all.
+      window, logit_scale, max_position: keys of `config.model`.
     """
 
     position: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
     window: int | None = None
+    logit_scale: str | None = None
+    max_position: int | None = None
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The replaced keys of `config.model`."""
+        return {key: value for key in MODEL_KEYS if (value := getattr(self, key)) is not None}
 
     def __str__(self) -> str:
         """Returns for example "as rotary_ntk(factor=4) with window 256"; the same for 4 and 4.0."""
         options = ", ".join(f"{name}={_short(value)}" for name, value in sorted(self.options))
         method = f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
-        return " ".join(filter(None, [method, "" if self.window is None else f"with window {self.window}"]))
+        model = ", ".join(f"{key} {value or 'off'}" for key, value in self.model.items())
+        return " ".join(filter(None, [method, model and f"with {model}"]))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Override":
         options = tuple((name, _without_lists(value)) for name, value in content["options"].items())
-        return cls(content["position"], options, content["window"])
+        return cls(content["position"], options, **{key: content.get(key) for key in MODEL_KEYS})
 
     def to_json(self) -> dict[str, Any]:
-        return {"position": self.position, "options": dict(self.options), "window": self.window}
+        return {"position": self.position, "options": dict(self.options), "window": self.window} | self.model
 
 
 def _without_lists(value: Any) -> Any:

@@ -78,6 +78,11 @@ class ModelConfig(Section):
     scan_layers: bool = False
     products: str = choice("auto", ("auto", "plain"))  # plain: no platform's tricks in products, norms and attention
     remat: bool = False  # computes each layer again in the backward pass: less memory, a third more time
+    # Queries times a function of the number n of keys that they see: log_n: max(1, ln n / ln L); ssmax: s ln n, s
+    # learned by each head of each layer. Empty: unchanged. At most one of this and the next two keys is set.
+    logit_scale: str = choice("", ("", "log_n", "ssmax"))
+    # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are 0, 1, 2, ...
+    max_position: int = number(0, at_least=0, at_most=2**24)
     window: int = number(0, at_least=0, at_most=INT32)  # tokens that attention reaches back, its own included; 0: all
     # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no share that float32 can
     # tell. 1e-6 makes long sequences faster on CPUs.
@@ -94,6 +99,11 @@ class ModelConfig(Section):
                 f"model.num_heads={self.num_heads} does not divide model.width={self.width}; "
                 f"use {', '.join(map(str, fitting))}"
             )
+        # A scale needs positions that count the visible keys, a window positions that count tokens.
+        keys = [key for key in ("logit_scale", "max_position", "window") if self[key]]
+        if len(keys) > 1:
+            given = ", ".join(f"model.{key}={self[key]}" for key in keys)
+            raise ValueError(f"{given} exclude each other; leave out all but one")
 
     @property
     def head_dim(self) -> int:

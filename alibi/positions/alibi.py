@@ -1,37 +1,35 @@
 """ALiBi: attention with linear biases (paper, section 3)."""
 
 import dataclasses
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Integer
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.bias import Blocks, KnownPositions, per_head, static
+from alibi.positions.bias import Blocks, per_head, static
 from alibi.positions.distance import DistanceBias
+from alibi.positions.shapes import AtDistances, BlockBounds, Distances, KeyPositions, PerHead, QueryPositions, Tile
 from alibi.slopes import MOST_BIAS_MAX, alibi_slopes
 
 
 def alibi_bias(
     num_heads: int,
-    query_positions: Integer[Array, "*#batch q"],
-    key_positions: Integer[Array, "*#batch k"],
+    query_positions: QueryPositions,
+    key_positions: KeyPositions,
     *,
     symmetric: bool = False,
     convention: str = "paper",
-) -> Float[Array, "*#batch heads q k"]:
-    """ALiBi's bias -m_h (i - j) of query i and key j, float32 `[heads, q, k]`.
+) -> Tile:
+    """Returns ALiBi's bias -m_h (i - j) of query i and key j, float32 `[heads, q, k]`.
 
-    It is added to the logits after their scaling by 1/sqrt(head_dim). Positions are
-    integers, so distances are exact at any length. Keys after the query get a positive
-    bias, which a causal mask hides; `symmetric=True` gives -m_h |i - j| instead, for
-    attention without one. `convention` is that of `alibi_slopes`, of whose random slopes
-    these are the first draw.
+    Add it to the logits after their scaling by 1/sqrt(head_dim). Positions are integers, so
+    distances are exact at any length. Keys after the query get a positive bias, which a causal
+    mask hides; `symmetric=True` gives -m_h |i - j| for attention without a mask. `convention`
+    is that of `alibi_slopes`; `"random"` is the first draw.
 
     Raises:
-      ValueError: positions that are not integers; see also `alibi_slopes`.
+      ValueError: positions are not integers; see also `alibi_slopes`.
     """
     return AlibiBias(alibi_slopes(num_heads, convention), symmetric)(query_positions, key_positions)
 
@@ -45,40 +43,28 @@ class AlibiBias(DistanceBias):
     """
 
     bounded = True
-    slopes: Float[Array, " heads"] = per_head()
+    signed = True
+    in_table = False  # a product costs less than a look-up
+    slopes: PerHead = per_head()
     symmetric: bool = static(default=False)
 
-    def counted(self, distance: Any) -> Any:
-        return abs(distance) if self.symmetric else distance
-
-    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+    def at(self, distance: Distances) -> AtDistances:
         # Distances are subtracted as integers, which keeps nearby keys apart however long the sequence is.
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
         return -self.slopes.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) * distance
 
-    def between(
-        self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]
-    ) -> Float[Array, "*#batch heads q k"]:
-        # A product costs less than to read it from a table.
+    def between(self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]) -> Tile:
         distance = jnp.expand_dims(self.counted(rows - columns).astype(jnp.float32), -3)
         return -self.slopes.astype(jnp.float32).reshape((1,) * (distance.ndim - 3) + (-1, 1, 1)) * distance
 
-    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "AlibiBias":
-        del query_positions, key_positions
-        return self
-
-    def up_to(self, farthest: int) -> "AlibiBias":
-        del farthest
-        return self
-
-    def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
+    def upper_bound(self, blocks: Blocks) -> BlockBounds:
         nearest = jnp.maximum(jnp.maximum(blocks.behind, blocks.ahead), 0) if self.symmetric else blocks.behind
         bound = self.at(nearest)
-        # A slope below zero favours far keys, and nothing is known of how far.
+        # A slope below zero favours far keys, and their distance is not known here.
         bound = jnp.where((self.slopes >= 0).reshape(-1, 1, 1, 1), bound, jnp.inf)
         return jnp.moveaxis(bound, 0, 1)
 
-    def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
+    def log_sum_bound(self, blocks: Blocks) -> BlockBounds:
         # A distance occurs once on each side, so the sum is at most 1 + exp(-m) + ..., as many terms as there are keys.
         slopes = self.slopes.astype(jnp.float32).reshape(1, -1, 1, 1)
         known = slopes > 0
@@ -90,20 +76,18 @@ class AlibiBias(DistanceBias):
 
 
 class TwoSidedAlibiBias(DistanceBias):
-    """-m_h d for keys at a distance d before the query, and -n_h d for those after it.
+    """-m_h d for keys at a distance d before the query, and -n_h d for keys after it.
 
     Attributes:
       before, after: m and n of each head, float32, at least 0.
     """
 
     bounded = True
-    before: Float[Array, " heads"] = per_head()
-    after: Float[Array, " heads"] = per_head()
+    signed = True
+    before: PerHead = per_head()
+    after: PerHead = per_head()
 
-    def counted(self, distance: Any) -> Any:
-        return distance
-
-    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+    def at(self, distance: Distances) -> AtDistances:
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
         before, after = (m.reshape(-1, *(1,) * (distance.ndim - 1)) for m in (self.before, self.after))
         return jnp.where(distance < 0, after, -before) * distance
@@ -114,19 +98,19 @@ class Alibi(PositionMethod):
     """No position embedding; each head's logits fall linearly with distance, at a fixed slope.
 
     Attributes:
-      slopes: convention, `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`), or a number for each head.
-      draw: which random ones; no other slopes depend on it.
-      alibi_bias_max: of slopes that have a name, 8 in the paper.
-      slopes_after: slopes of their own for keys after the query, where attention is not causal; None: the same.
+      slopes: `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`), or a number for each head.
+      draw: number of the draw of random slopes.
+      alibi_bias_max: of named slopes; 8 in the paper.
+      slopes_after: slopes for keys after the query, if attention is not causal; None: the same.
 
     Raises:
       ValueError: slopes that `alibi_slopes` refuses, or `slopes_after` under a causal mask.
     """
 
     about = About(
-        formula="-m_h (i - j); m_h = 2^(-8h/H) for H a power of two, else as the paper's code has it",
+        formula="-m_h (i - j); m_h = 2^(-8h/H) for H a power of two, otherwise by the rule of the paper's code",
         source="Press, Smith and Lewis 2022, [arXiv 2108.12409](https://arxiv.org/abs/2108.12409), section 3",
-        caveats="beyond L it gains mostly by having fewer tokens with little context (appendix B)",
+        caveats="beyond L it gains mostly because fewer tokens have little context (appendix B)",
     )
 
     shift_invariant = True
@@ -142,31 +126,22 @@ class Alibi(PositionMethod):
                 f"slopes_after={self.slopes_after!r} are for keys after the query, which causal=True hides; leave it "
                 "out, or set causal=False"
             )
-        self.sides()  # raises for what are no slopes
+        Alibi.sides(self, {})  # raises for wrong slopes
 
-    def sides(self) -> list[Float[Array, " heads"]]:
-        """The slopes of the options: those of keys before the query, and those of keys after it if they differ."""
+    def sides(self, params: Params) -> list[PerHead]:
+        """Returns the slopes of keys before the query and, if they differ, of keys after it."""
         given = [slopes for slopes in (self.slopes, self.slopes_after) if slopes is not None]
         return [alibi_slopes(self.num_heads, one, self.draw, alibi_bias_max=self.alibi_bias_max) for one in given]
 
-    def check_above_zero(self, name: str) -> None:
-        """Raises ValueError for a slope that float32 has no logarithm of, which the method called `name` can't take."""
-        for slopes in map(np.asarray, self.sides()):
+    def bias(self, params: Params) -> AlibiBias | TwoSidedAlibiBias:
+        sides = self.sides(params)
+        return TwoSidedAlibiBias(*sides) if len(sides) == 2 else AlibiBias(sides[0], symmetric=not self.causal)
+
+    def check_logarithms(self) -> None:
+        """Raises ValueError for a slope whose logarithm float32 doesn't hold."""
+        for slopes in map(np.asarray, Alibi.sides(self, {})):
             if slopes.min() < 2.0**-MOST_BIAS_MAX:
                 raise ValueError(
-                    f"{name} starts from slopes={slopes.tolist()}, which must be above 0 (in float32, at least "
-                    f"2^-{MOST_BIAS_MAX}), as it takes their logarithms; fixed ones (position=alibi) may be 0"
+                    f"{type(self).__name__} takes logarithms of slopes={slopes.tolist()}, which must be above 0 (in "
+                    f"float32, at least 2^-{MOST_BIAS_MAX}); with position=alibi they may be 0"
                 )
-
-    def flattened(self, slopes: Float[Array, " heads"]) -> Float[Array, " heads"]:
-        """The slopes for sequences of the length at hand, where a method makes them depend on it."""
-        return slopes
-
-    def bias(self, params: Params) -> AlibiBias | TwoSidedAlibiBias:
-        del params
-        with jax.ensure_compile_time_eval():  # known also under jit, as those of `alibi_slopes`
-            return self.of_sides([self.flattened(slopes) for slopes in self.sides()])
-
-    def of_sides(self, sides: list[Float[Array, " heads"]]) -> AlibiBias | TwoSidedAlibiBias:
-        """The bias of these slopes, which are as `sides` gives them."""
-        return TwoSidedAlibiBias(*sides) if len(sides) == 2 else AlibiBias(sides[0], symmetric=not self.causal)

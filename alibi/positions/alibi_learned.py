@@ -1,52 +1,51 @@
-"""ALiBi whose slopes are trained, which the paper tried and left (footnote 11): they extrapolated worse."""
+"""ALiBi with trained slopes, which the paper tried and dropped (footnote 11): they extrapolated worse."""
 
 import dataclasses
 
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from alibi.positions.alibi import Alibi, AlibiBias, TwoSidedAlibiBias
+from alibi.positions.alibi import Alibi
 from alibi.positions.base import About, Params
+from alibi.positions.shapes import PerHead
 
-NAMES = ("log_slopes", "log_slopes_after")  # of the parameters, for keys before and after the query
+NAMES = ("log_slopes", "log_slopes_after")  # parameters, for keys before and after the query
 
 
 @dataclasses.dataclass(frozen=True)
 class AlibiLearned(Alibi):
-    """One slope for each head, shared by the layers, that starts as `Alibi`'s of the same options and is trained.
+    """A trained slope for each head, shared by the layers; it starts as `Alibi`'s with the same options.
 
-    Its logarithm is the parameter, so that it stays above zero. The paper doesn't say how
-    its own trainable slopes were made.
+    The parameter is its logarithm, so the slope stays above zero. The paper doesn't describe its
+    own trainable slopes.
 
     Attributes:
-      per_layer: each layer has slopes of its own.
+      per_layer: each layer has its own slopes.
 
     Raises:
-      ValueError: a slope of 0, or so small that float32 has no logarithm of it; see also `Alibi`.
+      ValueError: a slope of 0, or too small for its logarithm in float32; see also `Alibi`.
     """
 
     about = About(
         formula="-m_h (i - j), log m_h learned",
         source="Press, Smith and Lewis 2022, footnote 11",
-        caveats="extrapolates worse than fixed slopes, says the paper",
+        caveats="extrapolates worse than fixed slopes (paper)",
     )
 
     per_layer: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_above_zero("alibi_learned")
+        self.check_logarithms()
 
     def init(self, key: PRNGKeyArray) -> Params:
-        del key
         return {} if self.per_layer else self._logarithms()
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
-        del key
         return self._logarithms() if self.per_layer else {}
 
     def _logarithms(self) -> Params:
-        return {name: jnp.log(slopes) for name, slopes in zip(NAMES, self.sides(), strict=False)}
+        return {name: jnp.log(slopes) for name, slopes in zip(NAMES, super().sides({}), strict=False)}
 
-    def bias(self, params: Params) -> AlibiBias | TwoSidedAlibiBias:
-        return self.of_sides([jnp.exp(params[name].astype(jnp.float32)) for name in NAMES if name in params])
+    def sides(self, params: Params) -> list[PerHead]:
+        return [jnp.exp(params[name].astype(jnp.float32)) for name in NAMES if name in params]

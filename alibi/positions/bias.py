@@ -1,8 +1,7 @@
-"""The contract of a bias: what a position method adds to the logits of attention, and what may be known of it.
+"""The contract of a bias, which a position method adds to the logits of attention.
 
-Attention cuts a bias as it cuts heads, queries and keys, by what its fields declare, and asks it
-for its properties: whether it is bounded, whether it is linear in distance. It never asks for
-its class.
+Attention cuts a bias into tiles by the declared axes of its fields, and reads its properties: bounded, linear in
+distance. It never asks for a class.
 """
 
 import dataclasses
@@ -16,14 +15,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Integer
 
-# Attention takes either kind; NumPy's are known when it is traced, so that it can skip what they hide.
-KnownPositions = Integer[Array | np.ndarray, "*#batch _"]
-# A part of a dimension: where it begins, which may be traced, and its size. None is the whole dimension.
-Span = tuple[Any, int] | None
+from alibi.positions.shapes import BlockBounds, KeyPositions, KnownPositions, QueryPositions, Tile, Weights
+
+Span = tuple[Any, int] | None  # start, which may be traced, and size of a range of a dimension; None: all of it
 
 
 class Part(NamedTuple):
-    """A part of a call of attention, such as one tile: a range of its batch entries, heads, queries and keys."""
+    """A part of a call of attention, such as a tile: ranges of its batch entries, heads, queries and keys."""
 
     batch: Span = None
     heads: Span = None
@@ -32,14 +30,13 @@ class Part(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """All blocks of queries against all blocks of keys, for which a bias gives bounds.
+    """All pairs of a block of queries and a block of keys, for which a bias gives bounds.
 
     Attributes:
-      behind: for each pair of blocks the least of query position minus key position; it is negative
-        where some key stands after some query.
-      ahead: for each pair of blocks the least of key position minus query position.
-      q_blocks, k_blocks: how many blocks there are.
-      key_count: how many keys of each block a query can see at most.
+      behind: the least query position minus key position of each pair; negative if a key stands after a query.
+      ahead: the least key position minus query position of each pair.
+      q_blocks, k_blocks: numbers of blocks.
+      key_count: the most keys of each block that a query can see.
     """
 
     behind: Integer[Array, "#batch q_blocks k_blocks"]
@@ -49,129 +46,123 @@ class Blocks(NamedTuple):
     key_count: Integer[Array | np.ndarray, "#batch #heads #q_blocks #k_blocks"]
 
     def largest_of_queries(self, x: Float[Array, "batch q heads"]) -> Float[Array, "batch heads q_blocks 1"]:
-        """The largest `x` in each block of queries, where `x` is a number for each query and head."""
+        """Returns the largest `x` in each block of queries; `x` is a number for each query and head."""
         blocks = x.reshape(x.shape[0], self.q_blocks, -1, x.shape[2]).max(axis=2)
         return blocks.swapaxes(1, 2)[..., None]
 
     def least_of_keys(self, x: Float[Array, "batch k heads"]) -> Float[Array, "batch heads 1 k_blocks"]:
-        """The least `x` in each block of keys, where `x` is a number for each key and head."""
+        """Returns the least `x` in each block of keys; `x` is a number for each key and head."""
         blocks = x.reshape(x.shape[0], self.k_blocks, -1, x.shape[2]).min(axis=2)
         return blocks.swapaxes(1, 2)[..., None, :]
 
 
 def per_head(axis: int = 0) -> Any:
-    """Declares a field of a `Bias` whose dimension `axis` is that of the heads."""
+    """Declares a field of a `Bias` whose dimension `axis` is the heads."""
     return flax.struct.field(metadata={"axes": {"heads": axis}})
 
 
 def per_query() -> Any:
-    """Declares a field of a `Bias` of shape `[batch, q, heads, ...]`: something for each query and head."""
+    """Declares a field of a `Bias` with data for each query and head, `[batch, q, heads, ...]`."""
     return flax.struct.field(metadata={"axes": {"batch": 0, "queries": 1, "heads": 2}})
 
 
 def per_key() -> Any:
-    """Declares a field of a `Bias` of shape `[batch, k, heads, ...]`: something for each key and head."""
+    """Declares a field of a `Bias` with data for each key and head, `[batch, k, heads, ...]`."""
     return flax.struct.field(metadata={"axes": {"batch": 0, "keys": 1, "heads": 2}})
 
 
 def shared() -> Any:
-    """Declares a field of a `Bias` that tiles share whole: a float array, or another bias, which is cut by itself."""
+    """Declares a field of a `Bias` that all tiles share: a float array, or another bias, which is cut by itself."""
     return flax.struct.field()
 
 
 def static(**default: Any) -> Any:
-    """Declares a field of a `Bias` that is no array, and so is known when attention is traced."""
+    """Declares a field of a `Bias` that is not an array, so it is known when attention is traced."""
     return flax.struct.field(pytree_node=False, **default)
 
 
 class MissingFunctionError(NotImplementedError):
-    """A bias lacks a function that it must have."""
+    """A bias lacks a required function."""
 
 
 class Bias(flax.struct.PyTreeNode):
-    """What is added to the scaled logits of attention; it can be asked for any tile of them.
+    """A term of the scaled logits of attention, computed for any tile of them.
 
     A subclass gives `__call__` and declares its fields by `per_head`, `per_query`, `per_key`,
     `shared` or `static`. It is a pytree without a decorator. For each tile attention cuts the
-    fields as it cuts heads, queries and keys, and calls the cut bias with the tile's positions;
-    gradients reach all arrays. Attention asks for the properties below, never for a class.
+    fields along their axes and calls the cut bias with the tile's positions; gradients reach all
+    arrays. Attention reads the properties below, never a class.
 
     Attributes:
-      bounded: whether `upper_bound` is given, by which attention skips keys out of reach.
-      slopes: where the bias is -m (i - j), or -m |i - j| if `symmetric`, m of each head, `[heads]`; else None.
-      symmetric: whether the bias depends on |i - j| in place of i - j.
-      key_term: where the bias is a number of the query plus one of the key, that of each key, `[batch, k, heads]`;
-        else None. Attention may add it alone, since softmax ignores what all keys of a query have in common.
-      adds_values: whether `of_values` is given, by which each query sees other values than the layer's.
+      bounded: `upper_bound` is given, by which attention skips keys out of reach.
+      slopes: m of each head, `[heads]`, if the bias is -m (i - j), or -m |i - j| if `symmetric`; else None.
+      symmetric: the bias depends on |i - j| in place of i - j.
+      key_term: if the bias is a number of the query plus a number of the key, the latter, `[batch, k, heads]`; else
+        None. Attention may add it alone, since softmax ignores a term that all keys of a query share.
+      adds_values: `of_values` is given, by which each query sees other values than the layer's.
     """
 
-    # Without annotations, which would make them fields of dataclasses.
+    # Without annotations, which would make them dataclass fields.
     bounded = False
     adds_values = False
     slopes = cast(Any, None)
     symmetric = False
     key_term = cast(Any, None)
 
-    def __call__(
-        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
-    ) -> Float[Array, "*#batch heads q k"]:
-        """The bias of each query and key, float32; it is added to the logits after their scaling by 1/sqrt(head_dim).
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
+        """Returns the bias of each query and key, float32; it is added to logits already scaled by 1/sqrt(head_dim).
 
-        The positions are those of the queries and keys to which the bias has been cut.
+        The positions belong to the queries and keys to which the bias has been cut.
         """
         raise MissingFunctionError(f"{type(self).__name__} needs __call__(query_positions, key_positions)")
 
-    def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
-        """For each pair of blocks a number that no bias in it exceeds; keys that the causal mask hides don't count."""
+    def upper_bound(self, blocks: Blocks) -> BlockBounds:
+        """Returns an upper bound of the bias in each pair of blocks, for keys that the causal mask does not hide."""
         raise MissingFunctionError(f"{type(self).__name__} is bounded and needs upper_bound(blocks)")
 
-    def log_sum_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
-        """For each pair of blocks a bound of log(sum of exp(bias) over the block's keys), for any one query.
+    def log_sum_bound(self, blocks: Blocks) -> BlockBounds:
+        """Returns, for each pair of blocks, a bound of log(sum of exp(bias) over the block's keys) for any query.
 
-        No two keys have the same position. By default each of them counts with the `upper_bound`.
+        No two keys have the same position. By default each key counts with the `upper_bound`.
         """
         return self.upper_bound(blocks) + jnp.log(jnp.asarray(blocks.key_count, jnp.float32))
 
     def of_values(
-        self,
-        weights: Float[Array, "*batch heads q k"],
-        query_positions: Integer[Array, "*#batch q"],
-        key_positions: Integer[Array, "*#batch k"],
+        self, weights: Weights, query_positions: QueryPositions, key_positions: KeyPositions
     ) -> Float[Array, "*batch heads q value_dim"]:
-        """What is added to each query's result: the sum over keys of its weight times a vector of query and key.
+        """Returns the addition to each query's result: the sum over keys of its weight times a vector of the pair.
 
-        It is linear in the weights, float32, and asked for if `adds_values`; the positions are as in `__call__`.
+        It is linear in the weights, float32, and called if `adds_values`; positions are as in `__call__`.
         """
         raise MissingFunctionError(f"{type(self).__name__} adds values and needs of_values(weights, ...)")
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "Bias":
-        """The same bias for a call with these positions, after computing once what all tiles would compute again.
+        """Returns the same bias for a call with these positions, with shared work of all tiles done once.
 
-        By default that is what the biases among its fields compute once.
+        By default the biases among its fields do theirs.
         """
         sides = query_positions, key_positions
         return self._with_fields(lambda value, field: value, lambda bias: bias.tabulated(*sides))
 
     def up_to(self, farthest: int) -> "Bias":
-        """The same bias, of which distances to `farthest` may be computed once, for positions known only at run time.
+        """Returns the same bias, for positions known only at run time, at most `farthest` apart.
 
-        By default itself.
+        It may compute each distance once. By default it is the bias itself.
         """
-        del farthest
         return self
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
-        """For each dimension of a field that is cut, the range of it that belongs to `part` of the call."""
+        """Returns the range of `part` by dimension of a field; other dimensions stay whole."""
         axes = field.metadata.get("axes", {})
         spans = {axis: getattr(part, of) for of, axis in axes.items()}
         return {axis: span for axis, span in spans.items() if span is not None}
 
     def cut(self, part: Part) -> "Bias":
-        """The bias of `part` of the call."""
+        """Returns the bias of `part` of the call."""
         return self._with_fields(lambda value, field: _cut(value, self.spans(field, part)), lambda bias: bias.cut(part))
 
     def with_added(self, gradient: "Bias", part: Part) -> "Bias":
-        """This gradient of a bias plus the gradient of its part that `cut` gave, added where the part lies."""
+        """Returns this gradient of a bias plus the gradient of a part that `cut` returned, at the place of the part."""
         changed: dict[str, Any] = {}
         for field, value in self._arrays():
             spans, of_part = self.spans(field, part), getattr(gradient, field.name)
@@ -185,7 +176,7 @@ class Bias(flax.struct.PyTreeNode):
         return self.replace(**changed)
 
     def folded(self, batch_dims: int) -> "Bias":
-        """The bias with its first `batch_dims` dimensions taken together, in fields for each query or key."""
+        """Returns the bias with the first `batch_dims` dimensions of its fields for each query or key merged."""
 
         def fold(value: Array, field: dataclasses.Field) -> Array:
             return value.reshape(-1, *value.shape[batch_dims:]) if "batch" in field.metadata.get("axes", {}) else value
@@ -193,7 +184,7 @@ class Bias(flax.struct.PyTreeNode):
         return self._with_fields(fold, lambda bias: bias.folded(batch_dims))
 
     def padded(self, queries: int, keys: int) -> "Bias":
-        """The bias for so many more queries and keys, which fill up the last blocks; theirs may be any finite value."""
+        """Returns the bias for so many more queries and keys, with arbitrary values, to fill the last blocks."""
 
         def pad(value: Array, field: dataclasses.Field) -> Array:
             axes = field.metadata.get("axes", {})
@@ -204,7 +195,7 @@ class Bias(flax.struct.PyTreeNode):
         return self._with_fields(pad, lambda bias: bias.padded(queries, keys))
 
     def layouts(self, axes: Mapping[str, Any]) -> list[PartitionSpec]:
-        """How each leaf is split over devices, where `axes` names the mesh axes that split "batch" and "heads"."""
+        """Returns the layout of each leaf; `axes` names the mesh axes that split "batch" and "heads"."""
         specs: list[PartitionSpec] = []
         for field, value in self._arrays():
             if isinstance(value, Bias):

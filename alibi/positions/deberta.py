@@ -4,11 +4,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod, Positions
+from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, shared
 from alibi.positions.lookup import KeyProducts, QueryProducts
+from alibi.positions.shapes import KeyPositions, PerKey, PerQuery, Positions, Queries, QueryPositions, Weights
 
 PARTS = 3  # of a logit: content to content, content to position, position to content
 
@@ -23,31 +24,30 @@ class DebertaBias(Bias):
     to_positions: Bias = shared()
     from_positions: Bias = shared()
 
-    def __call__(
-        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
-    ) -> Float[Array, "*batch heads q k"]:
-        sides = query_positions, key_positions
-        return self.to_positions(*sides) + self.from_positions(*sides)
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
+        return self.to_positions(query_positions, key_positions) + self.from_positions(query_positions, key_positions)
 
 
 @dataclasses.dataclass(frozen=True)
 class Deberta(PositionMethod):
-    """Logits are the sum of three products: of contents, of content and relative position, and the other way round.
+    """Logits are the sum of three products: content to content, content to position, position to content.
 
-    A table of vectors of relative positions is shared by the layers, each of which projects it to keys Kr and
-    queries Qr of its own (equation 4). A relative position d is row d + k of the table, from d = -k to k - 1, where
-    greater distances end too (equation 3). The sum is divided by sqrt(3 head_dim). This is the paper's formula; its
-    authors' code, and `transformers`, read Qr at the row of the query minus the key, as Kr, and not of the key minus
-    the query.
+    The layers share a table of vectors of relative positions; each layer projects it to its own keys Kr and
+    queries Qr (equation 4). A relative position d is row d + k of the table, from d = -k to k - 1, and greater
+    distances are clipped (equation 3). The sum is divided by sqrt(3 head_dim). This is the paper's formula; its
+    authors' code, and `transformers`, read Qr at query minus key, as Kr, and not at key minus query.
 
     Attributes:
-      max_distance: k, in tokens; 0: the training length, as in the paper, whose sequences have k = 512.
+      max_distance: k, in tokens; 0: the training length (512 in the paper).
+
+    Raises:
+      ValueError: a `max_distance` below 0 or above 2^20.
     """
 
     about = About(
         formula="(q_i . k_j + q_i . Kr[i - j] + k_j . Qr[j - i]) / sqrt(3 head_dim), Kr and Qr of one table",
         source="He et al. 2020, [arXiv 2006.03654](https://arxiv.org/abs/2006.03654), equations 3 and 4",
-        caveats="its authors' code reads Qr at another row than their paper says",
+        caveats="its authors' code reads Qr at another row than their paper",
     )
 
     shift_invariant = True
@@ -61,24 +61,17 @@ class Deberta(PositionMethod):
                 f"got {self.max_distance}"
             )
 
-    @property
-    def clip(self) -> int:
-        """k, in tokens."""
-        return self.max_distance or self.train_length
-
     def init(self, key: PRNGKeyArray) -> Params:
-        return {"table": 0.02 * jax.random.normal(key, (2 * self.clip, self.width))}  # as all of DeBERTa starts
+        rows = 2 * (self.max_distance or self.train_length)
+        return {"table": 0.02 * jax.random.normal(key, (rows, self.width))}  # 0.02 as in all of DeBERTa's matrices
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         shape, keys = (self.width, self.num_heads, self.head_dim), jax.random.split(key)
         names = ("key_kernel", "query_kernel")
         return {name: 0.02 * jax.random.normal(key, shape) for name, key in zip(names, keys, strict=True)}
 
-    def queries(
-        self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch q heads head_dim"]:
-        # Attention divides by sqrt(head_dim); these queries also make the products with Kr.
-        del params, positions
+    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
+        # Attention divides by sqrt(head_dim); the products with Kr use these queries too.
         return (query.astype(jnp.float32) * PARTS**-0.5).astype(query.dtype)
 
     def keep(
@@ -89,27 +82,21 @@ class Deberta(PositionMethod):
         padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
     ) -> Float[Array, "batch length heads head_dim"]:
-        del params, x, padding, before
         return key.astype(jnp.float32) * (PARTS * self.head_dim) ** -0.5
 
-    def content_bias(
-        self,
-        params: Params,
-        query: Float[Array, "batch q heads head_dim"],
-        of_queries: PyTree[Float[Array, "batch q heads ..."]],
-        of_keys: PyTree[Float[Array, "batch k heads ..."]],
-    ) -> DebertaBias:
-        del of_queries
-        query = query.astype(jnp.float32) * self.head_dim**-0.5
-        # Under a causal mask i - j is 0 or more, so of Kr rows k and above are read, and of Qr those up to k.
-        of_kr, of_qr = (slice(self.clip, None), slice(0, self.clip + 1)) if self.causal else (slice(None), slice(None))
-        lowest = 1 - self.clip
-        return DebertaBias(
-            QueryProducts(query, self._vectors(params, "key_kernel", of_kr), lowest),
-            KeyProducts(of_keys, self._vectors(params, "query_kernel", of_qr), 0 if self.causal else lowest),
-        )
+    def content_bias(self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey) -> DebertaBias:
+        clip = self.max_distance or self.train_length
+        table = params["table"].astype(jnp.float32)
 
-    def _vectors(self, params: Params, kernel: str, rows: slice) -> Float[Array, "distances heads head_dim"]:
-        """Rows of the table, projected, the last row first: by j - i for Kr, and by i - j for Qr."""
-        table, weights = params["table"].astype(jnp.float32)[rows], params[kernel].astype(jnp.float32)
-        return jnp.einsum("nw,whd->nhd", table[::-1], weights, precision="highest")
+        def projected(kernel: str, first: int, end: int) -> Float[Array, "distances heads head_dim"]:
+            # The last row first: by j - i for Kr, and by i - j for Qr.
+            weights = params[kernel].astype(jnp.float32)
+            return jnp.einsum("nw,whd->nhd", table[first:end][::-1], weights, precision="highest")
+
+        # Under a causal mask i - j is 0 or more, so Kr is read from row k on, and Qr up to row k.
+        of_kr = projected("key_kernel", clip if self.causal else 0, 2 * clip)
+        of_qr = projected("query_kernel", 0, clip + 1 if self.causal else 2 * clip)
+        return DebertaBias(
+            QueryProducts(query.astype(jnp.float32) * self.head_dim**-0.5, of_kr, 1 - clip),
+            KeyProducts(of_keys, of_qr, 0 if self.causal else 1 - clip),
+        )

@@ -5,25 +5,25 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Integer, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
-from alibi.positions.bias import Bias, KnownPositions, per_head, shared, static
+from alibi.positions.bias import Bias, per_head, shared, static
 from alibi.positions.distance import DistanceBias, DistanceTable
 from alibi.positions.relu_network import Network, relu_network, relu_network_by_parts
+from alibi.positions.shapes import AtDistances, Distances, KeyPositions, KnownPositions, PerHead, QueryPositions, Tile
 
-HIDDEN = 32  # units between the one input of the network and its heads
+HIDDEN = 32  # units of the network
 EPSILON = 1e-6  # added to the denominator, as in the paper's code
 
 
 class LogDistance(DistanceBias):
-    """psi(d) = log(c d + 1) at the distance d on either side, where each head has the same c."""
+    """psi(d) = log(c d + 1) at distance d on either side, with the same c in each head."""
 
     symmetric = True
-    c: Float[Array, " heads"] = per_head()
+    c: PerHead = per_head()
 
-    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+    def at(self, distance: Distances) -> AtDistances:
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
         return jnp.log1p(self.c.reshape(-1, *(1,) * (distance.ndim - 1)) * distance)
 
@@ -32,11 +32,11 @@ class FireBias(Bias):
     """f(psi(|i - j|) / psi(max(threshold, i))) with psi(x) = log(c x + 1), for query i and key j (section 3.1).
 
     Attributes:
-      hidden_kernel, hidden_bias, kernel: of f, a network with one hidden layer of ReLUs. A bias of its outputs,
-        which the paper's code has, would add a constant to each row of logits, and softmax ignores that.
+      hidden_kernel, hidden_bias, kernel: parameters of f, a network with a hidden layer of ReLUs. The paper's code
+        also has a bias of the outputs, which adds a constant to each row of logits; softmax ignores it.
       log_distance: psi of the distance.
       c, threshold: learned, above 0; the threshold in tokens.
-      by_parts: f is evaluated by the parts in which it is linear.
+      by_parts: f is evaluated by its linear parts.
     """
 
     hidden_kernel: Float[Array, " hidden"] = shared()
@@ -47,15 +47,13 @@ class FireBias(Bias):
     threshold: Float[Array, ""] = shared()
     by_parts: bool = static(default=False)
 
-    def __call__(
-        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
-    ) -> Float[Array, "*#batch heads q k"]:
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         log_distance = self.log_distance(query_positions, key_positions)
         of_rows = 1.0 / self.scale(query_positions.astype(jnp.float32))[..., None, :, None]
         of_rows = of_rows.reshape((1,) * (log_distance.ndim - of_rows.ndim) + of_rows.shape)
         if self.by_parts:
             return relu_network_by_parts(log_distance, of_rows, self.network)
-        relative = (log_distance * of_rows)[..., 0, :, :]  # the same for each head
+        relative = (log_distance * of_rows)[..., 0, :, :]  # equal in all heads
         return jnp.moveaxis(relu_network(relative, self.network), -1, -3)
 
     @property
@@ -63,7 +61,7 @@ class FireBias(Bias):
         return Network(self.hidden_kernel, self.hidden_bias, self.kernel)
 
     def scale(self, positions: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """What the logarithms of distances are divided by for queries at these positions."""
+        """Returns the divisor of the logarithms of distances for queries at these positions."""
         return jnp.log1p(self.c * jnp.maximum(positions, self.threshold)) + EPSILON
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
@@ -75,34 +73,31 @@ class FireBias(Bias):
 
 
 class FireBeforeThreshold(DistanceBias):
-    """FIRE's bias of queries before the threshold, all of whose distances are divided by the same number."""
+    """FIRE's bias of queries before the threshold: the divisor of their distances is the same."""
 
     symmetric = True
     bias: FireBias = shared()
 
-    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+    def at(self, distance: Distances) -> AtDistances:
         relative = jnp.log1p(self.bias.c * jnp.asarray(distance).astype(jnp.float32)) / self.bias.scale(jnp.zeros(()))
         return jnp.moveaxis(relu_network(relative, self.bias.network), -1, 0)
 
 
 class FireByTables(Bias):
-    """FIRE's bias where queries and keys stand at consecutive positions.
+    """FIRE's bias for queries and keys at consecutive positions.
 
     Attributes:
-      bias: the bias, whose `log_distance` is a table.
-      before_threshold: what it is for queries before the threshold, as a table.
+      bias: the bias, with a table as its `log_distance`.
+      before_threshold: the bias of queries before the threshold, as a table.
     """
 
     bias: FireBias = shared()
     before_threshold: Bias = shared()
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
-        del query_positions, key_positions
         return self
 
-    def __call__(
-        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
-    ) -> Float[Array, "*#batch heads q k"]:
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         sides = query_positions, key_positions
         all_before = (query_positions < self.bias.threshold).all()
         return jax.lax.cond(all_before, lambda: self.before_threshold(*sides), lambda: self.bias(*sides))
@@ -110,16 +105,19 @@ class FireByTables(Bias):
 
 @dataclasses.dataclass(frozen=True)
 class Fire(PositionMethod):
-    """A learned function of the distance relative to the query's position, in each layer its own.
+    """A learned function of the distance relative to the query's position; each layer has its own.
 
     Attributes:
-      threshold: tokens, of which a learned multiple is the least position by which distances are scaled.
+      threshold: tokens; a learned multiple of it is the least divisor of distances.
+
+    Raises:
+      ValueError: a threshold below 1 or above 2^24.
     """
 
     about = About(
         formula="f(ln(c (i - j) + 1) / ln(c max(T, i) + 1)), f a network with 32 hidden units, c and T learned",
         source="Li et al. 2023, [arXiv 2310.04418](https://arxiv.org/abs/2310.04418), section 3.1",
-        caveats="after the threshold no function of the distance alone, so each pair of query and key is computed",
+        caveats="beyond the threshold it is not a function of the distance, so each pair of query and key is computed",
     )
 
     threshold: int = 512
@@ -132,7 +130,7 @@ class Fire(PositionMethod):
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         def uniform(number: int, shape: tuple[int, ...], inputs: int) -> Array:
-            bound = inputs**-0.5  # as PyTorch starts its linear layers
+            bound = inputs**-0.5  # as PyTorch initializes linear layers
             return jax.random.uniform(jax.random.fold_in(key, number), shape, minval=-bound, maxval=bound)
 
         return {

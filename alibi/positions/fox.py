@@ -1,32 +1,30 @@
-"""The Forgetting Transformer's gates: ALiBi whose slopes the tokens choose (Lin et al. 2025, arXiv 2503.02130)."""
+"""The Forgetting Transformer: ALiBi with slopes that the tokens choose (Lin et al. 2025, arXiv 2503.02130)."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_key, per_query
+from alibi.positions.shapes import BlockBounds, KeyPositions, PerKey, PerQuery, Queries, QueryPositions, Weights
 
 
 class FoxBias(Bias):
-    """c_i - c_j of query i and key j, c being the sum of the logarithms of all forget gates so far.
+    """c_i - c_j for query i and key j; c is the sum of the logarithms of all forget gates so far.
 
-    In float32 a sum of n nats is off by about n * 6e-8, so at 16,000 tokens a bias by a thousandth.
+    In float32 a sum of n nats is off by about n * 6e-8, so a bias at 16,000 tokens by a thousandth.
 
     Attributes:
-      of_queries, of_keys: c of the tokens of both.
+      of_queries, of_keys: c of their tokens.
     """
 
     bounded = True
     of_queries: Float[Array, "*batch q heads"] = per_query()
     of_keys: Float[Array, "*batch k heads"] = per_key()
 
-    def __call__(
-        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
-    ) -> Float[Array, "*batch heads q k"]:
-        del query_positions, key_positions
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
         of_queries, of_keys = (jnp.swapaxes(c, -1, -2) for c in (self.of_queries, self.of_keys))
         return of_queries[..., :, None] - of_keys[..., None, :]
 
@@ -34,20 +32,20 @@ class FoxBias(Bias):
     def key_term(self) -> Float[Array, "batch k heads"]:
         return -self.of_keys
 
-    def upper_bound(self, blocks: Blocks) -> Float[Array, "#batch heads q_blocks k_blocks"]:
-        # Of a block of keys the nearest has forgotten least, and c only falls.
+    def upper_bound(self, blocks: Blocks) -> BlockBounds:
+        # c only falls, so the nearest key of a block is forgotten least.
         return blocks.largest_of_queries(self.of_queries) - blocks.least_of_keys(self.of_keys)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fox(PositionMethod):
-    """Each token has in each head a gate between 0 and 1, by which all that came before it is forgotten (equation 5).
+    """In each head each token has a gate between 0 and 1, by which earlier tokens are forgotten (equation 5).
 
     The gate is the sigmoid of a linear function of the attention layer's input. Constant gates
-    give ALiBi, with -log of them as slopes.
+    give ALiBi with slopes -log(gate).
 
     Raises:
-      ValueError: attention in both directions, which has no past to forget.
+      ValueError: attention that is not causal, and so has no past.
     """
 
     about = About(
@@ -60,7 +58,7 @@ class Fox(PositionMethod):
 
     def __post_init__(self) -> None:
         if not self.causal:
-            raise ValueError("fox needs causal=True: its gates forget what came before a token")
+            raise ValueError("fox needs causal=True: its gates forget earlier tokens")
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         kernel = 0.02 * jax.random.normal(key, (self.width, self.num_heads))  # as in the paper's code
@@ -74,21 +72,13 @@ class Fox(PositionMethod):
         padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
     ) -> Float[Array, "batch length heads"]:
-        del key
         kernel, start = (params[name].astype(jnp.float32) for name in ("kernel", "bias"))
         gates = jnp.matmul(x.astype(jnp.float32), kernel, precision="highest") + start[None, None]
         of_tokens = jax.nn.log_sigmoid(gates)
-        if padding is not None:  # which makes no token forget
+        if padding is not None:  # forgets nothing
             of_tokens = jnp.where(padding[..., None], 0.0, of_tokens)
         forgotten = jnp.cumsum(of_tokens, axis=1)
         return forgotten if before is None else forgotten + before[:, None]
 
-    def content_bias(
-        self,
-        params: Params,
-        query: Float[Array, "batch q heads head_dim"],
-        of_queries: PyTree[Float[Array, "batch q heads ..."]],
-        of_keys: PyTree[Float[Array, "batch k heads ..."]],
-    ) -> FoxBias:
-        del params, query
+    def content_bias(self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey) -> FoxBias:
         return FoxBias(of_queries, of_keys)

@@ -1,21 +1,24 @@
-"""Learned position embeddings: a table with a row for each position of training."""
+"""Learned position embeddings: a table with a row for each position in training."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod, Positions
+from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
+from alibi.positions.shapes import Features, Positions
 
 
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionMethod):
-    """One learned vector for each position, added to the token embeddings (paper, section 2.1).
+    """A learned vector for each position, added to the token embeddings (paper, section 2.1).
 
     Attributes:
-      num_positions: rows of the table; 0: the training length. Beyond them the method
-        is undefined and `check_length` raises ValueError.
+      num_positions: rows of the table; 0: the training length. Longer sequences are undefined.
+
+    Raises:
+      ValueError: `num_positions` below the training length or above 2^24.
     """
 
     about = About(
@@ -37,18 +40,12 @@ class Learned(PositionMethod):
     def max_length(self) -> int:
         return self.num_positions or self.train_length
 
-    @property
-    def remedy(self) -> str:
-        return "train with a larger num_positions" if self.num_positions else super().remedy
-
     def init(self, key: PRNGKeyArray) -> Params:
-        # N(0, width^-0.5), the same as the token embeddings.
+        # N(0, width^-0.5), as the token embeddings.
         return {"table": self.width**-0.5 * jax.random.normal(key, (self.max_length, self.width))}
 
-    def embed(
-        self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
-    ) -> Float[Array, "*batch length width"]:
-        # A position outside the table, which only explicit positions can name, gives NaN and not its last row.
+    def embed(self, params: Params, x: Features, positions: Positions) -> Features:
+        # A position outside the table, which only a caller's own positions can name, gives NaN, not the last row.
         inside = jnp.where(positions < 0, self.max_length, positions)
         embedding = params["table"].at[inside].get(mode="fill", fill_value=jnp.nan)
         return x + embedding.reshape((1,) * (x.ndim - embedding.ndim) + embedding.shape).astype(x.dtype)

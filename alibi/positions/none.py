@@ -10,7 +10,7 @@ class NoPosition(PositionMethod):
     """Adds nothing anywhere (Haviv et al. 2022, arXiv 2203.16634)."""
 
     about = About(
-        formula="nothing: the causal mask alone tells positions",
+        formula="nothing: the causal mask alone orders the tokens",
         source="Haviv et al. 2022, [arXiv 2203.16634](https://arxiv.org/abs/2203.16634)",
         caveats="attention spreads out over longer contexts",
     )

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from alibi.positions.base import About, Params, PositionMethod, Positions
+from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.kernels import in_own_kernel
+from alibi.positions.shapes import Keys, Positions, Queries
 
-MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables would make large programs
+MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables make large programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,18 +25,18 @@ class Rotary(PositionMethod):
 
     Attributes:
       base: of the geometric series of frequencies.
-      share: of the head that is turned; the rest knows no position.
-      share_of: "features": the first features of a head are turned, as if they were the head (GPT-NeoX);
-        "frequencies": of the head's pairs those with the highest frequencies are (p-RoPE, arXiv 2410.06205).
+      share: part of the head that is turned; the rest knows no position.
+      share_of: "features": the first features of a head are turned, as a head of their own (GPT-NeoX);
+        "frequencies": the pairs with the highest frequencies are turned (p-RoPE, arXiv 2410.06205).
 
     Raises:
-      ValueError: an odd head_dim, a base that is not above 0, or a share that makes no whole number of pairs.
+      ValueError: an odd head_dim, a base that is not above 0, or a share without whole pairs.
     """
 
     about = About(
         formula="pair k of queries and keys turned by position * 10000^(-2k/head_dim)",
         source="Su et al. 2021, [arXiv 2104.09864](https://arxiv.org/abs/2104.09864); p-RoPE: [arXiv 2410.06205](https://arxiv.org/abs/2410.06205)",
-        caveats="beyond the training length angles come that no query and key have met; perplexity rises",
+        caveats="beyond the training length queries and keys meet new angles, and perplexity rises",
     )
 
     shift_invariant = True
@@ -59,45 +60,30 @@ class Rotary(PositionMethod):
             )
 
     @property
-    def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
-        return 1.0
-
-    @property
     def rotary_dim(self) -> int:
-        """How many features of a head the frequencies are made for."""
+        """Features of a head for which frequencies are computed."""
         return round(self.share * self.head_dim) if self.share_of == "features" else self.head_dim
 
     @property
     def turned(self) -> np.ndarray:
-        """Which pairs of features are turned, `[rotary_dim / 2]`."""
+        """The mask of the turned pairs of features, `[rotary_dim / 2]`."""
         return np.arange(self.rotary_dim // 2) < round(self.share * self.head_dim / 2)
 
-    @property
-    def known_length(self) -> int:
-        return self.train_length
-
-    def queries(
-        self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch q heads head_dim"]:
-        del params
-        return self.turn(query, positions, self.amplitude)
-
-    def keys(
-        self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch k heads head_dim"]:
-        del params
-        return self.turn(key, positions, self.amplitude)
-
     def frequencies(self) -> np.ndarray:
-        """The angle of each pair of features, in radians a token, float64 `[rotary_dim / 2]`, as if all were turned."""
+        """Returns the angle of each pair of features, radians a token, float64 `[rotary_dim / 2]`, turned or not."""
         half = self.rotary_dim // 2
         return self.base ** (-np.arange(half) / half)
 
+    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
+        return self.turn(query, positions)
+
+    def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
+        return self.turn(key, positions)
+
     def turn(
-        self, x: Float[Array, "*batch length heads head_dim"], positions: Positions, amplitude: Any
+        self, x: Float[Array, "*batch length heads head_dim"], positions: Positions, amplitude: Any = 1.0
     ) -> Float[Array, "*batch length heads head_dim"]:
-        """Features turned by the angles of their positions and multiplied, of the dtype that they had.
+        """Returns features turned by the angles of their positions and multiplied, in their own dtype.
 
         Args:
           amplitude: a number, or one for each position and pair, `[*batch, length, 1, rotary_dim / 2]`.
@@ -115,10 +101,10 @@ class Rotary(PositionMethod):
 
 
 def by_position(positions: Positions, rates: np.ndarray, ndim: int) -> Float[Array | np.ndarray, "... length 1 pairs"]:
-    """Position times rate for each pair, float32, with as many dimensions as the features that it belongs to.
+    """Returns position times rate for each pair, float32, with the rank `ndim` of the features.
 
-    It is NumPy's where positions are and a table of it is small, so that its sines and powers are constants of the
-    program. XLA's CPU backend would compute them again for each head, where its features are multiplied by them.
+    The product of NumPy positions stays NumPy's if it is small, so that its sines and powers are constants of the
+    program. XLA's CPU backend would compute them again for each head, where they multiply its features.
     """
     if positions.size * rates.size > MOST_IN_TABLE:
         positions = jnp.asarray(positions)
@@ -133,5 +119,5 @@ def _waves(angles: Float[Array, "*shape"]) -> Float[Array, "two ..."]:
 
 @functools.lru_cache(maxsize=8)
 def _same(content: bytes, shape: tuple[int, ...]) -> Float[np.ndarray, "*shape"]:
-    """One and the same array whenever its content is the same, so that a program has it once, not for each layer."""
+    """Returns a single array for equal contents, so that the layers of a program share a constant."""
     return np.frombuffer(content, np.float32).reshape(shape)

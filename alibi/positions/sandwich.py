@@ -9,37 +9,38 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.bias import Bias, KnownPositions, per_head, static
+from alibi.positions.bias import Bias, per_head, static
 from alibi.positions.distance import DistanceBias
+from alibi.positions.shapes import AtDistances, Distances, KnownPositions, PerHead
 
-MOST_FEATURES = 2**13  # each two of them are a cosine, in each step's program too
+MOST_FEATURES = 2**13  # each pair of them is a cosine in the program of a step
 
 
 @functools.cache
 def cosines(features: int, distances: int) -> Float[np.ndarray, " distances"]:
-    """The sum over k of cos(d / 10000^(2k / features)) - 1 at distances 0, 1, ..., float64."""
+    """Returns the sum over k of cos(d / 10000^(2k / features)) - 1 at distances 0, 1, ..., float64."""
     frequencies = 10_000.0 ** (-2 * np.arange(features // 2) / features)
-    # One frequency at a time, for memory of one number a distance.
+    # Frequencies in turn: memory for a single number a distance.
     return sum((np.cos(np.arange(distances) * frequency) - 1.0 for frequency in frequencies), np.zeros(distances))
 
 
 class SandwichBias(DistanceBias):
-    """(1 / c_h) sum over k of (cos(d / 10000^(2k / features)) - 1) of a key at distance d.
+    """(1 / c_h) sum over k of (cos(d / 10000^(2k / features)) - 1) for a key at distance d.
 
     Attributes:
       compression: c of each head.
       features: twice the number of cosines.
       longest: the largest distance of the call, if it is known when the call is traced, else 0.
-      symmetric: the distance is counted on both sides.
+      symmetric: the distance counts on both sides.
     """
 
     bounded = True
-    compression: Float[Array, " heads"] = per_head()
+    compression: PerHead = per_head()
     features: int = static()
     longest: int = static(default=0)
     symmetric: bool = static(default=False)
 
-    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
+    def at(self, distance: Distances) -> AtDistances:
         if isinstance(distance, np.ndarray):
             # In float64: at 65,536 tokens float32 is off by thousandths of a radian.
             return self._compressed(jnp.asarray(cosines(self.features, int(distance.max()) + 1)[distance], jnp.float32))
@@ -47,9 +48,9 @@ class SandwichBias(DistanceBias):
         angles = [distance.astype(jnp.float32) * np.float32(frequency) for frequency in frequencies]
         return self._compressed(functools.reduce(jnp.add, [jnp.cos(angle) - 1.0 for angle in angles]))
 
-    def envelope(self, distance: Integer[Array, "*shape"]) -> Float[Array, "heads ..."]:
-        # The sum rises in places: what counts is the largest of all that lies beyond. Of distances that the call may
-        # not have nothing is known but that no cosine exceeds 1.
+    def envelope(self, distance: Integer[Array, "*shape"]) -> AtDistances:
+        # The sum rises in places, so the bound is its largest value at any farther key. Beyond the distances of the
+        # call, the bound is 0, since no cosine exceeds 1.
         beyond = np.maximum.accumulate(cosines(self.features, self.longest + 1)[::-1])[::-1]
         largest = jnp.asarray(beyond, jnp.float32)[jnp.minimum(distance, self.longest)]
         return self._compressed(jnp.where(distance <= self.longest, largest, 0.0))
@@ -61,16 +62,16 @@ class SandwichBias(DistanceBias):
             bias = self.replace(longest=longest)
         return DistanceBias.tabulated(bias, *sides)
 
-    def _compressed(self, sums: Float[Array, "*shape"]) -> Float[Array, "heads ..."]:
+    def _compressed(self, sums: Float[Array, "*shape"]) -> AtDistances:
         return sums[None] / self.compression.reshape(-1, *(1,) * sums.ndim)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sandwich(PositionMethod):
-    """Nothing is learned: the products of two tokens' sinusoidal embeddings, divided by c_h = 8 h / num_heads.
+    """The product of two tokens' sinusoidal embeddings, divided by c_h = 8 h / num_heads; nothing is learned.
 
     Attributes:
-      features: of the embeddings, sines and cosines; the paper's D.
+      features: sines and cosines of the embeddings; the paper's D.
 
     Raises:
       ValueError: features that are not even, below 2 or above 8,192.
@@ -79,7 +80,7 @@ class Sandwich(PositionMethod):
     about = About(
         formula="(1 / c_h) sum over k of (cos((i - j) / 10000^(2k/128)) - 1), c_h = 8h/H",
         source="Chi et al. 2023, [arXiv 2212.10356](https://arxiv.org/abs/2212.10356)",
-        caveats="made to have ALiBi's receptive field without its slopes",
+        caveats="designed for ALiBi's receptive field without its slopes",
     )
 
     shift_invariant = True
@@ -94,7 +95,6 @@ class Sandwich(PositionMethod):
             )
 
     def bias(self, params: Params) -> SandwichBias:
-        del params
         with jax.ensure_compile_time_eval():
             compression = 8.0 / self.num_heads * jnp.arange(1, self.num_heads + 1, dtype=jnp.float32)
         return SandwichBias(compression, self.features, symmetric=not self.causal)

@@ -4,18 +4,19 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
-from alibi.positions.bias import Bias, KnownPositions, per_query, shared, static
+from alibi.positions.bias import Bias, per_query, shared, static
 from alibi.positions.lookup import in_order, looked_up
+from alibi.positions.shapes import KeyPositions, KnownPositions, PerKey, PerQuery, Queries, QueryPositions, Weights
 
 
 class ShawBias(Bias):
-    """q_i . a_{clip(j - i, -k, k)} / sqrt(head_dim), the products being at hand for each query.
+    """q_i . a_{clip(j - i, -k, k)} / sqrt(head_dim), from the products of each query with all vectors.
 
     Attributes:
-      products: of each query with each vector a, scaled; those of `lowest` = -k to k, or to 0 under a causal mask.
+      products: of each query with each vector a, scaled, from `lowest` = -k to k, or to 0 under a causal mask.
       in_order: queries and keys stand at consecutive positions.
     """
 
@@ -23,9 +24,7 @@ class ShawBias(Bias):
     lowest: int = static()
     in_order: bool = static(default=False, kw_only=True)
 
-    def __call__(
-        self, query_positions: Integer[Array, "*#batch q"], key_positions: Integer[Array, "*#batch k"]
-    ) -> Float[Array, "*batch heads q k"]:
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
         return looked_up(self.products, self.lowest, query_positions, key_positions, in_order=self.in_order)
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
@@ -33,22 +32,19 @@ class ShawBias(Bias):
 
 
 class ShawValuesBias(ShawBias):
-    """The same, and a vector for each distance is added to the values.
+    """The same bias, and for each distance a vector that is added to the values.
 
     Attributes:
-      value_vectors: of the same distances as the products.
+      value_vectors: for the same distances as the products.
     """
 
     adds_values = True
     value_vectors: Float[Array, "distances head_dim"] = shared()
 
     def of_values(
-        self,
-        weights: Float[Array, "*batch heads q k"],
-        query_positions: Integer[Array, "*#batch q"],
-        key_positions: Integer[Array, "*#batch k"],
+        self, weights: Weights, query_positions: QueryPositions, key_positions: KeyPositions
     ) -> Float[Array, "*batch heads q head_dim"]:
-        # The sum of the weights at each distance is what the lookup, turned around, makes of them.
+        # The transpose of the lookup sums the weights of each distance.
         def look_up(products: Array) -> Array:
             return self.replace(products=products)(query_positions, key_positions)
 
@@ -58,17 +54,20 @@ class ShawValuesBias(ShawBias):
 
 @dataclasses.dataclass(frozen=True)
 class Shaw(PositionMethod):
-    """A learned vector for each distance up to a largest one, added to the keys (equation 4); in each layer its own.
+    """A learned vector for each distance up to a largest one, added to the keys (equation 4); each layer has its own.
 
     Attributes:
-      max_distance: k, in tokens; farther keys share one vector.
-      values: vectors of their own are added to the values too (equation 3), which the paper found to change little.
+      max_distance: k, in tokens; farther keys share a vector.
+      values: add further vectors to the values (equation 3), which changed little in the paper.
+
+    Raises:
+      ValueError: a `max_distance` below 1 or above 2^20.
     """
 
     about = About(
         formula="q_i . a_clip(j - i, -k, k) / sqrt(head_dim); as an option vectors are added to the values too",
         source="Shaw et al. 2018, [arXiv 1803.02155](https://arxiv.org/abs/1803.02155), equations 3 to 5",
-        caveats="vectors of values change little, says the paper; beyond k all keys are alike",
+        caveats="vectors of values change little (paper); beyond k all keys are alike",
     )
 
     shift_invariant = True
@@ -88,14 +87,7 @@ class Shaw(PositionMethod):
         make = jax.nn.initializers.xavier_uniform()
         return {name: make(jax.random.fold_in(key, number), shape) for number, name in enumerate(names)}
 
-    def content_bias(
-        self,
-        params: Params,
-        query: Float[Array, "batch q heads head_dim"],
-        of_queries: PyTree[Float[Array, "batch q heads ..."]],
-        of_keys: PyTree[Float[Array, "batch k heads ..."]],
-    ) -> ShawBias:
-        del of_queries, of_keys
+    def content_bias(self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey) -> ShawBias:
         scaled = query.astype(jnp.float32) * self.head_dim**-0.5
         seen = slice(self.max_distance + 1 if self.causal else None)
         vectors = params["vectors"].astype(jnp.float32)[seen]

@@ -4,9 +4,9 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
-from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod, Positions
+from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
+from alibi.positions.shapes import Features, Positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Sinusoidal(PositionMethod):
     paper's code. An odd width has a last feature of zero.
 
     Attributes:
-      first_position: the number that the first token's position gets; 2 in the paper's code.
+      first_position: position of the first token; 2 in the paper's code.
       max_period: tokens, over 2 pi, of the slowest wave.
 
     Raises:
@@ -42,10 +42,7 @@ class Sinusoidal(PositionMethod):
         if not self.max_period > 0:
             raise ValueError(f"sinusoidal needs a max_period above 0, such as 10000, and got {self.max_period}")
 
-    def embed(
-        self, params: Params, x: Float[Array, "*batch length width"], positions: Positions
-    ) -> Float[Array, "*batch length width"]:
-        del params
+    def embed(self, params: Params, x: Features, positions: Positions) -> Features:
         half = self.width // 2
         frequencies = np.exp(-np.log(self.max_period) * np.arange(half) / max(half - 1, 1)).astype(np.float32)
         angles = jnp.expand_dims((positions + self.first_position).astype(jnp.float32), -1)

@@ -2,25 +2,25 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import per_head, static
 from alibi.positions.distance import DistanceBias
+from alibi.positions.shapes import AtDistances, Distances
 
 
 @functools.cache
 def causal_buckets(num_buckets: int, max_distance: int) -> np.ndarray:
-    """The bucket of each distance 0..max_distance, int32 `[max_distance + 1]`; farther ones share the last.
+    """Returns the bucket of each distance 0..max_distance, int32 `[max_distance + 1]`; farther ones share the last.
 
-    The first half of the buckets hold one distance each, the others grow
-    geometrically. Computed in float64 on the host: in float32 the logarithm puts some
-    distances at a bucket's edge on its wrong side.
+    The first half of the buckets hold one distance each, the others grow geometrically.
+    Computed in float64 on the host: the float32 logarithm puts some distances at a bucket's
+    edge on the wrong side.
     """
     exact = num_buckets // 2
     distance = np.arange(max_distance + 1)
@@ -34,20 +34,17 @@ class T5Bias(DistanceBias):
 
     Attributes:
       table: float32.
-      max_distance: tokens; from here on there is one bucket.
-      two_sided: the first half of the buckets is for keys up to the query, the second for those after it; else keys
+      max_distance: tokens; farther keys share a bucket.
+      signed: the first half of the buckets is for keys up to the query, the second for keys after it; otherwise keys
         after the query share bucket 0.
     """
 
     table: Float[Array, "buckets heads"] = per_head(axis=1)
     max_distance: int = static()
-    two_sided: bool = static(default=False)
+    signed: bool = static(default=False)
 
-    def counted(self, distance: Any) -> Any:
-        return distance if self.two_sided else super().counted(distance)
-
-    def at(self, distance: Integer[Array | np.ndarray, "*shape"]) -> Float[Array, "heads ..."]:
-        of_side = self.table.shape[0] // (2 if self.two_sided else 1)
+    def at(self, distance: Distances) -> AtDistances:
+        of_side = self.table.shape[0] // (2 if self.signed else 1)
         buckets = jnp.asarray(causal_buckets(of_side, self.max_distance))
         bucket = buckets[jnp.minimum(jnp.abs(distance), self.max_distance)] + jnp.where(distance < 0, of_side, 0)
         return self.table.T.astype(jnp.float32)[:, bucket]
@@ -60,6 +57,9 @@ class T5(PositionMethod):
     Attributes:
       num_buckets: rows of the table; half of them for each side if attention is not causal.
       max_distance: tokens; greater distances fall into the last bucket.
+
+    Raises:
+      ValueError: fewer than two buckets a side, or a `max_distance` within the buckets of one distance.
     """
 
     about = About(
@@ -88,4 +88,4 @@ class T5(PositionMethod):
         return {"table": self.width**-0.5 * jax.random.normal(key, (self.num_buckets, self.num_heads))}
 
     def bias(self, params: Params) -> T5Bias:
-        return T5Bias(params["table"], self.max_distance, two_sided=not self.causal)
+        return T5Bias(params["table"], self.max_distance, signed=not self.causal)

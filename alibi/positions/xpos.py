@@ -7,38 +7,38 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from alibi.positions.base import About, Params, Positions
+from alibi.positions.base import About, Params
 from alibi.positions.rotary import Rotary, by_position
+from alibi.positions.shapes import Keys, Positions, Queries
 
 LEAST_ZETA = 0.4 / 1.4  # of the fastest pair
-LARGEST_EXPONENT = 80.0  # of e, that float32 holds with features multiplied to it, and its inverse too
-MASKED_BY_SUM = 1024  # tokens; in sequences up to this attention may hide later keys by adding -1e30
-LARGEST_HIDDEN = 60.0  # exponent of e of a product that this hides, with features multiplied to it
+LARGEST_EXPONENT = 80.0  # e to this power, and its inverse, times a feature are float32
+MASKED_BY_SUM = 1024  # tokens: in sequences up to this length attention may hide later keys by adding -1e30
+LARGEST_HIDDEN = 60.0  # e to this power times a product of features is hidden by -1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class XPos(Rotary):
     """Rotary, with pair k of a query and key at distance d multiplied by zeta_k^(d / scale_base).
 
-    zeta_k is (2k + 0.4 head_dim) / (1.4 head_dim), below 1. Queries get one half of it,
-    zeta^(n / scale_base) at position n, and keys the other, zeta^(-n / scale_base); n is counted from the
-    middle of the sequence, as in the paper's code, so that either is a float32 up to twice as long.
+    zeta_k is (2k + 0.4 head_dim) / (1.4 head_dim), below 1. Queries are multiplied by
+    zeta^(n / scale_base) at position n and keys by zeta^(-n / scale_base); n counts from the middle of the
+    sequence, as in the paper's code, so that both are float32 in sequences twice as long.
 
-    The decay gives attention no bound by which far keys could be skipped: it takes their logits to 0, not to
-    minus infinity, and a logit of 0 has its weight.
+    Attention can skip no far keys: the decay takes their logits to 0, not to minus infinity.
 
     Attributes:
       scale_base: tokens; the larger, the slower the decay.
 
     Raises:
-      ValueError: attention in both directions, in which the products with later keys would grow with distance, or a
+      ValueError: attention that is not causal, in which products with later keys would grow with distance, or a
         scale_base that is not above 0; see also `Rotary`.
     """
 
     about = About(
         formula="rotary; pair k times zeta_k^((i - j) / 512), zeta_k = (2k + 0.4 head_dim) / (1.4 head_dim)",
         source="Sun et al. 2022, [arXiv 2212.10554](https://arxiv.org/abs/2212.10554)",
-        caveats="causal only; its authors extrapolate with blockwise attention besides; defined up to 65,391 tokens",
+        caveats="causal only; its authors add blockwise attention to extrapolate; defined up to 65,391 tokens",
     )
 
     scale_base: float = 512.0
@@ -55,32 +55,22 @@ class XPos(Rotary):
 
     @property
     def max_length(self) -> int:
-        """Beyond it, 65,391 tokens with a scale_base of 512, halves of the decay are no float32.
+        """The length whose decays are float32, 65,391 tokens with a scale_base of 512.
 
-        With a small scale_base it is where products with later keys come near what the causal mask takes from them.
+        With a small scale_base, the length up to which the causal mask hides later keys.
         """
         of_token = -math.log(LEAST_ZETA) / self.scale_base
         hidden = math.floor(LARGEST_HIDDEN / of_token)
         return hidden if hidden < MASKED_BY_SUM else math.floor(2 * LARGEST_EXPONENT / of_token)
 
-    @property
-    def remedy(self) -> str:
-        return f"a scale_base above {self.scale_base:g}"
-
-    def queries(
-        self, params: Params, query: Float[Array, "*batch q heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch q heads head_dim"]:
-        del params
+    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
         return self.turn(query, positions, self.decay(positions, query.ndim))
 
-    def keys(
-        self, params: Params, key: Float[Array, "*batch k heads head_dim"], positions: Positions
-    ) -> Float[Array, "*batch k heads head_dim"]:
-        del params
+    def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
         return self.turn(key, positions, 1.0 / self.decay(positions, key.ndim))
 
     def decay(self, positions: Positions, ndim: int) -> Float[Array | np.ndarray, "... length 1 pairs"]:
-        """The half of each pair's decay that queries at these positions get."""
+        """Returns the factor of each pair of features of queries at these positions."""
         dim = self.rotary_dim
         zeta = (np.arange(0, dim, 2) + 0.4 * dim) / (1.4 * dim)
         middle = (self.length or self.train_length) // 2

@@ -79,7 +79,7 @@ class TrainedRun:
     def undefined(self, length: int) -> str:
         """Why the position method has no result at `length` tokens; empty: it has one."""
         try:
-            self.model.position.check_length(length)
+            self.model.check_length(length)
         except ValueError as error:
             return str(error)
         return ""

@@ -28,11 +28,11 @@ from typing import Any
 from alibi.config import Config
 from alibi.config import files as config_files
 from alibi.config.fields import nearest
-from alibi.config.override import Override
+from alibi.config.override import MODEL_KEYS, Override
 
 EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
 SWEEP_KEYS = ("config", "product", "runs", "evaluations", "title", *EVALUATION_KEYS)
-OVERRIDE_KEYS = ("position", "options", "window")
+OVERRIDE_KEYS = ("position", "options", *MODEL_KEYS)
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -227,7 +227,8 @@ def _override(given: Mapping[str, Any], config: Config) -> Override | None:
     from alibi.runs.overrides import effective, overridden
 
     options = tuple(given.get("options", {}).items())
-    override = effective(Override(given.get("position"), options, given.get("window")), config)
+    model = {key: given.get(key) for key in MODEL_KEYS}
+    override = effective(Override(given.get("position"), options, **model), config)
     overridden(config, override)
     return override
 

@@ -91,8 +91,7 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
             told = io.StringIO()  # absl reads lists as a line of CSV, so that a tuple's commas are quoted
             csv.writer(told, lineterminator="").writerow(f"{name}={one}" for name, one in override.options)
             flags.append(f"--position_options={told.getvalue()}")
-        if override.window is not None:
-            flags.append(f"--window={override.window}")
+        flags += [f"--{key}={value}" for key, value in override.model.items()]
     flags += [] if evaluation.passkey else [f"--split={evaluation.split}"]
     flags += [f"--output_dir={resolve(workdir)}", "--noreport"]
     flags.append(f"--checkpoint={run.config.train.steps}")  # where it is damaged, no other stands in for it

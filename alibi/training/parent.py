@@ -17,6 +17,7 @@ from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
+from alibi.positions.rotary_stretched import check_known_length
 from alibi.runs import RunDirectory, config_hash
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training.step import initial_state
@@ -54,8 +55,8 @@ class Parent:
         theirs = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(theirs, self._tokenizer.vocab_size)  # its layers are laid out as those of `model`
         self._check_model(model)
-        known = self._model.position.known_length
-        model.position.check_known_length(known, f"init_from={self.run}", "position_options.original_length")
+        named, option = f"init_from={self.run}", "position_options.original_length"
+        check_known_length(model.position, self._model.position, named, option)
         self._divide(model)
         self._options = ""
         if config.position == self.config.position:

@@ -59,7 +59,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     check_config(config, mesh)
     hosts.broadcast(lambda: check_writers(config))
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
-    model.position.check_length(config.train_length)
+    model.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     begun = hosts.broadcast(lambda: bool(run.saved_steps()))
     parent = Parent(config, model) if config.init_from and not begun else None
@@ -104,7 +104,7 @@ def check_trainable(config: Config, devices: int | None = None) -> None:
     check_paths(config.data)
     fewest = math.prod(size for size in vars(config.mesh).values() if size != -1)
     check_config(config, abstract_mesh(config.mesh, devices or fewest))
-    build_model(config, UNKNOWN_VOCABULARY).position.check_length(config.train_length)
+    build_model(config, UNKNOWN_VOCABULARY).check_length(config.train_length)
     make_optimizer(config.optimizer, config.train.steps)
 
 

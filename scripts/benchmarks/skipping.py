@@ -59,7 +59,7 @@ def _rows_of(workdir: str, length: int, epsilons: list[float], rounds: int) -> l
     from alibi.runs.trained import TrainedRun
 
     run = TrainedRun(workdir)
-    run.model.position.check_length(length)
+    run.model.check_length(length)
     if run.config.model.scan_layers:
         raise ValueError(f"{run} has model.scan_layers=True, where layers can't be told apart; name other runs")
     stream = np.asarray(prepare(run.config.data, "valid", run.tokenizer).tokens[: length + 1], np.int32)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from alibi.config import make_config, read_config, replaced
+from alibi.config import make_config, read_config
 from alibi.config.override import Override
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
@@ -34,7 +34,7 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
         options = Options(output_dir=tmp_path, lengths=(16,), dump_nll=True, override=override)
         assert evaluate_runs([plain_run], options) == []
 
-    same = (None, Override(), Override("none", window=0), Override(options=(("logit_scale", ""),)))
+    same = (None, Override(), Override("none", window=0), Override(logit_scale=""))
     for override in (None, *options.values()):
         evaluate(override)
     monkeypatch.setattr(Scorer, "score", None)  # from here on nothing is computed
@@ -62,16 +62,12 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
     ("override", "message"),
     [
         (Override("learned"), r"it needs the position parameters table \[16, 16\], and the checkpoint has no position"),
-        (Override("alibi", (("logit_scale", "ssmax"),)), r"needs the position parameters layer ssmax \[2\], and the"),
+        (Override("alibi", logit_scale="ssmax"), r"needs the position parameters layer ssmax \[2\], and the"),
         (Override("yarn", (("factor", 0.5),)), "finite factor of at least 1"),
         (Override("alibi", (("slope", 1.0),)), "no option 'slope'; did you mean 'slopes'"),
-        (Override("randomised", window=4), "a window of 4 can't be put on position=randomised"),
-        (
-            Override("none", (("logit_scale", "log_n"),), window=8),
-            "a window of 8 can't be put on position=none .*; leave it out .*in an evaluation --window=0",
-        ),
+        (Override(logit_scale="log_n", window=8), "model.logit_scale=log_n, model.window=8 exclude each other"),
+        (Override(max_position=8), "model.max_position=8 must be at least train_length=16"),
         (Override(window=-1), "model.window=-1 must be at least 0"),
-        (Override("randomised", (("method", 5),)), "unknown position method '5'"),
         (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),
     ],
 )
@@ -100,12 +96,12 @@ def test_parameters_of_another_meaning_are_not_tested_under_the_method(folder, t
 
 
 def test_a_stretched_method_asks_for_the_length_that_the_run_knows(folder, tmp_path, monkeypatch):
-    """Randomised positions of 16 tokens reach to 256: what is stretched from 16 on stretches what was trained."""
-    run = make_run(folder, "randomised", "randomised-run")
+    """Randomised positions of 16 tokens reach to 256: to stretch from 16 on would stretch trained positions."""
+    run = make_run(folder, "rotary,model.max_position=256", "randomised-run")
     monkeypatch.setattr(RunEvaluation, "_prepare_text", None)
-    options = Options(output_dir=tmp_path, override=Override("rotary_ntk"), report=False)
+    options = Options(output_dir=tmp_path, override=Override("rotary_ntk", max_position=0), report=False)
     assert evaluate_runs([run], options) == [
-        f"{run}: a run of position=randomised knows positions from sequences of 256 tokens, and this position method "
+        f"{run}: a run of position=rotary knows positions from sequences of 256 tokens, and this position method "
         "would take 16 for that; set --position_options=original_length=256"
     ]
 
@@ -113,23 +109,22 @@ def test_a_stretched_method_asks_for_the_length_that_the_run_knows(folder, tmp_p
 @pytest.mark.parametrize(
     ("trained", "override", "known"),
     [
-        ("position=randomised,position_options.max_position=512", Override("rotary_ntk"), 512),
-        ("position=randomised,position_options.max_position=512", Override("yarn", (("factor", 4),)), 512),
+        ("position=rotary,model.max_position=512", Override("rotary_ntk", max_position=0), 512),
+        ("position=rotary,model.max_position=512", Override("yarn", (("factor", 4),), max_position=0), 512),
         ("position=yarn,position_options.original_length=32", Override(options=(("original_length", 0),)), 32),
         (
-            "position=randomised,position_options.max_position=512",
-            Override("rotary_ntk", (("original_length", 512),)),
+            "position=rotary,model.max_position=512",
+            Override("rotary_ntk", (("original_length", 512),), max_position=0),
             None,
         ),
-        ("position=randomised,position_options.max_position=512", Override("rotary_ntk", (("factor", 4),)), None),
-        ("position=randomised,position_options.max_position=512", Override("rotary"), None),
-        ("position=randomised,position_options.max_position=512", Override("randomised", window=0), None),
-        ("position=randomised,position_options.method=alibi", Override("alibi_ntk"), None),
+        ("position=rotary,model.max_position=512", Override("rotary_ntk", (("factor", 4),), max_position=0), None),
+        ("position=rotary,model.max_position=512", Override("rotary_ntk"), None),
+        ("position=rotary,model.max_position=512", Override(max_position=0), None),
+        ("position=alibi,model.max_position=512", Override("alibi_ntk", max_position=0), None),
         ("position=yarn,position_options.original_length=32", Override("rotary_ntk"), None),
         ("position=rotary_interpolated,position_options.original_length=32", Override("rotary"), None),
         ("position=rotary", Override("rotary_ntk"), None),
         ("position=rotary", Override("yarn"), None),
-        ("position=rotary", Override("randomised", (("method", "yarn"),)), None),
         ("position=rotary", Override(window=8), None),
         ("position=alibi", Override("alibi_ntk"), None),
         ("position=none", Override("rotary_ntk"), None),
@@ -150,7 +145,7 @@ def test_a_length_is_asked_for_only_where_another_one_would_be_taken(trained, ov
     [
         (
             "position=rotary,position_options.base=30.0",
-            Override(options=(("logit_scale", "ssmax"),)),
+            Override(logit_scale="ssmax"),
             "position=rotary with logit_scale=ssmax can't be tested on a run of position=rotary: it needs the position "
             "parameters layer ssmax [8], and the checkpoint has no position parameters; give a method and options",
         ),
@@ -160,13 +155,8 @@ def test_a_length_is_asked_for_only_where_another_one_would_be_taken(trained, ov
             "position=deberta with max_distance=4 can't be tested on a run of position=deberta: it needs",
         ),
         (
-            "position=randomised,position_options.method=kerple_log",
-            Override("randomised", (("method", "kerple_power"),)),
-            "position=randomised with method=kerple_power can't be tested on a run of position=randomised: its",
-        ),
-        (
             "position=rotary,position_options.base=30.0",
-            Override("rotary_ntk", (("logit_scale", "ssmax"),)),
+            Override("rotary_ntk", logit_scale="ssmax"),
             "position=rotary_ntk can't be tested on a run of position=rotary: it needs",
         ),
     ],
@@ -193,57 +183,6 @@ def test_options_of_training_stay_where_the_other_method_has_them():
     assert effective(Override("rotary"), config) is None
 
 
-def test_options_of_training_go_into_a_method_around_the_other_and_out_of_it():
-    config = make_config("position=rotary,position_options.base=500000.0,position_options.share=0.5")
-    inside = effective(Override("randomised"), config)
-    assert dict(inside.options) == {"method_options": ("base", 500_000.0, "share", 0.5)}
-    assert effective(inside, config) == inside
-    other = effective(Override("randomised", (("method_options", ("base", 100.0)),)), config)
-    assert dict(other.options) == {"method_options": ("base", 100.0)}, "what is given counts"
-    as_yarn = effective(Override("randomised", (("method", "yarn"),)), config)
-    assert dict(as_yarn.options) == {"method": "yarn", "method_options": ("base", 500_000.0, "share", 0.5)}
-    options = {"method_options": ["base", 500_000.0]}  # a list, as in a file
-    config = read_config({"position": "randomised", "position_options": options})
-    outside = effective(Override("rotary"), config)
-    assert dict(outside.options) == {"base": 500_000.0}
-    assert effective(outside, config) == outside
-    assert effective(Override("none"), config) == Override("none")
-
-
-@pytest.mark.parametrize(
-    ("override", "options"),
-    [
-        (Override("rotary"), {"base": 30.0}),
-        (Override("rotary_ntk"), {"base": 30.0}),
-        (Override("yarn", (("factor", 4),)), {"base": 30.0, "factor": 4}),
-        (Override("rotary_ntk", (("base", 100.0),)), {"base": 100.0}),
-        (Override("rotary_ntk", (("base", 10_000.0),)), {"base": 10_000.0}),
-        (Override("alibi"), {}),
-        (Override(options=(("method", "rotary_ntk"),)), {"method": "rotary_ntk", "method_options": ("base", 30.0)}),
-        (Override("randomised", (("method", "alibi"),)), {"method": "alibi"}),
-        (Override("randomised", (("method", "alibi"), ("method_options", ()))), {"method": "alibi"}),
-        (Override("randomised", (("method_options", ()),)), {"method_options": ()}),
-        (Override("randomised", (("max_position", 4096),)), {"method_options": ("base", 30.0), "max_position": 4096}),
-        (Override("randomised", (("method_options", ("base", 30.0)),)), None),
-        (Override("randomised"), None),
-    ],
-)
-def test_options_of_a_method_inside_another_one_stay_for_every_method_that_has_them(override, options):
-    """Else a rotary base of 30 would be 10,000 under methods made of rotary, and stay under rotary alone."""
-    config = make_config("position=randomised")
-    config = replaced(config, {"position_options.method_options": "('base', 30.0)"})
-    found = effective(override, config)
-    assert (found and dict(found.options)) == options
-    assert found is None or effective(found, config) == found
-
-
-def test_a_method_inside_that_is_given_no_options_has_none_of_training():
-    config = make_config("position=rotary,position_options.base=30.0")
-    found = effective(Override("randomised", (("method_options", ()),)), config)
-    assert dict(found.options) == {"method_options": ()}
-    assert effective(found, config) == found
-
-
 def test_listed_options_are_the_same_from_a_file_as_from_a_row():
     """JSON has lists only; a row that was read back would else never be found, and its measurement made again."""
     config = read_config({"position": "alibi", "position_options": {"slopes": [0.5] * 8}})
@@ -251,14 +190,3 @@ def test_listed_options_are_the_same_from_a_file_as_from_a_row():
     assert Override.from_json(found.to_json()) == found
     assert str(Override.from_json(found.to_json())) == str(found)
     assert effective(Override("alibi", (("slopes", (0.5,) * config.model.num_heads),)), config) is None
-
-
-def test_a_list_within_given_options_is_the_same_as_a_tuple():
-    """Command lines have method_options=['slopes',[0.5,0.25]] too, and files of sweeps."""
-    config = make_config("position=randomised")
-    listed, written = (
-        effective(Override(options=(("method", "alibi"), ("method_options", slopes))), config)
-        for slopes in (["slopes", [0.5, 0.25]], ("slopes", (0.5, 0.25)))
-    )
-    assert listed == written
-    assert str(listed) == "as randomised(method=alibi, method_options=slopes:0.5:0.25)"

@@ -36,7 +36,6 @@ def test_token_by_token_decoding_equals_the_whole_sequence(tiny_config, position
         np.testing.assert_allclose(logits[:, 0], whole[:, i], atol=2e-5)
 
 
-# Not randomised, whose tokens stand where the length of the whole sequence, padding included, puts them.
 @pytest.mark.parametrize(
     "position", ["alibi", "alibi_learned", "sinusoidal", "learned", "rotary", "t5", "none", "fox", "shaw"]
 )
@@ -66,7 +65,6 @@ def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
         ("rotary_interpolated", "rotary_interpolated", {"factor": 2.5}),
         ("rotary_ntk", "rotary_ntk", {"factor": 2.5}),
         ("yarn", "yarn", {"factor": 2.5}),
-        ("randomised", "rotary", {}),
     ],
 )
 def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config, position: str, same: str, options) -> None:
@@ -77,10 +75,8 @@ def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config, positi
     inputs = tokens(40)
     model, variables = make(tiny_config, position)
     known, _ = make(tiny_config, same, **{f"position_options__{name}": value for name, value in options.items()})
-    # Where randomised positions stand in evaluation: the i-th of n, from 1, of N = 256 at i (N + 1) / (n + 1).
-    stand = (np.arange(40) + 1) * 257 // 41 - 1 if position == "randomised" else np.arange(40)
     logits = model.apply(variables, inputs)
-    np.testing.assert_allclose(logits, known.apply(variables, inputs, positions=jnp.asarray(stand)), atol=2e-5)
+    np.testing.assert_allclose(logits, known.apply(variables, inputs), atol=2e-5)
     plain, _ = make(tiny_config, position.split("_")[0] if position.startswith("alibi") else "rotary")
     assert np.abs(logits - plain.apply(variables, inputs)).max() > 1e-3
 
@@ -90,11 +86,19 @@ def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> No
     inputs, rngs = tokens(12), {"dropout": jax.random.key(0)}
     found = []
     for attention in ("saved", "reference"):
-        model, variables = make(tiny_config, "randomised", model__attention=attention, model__dropout=0.1)
+        keys = {"model__max_position": 256, "model__attention": attention, "model__dropout": 0.1}
+        model, variables = make(tiny_config, "rotary", **keys)
         found.append(model.apply(variables, inputs, deterministic=False, rngs=rngs))
         assert np.abs(found[-1] - model.apply(variables, inputs)).max() > 0.1  # dropout and draws do act
     np.testing.assert_allclose(*found, atol=2e-5)
-    model, variables = make(tiny_config, "randomised", model__attention="saved")
+    # In evaluation they are evenly spread: of N = 256, the i-th of n, from 1, is at i (N + 1) / (n + 1).
+    model, variables = make(tiny_config, "rotary", model__max_position=256)
+    plain, placed = make(tiny_config, "rotary")[0], (np.arange(12) + 1) * 257 // 13 - 1
+    expected = plain.apply(variables, inputs, positions=jnp.asarray(placed))
+    np.testing.assert_allclose(model.apply(variables, inputs), expected, atol=2e-5)
+    with pytest.raises(ValueError, match="max_position=256 is less than a sequence of 257 tokens"):
+        model.apply(variables, tokens(257))
+    model, variables = make(tiny_config, "rotary", model__max_position=256, model__attention="saved")
     with pytest.raises(ValueError, match="'saved' can't do this call: positions are not known when it is traced"):
         model.apply(variables, inputs, positions=jnp.arange(12))
 

@@ -34,10 +34,11 @@ def read_in_pieces(model, params, tokens, pieces, slots, *, total=None, position
 
 
 @pytest.mark.parametrize(
-    ("position", "scan"), [("alibi", False), ("rotary", False), ("fox", False), ("randomised", False), ("fox", True)]
+    ("position", "keys"),
+    [("alibi", {}), ("fox", {}), ("rotary", {"max_position": 256}), ("alibi", {"logit_scale": "ssmax"})],
 )
-def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(tiny_config, position: str, scan: bool) -> None:
-    model, params = make(tiny_config, position, model__scan_layers=scan)
+def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(tiny_config, position: str, keys: dict) -> None:
+    model, params = make(tiny_config, position, **{f"model__{key}": value for key, value in keys.items()})
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, 16))
     whole = jax.jit(model.apply)({"params": params}, tokens)
     got = read_in_pieces(model, params, tokens, [7, 5, 1, 1, 1, 1], slots=16)
@@ -123,6 +124,8 @@ def test_layers_as_a_loop_generate_the_same_tokens_one_by_one(tiny_config) -> No
     """So that no token copies each layer's parameters out of their stack."""
     model, params = make(tiny_config, "fox")
     scanned, stack = make(tiny_config, "fox", model__scan_layers=True)[0], stacked(params)
+    with pytest.raises(ValueError, match="decode=True needs layers with parameters of their own"):
+        new_cache(scanned, 1, 8)
     one_by_one, restored = unrolled(scanned, stack)
     assert one_by_one == model
     jax.tree.map(np.testing.assert_array_equal, restored, params)

@@ -261,7 +261,7 @@ def test_t5_is_that_of_transformers_and_x_transformers(peers, causal: bool) -> N
     away = np.arange(-distances, distances + 1)
     of_side = 32 if causal else 16
     of_both = np.arange(32, dtype=np.float32)[:, None]
-    ours = np.asarray(T5Bias(jnp.asarray(of_both), 128, two_sided=not causal)(jnp.asarray(away), jnp.zeros(1, int)))
+    ours = np.asarray(T5Bias(jnp.asarray(of_both), 128, signed=not causal)(jnp.asarray(away), jnp.zeros(1, int)))
     differ = away[ours[0, :, 0] != peers[f"{name} buckets"]]
     exact = np.arange(of_side // 2, 129)
     places = np.log(exact / (of_side // 2)) / np.log(128 / (of_side // 2)) * (of_side // 2)
@@ -277,7 +277,7 @@ def test_t5_buckets_of_both_sides() -> None:
     buckets = causal_buckets(16, 128)
     assert {distance: int(buckets[distance]) for distance in pinned} == pinned
     table = jnp.arange(32, dtype=jnp.float32)[:, None]
-    both = T5Bias(table, 128, two_sided=True)(jnp.asarray([1000, 20, 0]), jnp.asarray([0, 20, 28]))
+    both = T5Bias(table, 128, signed=True)(jnp.asarray([1000, 20, 0]), jnp.asarray([0, 20, 28]))
     np.testing.assert_array_equal(both[0], [[15, 15, 15], [10, 0, 16 + 8], [0, 16 + 10, 16 + 11]])
 
 
@@ -337,7 +337,7 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
         ("alibi", {"slopes": (0.5, 0.1)}, "must be 4 finite numbers of at least 0, one for each head"),
         ("alibi", {"alibi_bias_max": 0.0}, "alibi_bias_max=0.0 must be a number above 0, such as the paper's 8"),
         ("alibi", {"alibi_bias_max": 126}, "alibi_bias_max=126.0 must be a number above 0, .* and at most 125"),
-        ("alibi_ntk", {"alibi_bias_max": 400}, "the flattest slope is 2.-alibi_bias_max, and float32 holds no smaller"),
+        ("alibi_ntk", {"alibi_bias_max": 400}, "the flattest slope is 2.-alibi_bias_max"),
         ("alibi", {"alibi_bias_max": 16, "slopes": (1, 1, 1, 1)}, "for slopes that have a name"),
         ("alibi_learned", {"slopes": (0.5, 1.3e-38, 1, 1)}, r"must be above 0 \(in float32, at least 2.-125\)"),
         ("alibi", {"slopes": (0.5, 1e-50, 1, 1)}, "must be 0 or of a size from 1.2e-38 to 3.4e.38, as in float32"),
@@ -348,7 +348,7 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
         ),
         ("alibi", {"slopes_after": "paper"}, "slopes_after='paper' are for keys after the query, which causal=True"),
         ("alibi", {"causal": False, "slopes_after": "pape"}, "slope convention 'pape' is unknown"),
-        ("alibi_ntk", {"slopes": (0.5, 0.0, 1, 1)}, "alibi_ntk starts from slopes=.* must be above 0"),
+        ("alibi_ntk", {"slopes": (0.5, 0.0, 1, 1)}, "AlibiNtk takes logarithms of slopes=.* must be above 0"),
         ("kerple_power", {"exponent": 2.5}, "exponent above 0 and of at most 2, such as 1, or None .* and got 2.5"),
         ("kerple_power", {"exponent": 0.0}, "exponent above 0 and of at most 2"),
         (

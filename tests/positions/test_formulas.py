@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.model.positions import randomised_positions
 from alibi.positions import PositionMethod, make_position
 from alibi.positions.base import Bias, Params
 
@@ -34,36 +35,6 @@ def inputs(length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
 def bias_of(method: PositionMethod, params: Params, x: jax.Array, query: jax.Array) -> Bias:
     kept = method.keep(params, x, query, padding=None, before=None)
     return method.content_bias(params, query, kept, kept)
-
-
-def computed(method: PositionMethod, params: Params) -> np.ndarray:
-    """The bias `[batch, heads, q, k]` of positions 0, 1, ..., zero for keys after the query."""
-    block = jax.jit(lambda params, *given: bias_of(method, params, *given)(jnp.arange(LENGTH), jnp.arange(LENGTH)))
-    found = np.asarray(block(params, *inputs()), np.float64)
-    return np.broadcast_to(np.tril(found), (2, HEADS, LENGTH, LENGTH))
-
-
-def by_pairs(formula) -> np.ndarray:
-    """`formula(sequence, head, i, j)` of each query i and key j that it sees."""
-    bias = np.zeros((2, HEADS, LENGTH, LENGTH))
-    for sequence, head, i, j in np.ndindex(bias.shape):
-        if j <= i:
-            bias[sequence, head, i, j] = formula(sequence, head, i, j)
-    return bias
-
-
-def double(params: Params) -> dict[str, np.ndarray]:
-    return {name: np.asarray(x, np.float64) for name, x in params.items()}
-
-
-def fire(params, sequence, head, i, j):
-    def psi(x):
-        return np.log(abs(params["c"]) * x + 1)
-
-    threshold = 7 * abs(params["threshold_multiple"])
-    normalized = psi(i - j) / psi(max(threshold, i))
-    hidden = np.maximum(params["hidden_kernel"] * normalized + params["hidden_bias"], 0)
-    return hidden @ params["kernel"][:, head]  # and a number for each head, which no softmax shows
 
 
 OPTIONS = {"kerple_log": {}, "fire": {"threshold": 7}, "shaw": {"max_distance": 3}, "fox": {}}
@@ -118,8 +89,7 @@ def test_every_parameter_is_moved(name: str) -> None:
 
 def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
     """New ones for each sequence and key; each of the 64 positions as often as any other."""
-    method = make("randomised", max_position=64)
-    place = jax.jit(lambda key: method.place(np.arange(TRAIN_LENGTH), 512, key))
+    place = jax.jit(lambda key: randomised_positions(np.arange(TRAIN_LENGTH), TRAIN_LENGTH, 64, 512, key))
     drawn = np.asarray(place(KEY))
     assert drawn.shape == (512, TRAIN_LENGTH)
     assert (np.diff(drawn, axis=1) > 0).all(), "ascending, so also distinct"
@@ -134,20 +104,8 @@ def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
 @pytest.mark.parametrize("length", [16, 32, 64])
 def test_randomised_positions_stand_in_evaluation_where_they_do_on_average(length: int) -> None:
     """The mean of the i-th smallest of n numbers that are drawn from 1, ..., N is i (N + 1) / (n + 1)."""
-    method = make("randomised", max_position=64).at_length(length)
-    np.testing.assert_array_equal(
-        method.place(np.arange(length), 3, None), np.arange(1, length + 1) * 65 // (length + 1) - 1
-    )
-
-
-def test_randomised_gives_the_other_method_its_positions() -> None:
-    """Here FIRE, with an option of its own; 16 times the training length where no other is given."""
-    method = make("randomised", method="fire", method_options=("threshold", 7))
-    assert method.max_length == 16 * TRAIN_LENGTH
-    params = params_of(method)
-    exact = double(params)
-    expected = by_pairs(lambda *pair: fire(exact, *pair))
-    np.testing.assert_allclose(computed(method, params), expected, atol=2e-6, rtol=2e-6)
+    placed = randomised_positions(np.arange(length), length, 64, 3, None)
+    np.testing.assert_array_equal(placed, np.arange(1, length + 1) * 65 // (length + 1) - 1)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +114,7 @@ def test_randomised_gives_the_other_method_its_positions() -> None:
         ("fire", {"threshold": 0}, "fire needs a threshold from 1 to 16,777,216 tokens, such as 512, and got 0"),
         ("shaw", {"max_distance": 0}, "shaw needs a max_distance from 1 to 1,048,576 tokens, such as 16, and got 0"),
         ("rotary_ntk", {"base": 0.0}, "rotary needs a base above 0"),
-        (
-            "randomised",
-            {"max_position": 15},
-            "max_position of at least the training length 16 and at most 16,777,216, or 0",
-        ),
-        ("randomised", {"method": "rotari"}, "unknown position method 'rotari'; did you mean 'rotary'"),
-        ("randomised", {"method_options": ("bass", 3.0)}, "has no option 'bass'; did you mean 'base'"),
-        ("kerple_log", {"r1": 1.0}, "position method 'kerple_log' has no option 'r1'; did you mean 'logit_scale'?"),
-        ("fox", {"gate": 1.0}, "position method 'fox' has no option 'gate'; did you mean 'logit_scale'?"),
+        ("rotary", {"bass": 3.0}, "has no option 'bass'; did you mean 'base'"),
     ],
 )
 def test_options_that_are_refused(name: str, options: dict[str, object], message: str) -> None:
@@ -177,18 +127,13 @@ def test_sizes_that_are_refused() -> None:
         make_position("rotary_ntk", num_heads=2, head_dim=2, width=4, train_length=16)
     with pytest.raises(ValueError, match="fox needs causal=True"):
         type(make("fox"))(HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH, causal=False)
-    with pytest.raises(ValueError, match="got a sequence of 65"):
-        make("randomised", max_position=64).check_length(65)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "length", "remedy"),
     [
-        ("learned", {}, 17, "use 16 or fewer, or train with a longer length"),
-        ("learned", {"num_positions": 32}, 33, "use 32 or fewer, or train with a larger num_positions"),
-        ("randomised", {}, 257, "use 256 or fewer, or train with a longer length"),
-        ("randomised", {"max_position": 64}, 65, "use 64 or fewer, or train with a larger max_position"),
-        ("learned", {"logit_scale": "log_n"}, 17, "position method Learned .* or train with a longer length"),
+        ("learned", {}, 17, "use 16 or fewer, or train it for more"),
+        ("learned", {"num_positions": 32}, 33, "use 32 or fewer, or train it for more"),
     ],
 )
 def test_a_length_that_is_too_long_is_told_with_what_sets_the_longest(

@@ -12,6 +12,7 @@ import pytest
 
 from alibi import alibi_slopes
 from alibi.config.fields import annotations, read
+from alibi.model.positions import randomised_positions
 from alibi.positions import METHODS, DistanceBias, PositionMethod, make_position, per_head
 from alibi.positions.t5 import causal_buckets
 
@@ -140,7 +141,7 @@ def test_a_list_of_slopes_is_an_option(name: str) -> None:
 
 
 def test_slopes_to_be_trained_are_above_zero() -> None:
-    with pytest.raises(ValueError, match=r"alibi_learned starts from slopes=.* must be above 0"):
+    with pytest.raises(ValueError, match=r"takes logarithms of slopes=.* must be above 0"):
         make("alibi_learned", slopes=[0.5, 0.25, 0.0, 1.0])
 
 
@@ -156,14 +157,8 @@ def test_unknown_names_suggest_the_nearest() -> None:
         make("alibbi")
     with pytest.raises(ValueError, match="no option 'num_bucket'; did you mean 'num_buckets'"):
         make("t5", num_bucket=3)
-    with pytest.raises(ValueError, match="no option 'logit_scal'; did you mean 'logit_scale'"):
-        make("none", logit_scal="ssmax")
-
-
-def test_methods_say_whether_they_learn() -> None:
-    for name in METHODS:
-        method = make(name)
-        assert bool(method.init(jax.random.key(0))) == method.learns, name
+    with pytest.raises(ValueError, match="no option 'bucket'; it has none"):
+        make("none", bucket=3)
 
 
 def test_methods_for_both_directions_count_distances_on_both_sides() -> None:
@@ -176,9 +171,8 @@ def test_methods_for_both_directions_count_distances_on_both_sides() -> None:
             bias = np.asarray(jax.jit(lambda params, m=method: m.bias(params)(positions, positions))(params))
             np.testing.assert_array_equal(bias, np.swapaxes(bias, 1, 2))
             assert (np.diff(bias[:, 0]) < 0).all(), name
-    for name, options in (("fox", {}), ("randomised", {"method": "fox"})):
-        with pytest.raises(ValueError, match="needs causal=True"):
-            make_position(name, **sizes, causal=False, options=options)
+    with pytest.raises(ValueError, match="needs causal=True"):
+        make_position("fox", **sizes, causal=False)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -218,15 +212,6 @@ def test_methods_for_both_directions_count_distances_on_both_sides() -> None:
         ("alibi", {"slopes": ("x", 1, 1, 1)}, "must be of type str | tuple[float | int, ...], such as 'paper'"),
         ("alibi", {"slopes": (True, 1, 1, 1)}, "must be of type str | tuple[float | int, ...], such as 'paper'"),
         ("alibi", {"causal": False, "slopes_after": {1, 2}}, "must be of type str | tuple[float | int, ...] | None"),
-        ("alibi", {"logit_scale": 3}, "option logit_scale=3 of position method 'alibi' must be of type str | None"),
-        ("randomised", {"method_options": ("base",)}, "method_options=('base',) must be name, value, name, value, ..."),
-        ("randomised", {"method_options": "base"}, "method_options=('base',) must be name, value"),
-        ("randomised", {"method_options": (3, 4)}, "method_options=(3, 4) must be name, value"),
-        (
-            "randomised",
-            {"method_options": ("base", "x")},
-            "option base='x' of position method 'rotary' must be of type",
-        ),
     ],
 )
 def test_options_of_another_type_are_named(name: str, options: dict[str, Any], needed: str) -> None:
@@ -325,19 +310,15 @@ def test_a_function_of_distance_is_evaluated_once_a_distance() -> None:
     assert np.isfinite(ran_between(table)).all()
 
 
-@pytest.mark.parametrize("other", ["sandwich", "kerple_log"])
-def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(other: str) -> None:
-    """Which are known only when the program runs, and lie farther apart than there are tokens."""
-    method = make("randomised", method=other, max_position=300)
-    params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
-    stand = method.place(np.arange(16), 2, jax.random.key(1))
-    bias = method.content_bias(params, jnp.zeros((2, 16, 4, 8)), {}, {})
-    table = bias.tabulated(stand, stand)
+@pytest.mark.parametrize("name", ["sandwich", "kerple_log"])
+def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(name: str) -> None:
+    """Known only when the program runs, they lie farther apart than there are tokens."""
+    method = make(name)
+    bias = method.bias(method.init(jax.random.key(0)))
+    drawn = randomised_positions(np.arange(16), 16, 300, 2, jax.random.key(1))
+    table = bias.up_to(299)
+    assert table.tabulated(drawn, drawn) is table
     assert table.values.shape == (4, 300)
-    got, pairs = jax.jit(lambda table, bias: (table(stand, stand), bias(stand, stand)))(
-        table, method.other.bias(params)
-    )
+    got, pairs = jax.jit(lambda table, bias: (table(drawn, drawn), bias(drawn, drawn)))(table, bias)
     visible = np.tri(16, dtype=bool)
     np.testing.assert_allclose(np.where(visible, got, 0), np.where(visible, pairs, 0), atol=1e-4)
-    of_one_query = method.content_bias(params, jnp.zeros((2, 1, 4, 8)), {}, {})
-    assert type(of_one_query) is type(method.other.bias(params)), "fewer pairs than distances need no table"

@@ -13,8 +13,8 @@ import pytest
 from alibi.attention.attend import attend
 from alibi.config import make_config, replaced
 from alibi.model.decoder import build_model
+from alibi.model.positions import init_layer, scaled_queries
 from alibi.positions import PositionMethod, make_position, rotary
-from alibi.testing import check_position_method
 
 HEADS, HEAD_DIM, TRAIN_LENGTH, LENGTH = 2, 16, 16, 24
 HALF = HEAD_DIM // 2
@@ -183,7 +183,7 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
     method = make("xpos", length=65_391)
     assert method.max_length == 65_391
     method.check_length(65_391)
-    needed = r"65391 positions and got a sequence of 65392 tokens; use 65391 or fewer, or a scale_base above 512$"
+    needed = r"65391 positions and got a sequence of 65392 tokens; use 65391 or fewer"
     with pytest.raises(ValueError, match=needed):
         method.check_length(65_392)
     x = jnp.full((1, 2, HEADS, HEAD_DIM), 0.5)
@@ -198,39 +198,22 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
 
 
 @pytest.mark.parametrize("rule", ["log_n", "ssmax"])
-@pytest.mark.parametrize("name", ["rotary", "alibi"])
-def test_logits_grow_with_the_logarithm_of_the_keys_seen(name: str, rule: str) -> None:
-    """Query i sees i + 1 = n keys; its logits are multiplied by max(1, ln n / ln L), or by s ln n."""
-    plain, scaled = make(name), make(name, logit_scale=rule)
-    query, key, weights = inputs()
-    s = np.asarray([0.3, 0.7])
-    params = {"ssmax": jnp.asarray(s, jnp.float32)} if rule == "ssmax" else {}
-    assert {key: leaf.shape for key, leaf in scaled.init_layer(jax.random.key(0)).items()} == {
-        key: leaf.shape for key, leaf in params.items()
-    }
-    log_n = np.log(np.arange(1, LENGTH + 1))
-    factor = np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[None] if rule == "log_n" else s[:, None] * log_n
-    before, (_, _, of_key) = logits_and_gradients(plain, {}, query, key, weights * factor[None, :, :, None])
-    logits, (of_params, _, gradient) = logits_and_gradients(scaled, params, query, key, weights)
-    np.testing.assert_allclose(logits, before * factor[None, :, :, None], atol=2e-4)
-    np.testing.assert_allclose(gradient, of_key, atol=2e-3)
-    if rule == "ssmax":
-        right = (np.asarray(before, np.float64) * weights * log_n[None, None, :, None]).sum(axis=(0, 2, 3))
-        np.testing.assert_allclose(of_params["ssmax"], right, rtol=1e-4)
-    assert type(scaled.bias({})) is type(plain.bias({})), "what the method adds to the logits stays"
+def test_logits_grow_with_the_logarithm_of_the_keys_seen(rule: str) -> None:
+    """Query i sees i + 1 = n keys and is multiplied by max(1, ln n / ln L), or by s ln n of its head."""
+    query, s, log_n = inputs()[0], np.asarray([0.3, 0.7]), np.log(np.arange(1, LENGTH + 1))
+    params = {"ssmax": jnp.asarray(s, jnp.float32)}
+    factor = np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None] if rule == "log_n" else s * log_n[:, None]
+    scaled = jax.jit(scaled_queries, static_argnums=(0, 1))(rule, TRAIN_LENGTH, params, query, np.arange(LENGTH))
+    np.testing.assert_allclose(scaled, query * factor[None, :, :, None], rtol=1e-5, atol=1e-6)
 
 
 def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
-    """As the paper has it for its 1,024 tokens: s = 0.168."""
-    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1024, "options": {"logit_scale": "ssmax"}}
-    start = make_position("none", **sizes).init_layer(jax.random.key(0))["ssmax"]
-    np.testing.assert_allclose(start, 1 / np.log(np.arange(1, 1025)).mean(), rtol=1e-6)
-    np.testing.assert_allclose(start, 0.168, atol=5e-4)
-
-
-def test_scaled_logits_hold_what_any_method_must() -> None:
-    """Of a bias that is bounded, with a parameter in each layer."""
-    check_position_method("alibi", logit_scale="ssmax")
+    """For the 1,024 tokens of the paper s = 0.168; a method's own parameters stay."""
+    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1024}
+    start = init_layer(make_position("fox", **sizes), "ssmax", jax.random.key(0))
+    assert set(start) == {"kernel", "bias", "ssmax"}
+    np.testing.assert_allclose(start["ssmax"], np.full(2, 1 / np.log(np.arange(1, 1025)).mean()), rtol=1e-6)
+    np.testing.assert_allclose(start["ssmax"], 0.168, atol=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -251,16 +234,6 @@ def test_scaled_logits_hold_what_any_method_must() -> None:
         ("yarn", {"base": 1.0}, "yarn needs a base above 1, such as 10000, and got base=1.0"),
         ("yarn", {"temperature": -0.1}, "temperature of at least 0, such as 0.1, and got -0.1"),
         ("xpos", {"scale_base": -512.0}, "or its decay would grow with distance; got -512.0"),
-        ("alibi", {"logit_scale": "log"}, "logit_scale='log' is unknown; use one of log_n, ssmax"),
-        ("alibi", {"logit_scal": "log_n"}, "has no option 'logit_scal'; did you mean 'logit_scale'"),
-        ("randomised", {"logit_scale": "log_n"}, "which the positions of Randomised don't tell; leave it out$"),
-        (
-            "randomised",
-            {"method_options": ("logit_scale", "log_n")},
-            "number of keys, and drawn positions don't tell it",
-        ),
-        ("randomised", {"method_options": ("base", 1e4, "logit_scale", "ssmax")}, "set logit_scale, .*; leave it out"),
-        ("randomised", {"method": "xpos", "max_position": 2**17}, "XPos has 65391 positions"),
     ],
 )
 def test_options_that_are_refused(unchecked: None, name: str, options: dict[str, object], message: str) -> None:
@@ -274,12 +247,20 @@ def test_sizes_that_are_refused() -> None:
             make_position(name, num_heads=2, head_dim=5, width=10, train_length=8)
     with pytest.raises(ValueError, match="xpos needs causal=True: its products with keys after the query would grow"):
         make_position("xpos", num_heads=2, head_dim=4, width=8, train_length=8, causal=False)
-    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1, "options": {"logit_scale": "log_n"}}
-    with pytest.raises(ValueError, match="logit_scale=log_n needs a train_length of at least 2 and got 1"):
-        make_position("alibi", **sizes)
 
 
-@pytest.mark.parametrize("options", ["position=randomised", "position=alibi,position_options.logit_scale=log_n"])
-def test_a_window_is_refused_where_tokens_are_not_counted(options: str) -> None:
-    with pytest.raises(ValueError, match=r"a window of 8 can't be put on position=\w+ with these options: it \w+"):
-        build_model(make_config(f"{options},model.window=8"), 100)
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("model.logit_scale=log", "model.logit_scale='log'"),
+        ("model.logit_scale=log_n,length=1", "needs a train_length of at least 2"),
+        ("model.logit_scale=log_n,model.window=8", "model.logit_scale=log_n, model.window=8 exclude each other"),
+        ("model.max_position=256,model.window=8", "model.max_position=256, model.window=8 exclude each other"),
+        ("model.max_position=256,model.logit_scale=ssmax", "exclude each other"),
+        ("model.max_position=100", "model.max_position=100 must be at least train_length=128, or 0"),
+        ("model.max_position=131072,position=xpos", "XPos has 65391 positions"),
+    ],
+)
+def test_positions_and_scales_of_the_model_that_are_refused(keys: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_model(make_config(keys), 100)

@@ -144,11 +144,12 @@ def test_rows_of_a_run_under_another_method_are_cells_and_series_of_their_own():
 
 def test_an_override_is_read_as_it_was_written_however_deep_its_lists_are():
     """JSON has lists only: one left within a tuple would be another override, and measured anew each time."""
-    options = (("method", "alibi"), ("method_options", ("draw", 3, "slopes", (0.5, 0.25))))
-    row = dataclasses.replace(make_row("alibi"), override=Override("randomised", options))
+    options = (("pairs", ("draw", 3, "slopes", (0.5, 0.25))),)
+    override = Override("mine", options, logit_scale="log_n", max_position=0)
+    row = dataclasses.replace(make_row("alibi"), override=override)
     found = Row.from_json(json.loads(json.dumps(row.to_json())))
     assert found == row
-    assert str(found.override) == "as randomised(method=alibi, method_options=draw:3:slopes:0.5:0.25)"
+    assert str(found.override) == "as mine(pairs=draw:3:slopes:0.5:0.25) with logit_scale log_n, max_position off"
     assert found.measurement == row.measurement
 
 

@@ -1,0 +1,160 @@
+"""Rotary embeddings stretched for sequences longer than in training: interpolation, NTK and YaRN."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
+from alibi.positions.rotary import Rotary
+from alibi.positions.shapes import Keys, Positions, Queries
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryInterpolated(Rotary):
+    """Rotary at position / s, so that sequences s times as long have the angles of training.
+
+    Attributes:
+      factor: s; None: the length of the computed sequences divided by that of training, at least 1
+        (dynamic; in generation by the final length).
+      original_length: tokens of the sequences in which the model learned its rotations, if the run started from
+        another run's checkpoint; 0: this run's training length. Dynamic factors and YaRN's turns are computed from
+        it; with a given factor the other methods ignore it.
+
+    Raises:
+      ValueError: a factor below 1, or a length that is negative or above 2^24; see also `Rotary`.
+    """
+
+    about = About(
+        formula="rotary at position / s, s = max(1, L' / L) or given",
+        source="Chen et al. 2023, [arXiv 2306.15595](https://arxiv.org/abs/2306.15595)",
+        caveats="needs some training at the new length, 1,000 updates in its paper",
+    )
+
+    factor: float | None = None
+    original_length: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factor is not None and not 1 <= self.factor < math.inf:
+            raise ValueError(
+                "stretched rotary embeddings need a finite factor of at least 1, or None for a dynamic one, and got "
+                f"{self.factor!r}"
+            )
+        if not 0 <= self.original_length <= MOST_TOKENS:
+            raise ValueError(
+                f"stretched rotary embeddings need an original_length from 1 to {MOST_TOKENS:,} tokens, or 0 for the "
+                f"training length, and got {self.original_length}"
+            )
+
+    @property
+    def stretch(self) -> float:
+        """s, given or dynamic."""
+        length = self.length or self.train_length
+        return max(1.0, length / (self.original_length or self.train_length)) if self.factor is None else self.factor
+
+    def frequencies(self) -> np.ndarray:
+        return super().frequencies() / self.stretch
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryNtk(RotaryInterpolated):
+    """Rotary with base * s^(head_dim / (head_dim - 2)): the slowest pair turns s times slower, the fastest as before.
+
+    With a dynamic s this is "dynamic NTK". In a partial embedding head_dim is its part.
+
+    Raises:
+      ValueError: a head_dim of 2; see also `RotaryInterpolated`.
+    """
+
+    about = About(
+        formula="rotary with base * s^(head_dim / (head_dim - 2))",
+        source="bloc97 2023, [jquesnelle/yarn](https://github.com/jquesnelle/yarn)",
+        caveats="reported to work without training up to a few times the training length",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rotary_dim < 4:
+            raise ValueError(
+                f"rotary_ntk needs a head_dim of at least 4 and got {self.rotary_dim}; change num_heads, width or share"
+            )
+
+    def frequencies(self) -> np.ndarray:
+        base = self.base * self.stretch ** (self.rotary_dim / (self.rotary_dim - 2))
+        half = self.rotary_dim // 2
+        return base ** (-np.arange(half) / half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Yarn(RotaryInterpolated):
+    """Fast pairs turn as in training, slow pairs s times slower, others by a ramp; logits are sharpened.
+
+    Fast pairs turn more than `fast` times in a training sequence, slow pairs less than `slow` times.
+    Queries and keys are multiplied by temperature * ln(s) + 1.
+
+    Attributes:
+      fast, slow: turns in a training sequence (beta in the paper).
+      temperature: 0 leaves the size of queries and keys.
+
+    Raises:
+      ValueError: a base of at most 1, turns other than 0 < slow < fast, or a negative temperature; see also
+        `RotaryInterpolated`.
+    """
+
+    about = About(
+        formula="rotary, slow pairs at position / s, a ramp to the fast ones; queries, keys times 0.1 ln s + 1",
+        source="Peng et al. 2023, [arXiv 2309.00071](https://arxiv.org/abs/2309.00071)",
+        caveats="designed for a few hundred updates at the new length",
+    )
+
+    fast: float = 32.0
+    slow: float = 1.0
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.base > 1:
+            raise ValueError(f"yarn needs a base above 1, such as 10000, and got base={self.base}")
+        if not 0 < self.slow < self.fast < math.inf:
+            raise ValueError(
+                f"yarn needs 0 < slow < fast turns, such as 1 and 32, and got slow={self.slow}, fast={self.fast}"
+            )
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}")
+
+    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
+        return self.turn(query, positions, self.temperature * math.log(self.stretch) + 1.0)
+
+    def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
+        return self.turn(key, positions, self.temperature * math.log(self.stretch) + 1.0)
+
+    def frequencies(self) -> np.ndarray:
+        def pair(turns: float) -> float:  # a fraction: the pair that turns so many times in a training sequence
+            wavelengths = math.log((self.original_length or self.train_length) / (2 * math.pi * turns))
+            return self.rotary_dim * wavelengths / (2 * math.log(self.base))
+
+        low = max(math.floor(pair(self.fast)), 0)
+        high = min(math.ceil(pair(self.slow)), self.rotary_dim - 1)
+        # As in the paper's code, where both ends may be the same pair.
+        ramp = np.clip((np.arange(self.rotary_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+        of_training = Rotary.frequencies(self)
+        return of_training / self.stretch * ramp + of_training * (1.0 - ramp)
+
+
+def check_known_length(method: PositionMethod, trained: PositionMethod, of: str, option: str) -> None:
+    """Raises ValueError if `method` would stretch the positions of `trained` from another length than it learned.
+
+    Args:
+      of: the source of the parameters, for the message.
+      option: the way to set `original_length`, for the message.
+    """
+    if not (isinstance(method, RotaryInterpolated) and isinstance(trained, Rotary)) or method.original_length:
+        return
+    learned = getattr(trained, "original_length", 0) or trained.train_length
+    # YaRN counts turns in the training length whatever its factor.
+    if learned != method.train_length and (method.factor is None or isinstance(method, Yarn)):
+        raise ValueError(
+            f"{of} knows positions from sequences of {learned:,} tokens, and this position method would take "
+            f"{method.train_length:,} for that; set {option}={learned}"
+        )
