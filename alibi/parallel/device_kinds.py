@@ -1,4 +1,4 @@
-"""What devices can do, by the names that JAX and their makers give them."""
+"""Peak speed, memory and bandwidth of devices, by the names that JAX and their makers use."""
 
 import dataclasses
 import re
@@ -11,16 +11,16 @@ _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKind:
-    """One device as JAX counts them: of TPU v2, v3 and 7x a core, half a chip; of the others a chip or GPU.
+    """One device as JAX counts them: a core, half a chip, of TPU v2, v3 and 7x; else a chip or GPU.
 
     Attributes:
-      name: what its maker calls it.
-      names: others by which it is found: `jax.Device.device_kind`, and what people say.
-      bfloat16, float32: the most operations a second of products of arrays of this dtype, without sparsity, as JAX
-        computes them by default: float32 on TPUs in one pass of bfloat16, on GPUs that have TF32 in that.
-      memory: bytes; of GPUs with GDDR6 without the sixteenth that error correction takes.
-      bandwidth: bytes a second between it and its memory.
-      source: where these figures stand; where it tells those of a chip, a device has half of them.
+      name: the maker's name.
+      names: other names: `jax.Device.device_kind`, and common ones.
+      bfloat16, float32: peak operations per second of products in this dtype, without sparsity, as JAX computes them by
+        default: float32 on TPUs in one pass of bfloat16, on GPUs with TF32 in TF32.
+      memory: bytes; of GPUs with GDDR6 less a sixteenth for error correction.
+      bandwidth: bytes per second between the device and its memory.
+      source: a page with these figures, for TPUs per chip.
     """
 
     name: str
@@ -33,16 +33,16 @@ class DeviceKind:
 
     @property
     def platform(self) -> str:
-        """As in `jax.default_backend()`: tpu or gpu."""
+        """tpu or gpu, as `jax.default_backend()` returns it."""
         return "tpu" if self.name.startswith("TPU") else "gpu"
 
     @property
     def usable_memory(self) -> int:
-        """What a program may take: of GPUs the 75% that JAX takes by default, of TPUs what the system leaves."""
+        """The bytes for a program: on GPUs the 75% that JAX takes by default, on TPUs all but the system's part."""
         return int(self.memory * (0.95 if self.platform == "tpu" else 0.75))
 
     def peak(self, dtype: str) -> float:
-        """The most operations a second of products of `dtype`, float32 or bfloat16."""
+        """Returns the peak operations per second of products in `dtype`, float32 or bfloat16."""
         return {"bfloat16": self.bfloat16, "float32": self.float32}[dtype]
 
 
@@ -101,13 +101,13 @@ DEVICE_KINDS = (
 
 
 def find_device_kind(name: str) -> DeviceKind | None:
-    """The device of that name, with any spelling of spaces and capitals, with or without its maker's; None: unknown."""
+    """Returns the device of a name, in any spelling and with or without the maker; None if it is unknown."""
     wanted = _plain(name)
     return next((kind for kind in DEVICE_KINDS if wanted in map(_plain, (kind.name, *kind.names))), None)
 
 
 def known_device_kind(name: str) -> DeviceKind:
-    """`find_device_kind`; raises ValueError, with all names that are known, where it is none."""
+    """Returns the device of a name as `find_device_kind` does; raises ValueError, with all known names, if unknown."""
     if kind := find_device_kind(name):
         return kind
     known = ", ".join(kind.name for kind in DEVICE_KINDS)
@@ -115,5 +115,5 @@ def known_device_kind(name: str) -> DeviceKind:
 
 
 def _plain(name: str) -> str:
-    """TPU v5e, tpu-v5e and v5e are one; so are NVIDIA H100 80GB HBM3, H100 and h100-80gb-hbm3."""
+    """Returns one form of TPU v5e, tpu-v5e and v5e, and of NVIDIA H100 80GB HBM3 and h100-80gb-hbm3."""
     return re.sub(r"[^a-z0-9]", "", re.sub(r"\b(nvidia|tesla|geforce|google|cloud|tpu)\b", "", name.lower()))

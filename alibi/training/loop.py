@@ -50,7 +50,8 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
     with interrupt.answering(), contextlib.ExitStack() as stack:
         if config.init_from:  # absolute: the command may be given elsewhere again
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
-        hosts.check_alike(_facts(config, workdir))
+        keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
+        hosts.check_alike({**keys, "workdir": workdir, "code": code_hash(), **versions()})
         run = RunDirectory(workdir)
         job = make_job(config, run, make_mesh(config.mesh))
         if hosts.broadcast(lambda: _is_finished(run)):
@@ -215,12 +216,6 @@ class Interrupt:
 
     def _before_updates(self) -> Interrupted:
         return Interrupted("stopped before the first update; the same command goes on")
-
-
-def _facts(config: Config, workdir: str) -> dict[str, Any]:
-    """Returns the facts that must be the same on all hosts."""
-    keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
-    return {**keys, "workdir": workdir, "code": code_hash(), **versions()}
 
 
 def _is_finished(run: RunDirectory) -> bool:

@@ -7,7 +7,6 @@ import functools
 import math
 import resource
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +28,7 @@ from alibi.training.step import Metrics
 
 UNLOGGED = "unlogged"  # key of a checkpoint's `about`: NLL and tokens since the last row
 RECENT = 50  # updates over which the speed is averaged
-MOST_WRITES = 8  # that may wait: three or four rows with their statuses, which a stopped run finishes first
+MOST_WRITES = 8  # waiting: three or four rows with their statuses, which a stopped run finishes first
 
 
 class NonFiniteLossError(UserError):
@@ -61,7 +60,8 @@ class Record:
         self._before = run.status()  # of the process that trained here last
         self.best = hosts.broadcast(lambda: checkpoints.best)
         self._writers = open_writers(config, run, step) if hosts.is_primary() else []
-        self._writes, self._saved = Writes(), 0  # and the last step that is known to be saved
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="writes")
+        self._writes: collections.deque[concurrent.futures.Future] = collections.deque()
         self._finished = False
         steps, tokens = config.train.steps, config.train.batch_tokens
         self._progress = UpdateProgress(run.name, step, steps, tokens, peak, show=hosts.is_primary())
@@ -100,7 +100,7 @@ class Record:
 
     def for_checkpoint(self) -> dict[str, list[float]]:
         """Waits for earlier rows; returns the sums that make the next row the one of a run without a stop."""
-        self._writes.wait()
+        self._finish_writes()
         return {UNLOGGED: self._sums.tolist()}
 
     def _log(self, step: int, values: dict[str, float]) -> None:
@@ -150,7 +150,7 @@ class Record:
         """Writes where the run ended, with its last loss, speed, memory and best checkpoint so far."""
         self._finished = state == "finished"
         self._write_status(state, step, reason)
-        self._writes.wait()
+        self._finish_writes()
 
     def _write_status(self, state: str, step: int, reason: str = "") -> None:
         if not hosts.is_primary():
@@ -162,59 +162,28 @@ class Record:
             "best": None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]},
         }
         figures |= {"step": step, "steps": self._config.train.steps, "reason": reason}
-        self._writes.add(lambda: self._run.write_status(state, saved=self._last_saved(), **figures))
-
-    def _last_saved(self) -> int:
-        """Returns the last complete checkpoint's step; lists them only while a later one is being written."""
-        if self._saved != (self._checkpoints.latest or 0):
-            self._saved = max(self._run.saved_steps(), default=0)
-        return self._saved
+        self._queue(functools.partial(self._run.write_status, state, **figures))
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         for writer in self._writers:
-            self._writes.add(functools.partial(writer.write, step, values))
+            self._queue(functools.partial(writer.write, step, values))
+
+    def _queue(self, write: Callable[[], object]) -> None:
+        """Leaves `write` to a thread that makes one after the other; raises the error of an earlier one."""
+        while self._writes and (self._writes[0].done() or len(self._writes) == MOST_WRITES):
+            self._writes.popleft().result()
+        self._writes.append(self._pool.submit(write))
+
+    def _finish_writes(self) -> None:
+        while self._writes:
+            self._writes.popleft().result()
 
     def close(self) -> None:
         """Finishes writing, and ends the bar and the writers."""
-        self._writes.close()
+        self._pool.shutdown()
         self._progress.close()
         while self._writers:
             self._writers.pop().close(self._finished)
-
-
-class Writes:
-    """Writes, made one after the other in a thread, at most `MOST_WRITES` of them waiting.
-
-    After one that fails none is made any more, and each later call of `add` or `wait` raises its error.
-    """
-
-    def __init__(self) -> None:
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="writes")
-        self._last: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._last.set_result(None)
-        self._room = threading.Semaphore(MOST_WRITES)
-
-    def add(self, write: Callable[[], object]) -> None:
-        """Queues `write`; waits while there are too many of them."""
-        if self._last.done():
-            self.wait()
-        self._room.acquire()
-        self._last = self._pool.submit(self._make, self._last, write)
-
-    def _make(self, before: concurrent.futures.Future[None], write: Callable[[], object]) -> None:
-        try:
-            before.result()  # done, since one thread makes all; it raises an earlier error
-            write()
-        finally:
-            self._room.release()
-
-    def wait(self) -> None:
-        """Returns when all writes are made."""
-        self._last.result()
-
-    def close(self) -> None:
-        """Waits, then ends the thread; raises nothing, so that the error that ended the training is reported."""
-        self._pool.shutdown()
 
 
 class UpdateProgress:
