@@ -93,8 +93,11 @@ def ignore_signals() -> None:
 
 
 @contextlib.contextmanager
-def signals_raised() -> Iterator[None]:
-    """Makes the first signal raise Interrupted in the main thread inside; of later signals only a Ctrl-C does."""
+def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
+    """Makes the first of `signals` raise Interrupted in the main thread inside; of later ones only a Ctrl-C does.
+
+    Yields a list of those that came. The exception is lost if a destructor or a library's callback was interrupted.
+    """
     received: list[int] = []
 
     def handler(number: int, _: FrameType | None) -> None:
@@ -102,5 +105,5 @@ def signals_raised() -> Iterator[None]:
         if len(received) == 1 or number == signal.SIGINT:
             raise Interrupted
 
-    with signals_handled(handler):
-        yield
+    with signals_handled(handler, signals):
+        yield received

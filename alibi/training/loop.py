@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from alibi.config import Config, flatten
-from alibi.errors import SIGNALS, Interrupted, disk_errors_named, is_watched, signals_handled
+from alibi.errors import SIGNALS, Interrupted, disk_errors_named, is_watched, signals_handled, signals_raised
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, code_hash, make_provenance, versions
@@ -46,8 +46,9 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
       UserError: no space left.
       Interrupted: one of SIGNALS arrived; from the first update on a checkpoint was saved.
     """
-    interrupt = Interrupt()
-    with interrupt.answering(), contextlib.ExitStack() as stack:
+    several = jax.process_count() > 1
+    signals = [number for number in SIGNALS if not (several and number == signal.SIGTERM)]  # that is JAX's
+    with signals_raised(signals) as received, contextlib.ExitStack() as stack:
         if config.init_from:  # absolute: the command may be given elsewhere again
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
         keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
@@ -56,15 +57,16 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
         job = make_job(config, run, make_mesh(config.mesh))
         if hosts.broadcast(lambda: _is_finished(run)):
             return run.status()
-        with disk_errors_named(run):
-            hosts.broadcast(lambda: run.claim(config, job.files["train"].tokenizer()))
+        stack.enter_context(disk_errors_named(run))
+        hosts.broadcast(lambda: run.claim(config, job.files["train"].tokenizer()))
         if hosts.is_primary():
             stack.callback(run.release)
             stack.enter_context(_failure_recorded(run, config.train.steps))
-        stack.enter_context(disk_errors_named(run))
-        updates = _start(job, stack)
-        interrupt.begin_updates()
-        updates.run(interrupt)
+        updates, stop = _start(job, stack), StopRequest()
+        if received:
+            raise Interrupted
+        with signals_handled(stop.answer, signals):
+            updates.run(stop)
         if hosts.is_primary() and not is_watched():
             print(f"finished; {_next_command(run)}", file=sys.stderr)
         return run.status()
@@ -127,7 +129,7 @@ class Updates:
     record: Record
     state: TrainState
 
-    def run(self, interrupt: "Interrupt") -> None:
+    def run(self, request: "StopRequest") -> None:
         """Makes all updates that are left, with their validations and checkpoints."""
         step, steps = int(self.state.step), self.config.train.steps
         saved_at = time.monotonic()
@@ -135,7 +137,7 @@ class Updates:
             self.state, metrics = self.train_step(self.state, *self.feed.get(step, last=step + 1 == steps))
             step += 1
             self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
-            stop, save = interrupt.requested(step), _is_save_due(self.config, step, saved_at)
+            stop, save = request.reached(step), _is_save_due(self.config, step, saved_at)
             # A run that stops is not validated: that may take longer than there is left to save.
             validate = step == steps or (_due(step, self.config.eval.every_steps) and not stop)
             if (stop or save or validate) and self._save(step, stop or save, validate):
@@ -174,48 +176,30 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-class Interrupt:
-    """The answer of a run to the first of SIGNALS; a second SIGINT stops it at once.
+class StopRequest:
+    """The request of a signal to stop after an update, with a checkpoint; a second SIGINT stops at once.
 
-    Before the first update a signal raises Interrupted in the main thread: the disk is as whole then as after a kill.
-    Later the run stops after an update, with a checkpoint. Of several processes JAX has the SIGTERM, see `hosts.join`,
-    and tells all of them, which stop after the same update; other signals are passed on as SIGTERM.
+    Of several processes JAX has the SIGTERM, see `hosts.join`, and tells all of them, which stop after the same update;
+    other signals are passed on as SIGTERM.
     """
 
     def __init__(self) -> None:
-        self._requested = self._updating = False
-        self._alone = jax.process_count() == 1
+        self._alone, self._received = jax.process_count() == 1, False
 
-    def answering(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which signals are answered so."""
-        return signals_handled(self._answer, [number for number in SIGNALS if self._alone or number != signal.SIGTERM])
-
-    def begin_updates(self) -> None:
-        """Notes that updates begin; raises Interrupted if a signal came before."""
-        self._updating = True
-        if self._requested:  # the exception may have been lost in a destructor, or in a library's callback
-            raise self._before_updates()
-
-    def requested(self, step: int) -> bool:
-        """Returns whether to stop after update `step`; every process must call it after each update."""
-        return self._requested if self._alone else multihost_utils.reached_preemption_sync_point(step)
-
-    def _answer(self, number: int, frame: FrameType | None) -> None:
-        again, self._requested = self._requested, True
-        if again and number == signal.SIGINT:
+    def answer(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self._updating:
-            if not again:
-                raise self._before_updates()
-            return  # the process is ending
+        self._received = True
         if not self._alone:
             os.kill(os.getpid(), signal.SIGTERM)
         # Not print: the signal may have interrupted one. And the reader may be gone.
         with contextlib.suppress(OSError):
             os.write(2, b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n")
 
-    def _before_updates(self) -> Interrupted:
-        return Interrupted("stopped before the first update; the same command goes on")
+    def reached(self, step: int) -> bool:
+        """Returns whether to stop after update `step`; every process must call it after each update."""
+        return self._received if self._alone else multihost_utils.reached_preemption_sync_point(step)
 
 
 def _is_finished(run: RunDirectory) -> bool:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from alibi.errors import Interrupted, signals_raised
+from alibi.errors import Interrupted, signals_handled, signals_raised
 from alibi.runs import RunDirectory
 from alibi.training import loop
 from tests.training.runs import rows, stop_at
@@ -21,31 +21,38 @@ def test_a_hangup_asks_to_stop_unless_it_was_ignored_before() -> None:
     try:
         for ignored in (True, False):
             signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-            interrupt = loop.Interrupt()
-            with interrupt.answering():
-                interrupt.begin_updates()
+            request = loop.StopRequest()
+            with signals_handled(request.answer):
                 os.kill(os.getpid(), signal.SIGHUP)
-                assert interrupt.requested(1) is not ignored
+            assert request.reached(1) is not ignored
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def test_signals_of_a_launcher_that_sends_them_twice_are_answered_once() -> None:
-    with signals_raised():
+    with signals_raised() as received:
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
         os.kill(os.getpid(), signal.SIGTERM)  # while the process ends
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_signal_that_is_lost_in_a_destructor_counts_before_the_first_update() -> None:
-    interrupt = loop.Interrupt()
-    with interrupt.answering():
-        with contextlib.suppress(Interrupted):  # as Python does there, with a message
+def test_a_signal_whose_exception_is_lost_in_a_callback_counts_before_the_first_update(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    start = loop._start
+
+    def losing(*arguments: object) -> loop.Updates:
+        with contextlib.suppress(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Interrupted, match="stopped before the first update; the same command goes on"):
-            interrupt.begin_updates()
+        return start(*arguments)
+
+    monkeypatch.setattr(loop, "_start", losing)
+    with pytest.raises(Interrupted):
+        loop.train(tiny_config(), str(tmp_path / "run"))
+    assert RunDirectory(tmp_path / "run").status()["state"] == "missing"
 
 
 def test_a_run_that_is_stopped_saves_and_validates_only_at_its_end(
@@ -78,7 +85,7 @@ def test_a_signal_before_the_first_update_changes_nothing(tiny_config, tmp_path:
 
         with monkeypatch.context() as patch:
             patch.setattr(loop, name, signalled)
-            with pytest.raises(loop.Interrupted, match="stopped before the first update; the same command goes on"):
+            with pytest.raises(loop.Interrupted):
                 loop.train(config, str(run))
 
     interrupted("make_job", signal.SIGTERM)

@@ -69,7 +69,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
 
     run = loop.Updates.run
 
-    def poisoning(updates: loop.Updates, interrupt: loop.Interrupt) -> None:
+    def poisoning(updates: loop.Updates, request: loop.StopRequest) -> None:
         train_step = updates.train_step
 
         def poisoned(state: TrainState, *batch: jax.Array) -> tuple[TrainState, Metrics]:
@@ -78,7 +78,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
             return train_step(state, *batch)
 
         updates.train_step = poisoned
-        run(updates, interrupt)
+        run(updates, request)
 
     monkeypatch.setattr(loop.Updates, "run", poisoning)
     with pytest.raises(loop.NonFiniteLossError, match=r"update 5: loss nan.*last good checkpoint is that of update 4"):
