@@ -83,8 +83,9 @@ def test_a_length_longer_than_the_corpus_is_an_error():
     assert batches(length=103).num_blocks == 1
 
 
-@pytest.mark.parametrize("num_tokens", [10**11, 10**13])
-def test_no_corpus_is_too_long_to_be_addressed(num_tokens):
+def test_no_corpus_is_too_long_to_be_addressed():
+    num_tokens = 10**13
+
     class Tokens:
         """As many ids, each its own index."""
 

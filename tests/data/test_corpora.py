@@ -1,7 +1,6 @@
 """Where text comes from: the embedded books and files."""
 
 import gzip
-import itertools
 import json
 import lzma
 import pathlib
@@ -198,20 +197,3 @@ def test_limit_cuts_between_characters():
         assert all(piece.text for piece in got), limit
     assert list(streams.limit_bytes(stream, -1)) == stream
     assert list(streams.limit_bytes(stream, 8))[-1] == Piece(b"ne", True)
-
-
-def test_what_is_taken_for_utf8_is_what_python_decodes(tmp_path: pathlib.Path) -> None:
-    """Surrogates, overlong forms, what is beyond Unicode and characters without their end among it."""
-    path, read = tmp_path / "x.txt", 0
-    for lead, second, more in itertools.product(b"\x41\xc1\xc2\xe0\xed\xef\xf0\xf4\xf5", b"\x7f\x80\x90\xa0", range(3)):
-        text = bytes([lead, second, *[0x80] * more])
-        path.write_bytes(text)
-        try:
-            text.decode()
-        except UnicodeDecodeError as error:
-            with pytest.raises(ValueError, match=rf"byte 0x{text[error.start]:02x} at offset {error.start} of"):
-                documents(text_corpus(path), "train")
-        else:
-            assert documents(text_corpus(path), "train") == [text.decode()]
-            read += 1
-    assert read > 8
