@@ -1,4 +1,4 @@
-"""Attention with a position bias: one entry, its closures for Flax, and the backends."""
+"""Attention with a position bias: the entry `attend`, its closures for Flax, and the backends."""
 
 from alibi.attention.attend import attend
 from alibi.attention.call import AttentionOptions

@@ -1,4 +1,4 @@
-"""What can compute a call of attention, and which of them `auto` takes."""
+"""The backends of attention, and the table by which `auto` chooses one: the only place that knows platforms."""
 
 import dataclasses
 import math
@@ -6,11 +6,19 @@ from collections.abc import Callable
 
 from jaxtyping import Array
 
-from alibi.attention.accelerator.augmented import augmented_attention, cannot_augment
+from alibi.attention.augmented import augmented_attention, cannot_augment
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
 from alibi.cpu.decoding import cannot_decode, decoding_attention
-from alibi.cpu.saved import attention_by_saving, cannot_save
+from alibi.cpu.saved import cannot_save, saved_attention
+
+# The features of a call that not every backend has, with the reason of a backend that lacks them.
+REASONS = {
+    "weights": "it gives no weights and takes no einsum",
+    "added values": "its bias adds to the values",
+    "dropout": "it has no dropout",
+    "masks": "it has no masks or segments",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,23 +27,25 @@ class Backend:
 
     Attributes:
       run: computes it.
-      cannot: says in one sentence why it can't do a call; the empty string says that it can.
+      features: those of `REASONS` that it has.
+      cannot: returns, in one sentence, another reason why it can't do a call, or the empty string.
       shares_heads: whether it takes fewer key than query heads; for other backends keys and values are repeated.
       one_query: whether it computes only calls with one query for each sequence, so that no model can choose it.
     """
 
     run: Callable[[AttentionCall], Array]
-    cannot: Callable[[AttentionCall], str]
+    features: frozenset[str] = frozenset(REASONS)
+    cannot: Callable[[AttentionCall], str] = lambda call: ""
     shares_heads: bool = False
     one_query: bool = False
 
 
 BACKENDS = {
-    "reference": Backend(dense, lambda call: ""),
-    "saved": Backend(attention_by_saving, cannot_save),
-    "blocked": Backend(blocked_attention, lambda call: call.wants_weights),
-    "augmented": Backend(augmented_attention, cannot_augment),
-    "decoding": Backend(decoding_attention, cannot_decode, shares_heads=True, one_query=True),
+    "reference": Backend(dense),
+    "saved": Backend(saved_attention, frozenset(), cannot_save),
+    "blocked": Backend(blocked_attention, frozenset({"added values", "dropout", "masks"})),
+    "augmented": Backend(augmented_attention, frozenset(), cannot_augment),
+    "decoding": Backend(decoding_attention, frozenset({"masks"}), cannot_decode, shares_heads=True, one_query=True),
 }
 OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.one_query)
 
@@ -45,10 +55,10 @@ class Rule:
     """One row of the table by which `auto` chooses a backend: the first row that fits is taken.
 
     Attributes:
-      platforms: the platforms that the row is for.
-      when: what `applies` tests, in words.
-      applies: whether the row fits a call.
-      backend: the name of what then computes the call, if it can.
+      platforms: the platforms of the row.
+      when: the condition in words.
+      applies: the condition.
+      backend: the backend that computes the call, if it can.
       reason: why, and whether it was measured.
     """
 
@@ -124,28 +134,34 @@ RULES = (
 )
 
 
+def refusal(name: str, call: AttentionCall) -> str:
+    """Returns why the backend `name` can't do the call, in one sentence; the empty string if it can."""
+    backend = BACKENDS[name]
+    lacking = [reason for feature, reason in REASONS.items() if feature in call.features - backend.features]
+    return lacking[0] if lacking else backend.cannot(call)
+
+
 def choose(call: AttentionCall) -> str:
-    """The name of the backend that `auto` takes for `call` on the platform of its options."""
+    """Returns the name of the backend that `auto` takes for `call` on the platform of its options."""
     fitting = (rule for rule in RULES if call.options.platform in rule.platforms and rule.applies(call))
-    return next(rule.backend for rule in fitting if not BACKENDS[rule.backend].cannot(call))
+    return next(rule.backend for rule in fitting if not refusal(rule.backend, call))
 
 
-def compute(call: AttentionCall, backend: str) -> Array:
-    """The call by the backend of that name.
+def compute(call: AttentionCall, name: str) -> Array:
+    """Computes the call by the backend `name`.
 
     Raises:
       ValueError: an unknown backend, or one that can't do the call.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}; use auto, {', '.join(BACKENDS)}")
-    reason = BACKENDS[backend].cannot(call)
-    if reason:
-        raise ValueError(f"attention backend {backend!r} can't do this call: {reason}; use backend='auto'")
-    return BACKENDS[backend].run(call if BACKENDS[backend].shares_heads else call.with_own_heads())
+    if name not in BACKENDS:
+        raise ValueError(f"unknown attention backend {name!r}; use auto, {', '.join(BACKENDS)}")
+    if reason := refusal(name, call):
+        raise ValueError(f"attention backend {name!r} can't do this call: {reason}; use backend='auto'")
+    return BACKENDS[name].run(call if BACKENDS[name].shares_heads else call.with_own_heads())
 
 
 def table() -> str:
-    """The rules of `auto` as a Markdown table."""
+    """Returns the rules of `auto` as a Markdown table."""
     lines = ["| device | call | backend | why |", "|:--|:--|:--|:--|"]
     lines += [f"| {', '.join(rule.platforms)} | {rule.when} | {rule.backend} | {rule.reason} |" for rule in RULES]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""The key-value cache: keys and values of new tokens are appended, and queries attend to all that it holds.
+"""The key-value cache: keys and values of new tokens are appended, and queries attend to all its tokens.
 
-A cache has slots, one for each token; slot i gets the i-th token that is read. `Slots` says where
-the tokens of the slots stand, once for all layers; `KeyValues` holds the keys and values of one layer.
+A cache has a slot for each token; slot i gets the i-th token read. `Slots` holds the positions of the
+slots' tokens, once for all layers; `KeyValues` holds the keys and values of a layer.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-# The position of a slot that holds no token. It is after all others, so that the causal mask hides the slot.
+# The position of a slot without a token. It is after all others, so the causal mask hides the slot.
 EMPTY = 2**30
 
 
@@ -20,11 +20,11 @@ class Slots(flax.struct.PyTreeNode):
     """The positions of the tokens in a cache's slots, which all layers share.
 
     Attributes:
-      positions: of the token in each slot, int32 `[batch, slots]`; `EMPTY` if the slot is free or its token is padding.
-      following: the position that the next token of each sequence gets, int32 `[batch]`.
-      read: how many tokens of each sequence have been read, padding included.
-      total: how many will be read at most. If they are more than the slots, the cache is a ring: when
-        all slots are full, the oldest tokens are overwritten, as a sliding window allows.
+      positions: the position of each slot's token, int32 `[batch, slots]`; `EMPTY` for free slots and padding.
+      following: the position of each sequence's next token, int32 `[batch]`.
+      read: the number of tokens of each sequence read so far, padding included.
+      total: the largest number of tokens to be read. If it exceeds the slots, the cache is a ring: when
+        all slots are full, new tokens overwrite the oldest, as a sliding window allows.
     """
 
     positions: Any  # not annotated as arrays, since JAX also puts descriptions of arrays into pytrees
@@ -34,17 +34,17 @@ class Slots(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, batch: int, slots: int, total: int) -> "Slots":
-        """The slots before any token has been read."""
+        """Returns the slots before the first token."""
         positions = jnp.full((batch, slots), EMPTY, jnp.int32)
         return cls(positions, jnp.zeros(batch, jnp.int32), jnp.zeros((), jnp.int32), total)
 
     @property
     def ring(self) -> bool:
-        """Whether old tokens will be overwritten."""
+        """Whether new tokens will overwrite old ones."""
         return self.total > self.positions.shape[1]
 
     def check_room(self, tokens: int, window: int) -> None:
-        """Raises ValueError if so many tokens can't be read at one time; `window` is that of attention, 0 for none."""
+        """Raises ValueError if the cache can't take this many tokens at a time; `window` is attention's, 0 for none."""
         slots = self.positions.shape[1]
         if not self.ring and tokens > slots:
             raise ValueError(
@@ -63,19 +63,19 @@ class Slots(flax.struct.PyTreeNode):
             )
 
     def holds(self, tokens: int) -> Bool[Array, ""]:
-        """Whether there is room for so many more tokens."""
+        """Whether there is room for this many more tokens."""
         return self.ring | (self.read + tokens <= self.positions.shape[1])
 
     def next_positions(self, tokens: int) -> Int[Array, "batch tokens"]:
-        """The positions that the next tokens get if none are given."""
+        """Returns the default positions of the next tokens."""
         return self.following[:, None] + jnp.arange(tokens)[None]
 
     def append(self, positions: Int[Array, "batch tokens"], stand: Int[Array, "batch tokens"]) -> "Slots":
-        """The slots after new tokens have been read.
+        """Returns the slots with new tokens.
 
         Args:
-          positions: of the tokens in their sequences; those below 0 are padding.
-          stand: where the position method takes them to stand (`PositionMethod.place`), which is what slots hold.
+          positions: positions of the tokens in their sequences; a position below 0 is padding.
+          stand: the positions the method gives them (`PositionMethod.place`); the slots hold these.
         """
         held = jnp.where(positions < 0, EMPTY, stand)
         last = jnp.max(positions, axis=1) + 1
@@ -86,7 +86,7 @@ class Slots(flax.struct.PyTreeNode):
         )
 
     def put(self, slots: Array, new: Array) -> Array:
-        """The array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` where the next tokens belong."""
+        """Returns the array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` in the next slots."""
         new = new.astype(slots.dtype)
         first = self.read % slots.shape[1] if self.ring else self.read
         if not self.ring or new.shape[1] == 1:
@@ -94,7 +94,7 @@ class Slots(flax.struct.PyTreeNode):
         return slots.at[:, (first + jnp.arange(new.shape[1])) % slots.shape[1]].set(new)
 
     def newest(self, slots: Array) -> Array:
-        """What the array `slots` `[batch, slots, ...]` holds of the last token read; zeros before the first."""
+        """Returns the newest token's row of the array `slots` `[batch, slots, ...]`; zeros before the first token."""
         index = (self.read - 1) % slots.shape[1]
         return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
 
@@ -104,7 +104,7 @@ class Reading(flax.struct.PyTreeNode):
 
     Attributes:
       before, after: the slots without these tokens, and with them.
-      padding: which of them are no tokens but padding, bool `[batch, tokens]`.
+      padding: True for padding among them, bool `[batch, tokens]`.
     """
 
     before: Slots
@@ -113,14 +113,14 @@ class Reading(flax.struct.PyTreeNode):
 
 
 class KeyValues(flax.struct.PyTreeNode):
-    """What the cache holds for one layer.
+    """The cache of one layer.
 
     Attributes:
-      key: `[batch, slots, heads, head_dim]`, as `PositionMethod.keys` made them: rotary's are rotated already.
+      key: `[batch, slots, heads, head_dim]`, after `PositionMethod.keys`: rotary's keys are rotated already.
       value: `[batch, slots, heads, head_dim]`.
-      kept: a tree of `[batch, slots, heads, ...]`: what `PositionMethod.keep` made of each token.
-      key_norm: `[batch, heads]`, the largest norm of all keys that were ever written, NaN if a key or value was not
-        finite. With it, decoding leaves out keys that are out of reach.
+      kept: a tree of `[batch, slots, heads, ...]`, the result of `PositionMethod.keep` for each token.
+      key_norm: `[batch, heads]`, the largest norm of all keys ever written, NaN if a key or value was not
+        finite. By it, decoding leaves out keys out of reach.
     """
 
     key: Any
@@ -130,7 +130,7 @@ class KeyValues(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
-        """An empty cache of so many slots, for keys, values and kept arrays shaped like these, but for their length."""
+        """Returns an empty cache for keys, values and kept arrays shaped like these, but for their length."""
 
         def zeros(x: Array) -> Array:
             return jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype)
@@ -144,7 +144,7 @@ class KeyValues(flax.struct.PyTreeNode):
         value: Float[Array, "batch tokens heads head_dim"],
         kept: PyTree[Float[Array, "batch tokens heads ..."]],
     ) -> "KeyValues":
-        """The cache with new tokens; `slots` is as before they were read."""
+        """Returns the cache with new tokens; `slots` are the slots before them."""
         norm = norm_of_all(key, value)
         # Not jnp.maximum, since XLA's may pass over NaN.
         larger = jnp.where(self.key_norm >= norm, self.key_norm, norm + 0.0 * self.key_norm)
@@ -159,7 +159,7 @@ class KeyValues(flax.struct.PyTreeNode):
 def norm_of_all(
     key: Float[Array, "*batch k heads head_dim"], value: Float[Array, "*batch k heads value_dim"]
 ) -> Float[Array, "*batch heads"]:
-    """The largest norm of each head's keys; NaN if a key or value is not finite, so that nothing is skipped there."""
+    """Returns the largest norm of each head's keys; NaN if a key or value is not finite, so that nothing is skipped."""
     norm = jnp.linalg.norm(lax.stop_gradient(key).astype(jnp.float32), axis=-1)
     # Sums, since XLA's maximum may pass over NaN.
     sums = norm.sum(axis=-2) + lax.stop_gradient(value).astype(jnp.float32).sum(axis=(-3, -1))

@@ -1,10 +1,9 @@
-"""One call of attention, as every backend gets it: with all arguments checked and positions given."""
+"""One call of attention as every backend gets it: all arguments are given, with their defaults filled in."""
 
 import contextlib
 import contextvars
 import dataclasses
 import functools
-import numbers
 from collections.abc import Callable, Iterator
 
 import jax
@@ -22,7 +21,7 @@ _TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar
 
 @contextlib.contextmanager
 def traced_for(platform: str, devices: int) -> Iterator[None]:
-    """Inside, programs are traced as for so many devices of `platform`, which need not be here; none can be run."""
+    """Traces programs inside for this many devices of `platform`; the devices may be absent, so nothing can run."""
     token = _TARGET.set((platform, devices))
     try:
         yield
@@ -31,7 +30,7 @@ def traced_for(platform: str, devices: int) -> Iterator[None]:
 
 
 def current_platform() -> str:
-    """What programs are traced for: "cpu", "gpu" or "tpu"; by default the platform that JAX computes on."""
+    """Returns the platform of traced programs, "cpu", "gpu" or "tpu"; by default the platform JAX computes on."""
     if target := _TARGET.get():
         return target[0]
     platform = jax.default_backend()
@@ -39,23 +38,20 @@ def current_platform() -> str:
 
 
 def current_devices() -> int:
-    """How many devices programs are traced for; by default all that there are."""
+    """Returns the number of devices of traced programs; by default the number of devices JAX has."""
     target = _TARGET.get()
     return target[1] if target else jax.device_count()
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOptions:
-    """How attention is computed and how far it reaches.
+    """How attention is computed and how far it reaches; `attend` checks the values.
 
     Attributes:
-      window, skip_epsilon, sharding, backend: as in `alibi.attention.attend`.
-      block: the most queries and keys that a tile of `blocked` has, and keys that `decoding` reads at one time; None:
-        as many as was measured to be fastest.
-      platform: what the program is compiled for: "cpu", "gpu" or "tpu".
-
-    Raises:
-      ValueError: a window below 1, or a skip_epsilon out of range.
+      window, skip_epsilon, sharding, backend: see `alibi.attention.attend`.
+      block: the largest tile of `blocked`, in queries and in keys, and the number of keys `decoding` reads at a time;
+        None: the fastest sizes measured.
+      platform: the platform the program is compiled for: "cpu", "gpu" or "tpu".
     """
 
     window: int | None = None
@@ -65,31 +61,15 @@ class AttentionOptions:
     block: int | None = None
     platform: str = dataclasses.field(default_factory=current_platform)
 
-    def __post_init__(self) -> None:
-        whole = isinstance(self.window, (int, np.integer)) and not isinstance(self.window, bool)
-        if self.window is not None and not (whole and 1 <= self.window < 2**31):
-            raise ValueError(
-                f"window={self.window!r} must be a whole number of positions, known when the call is traced, of at "
-                "least 1 (a query sees its own), or None for no window"
-            )
-        number = isinstance(self.skip_epsilon, numbers.Real) and not isinstance(self.skip_epsilon, bool)
-        if self.skip_epsilon is not None and not (number and 0 <= self.skip_epsilon < 1):
-            raise ValueError(
-                f"skip_epsilon={self.skip_epsilon!r} must be a number from 0 to below 1, or None to skip nothing"
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of `alibi.attention.attend`, which explains them, with defaults filled in.
+    """The arguments of `alibi.attention.attend`, which explains them.
 
     Attributes:
-      ascending: positions that are known only when the program runs rise from token to token in each sequence, and
-        the queries are those of the last keys.
-      devices: over how many devices the compiler may split the arrays; 1 inside `jax.shard_map`.
-
-    Raises:
-      ValueError: a known negative slope with a skip_epsilon above 0.
+      ascending: positions that are known only at run time rise from token to token in each sequence, and the queries
+        stand at the last keys.
+      devices: the number of devices the compiler may split the arrays over; 1 inside `jax.shard_map`.
     """
 
     query: Float[Array, "*batch q heads head_dim"]
@@ -115,36 +95,22 @@ class AttentionCall:
     devices: int = dataclasses.field(default_factory=current_devices)
 
     def with_own_heads(self) -> "AttentionCall":
-        """The same call with key and value heads repeated until each query head has its own (grouped queries)."""
+        """Returns the call with keys and values repeated until each query head has its own (grouped queries)."""
         heads, kv_heads = self.query.shape[-2], self.key.shape[-2]
         if heads == kv_heads:
             return self
         key, value = (jnp.repeat(x, heads // kv_heads, axis=-2) for x in (self.key, self.value))
         return dataclasses.replace(self, key=key, value=value, key_norm=None)
 
-    def __post_init__(self) -> None:
-        epsilon = self.options.skip_epsilon
-        # With epsilon 0 such a slope is allowed: it skips nothing, and training may lead a slope through it.
-        if epsilon and self.known_slopes is not None and np.any(self.known_slopes < 0):
-            raise ValueError(
-                f"slopes={self.known_slopes.tolist()} have one below zero, which favours far keys; "
-                f"skip_epsilon={epsilon} needs slopes of at least 0: use skip_epsilon=0, which skips nothing for such "
-                "a head"
-            )
-
-    @property
-    def window(self) -> int | None:
-        return self.options.window
-
     @functools.cached_property
     def known_slopes(self) -> np.ndarray | None:
-        """The slopes of a bias that is linear in distance, where they are known when the call is traced."""
+        """The slopes of a bias linear in distance, if they are known at tracing, else None."""
         slopes = None if self.bias is None else self.bias.slopes
         return None if slopes is None or isinstance(slopes, jax.core.Tracer) else np.asarray(slopes)
 
     @property
     def known_positions(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Positions of queries and keys, int64 `[q]` and `[k]`, if NumPy gives them for all sequences, else None."""
+        """Positions of queries and keys, int64 `[q]` and `[k]`, if all sequences share NumPy arrays, else None."""
         sides = self.query_positions, self.key_positions
         if not all(isinstance(side, np.ndarray) and side.ndim == 1 for side in sides):
             return None
@@ -152,26 +118,20 @@ class AttentionCall:
         return queries, keys
 
     @property
-    def wants_weights(self) -> str:
-        """Why a backend that never has all weights can't do the call; empty if it can."""
-        wants = self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None
-        return "it gives no weights and takes no einsum" if wants else ""
-
-    @property
-    def adds_values(self) -> str:
-        """Why a backend that knows no values but the layer's can't do the call; empty if it can."""
-        return "its bias adds to the values" if self.bias is not None and self.bias.adds_values else ""
-
-    @property
-    def hides_or_drops(self) -> str:
-        """Why a backend without masks, segments and dropout can't do the call; empty if it can."""
-        segments = self.query_segments is not None or self.key_segments is not None
-        return "it has no dropout, masks or segments" if self.drops or self.mask is not None or segments else ""
-
-    @property
     def drops(self) -> bool:
         """Whether dropout acts."""
         return self.dropout_rng is not None and self.dropout_rate > 0.0
+
+    @property
+    def features(self) -> set[str]:
+        """The features in use that not every backend has: "weights", "dropout", "masks", "added values"."""
+        used = {
+            "weights": self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None,
+            "dropout": self.drops,
+            "masks": any(x is not None for x in (self.mask, self.query_segments, self.key_segments)),
+            "added values": self.bias is not None and self.bias.adds_values,
+        }
+        return {feature for feature, is_used in used.items() if is_used}
 
     @property
     def weights_shape(self) -> tuple[int, ...]:
@@ -179,18 +139,8 @@ class AttentionCall:
         return (*self.query.shape[:-3], self.query.shape[-2], self.query.shape[-3], self.key.shape[-3])
 
 
-def at_once(count: int, fitting: int, devices: int) -> int:
-    """How many of `count` batch entries or heads to compute together: a divisor of it, at most `fitting`.
-
-    If several devices share them it is all, since a loop over what is split over devices would gather it.
-    """
-    if devices > 1:
-        return count
-    return max(n for n in range(1, count + 1) if count % n == 0 and n <= max(1, fitting))
-
-
 def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """The call by `reference_attention`."""
+    """Computes the call by `reference_attention`."""
     keep = None
     if call.drops:
         assert call.dropout_rng is not None
@@ -211,14 +161,7 @@ def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     )
 
 
-def within(
-    rows: Int[Array, "*#batch q 1"], columns: Int[Array, "*#batch 1 k"], window: int
-) -> Bool[Array, "*#batch q k"]:
-    """True where keys at positions `columns` are less than `window` from queries at `rows`."""
-    return jnp.abs(rows - columns) < window
-
-
-def shown_to(
+def visible_pairs(
     query_positions: KnownPositions,
     key_positions: KnownPositions,
     query_segments: Int[Array, "*#batch q"] | None,
@@ -227,29 +170,24 @@ def shown_to(
     causal: bool,
     window: int | None,
 ) -> list[Bool[Array, "*#batch q k"]]:
-    """True where queries see keys: arrays for the causal mask, the window and segments, as there are such."""
+    """Returns a mask, True if a query sees a key, for each condition in use: causality, the window, the segments."""
     rows, columns = rows_and_columns(jnp.asarray(query_positions), jnp.asarray(key_positions))
-    shown = []
-    if causal:
-        shown.append(rows >= columns)
+    masks = [rows >= columns] if causal else []
     if window is not None:
-        shown.append(within(rows, columns, window))
+        masks.append(jnp.abs(rows - columns) < window)
     if query_segments is not None and key_segments is not None:
         rows, columns = rows_and_columns(query_segments, key_segments)
-        shown.append(rows == columns)
-    return shown
+        masks.append(rows == columns)
+    return masks
 
 
 def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
-    """True where a query sees a key by the mask, causality, window and segments; None if nothing hides any."""
-    conditions = [] if call.mask is None else [call.mask.astype(bool)]
+    """Returns a mask, True if a query sees a key by mask, causality, window and segments; None if all keys are seen."""
+    masks = [] if call.mask is None else [call.mask.astype(bool)]
     sides = call.query_positions, call.key_positions, call.query_segments, call.key_segments
-    conditions += [jnp.expand_dims(shown, -3) for shown in shown_to(*sides, causal=call.causal, window=call.window)]
-    visible = None
-    for condition in conditions:
-        if visible is None:
-            visible = condition
-        else:
-            rank = max(visible.ndim, condition.ndim)
-            visible = jnp.logical_and(*(x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (visible, condition)))
-    return visible
+    pairs = visible_pairs(*sides, causal=call.causal, window=call.options.window)
+    masks += [jnp.expand_dims(mask, -3) for mask in pairs]
+    if not masks:
+        return None
+    rank = max(mask.ndim for mask in masks)
+    return functools.reduce(jnp.logical_and, (mask.reshape((1,) * (rank - mask.ndim) + mask.shape) for mask in masks))

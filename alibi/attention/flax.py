@@ -1,8 +1,7 @@
 """`attention_fn` closures: how a position method, and a cache, enter an unchanged Flax attention layer."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -22,8 +21,7 @@ from alibi.slopes import alibi_slopes
 AttentionFn = Callable[..., Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Cached:
+class Cached(NamedTuple):
     """The cache of one layer while new tokens go through it.
 
     Attributes:
@@ -33,20 +31,6 @@ class Cached:
 
     variable: Any
     reading: Reading
-
-    def before(self) -> Any:
-        """What the position method kept of the token before the new ones; None while the cache is being made."""
-        held = self.variable.value
-        return None if held is None else jax.tree.map(self.reading.before.newest, held.kept)
-
-    def append(self, key: Array, value: Array, kept: Any) -> KeyValues:
-        """Stores the new tokens, and returns all that the cache then holds."""
-        held = self.variable.value
-        if held is None:
-            held = self.variable.value = KeyValues.empty(self.reading.before.positions.shape[1], key, value, kept)
-        else:
-            held = self.variable.value = held.append(self.reading.before, key, value, kept)
-        return held
 
 
 def alibi_attention_fn(
@@ -60,30 +44,28 @@ def alibi_attention_fn(
     sharding: NamedSharding | None = None,
     backend: str = "auto",
 ) -> AttentionFn:
-    """ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or `flax.nnx.MultiHeadAttention`.
+    """Returns ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or `nnx.MultiHeadAttention`.
 
     The layer is used as it is, with or without batch dimensions, masks, attention dropout,
-    mixed precision and `decode=True`. Where there are fewer queries than keys, the last query
+    mixed precision and `decode=True`. With fewer queries than keys, the last query
     stands at the last key (bottom-right aligned). A single query with a mask, as Flax gives it
-    in decoding, stands at the last key that it sees. It makes arrays, so on several hosts it is called after
-    `jax.distributed.initialize`.
+    in decoding, stands at the last key that it sees. On several hosts, call it after
+    `jax.distributed.initialize`, since it makes arrays.
 
     Args:
       num_heads: heads of the layer.
-      causal: hide later keys, and bias by -m (i - j); False: the symmetric -m |i - j|,
-        for encoders.
-      convention: that of the slopes, see `alibi.alibi_slopes`; "random" is the first draw.
-      slopes: `[num_heads]`, in place of the convention's (learned ones, for example).
+      causal: hide later keys, and bias by -m (i - j); False: the symmetric -m |i - j|, for encoders.
+      convention: the slopes' convention, see `alibi.alibi_slopes`; "random" is the first draw.
+      slopes: `[num_heads]`, in place of the convention's (learned slopes, for example).
       window, skip_epsilon, sharding, backend: see `alibi.attention.attend`. In decoding a window
-        ends at the last key that the mask leaves, so a mask must not hide the newest.
+        ends at the last key the mask shows, so a mask must not hide the newest key.
 
     Returns:
       A function of (query, key, value) `[*batch, length, heads, head_dim]` and of every
       keyword that Flax passes.
 
     Raises:
-      ValueError: from the closure, if the layer has another number of heads; see also
-        `alibi.alibi_slopes`.
+      ValueError: from `alibi.alibi_slopes`; from the function, a layer with another number of heads, and as `attend`.
     """
     given = alibi_slopes(num_heads, convention) if slopes is None else jnp.asarray(slopes, jnp.float32)
     if given.shape != (num_heads,):
@@ -92,10 +74,8 @@ def alibi_attention_fn(
     options = AttentionOptions(window, skip_epsilon, sharding, backend)
 
     def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:
-        of_queries, of_keys = _positions(query, key, arguments["mask"])
-        call = AttentionCall(
-            query, key, value, bias, causal or is_causal, of_queries, of_keys, options=options, **arguments
-        )
+        positions = _bottom_right_positions(query, key, arguments["mask"])
+        call = AttentionCall(query, key, value, bias, causal or is_causal, *positions, options=options, **arguments)
         return compute_call(call)
 
     return flax_attention_fn(num_heads, compute)
@@ -115,38 +95,46 @@ def method_attention_fn(
     options: AttentionOptions,
     cache: Cached | None = None,
 ) -> AttentionFn:
-    """Any position method as an `attention_fn`, for a layer whose input is `x`, with a cache or without one.
+    """Returns any position method as an `attention_fn`, for a layer whose input is `x`, with or without a cache.
 
     Args:
       params: the parameters that the method shares between layers, and those of this layer.
-      query_positions: of the queries, which belong to the last tokens of `x`.
-      key_positions: of all tokens of `x`.
+      query_positions: positions of the queries, which belong to the last tokens of `x`.
+      key_positions: positions of all tokens of `x`.
       segment_ids, options: see `alibi.attention.attend`.
       ascending: see `alibi.attention.call.AttentionCall`.
       scale: applied to the queries, with their positions, after the position method.
       max_position: positions known only at run time are below it, and few of them may be used; 0: unknown.
-      cache: the keys and values of `x`, and what the method keeps of each token, are appended to it, and the queries
-        attend to all that it holds.
+      cache: gets the keys and values of `x` and whatever the method keeps of each token; the queries attend to all
+        tokens in it.
     """
+    query_segments, key_segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
 
     def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:
         del is_causal
-        before = None if cache is None else cache.before()
-        kept = position.keep(params, x, key, None if cache is None else cache.reading.padding, before)
-        of_queries = jax.tree.map(lambda of_tokens: of_tokens[:, -query.shape[1] :], kept)
+        held = before = padding = key_norm = None
+        if cache is not None:
+            held, padding = cache.variable.value, cache.reading.padding
+        if cache is not None and held is not None:
+            before = jax.tree.map(cache.reading.before.newest, held.kept)
+        kept = position.keep(params, x, key, padding, before)
+        kept_of_queries = jax.tree.map(lambda tokens: tokens[:, -query.shape[1] :], kept)
         query = position.queries(params, query, query_positions)
         if scale is not None:
             query = scale(query, query_positions)
-        key = position.keys(params, key, key_positions)
-        of_keys, key_norm = key_positions, None
+        key, places = position.keys(params, key, key_positions), key_positions
         if cache is not None:
-            held = cache.append(key, value, kept)
+            slots = cache.reading.before
+            if held is None:
+                held = KeyValues.empty(slots.positions.shape[1], key, value, kept)
+            else:
+                held = held.append(slots, key, value, kept)
+            cache.variable.value = held
             key, value, kept, key_norm = held.key, held.value, held.kept, held.key_norm
-            of_keys = cache.reading.after.positions
-        bias = position.content_bias(params, query, of_queries, kept)
+            places = cache.reading.after.positions
+        bias = position.content_bias(params, query, kept_of_queries, kept)
         if bias is not None and 0 < max_position < query.shape[0] * query.shape[1] * key.shape[1]:
             bias = bias.up_to(max_position - 1)  # fewer distances than pairs
-        own, others = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
         call = AttentionCall(
             query,
             key,
@@ -154,9 +142,9 @@ def method_attention_fn(
             bias,
             position.causal,
             query_positions,
-            of_keys,
-            query_segments=own,
-            key_segments=others,
+            places,
+            query_segments=query_segments,
+            key_segments=key_segments,
             key_norm=key_norm,
             ascending=ascending,
             options=options,
@@ -168,7 +156,7 @@ def method_attention_fn(
 
 
 def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> AttentionFn:
-    """Makes of `compute(query, key, value, is_causal, fields of an AttentionCall)` a function as Flax calls it."""
+    """Returns `compute(query, key, value, is_causal, fields of an AttentionCall)` as a function that Flax can call."""
 
     # Flax passes only the keywords that this signature names, so it names each of them:
     # **kwargs would silently lose dropout, dtype and precision.
@@ -209,22 +197,22 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
     return attention
 
 
-def _positions(query: Array, key: Array, mask: Array | None) -> tuple[KnownPositions, KnownPositions]:
-    """Positions of queries and keys where the layer gives none: the queries stand at the last keys."""
+def _bottom_right_positions(query: Array, key: Array, mask: Array | None) -> tuple[KnownPositions, KnownPositions]:
+    """Returns positions of queries and keys for a layer that gives none: the queries stand at the last keys."""
     q_length, key_positions = query.shape[-3], np.arange(key.shape[-3])
     if q_length == 1 and mask is not None:
         # In decoding Flax's cache index is out of sight, but the mask ends there. (Without a window any position
-        # would be right for ALiBi, since softmax ignores a constant; this one also keeps the biases small.)
+        # would be right for ALiBi, since softmax ignores a constant; this position also keeps the biases small.)
         seen = mask.any(axis=(-3, -2)) if mask.ndim >= 3 else mask.any(axis=-2)
         return jnp.where(seen, key_positions, -1).max(axis=-1, keepdims=True), key_positions
     return np.arange(q_length) + (key_positions.size - q_length), key_positions
 
 
 def _sow(module: Any, weights: Array) -> None:
-    """Stores the weights where Flax's own attention function does."""
+    """Stores the weights in the variable of Flax's own attention function."""
     if isinstance(module, nn.Module):
         module.sow("intermediates", "attention_weights", weights)
     else:
-        import flax.nnx as nnx  # takes as long as the rest of Flax, and is there already where a module of it calls
+        import flax.nnx as nnx  # takes as long as the rest of Flax, and is loaded already if its module calls
 
         module.sow(nnx.Intermediate, "attention_weights", weights)

@@ -1,4 +1,4 @@
-"""Dense attention in float32: what every other backend must equal."""
+"""Dense attention in float32: the formula every other backend must equal."""
 
 from collections.abc import Callable
 
@@ -28,16 +28,16 @@ def reference_attention(
     values_einsum: Callable[..., Array] | None = None,
     sow: Callable[[Array], None] | None = None,
 ) -> Float[Array, "*batch q heads value_dim"]:
-    """softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper, section 3).
+    """Returns softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper, section 3).
 
-    To that is added what the bias adds to values, if it does. Logits, bias and softmax are float32 whatever the dtype
-    of the inputs; the result has the dtype of `value`. A row of queries that sees no key gives zeros.
+    A bias that adds to the values is added to the result. Logits, bias and softmax are float32 whatever the dtype
+    of the inputs; the result has the dtype of `value`. A query without visible keys gives zeros.
 
     Args:
-      visible: True where a query sees a key; None: each query sees all keys.
+      visible: True if a query sees a key; None: each query sees all keys.
       keep: the factors by which dropout multiplies the weights, each 0 or 1 / (1 - rate).
       weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized ones.
-      sow: a function that is called with the weights, before dropout.
+      sow: a function called with the weights, before dropout.
     """
     weights_einsum, values_einsum = (given or _einsum(precision) for given in (weights_einsum, values_einsum))
     logits = weights_einsum("...qhd,...khd->...hqk", query, key).astype(jnp.float32) * query.shape[-1] ** -0.5
@@ -58,7 +58,7 @@ def reference_attention(
 def _softmax(
     logits: Float[Array, "*batch heads q k"], visible: Bool[Array, "*#batch #heads #q k"] | None
 ) -> Float[Array, "*batch heads q k"]:
-    """The weights of the keys that each query sees; zeros in rows without any."""
+    """Returns the weights of each query's visible keys; zeros for a query without any."""
     if visible is None:
         return jax.nn.softmax(logits, axis=-1)
     visible = visible.reshape((1,) * (logits.ndim - visible.ndim) + visible.shape)
@@ -72,7 +72,7 @@ def _softmax(
 def dropout_factors(
     rng: PRNGKeyArray, rate: float, shape: tuple[int, ...], broadcast: bool
 ) -> Float[Array, "*batch heads q k"]:
-    """Factors 0 or 1 / (1 - rate) for weights of `shape`; `broadcast`: the same for each batch entry and head."""
+    """Returns factors 0 or 1 / (1 - rate) of `shape`; `broadcast`: the same for all batch entries and heads."""
     if broadcast:
         shape = (1,) * (len(shape) - 2) + shape[-2:]
     return jax.random.bernoulli(rng, 1.0 - rate, shape).astype(jnp.float32) / (1.0 - rate)

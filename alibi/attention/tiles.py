@@ -1,35 +1,39 @@
-"""How a call of attention is cut into tiles: queries and keys in blocks, batch and heads in groups."""
+"""How a call of attention is cut into tiles: queries and keys in blocks, batch entries and heads in groups."""
 
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from alibi.attention.call import AttentionCall, at_once, shown_to
+from alibi.attention.call import AttentionCall, visible_pairs
 from alibi.attention.reference import dropout_factors
 from alibi.positions.bias import Bias, Part
 
 # Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
-# products, larger ones leave the cache and compute more of what the causal mask hides.
+# products, larger ones leave the cache and compute more keys above the diagonal.
 BLOCK = 512  # queries or keys
-TILE_WEIGHTS = 2**20  # of all batch entries and heads that go together
+TILE_WEIGHTS = 2**20  # of all batch entries and heads in a group
 # An accelerator does a whole batch at once.
 ACCELERATOR_TILE_WEIGHTS = 2**26
 
+# Positions and segments `[length]`, or `[batch, length]` if batch entries differ, by the names of the call's fields,
+# and its mask, all filled up to whole blocks; and the dropout key.
+Sides = dict[str, Any]
+
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a call is cut into tiles, with what else is static of it.
+class Tiling:
+    """How a call is cut into tiles, with its other static values.
 
     Attributes:
       batch, heads, q_length, k_length: sizes of the call, its batch dimensions taken together.
-      batch_group, head_group: how many batch entries and heads are computed together, as one group.
-      q_block, k_block: how many queries and keys a tile has.
-      causal, window, dropout_rate, broadcast_dropout, precision, platform: of the call.
+      batch_group, head_group: the numbers of batch entries and heads of a group, which are computed together.
+      q_block, k_block: the numbers of queries and keys of a tile.
+      causal, window, dropout_rate, broadcast_dropout, precision, platform: those of the call.
     """
 
     batch: int
@@ -59,16 +63,6 @@ class Plan:
     def groups(self) -> int:
         return self.batch_groups * self.head_groups
 
-    def first_of_group(self, index: Any) -> tuple[Any, Any]:
-        """The first batch entry and the first head of a group, whose number may be traced."""
-        batch, head = jnp.divmod(index, self.head_groups)
-        return batch * self.batch_group, head * self.head_group
-
-    @property
-    def padding(self) -> tuple[int, int]:
-        """How many queries and keys fill up the last blocks."""
-        return self.q_blocks * self.q_block - self.q_length, self.k_blocks * self.k_block - self.k_length
-
     @property
     def q_blocks(self) -> int:
         return -(-self.q_length // self.q_block)
@@ -77,197 +71,183 @@ class Plan:
     def k_blocks(self) -> int:
         return -(-self.k_length // self.k_block)
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The numbers of batch entries, heads, queries and keys of a tile."""
+        return self.batch_group, self.head_group, self.q_block, self.k_block
 
-def make_plan(call: AttentionCall) -> Plan:
-    """The plan for `call` on the platform of its options."""
-    platform = call.options.platform
+    @property
+    def padding(self) -> tuple[int, int]:
+        """The numbers of queries and keys that fill up the last blocks."""
+        return self.q_blocks * self.q_block - self.q_length, self.k_blocks * self.k_block - self.k_length
+
+    def first_of_group(self, index: Any) -> tuple[Any, Any]:
+        """Returns the first batch entry and the first head of a group, whose number may be traced."""
+        batch, head = jnp.divmod(index, self.head_groups)
+        return batch * self.batch_group, head * self.head_group
+
+
+def make_tiling(call: AttentionCall) -> Tiling:
+    """Returns the tiling of `call` on the platform of its options."""
+    on_cpu = call.options.platform == "cpu"
     heads, (q_length, k_length) = call.query.shape[-2], call.weights_shape[-2:]
-    batch = math.prod(call.query.shape[:-3])
-    q_block, k_block = (_block(length, call.options.block or BLOCK) for length in (q_length, k_length))
-    room = TILE_WEIGHTS if platform == "cpu" else ACCELERATOR_TILE_WEIGHTS
-    batch_group = at_once(batch, room // (q_block * k_block), call.devices)
-    if platform == "cpu" and call.bias is not None:
-        # Each head has a bias of its own, which fills the cache too; batch entries mostly share one. A tile of two
-        # heads with a bounded bias must be computed as soon as one of them needs it, so such heads go one by one.
-        # (That doesn't depend on skip_epsilon, so that skipping doesn't change how products are rounded.)
+    batch, blocks = math.prod(call.query.shape[:-3]), list[int]()
+    for length in (q_length, k_length):
+        count = -(-length // (call.options.block or BLOCK))
+        # Blocks are about equal, so that little is filled up, and if there are several, multiples of 8.
+        blocks.append(length if count == 1 else -(-length // (8 * count)) * 8)
+    weights = math.prod(blocks)
+    room = TILE_WEIGHTS if on_cpu else ACCELERATOR_TILE_WEIGHTS
+    batch_group = _at_once(batch, room // weights, call.devices)
+    if on_cpu and call.bias is not None:
+        # Each head has a bias of its own, which fills the cache too; batch entries mostly share a bias. A tile of two
+        # heads with a bounded bias must be computed if either needs it, so such heads go one by one.
+        # (This doesn't depend on skip_epsilon, so that skipping doesn't change how products are rounded.)
         room //= 4 if call.bias.bounded else 2
-    head_group = at_once(heads, room // (batch_group * q_block * k_block), call.devices)
-    return Plan(
+    head_group = _at_once(heads, room // (batch_group * weights), call.devices)
+    return Tiling(
         batch,
         heads,
         q_length,
         k_length,
         batch_group,
         head_group,
-        q_block,
-        k_block,
-        call.causal,
-        call.window,
-        call.dropout_rate,
-        call.broadcast_dropout,
-        call.precision,
-        platform,
+        q_block=blocks[0],
+        k_block=blocks[1],
+        causal=call.causal,
+        window=call.options.window,
+        dropout_rate=call.dropout_rate,
+        broadcast_dropout=call.broadcast_dropout,
+        precision=call.precision,
+        platform=call.options.platform,
     )
 
 
-def _block(length: int, most: int) -> int:
-    """The length of blocks that are about equal, so that little is filled up; a multiple of 8 if there are several."""
-    blocks = -(-length // most)
-    return length if blocks == 1 else -(-length // (8 * blocks)) * 8
+def _at_once(count: int, fitting: int, devices: int) -> int:
+    """Returns how many of `count` batch entries or heads to compute together: a divisor of it, at most `fitting`.
 
-
-def take_group(
-    x: Float[Array, "batch length heads features"], plan: Plan, index: Any, length: int
-) -> Float[Array, "group_batch group_heads whole_blocks features"]:
-    """The batch entries and heads of the group whose number is `index`, filled up with zeros to `length`.
-
-    They stay two dimensions, since joined they could not both be split over devices.
+    If several devices share them it is all, since a loop over an array that is split over devices would gather it.
     """
-    if plan.groups > 1:
-        batch, head = plan.first_of_group(index)
-        x = jax.lax.dynamic_slice(x, (batch, 0, head, 0), (plan.batch_group, x.shape[1], plan.head_group, x.shape[3]))
-    return jnp.pad(x.transpose(0, 2, 1, 3), [(0, 0), (0, 0), (0, length - x.shape[1]), (0, 0)])
+    if devices > 1:
+        return count
+    return max(n for n in range(1, count + 1) if count % n == 0 and n <= max(1, fitting))
 
 
-def put_group(
-    whole: Float[Array, "batch length heads features"],
-    plan: Plan,
-    index: Any,
-    part: Float[Array, "group_batch group_heads whole_blocks features"],
-) -> Float[Array, "batch length heads features"]:
-    """`whole` with the `part` of one group in its place, without what filled it up: the inverse of `take_group`.
-
-    Where a loop carries `whole`, it is changed in place. A call of one group makes `part` the whole.
-    """
-    part = part[:, :, : whole.shape[1]].transpose(0, 2, 1, 3).astype(whole.dtype)
-    if plan.groups == 1:
-        return part
-    batch, head = plan.first_of_group(index)
-    return jax.lax.dynamic_update_slice(whole, part, (batch, 0, head, 0))
-
-
-@dataclasses.dataclass(frozen=True)
-class Sides:
-    """What else is known of the queries and keys of a call, filled up to whole blocks.
-
-    Positions and segments are `[length]`, or `[batch, length]` where batch entries differ.
-    """
-
-    query_positions: Int[Array, "*#batch q"]
-    key_positions: Int[Array, "*#batch k"]
-    query_segments: Int[Array, "*segments q"] | None
-    key_segments: Int[Array, "*segments k"] | None
-    mask: Bool[Array, "#batch #heads #q #k"] | None
-    dropout_rng: Array | None
-
-
-jax.tree_util.register_dataclass(Sides)
-
-
-def make_sides(call: AttentionCall, plan: Plan) -> Sides:
-    """The call's positions, segments and mask in whole blocks."""
-    batch_dims = call.query.shape[:-3]
-
-    def side(x: Any, blocks: int, block: int) -> Array:
-        x = jnp.asarray(x, jnp.int32)  # differences of unsigned ones would wrap around
-        if x.ndim > 1:
-            x = jnp.broadcast_to(x, (*batch_dims, x.shape[-1])).reshape(-1, x.shape[-1])
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, blocks * block - x.shape[-1])], mode="edge")
-
-    q_side, k_side = (plan.q_blocks, plan.q_block), (plan.k_blocks, plan.k_block)
+def make_sides(call: AttentionCall, tiling: Tiling) -> Sides:
+    """Returns the call's positions, segments and mask in whole blocks, and its dropout key."""
+    batch_dims, (more_queries, more_keys) = call.query.shape[:-3], tiling.padding
+    sides: Sides = {"dropout_rng": call.dropout_rng if call.drops else None}
+    for name in ("query_positions", "key_positions", "query_segments", "key_segments"):
+        x, padding = getattr(call, name), more_queries if name.startswith("query") else more_keys
+        if x is not None:
+            x = jnp.asarray(x, jnp.int32)  # differences of unsigned positions would wrap around
+            if x.ndim > 1:
+                x = jnp.broadcast_to(x, (*batch_dims, x.shape[-1])).reshape(-1, x.shape[-1])
+            x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)], mode="edge")
+        sides[name] = x
     mask = call.mask
     if mask is not None:
         mask = mask.astype(bool).reshape((1,) * (len(batch_dims) + 3 - mask.ndim) + mask.shape)
         if len(batch_dims) != 1:
             mask = jnp.broadcast_to(mask, (*batch_dims, *mask.shape[-3:])).reshape(-1, *mask.shape[-3:])
-        padding = [
-            (0, blocks * block - size if size > 1 else 0)
-            for size, (blocks, block) in zip(mask.shape[-2:], (q_side, k_side), strict=True)
-        ]
-        mask = jnp.pad(mask, [(0, 0), (0, 0), *padding])
-    return Sides(
-        query_positions=side(call.query_positions, *q_side),
-        key_positions=side(call.key_positions, *k_side),
-        query_segments=None if call.query_segments is None else side(call.query_segments, *q_side),
-        key_segments=None if call.key_segments is None else side(call.key_segments, *k_side),
-        mask=mask,
-        dropout_rng=call.dropout_rng if call.drops else None,
-    )
+        *_, q, k = mask.shape
+        mask = jnp.pad(mask, [(0, 0), (0, 0), (0, more_queries if q > 1 else 0), (0, more_keys if k > 1 else 0)])
+    return sides | {"mask": mask}
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The place of a tile: its first batch entry and head, and the numbers of its blocks; all may be traced."""
+def take_group(
+    x: Float[Array, "batch length heads features"], tiling: Tiling, index: Any, length: int
+) -> Float[Array, "group_batch group_heads whole_blocks features"]:
+    """Returns the batch entries and heads of the group `index`, filled up with zeros to `length`.
 
-    batch: Any
-    head: Any
+    They stay two dimensions, since joined they could not both be split over devices.
+    """
+    if tiling.groups > 1:
+        batch, head = tiling.first_of_group(index)
+        sizes = (tiling.batch_group, x.shape[1], tiling.head_group, x.shape[3])
+        x = jax.lax.dynamic_slice(x, (batch, 0, head, 0), sizes)
+    return jnp.pad(x.transpose(0, 2, 1, 3), [(0, 0), (0, 0), (0, length - x.shape[1]), (0, 0)])
+
+
+def put_group(
+    whole: Float[Array, "batch length heads features"],
+    tiling: Tiling,
+    index: Any,
+    group: Float[Array, "group_batch group_heads whole_blocks features"],
+) -> Float[Array, "batch length heads features"]:
+    """Returns `whole` with a group in its place, without the padding: the inverse of `take_group`.
+
+    A loop that carries `whole` changes it in place. If there is one group, it is the whole.
+    """
+    group = group[:, :, : whole.shape[1]].transpose(0, 2, 1, 3).astype(whole.dtype)
+    if tiling.groups == 1:
+        return group
+    batch, head = tiling.first_of_group(index)
+    return jax.lax.dynamic_update_slice(whole, group, (batch, 0, head, 0))
+
+
+class Tile(NamedTuple):
+    """One block of queries against one block of keys, of a group's batch entries and heads.
+
+    Attributes:
+      q_block, k_block: the numbers of the blocks; they may be traced.
+      starts: the first batch entry, head, query and key.
+    """
+
     q_block: Any
     k_block: Any
+    starts: tuple[Any, Any, Any, Any]
+    tiling: Tiling
+    sides: Sides
 
+    @property
+    def part(self) -> Part:
+        """The part of the call, as a bias is cut to it."""
+        return Part(*zip(self.starts, self.tiling.sizes, strict=True))
 
-def part_of(plan: Plan, place: Place) -> Part:
-    """The batch entries, heads, queries and keys of one tile, as a bias is cut to them."""
-    return Part(
-        (place.batch, plan.batch_group),
-        (place.head, plan.head_group),
-        (place.q_block * plan.q_block, plan.q_block),
-        (place.k_block * plan.k_block, plan.k_block),
-    )
-
-
-def tile_bias(of_tile: Bias, plan: Plan, sides: Sides, place: Place) -> Float[Array, "batch heads q k"]:
-    """The values of a bias that has been cut to one tile; the batch dimension is 1 where all entries share them."""
-    block = of_tile(*_of_tile(sides.query_positions, sides.key_positions, plan, place))
-    return block if block.ndim == 4 else block[None]
-
-
-def tile_values(
-    of_tile: Bias, weights: Float[Array, "batch heads q k"], plan: Plan, sides: Sides, place: Place
-) -> Float[Array, "batch heads q value_dim"]:
-    """What a bias that adds values, cut to one tile, adds to the results of its queries by these weights."""
-    return of_tile.of_values(weights, *_of_tile(sides.query_positions, sides.key_positions, plan, place))
-
-
-def tile_visible(plan: Plan, sides: Sides, place: Place) -> Bool[Array, "#batch #heads q k"] | None:
-    """True where the queries of one tile see its keys; None if they do everywhere."""
-    positions = _of_tile(sides.query_positions, sides.key_positions, plan, place)
-    segments = _of_tile(sides.query_segments, sides.key_segments, plan, place)
-    shown = shown_to(*positions, *segments, causal=plan.causal, window=plan.window)
-    conditions = [one[:, None] if one.ndim == 3 else one[None, None] for one in shown]
-    if plan.k_blocks * plan.k_block > plan.k_length:
-        column = place.k_block * plan.k_block + jnp.arange(plan.k_block)
-        conditions.append((column < plan.k_length)[None, None, None, :])
-    if sides.mask is not None:
-        starts = (place.batch, place.head, place.q_block * plan.q_block, place.k_block * plan.k_block)
-        sizes = (plan.batch_group, plan.head_group, plan.q_block, plan.k_block)
-        whole = [size == 1 for size in sides.mask.shape]
-        conditions.append(
-            jax.lax.dynamic_slice(
-                sides.mask,
-                [0 if one else start for one, start in zip(whole, starts, strict=True)],
-                [1 if one else size for one, size in zip(whole, sizes, strict=True)],
-            )
-        )
-    return functools.reduce(jnp.logical_and, conditions) if conditions else None
-
-
-def tile_dropout(plan: Plan, sides: Sides, place: Place) -> Float[Array, "#batch #heads q k"] | None:
-    """Dropout's factors 0 or 1 / (1 - rate) of one tile, the same in forward and backward pass; None: no dropout."""
-    if sides.dropout_rng is None:
-        return None
-    key = jax.random.fold_in(jax.random.fold_in(sides.dropout_rng, place.q_block), place.k_block)
-    if not plan.broadcast_dropout:
-        key = jax.random.fold_in(jax.random.fold_in(key, place.batch), place.head)
-    shape = (plan.batch_group, plan.head_group, plan.q_block, plan.k_block)
-    return dropout_factors(key, plan.dropout_rate, shape, plan.broadcast_dropout)
-
-
-def _of_tile(of_queries: Array | None, of_keys: Array | None, plan: Plan, place: Place) -> tuple[Any, Any]:
-    """Positions or segments of one tile, for the batch entries of its group where these differ; None stays None."""
-
-    def part(x: Int[Array, "*batch length"] | None, block: int, number: Any) -> Int[Array, "*group block"] | None:
+    def side(self, name: str) -> Any:
+        """Returns the tile's positions or segments, `[batch, block]` or `[block]`; None if the call has none."""
+        x, dimension = self.sides[name], 2 if name.startswith("query") else 3
         if x is not None and x.ndim > 1:
-            x = jax.lax.dynamic_slice_in_dim(x, place.batch, plan.batch_group, axis=0)
-        return None if x is None else jax.lax.dynamic_slice_in_dim(x, number * block, block, axis=-1)
+            x = jax.lax.dynamic_slice_in_dim(x, self.starts[0], self.tiling.batch_group, axis=0)
+        if x is not None:
+            x = jax.lax.dynamic_slice_in_dim(x, self.starts[dimension], self.tiling.sizes[dimension], axis=-1)
+        return x
 
-    return part(of_queries, plan.q_block, place.q_block), part(of_keys, plan.k_block, place.k_block)
+    def bias_values(self, bias: Bias | None) -> Float[Array, "batch heads q k"] | None:
+        """Returns the values of a bias cut to the tile; the batch dimension is 1 if all entries share them."""
+        if bias is None:
+            return None
+        block = bias(self.side("query_positions"), self.side("key_positions"))
+        return block if block.ndim == 4 else block[None]
+
+    def added_values(
+        self, bias: Bias, weights: Float[Array, "batch heads q k"]
+    ) -> Float[Array, "batch heads q value_dim"]:
+        """Returns the sums over keys by which a bias cut to the tile, which `adds_values`, changes the results."""
+        return bias.of_values(weights, self.side("query_positions"), self.side("key_positions"))
+
+    def visible(self) -> Bool[Array, "#batch #heads q k"] | None:
+        """Returns a mask, True if a query sees a key; None if each query of the tile sees all its keys."""
+        tiling, sides = self.tiling, ("query_positions", "key_positions", "query_segments", "key_segments")
+        pairs = visible_pairs(*map(self.side, sides), causal=tiling.causal, window=tiling.window)
+        masks = [mask[:, None] if mask.ndim == 3 else mask[None, None] for mask in pairs]
+        if tiling.padding[1]:
+            column = self.starts[3] + jnp.arange(tiling.k_block)
+            masks.append((column < tiling.k_length)[None, None, None, :])
+        if (mask := self.sides["mask"]) is not None:
+            # Along dimensions of size 1, which broadcast, the mask is not cut.
+            starts = [0 if size == 1 else start for size, start in zip(mask.shape, self.starts, strict=True)]
+            sizes = [1 if size == 1 else block for size, block in zip(mask.shape, tiling.sizes, strict=True)]
+            masks.append(jax.lax.dynamic_slice(mask, starts, sizes))
+        return functools.reduce(jnp.logical_and, masks) if masks else None
+
+    def dropout(self, weights: Float[Array, "batch heads q k"]) -> Float[Array, "batch heads q k"]:
+        """Returns the weights times dropout's factors, the same in forward and backward pass."""
+        key, tiling = self.sides["dropout_rng"], self.tiling
+        if key is None:
+            return weights
+        key = jax.random.fold_in(jax.random.fold_in(key, self.q_block), self.k_block)
+        if not tiling.broadcast_dropout:
+            key = jax.random.fold_in(jax.random.fold_in(key, self.starts[0]), self.starts[1])
+        return weights * dropout_factors(key, tiling.dropout_rate, weights.shape, tiling.broadcast_dropout)

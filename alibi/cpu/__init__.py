@@ -1,1 +1,1 @@
-"""Computation that exists for XLA on CPUs."""
+"""Computations written for XLA on CPUs; `alibi.attention.backends` and `alibi.cpu.products` choose them."""

@@ -1,4 +1,4 @@
-"""Keeps the memory of one training step on CPUs for the next one, in large pages (Linux with the GNU C library)."""
+"""Keeps the memory of a training step on CPUs for the next step, in large pages (Linux with the GNU C library)."""
 
 import ctypes
 import importlib.util
@@ -10,11 +10,8 @@ import jax
 
 # Parameters of mallopt(3) and an advice of madvise(2).
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-NEVER = -1
 MADV_HUGEPAGE = 14
 HUGE_PAGE = 2**21  # bytes
-# Of drivers: JAX leaves CUDA's plugin out where none of them is there.
-NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 ADVISED = 0.25  # of the machine's memory: addresses, which cost nothing until they are used
 
 
@@ -26,18 +23,16 @@ def keep_freed_memory() -> bool:
     each step begins with pages that the kernel must zero first: 30,000 page faults and a
     quarter of the processors' time in a step of the quickstart's model on two cores.
 
-    The memory that the process holds stays at its largest. That can be several such
+    The memory of the process stays at its largest. That can be several such
     blocks, though only one is in use at a time: one for each step dispatched ahead,
-    and a new one whenever the C library can't give a freed block again
-    (`posix_memalign` asks for some bytes more than the block that it then cuts out,
-    and those may by now be another's). The first steps, which find no block, pay for
-    its pages. Call it before JAX starts its threads, which are to share one arena.
+    and a new one whenever the C library can't give a freed block again. The first steps,
+    which find no block, pay for its pages. Call it before JAX starts its threads, which are to share an arena.
 
-    It does nothing where JAX will take an accelerator, as the host would keep for ever
-    what NumPy and Orbax free there: whole checkpoints.
+    It does nothing if JAX will take an accelerator, as the host would keep for ever
+    the memory that NumPy and Orbax free there: whole checkpoints.
 
     Returns:
-      Whether it was done: for CPUs, by a C library that knows how.
+      Whether it was done: for CPUs, by a C library with these functions.
     """
     if not computes_on_cpus():
         return False
@@ -48,16 +43,13 @@ def keep_freed_memory() -> bool:
         return False
     # No mappings and no trimming at all, for any size: a threshold would have to be a C
     # int, below 2 GiB, and larger blocks would still come and go.
-    settings = ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER))
-    done = [mallopt(parameter, value) for parameter, value in settings]  # each, even after one that failed
-    if not all(done):
+    if not all([mallopt(M_ARENA_MAX, 1), mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1)]):
         return False
-    # Advice holds for addresses, not for blocks: what is freed here stays the heap's.
+    # Advice holds for addresses, not for blocks: the heap keeps the advised block that is freed here.
     malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     size = int(ADVISED * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    block = malloc(size)
-    if block:
+    if block := malloc(size):
         start = -(-block // HUGE_PAGE) * HUGE_PAGE
         madvise(start, (block + size - start) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE)
         free(block)
@@ -65,16 +57,14 @@ def keep_freed_memory() -> bool:
 
 
 def computes_on_cpus() -> bool:
-    """Whether JAX will take the CPU, as it is told or for want of anything else; it is not initialized by this."""
+    """Returns whether JAX will take the CPU, by its setting or since it finds no accelerator; doesn't initialize it."""
     chosen = jax.config.values["jax_platforms"]
-    if chosen:  # by the user, or by JAX itself where it has found a TPU
+    if chosen:  # by the user, or by JAX itself if it has found a TPU
         return chosen.split(",")[0] == "cpu"
-    return all("cuda" in plugin and not any(map(os.path.exists, NVIDIA)) for plugin in _plugins())
-
-
-def _plugins() -> set[str]:
-    """Names of the accelerators' plugins that JAX finds here."""
     package = importlib.util.find_spec("jax_plugins")
-    places = package.submodule_search_locations if package else None
-    modules = {module.name for module in pkgutil.iter_modules(places)} if places else set()
-    return modules | {entry.value for entry in entry_points(group="jax_plugins")}
+    folders = (package and package.submodule_search_locations) or []
+    plugins = [module.name for module in pkgutil.iter_modules(folders)]
+    plugins += [entry.value for entry in entry_points(group="jax_plugins")]
+    # JAX leaves CUDA's plugin out if the machine has no NVIDIA driver.
+    driver = any(map(os.path.exists, ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")))
+    return not any("cuda" not in plugin or driver for plugin in plugins)

@@ -1,4 +1,4 @@
-"""Generation: a prompt is read in chunks, then token by token, through one key-value cache."""
+"""Generation: a prompt is read in chunks, then token by token, through a key-value cache."""
 
 import dataclasses
 import functools
@@ -14,8 +14,8 @@ from alibi.model.layers import unstacked
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def new_cache(model: DecoderLM, batch: int, slots: int, total: int | None = None) -> PyTree:
-    """An empty cache of `slots` tokens of each sequence, of `total` that there will be (see `DecoderLM.__call__`)."""
-    # Of all that `init` traces, the compiler keeps only what the cache needs: no parameters are made.
+    """Returns an empty cache of `slots` tokens for each sequence, of `total` tokens to come (see `DecoderLM`)."""
+    # The compiler keeps only the cache of all that `init` traces: no parameters are made.
     return model.init(jax.random.key(0), jnp.zeros((batch, slots), jnp.int32), decode=True, total=total)["cache"]
 
 
@@ -29,11 +29,11 @@ def read(
     *,
     last: int | None = None,
 ) -> tuple[Float[Array, "batch last vocabulary"], PyTree]:
-    """Logits of the token after each of the `last` last ones (None: all), and the cache with these tokens in it.
+    """Returns the logits after each of the `last` tokens (None: all tokens), and the cache with these tokens.
 
     Arguments and errors are those of `DecoderLM.__call__` with `decode=True`. The cache is changed
-    in place: the one that was given can't be used again. With `scan_layers` each call copies each layer's parameters
-    out of their stack; `unrolled` gives a model that needn't.
+    in place: the given cache can't be used again. With `scan_layers` each call copies each layer's parameters
+    out of their stack; the model of `unrolled` needn't.
     """
 
     def logits(module: DecoderLM) -> Array:
@@ -44,7 +44,7 @@ def read(
 
 
 def unrolled(model: DecoderLM, params: PyTree) -> tuple[DecoderLM, PyTree]:
-    """The same model with its layers one by one, as decoding is faster, and its parameters."""
+    """Returns the model with separate layers, which decode faster than scanned layers, and its parameters."""
     if not model.config.scan_layers:
         return model, params
     return model.clone(config=dataclasses.replace(model.config, scan_layers=False)), jax.jit(unstacked)(params)
@@ -62,23 +62,24 @@ def generate(
     key: PRNGKeyArray | None = None,
     positions: Int[Array, "batch length"] | None = None,
 ) -> Int[Array, "batch new_tokens"]:
-    """The tokens that the model goes on with after each prompt.
+    """Returns the model's continuation of each prompt.
 
-    Its programs are compiled for one batch size, length of prompts and number of new tokens; with `total`
+    Its programs are compiled for a batch size, a length of prompts and a number of new tokens; with `total`
     prompts of all lengths share them.
 
     Args:
-      prompt: as NumPy arrays prompts of other lengths also share what fills them up and cuts them.
-      chunk: tokens of the prompt that are read at a time, which bounds the memory; with a sliding
+      prompt: token ids; if they are NumPy arrays, prompts of other lengths also share the padding programs.
+      chunk: tokens of the prompt read at a time, which bounds the memory; with a sliding
         window the cache holds a window and a chunk.
-      total: the most tokens of prompt and answer that there may be. Prompts are then filled up to whole chunks by
-        padding, so choose a small chunk. Methods that depend on the length go by it. None: as many as there are.
-      temperature: divides the logits before a token is drawn by `key`; 0: the likeliest is taken.
-      positions: of the prompt; those below 0 are padding, by which prompts of several lengths end together.
+      total: the largest number of tokens of prompt and answer together. Prompts are then padded to whole chunks,
+        so choose a small chunk. Methods that depend on the length use it. None: the tokens of this call.
+      temperature: divides the logits before `key` draws a token; 0: the likeliest token is taken.
+      positions: positions of the prompt; a position below 0 is padding, by which prompts of several lengths end
+        together.
 
     Raises:
-      ValueError: a prompt of another shape, or with ids beyond the vocabulary (of arrays whose values are known here,
-        and without padding); a number out of its range, no key to draw by, or more tokens in all than the position
+      ValueError: a prompt of another shape, or with ids beyond the vocabulary (if their values are known here,
+        padding aside); a number out of its range, no key to draw by, or more tokens in all than the position
         method is defined for.
     """
     _check_prompt(prompt, positions, model.vocab_size)
@@ -100,7 +101,7 @@ def generate(
         length = prompt.shape[1]
     total = total or slots
     cache = new_cache(model, batch, window + chunk - 1 if window and window + chunk <= total else slots, total)
-    starts = [0, *range(length % chunk or chunk, length, chunk)]  # the first chunk is what the others leave
+    starts = [0, *range(length % chunk or chunk, length, chunk)]  # the first chunk takes the remainder
     for start, end in zip(starts, [*starts[1:], length], strict=True):
         part = slice(start, end)
         logits, cache = read(model, params, cache, prompt[:, part], stand[:, part], last=1)
@@ -109,18 +110,14 @@ def generate(
 
 def _check_prompt(prompt: Array, positions: Array | None, vocab_size: int) -> None:
     if prompt.ndim != 2:
-        raise ValueError(
-            f"the prompt has shape {prompt.shape} and must be [batch, length]; give a single one as prompt[None]"
-        )
-    given = [one for one in (prompt, positions) if isinstance(one, jax.Array)]
-    if any(isinstance(one, jax.core.Tracer) or not one.is_fully_addressable for one in given):
+        raise ValueError(f"the prompt has shape {prompt.shape} and must be [batch, length]; give one as prompt[None]")
+    if positions is not None and positions.shape != prompt.shape:
+        raise ValueError(f"positions have shape {positions.shape}; the prompt needs {prompt.shape}")
+    arrays = [x for x in (prompt, positions) if isinstance(x, jax.Array)]
+    if any(isinstance(x, jax.core.Tracer) or not x.is_fully_addressable for x in arrays):
         return
-    ids = np.asarray(prompt)
-    if positions is not None:
-        if positions.shape != ids.shape:
-            raise ValueError(f"positions have shape {positions.shape}; the prompt needs {ids.shape}")
-        ids = ids[np.asarray(positions) >= 0]
-    if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():  # looked up, they would be others, without a word
+    ids = np.asarray(prompt) if positions is None else np.asarray(prompt)[np.asarray(positions) >= 0]
+    if wrong := ids[(ids < 0) | (ids >= vocab_size)].tolist():  # a look-up would silently take other ids
         raise ValueError(
             f"the prompt holds the id {wrong[0]}, and ids must be from 0 to {vocab_size - 1}; "
             "encode it with the run's own tokenizer"
@@ -137,12 +134,9 @@ def decode(
     temperature: float | Float[Array, ""],
     key: PRNGKeyArray | None,
 ) -> tuple[Int[Array, "batch count"], PyTree]:
-    """`count` tokens, the first one by these logits, and the cache with all of them but the last.
+    """Returns `count` tokens, the first drawn from these logits, and the cache with all of them but the last.
 
-    Without a key they are the likeliest.
-
-    Raises:
-      ValueError: a count below 1.
+    Without a key they are the likeliest. A count below 1 raises ValueError.
     """
     if count < 1:
         raise ValueError(f"count is {count} and must be at least 1")

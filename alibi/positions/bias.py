@@ -20,6 +20,11 @@ from alibi.positions.shapes import BlockBounds, KeyPositions, KnownPositions, Qu
 Span = tuple[Any, int] | None  # start, which may be traced, and size of a range of a dimension; None: all of it
 
 
+def consecutive(*sides: KnownPositions) -> bool:
+    """Returns whether each side stands at consecutive positions `[length]`, known when a call is traced."""
+    return all(isinstance(side, np.ndarray) and side.ndim == 1 and bool((np.diff(side) == 1).all()) for side in sides)
+
+
 class Part(NamedTuple):
     """A part of a call of attention, such as a tile: ranges of its batch entries, heads, queries and keys."""
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.bias import Bias, Blocks, MissingFunctionError, Part, per_head, shared, static
+from alibi.positions.bias import Bias, Blocks, MissingFunctionError, Part, consecutive, per_head, shared, static
 from alibi.positions.shapes import (
     AtDistances,
     BlockBounds,
@@ -73,11 +73,9 @@ class DistanceBias(Bias):
             return self
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
         longest = max(q_length, k_length)
-        known = [isinstance(side, np.ndarray) and side.ndim == 1 for side in (query_positions, key_positions)]
         # One query needs no table: it has each distance once. Decoding would also cut the table by keys alone, and a
         # table, which begins at the first distance of its queries and keys, would then be read at wrong distances.
-        consecutive = all(known) and all((np.diff(side) == 1).all() for side in (query_positions, key_positions))
-        if consecutive and q_length > 1:
+        if q_length > 1 and consecutive(query_positions, key_positions):
             lowest = int(query_positions[0]) - int(key_positions[-1])
             highest = int(query_positions[-1]) - int(key_positions[0])
             distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
 from alibi.positions.bands import BAND, products_in_bands
-from alibi.positions.bias import Bias, KnownPositions, Part, per_head, per_key, per_query, static
+from alibi.positions.bias import Bias, KnownPositions, Part, consecutive, per_head, per_key, per_query, static
 from alibi.positions.distance import rows_and_columns
 
 
@@ -61,7 +61,7 @@ class QueryProducts(Bias):
         return looked_up(products, self.lowest, row_positions, column_positions, in_order=self.in_order)
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
-        if self.laid_out or not in_order(query_positions, key_positions):
+        if self.laid_out or not consecutive(query_positions, key_positions):
             return self
         rows, columns = self._sides(query_positions, key_positions)
         if self.vectors.shape[0] <= BAND or min(rows.size, columns.size) == 1:
@@ -94,12 +94,6 @@ class KeyProducts(QueryProducts):
     tokens: Float[Array, "*batch k heads head_dim"] = per_key()
 
     of_keys = True
-
-
-def in_order(query_positions: KnownPositions, key_positions: KnownPositions) -> bool:
-    """Whether both stand at consecutive positions, as known when a call is traced."""
-    sides = query_positions, key_positions
-    return all(isinstance(side, np.ndarray) and side.ndim == 1 and bool((np.diff(side) == 1).all()) for side in sides)
 
 
 def looked_up(

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
-from alibi.positions.bias import Bias, per_query, shared, static
-from alibi.positions.lookup import in_order, looked_up
+from alibi.positions.bias import Bias, consecutive, per_query, shared, static
+from alibi.positions.lookup import looked_up
 from alibi.positions.shapes import KeyPositions, KnownPositions, PerKey, PerQuery, Queries, QueryPositions, Weights
 
 
@@ -28,7 +28,7 @@ class ShawBias(Bias):
         return looked_up(self.products, self.lowest, query_positions, key_positions, in_order=self.in_order)
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
-        return self.replace(in_order=in_order(query_positions, key_positions))
+        return self.replace(in_order=consecutive(query_positions, key_positions))
 
 
 class ShawValuesBias(ShawBias):

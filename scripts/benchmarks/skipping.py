@@ -106,7 +106,6 @@ def _blocked(skips: bool) -> Iterator[list[float]]:
 
     from alibi.attention.backends import BACKENDS
     from alibi.attention.skipping import skipped_share
-    from alibi.attention.tiles import make_plan
 
     shares, blocked = [], BACKENDS["blocked"]
 
@@ -114,7 +113,7 @@ def _blocked(skips: bool) -> Iterator[list[float]]:
         if not skips:
             call = dataclasses.replace(call, options=dataclasses.replace(call.options, skip_epsilon=None))
         elif not isinstance(call.query, Tracer):
-            shares.append(skipped_share(call, make_plan(call)))
+            shares.append(skipped_share(call))
         return blocked.run(call)
 
     BACKENDS["blocked"] = dataclasses.replace(blocked, run=noted)

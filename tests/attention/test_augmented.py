@@ -10,17 +10,8 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from alibi.attention.accelerator.augmented import (
-    DIGIT,
-    MAX_LENGTH,
-    _terms,
-    _with_columns,
-    augmented_attention,
-    bias_columns,
-    by_splash,
-    cannot_augment,
-)
-from alibi.attention.backends import compute
+from alibi.attention.augmented import DIGIT, MAX_LENGTH, augmented_attention, bias_columns, by_splash
+from alibi.attention.backends import compute, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions, dense
 from alibi.positions import AlibiBias
 from alibi.positions.t5 import T5Bias
@@ -43,10 +34,6 @@ def _call(query, key, value, slopes, first=0, window=None):
     )
 
 
-def _on_cpu(call):
-    return augmented_attention(call)
-
-
 def _value_and_gradients(attention, query, key, value, out, slopes, window=None):
     attended, vjp = jax.vjp(lambda *x: attention(_call(*x, window=window)), query, key, value, slopes)
     return attended, *vjp(out)
@@ -62,16 +49,6 @@ def _assert_close(actual, expected, tolerance=1e-5):
     np.testing.assert_allclose(of_slopes, expected_of_slopes, atol=1e-5 * scale)
 
 
-def test_value_and_gradients_with_slopes_that_are_known():
-    """Traced ones, as learned ones are, are in test_backend_grid.py."""
-    # Slopes and a scale that are no powers of two, an odd length, values narrower than the widened keys.
-    inputs, slopes = _inputs(1, 131, 12, 80, 40), alibi_slopes(12)
-    expected = jax.jit(lambda *x: _value_and_gradients(dense, *x))(*inputs, slopes)
-    # The columns' products are up to 46, half the length times the steepest slope, and logits are rounded at that
-    # size: in the order in which some CPUs add, values are 1.4e-5 from those of float64.
-    _assert_close(jax.jit(lambda *x: _value_and_gradients(_on_cpu, *x, slopes))(*inputs), expected, tolerance=2e-5)
-
-
 def test_positions_count_from_any_number_and_batch_dimensions_are_any():
     query, key, value, _ = _inputs(2, 20, 3, 16)
 
@@ -80,9 +57,9 @@ def test_positions_count_from_any_number_and_batch_dimensions_are_any():
 
     expected = attended(dense, query, key, value)
     # float32 does not tell these positions apart.
-    np.testing.assert_allclose(attended(_on_cpu, query, key, value, first=2**25), expected, atol=1e-5)
-    np.testing.assert_allclose(attended(_on_cpu, query[0], key[0], value[0]), expected[0], atol=1e-5)
-    folded = attended(_on_cpu, query[None], key[None], value[None])
+    np.testing.assert_allclose(attended(augmented_attention, query, key, value, first=2**25), expected, atol=1e-5)
+    np.testing.assert_allclose(attended(augmented_attention, query[0], key[0], value[0]), expected[0], atol=1e-5)
+    folded = attended(augmented_attention, query[None], key[None], value[None])
     np.testing.assert_allclose(folded[0], expected, atol=1e-5)
 
 
@@ -132,15 +109,6 @@ def test_weights_in_bfloat16_at_the_end_of_long_sequences(heads, length):
     # to m (i - j) before the small products come. The shift form, without the columns of
     # the query's own position, is off by 5e-4 at 65,536 even in float32.
     assert np.abs(np.asarray(actual) - np.asarray(expected)).sum(-1).max() < 2e-6
-
-
-def test_terms_add_up_to_float32_and_pass_the_whole_gradient():
-    x = np.asarray([0.1, 2.0**-8, 8 / 3 * 80**0.5, 1.0 - 2.0**-24], np.float32)
-    terms = jax.jit(lambda x: _terms(x, 3))(x)
-    np.testing.assert_array_equal(sum(np.asarray(term, np.float64) for term in terms), np.asarray(x, np.float64))
-    weights = np.asarray([1.0, 2.0, 3.0, 0.1], np.float32)
-    of_slopes = jax.jit(jax.grad(lambda x: sum(_terms(x, 3)) @ weights))(x)
-    np.testing.assert_array_equal(of_slopes, weights)  # 0.1 is not rounded to bfloat16
 
 
 @pytest.mark.parametrize(
@@ -212,16 +180,16 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     half = {name: getattr(call, name).astype(jnp.bfloat16) for name in ("query", "key", "value")}
     wide = {name: jnp.zeros((1, 8, 2, 128), jnp.bfloat16) for name in half}
     later = np.arange(8) + 1
-    assert cannot_augment(call) == ""
-    assert cannot_augment(on(dataclasses.replace(call, devices=1), "tpu")) == ""
-    assert cannot_augment(on(dataclasses.replace(call, **half), "gpu")) == ""
+    assert refusal("augmented", call) == ""
+    assert refusal("augmented", on(dataclasses.replace(call, devices=1), "tpu")) == ""
+    assert refusal("augmented", on(dataclasses.replace(call, **half), "gpu")) == ""
     refused = [
         ({"bias": None}, "cpu", "its bias is not"),
         ({"bias": T5Bias(jnp.zeros((4, 2)), 8)}, "cpu", "its bias is not"),
         ({"bias": AlibiBias(alibi_slopes(2), symmetric=True)}, "cpu", "its bias is not"),
         ({"causal": False}, "cpu", "its bias is not"),
-        ({"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}, "cpu", "no dropout, masks"),
-        ({"mask": jnp.ones((1, 1, 8, 8), bool)}, "cpu", "no dropout, masks"),
+        ({"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}, "cpu", "no dropout"),
+        ({"mask": jnp.ones((1, 1, 8, 8), bool)}, "cpu", "no masks"),
         ({"query_segments": jnp.zeros((1, 8), int), "key_segments": jnp.zeros((1, 8), int)}, "cpu", "or segments"),
         ({"sow": lambda weights: None}, "cpu", "gives no weights"),
         ({"precision": jax.lax.Precision.HIGHEST}, "cpu", "take no precision"),
@@ -229,23 +197,14 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
         ({"query_positions": later}, "cpu", "same consecutive positions"),
         ({"query_positions": 2 * later, "key_positions": 2 * later}, "cpu", "same consecutive positions"),
         ({"query_positions": np.arange(MAX_LENGTH + 1), "key_positions": np.arange(MAX_LENGTH + 1)}, "cpu", "262145"),
-        ({"devices": 4}, "tpu", "of one device, and several need sharding="),
+        ({"devices": 4}, "tpu", "on one device, and several need sharding="),
         ({}, "gpu", "on gpu it takes bfloat16, and got float32"),
         ({"value": half["value"]}, "cpu", "bfloat16 or float32"),
         (wide, "gpu", "heads up to 128 wide here, and with its columns this one has 136"),
     ]
     for changes, platform, reason in refused:
         changed = dataclasses.replace(call, **changes)
-        assert reason in cannot_augment(on(changed, platform))
+        assert reason in refusal("augmented", on(changed, platform))
         if platform == "cpu":
             with pytest.raises(ValueError, match=f"backend 'augmented' can't do this call: .*{reason}"):
                 compute(changed, "augmented")
-
-
-def test_columns_stand_first_and_are_not_rounded_by_the_cast():
-    query, key, _, _ = _inputs(2, 16, 2, 8, dtype=jnp.bfloat16)
-    both_columns = jax.jit(bias_columns, static_argnums=1)(alibi_slopes(2), 16)
-    both_widened = jax.jit(_with_columns)(query, key, alibi_slopes(2))
-    for widened, x, columns in zip(map(np.asarray, both_widened), (query, key), both_columns, strict=True):
-        np.testing.assert_array_equal(widened[..., 8:], x)
-        np.testing.assert_array_equal(widened[1, ..., :8].astype(np.float32), columns)

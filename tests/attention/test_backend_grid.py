@@ -1,6 +1,5 @@
-"""Every backend that the CPU can run equals the reference, in value and all gradients, over shapes and dtypes."""
+"""Every backend equals the reference, in value and all gradients, over shapes, dtypes, windows and masks."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -10,16 +9,19 @@ import pytest
 
 from alibi import alibi_slopes, attend
 from alibi.attention import tiles
-from alibi.attention.backends import BACKENDS
-from alibi.attention.call import AttentionCall
+from alibi.attention.backends import BACKENDS, Backend, refusal
 from alibi.cpu import decoding
-from alibi.positions import AlibiBias
 
 RESULTS = ("attended", "query", "key", "value", "slopes")
 
 
 class Case(NamedTuple):
-    """A shape, the half precisions that it is also computed in, and the backends that must say they can do it."""
+    """A shape, the half precisions to test besides float32, and the backends that can do it.
+
+    Attributes:
+      hiding: "mask", of each sequence and head; "segments", with positions of each sequence; "gaps" between
+        positions, with queries in no order; or "".
+    """
 
     batch: int
     q: int
@@ -30,6 +32,8 @@ class Case(NamedTuple):
     causal: bool
     halves: tuple[str, ...]
     backends: set[str]
+    window: int | None = None
+    hiding: str = ""
 
 
 ALL = {"saved", "blocked", "augmented"}
@@ -42,12 +46,21 @@ CASES = [
     Case(1, 5, 77, 40, 64, 64, True, ("float16",), {"saved", "blocked"}),
     Case(1, 131, 77, 1, 80, 80, True, (), {"blocked"}),  # the first queries see no key
     Case(2, 131, 77, 2, 8, 24, False, (), {"saved", "blocked"}),
+    Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=1),
+    Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=300),  # wider than the sequence
+    Case(1, 70, 200, 2, 8, 8, False, (), {"saved", "blocked"}, window=20),
+    Case(2, 1, 600, 2, 8, 8, True, (), {"saved", "blocked", "decoding"}, window=200),
+    Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, window=100, hiding="mask"),
+    Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, hiding="segments"),
+    Case(2, 1, 150, 3, 8, 8, True, (), {"blocked", "decoding"}, hiding="mask"),
+    Case(1, 90, 150, 2, 8, 8, False, (), {"blocked"}, hiding="gaps"),
+    Case(1, 90, 150, 2, 8, 8, True, (), {"blocked"}, window=40, hiding="gaps"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Many tiles at short lengths, of some heads at a time, as on one device: on several they go at once."""
+    """Many tiles at short lengths, of some heads at a time, as on one device: on several all go together."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     monkeypatch.setattr(tiles, "BLOCK", 64)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 2 * 64**2)
@@ -60,27 +73,58 @@ def inputs(case):
     return [rng.standard_normal((case.batch, length, case.heads, width), np.float32) for length, width in shapes]
 
 
+def arguments_of(case):
+    """The arguments of `attend` besides arrays and slopes."""
+    rng = np.random.default_rng(1)
+    arguments = {"causal": case.causal, "window": case.window}
+    if case.hiding == "mask":
+        arguments["mask"] = jnp.asarray(rng.random((case.batch, case.heads, case.q, case.k)) < 0.6)
+    if case.hiding == "segments":
+        # Packed documents of one sequence; the other is a single document.
+        segments, positions = (
+            np.stack([rows, other])
+            for rows, other in (
+                (np.arange(case.k) // 40, np.zeros(case.k, int)),
+                (np.arange(case.k) % 40, np.arange(case.k)),
+            )
+        )
+        arguments["segment_ids"] = jnp.asarray(segments)
+        arguments |= dict.fromkeys(("query_positions", "key_positions"), jnp.asarray(positions))
+    if case.hiding == "gaps":
+        keys = rng.integers(1, 6, case.k).cumsum()
+        arguments |= {"query_positions": rng.integers(0, keys[-1] + 3, case.q), "key_positions": keys}
+    return arguments
+
+
 def backends_for(case, arrays):
-    query, key, value, _ = map(jnp.asarray, arrays)
-    bias, keys = AlibiBias(alibi_slopes(case.heads), symmetric=not case.causal), np.arange(case.k)
-    queries = np.arange(case.q) + case.k - case.q
-    call = AttentionCall(query, key, value, bias, case.causal, queries, keys)
-    return {name for name, backend in BACKENDS.items() if not backend.cannot(call)} - {"reference"}
+    """The backends that can do the case, by the call that `attend` makes of it."""
+    found = set()
 
+    def note(call):
+        found.update(name for name in BACKENDS if not refusal(name, call))
+        return jnp.zeros((*call.query.shape[:-1], call.value.shape[-1]), call.value.dtype)
 
-@functools.partial(jax.jit, static_argnames=("backend", "causal"))
-def value_and_gradients(arrays, slopes, backend, causal):
-    *learned, incoming = arrays
-
-    def attention(query, key, value, slopes):
-        return attend(query, key, value, slopes=slopes, causal=causal, backend=backend)
-
-    attended, to_gradients = jax.vjp(attention, *learned, slopes)
-    return attended, *to_gradients(incoming)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BACKENDS, "reference", Backend(note))
+        attend(
+            *map(jnp.asarray, arrays[:3]), slopes=alibi_slopes(case.heads), backend="reference", **arguments_of(case)
+        )
+    return found - {"reference"}
 
 
 def by(backend, case, arrays):
-    return jax.device_get(value_and_gradients(arrays, alibi_slopes(case.heads), backend, case.causal))
+    """Value and gradients of the case as one program."""
+    *learned, incoming = arrays
+
+    @jax.jit
+    def value_and_gradients(*learned):
+        def attention(query, key, value, slopes):
+            return attend(query, key, value, slopes=slopes, backend=backend, **arguments_of(case))
+
+        attended, to_gradients = jax.vjp(attention, *learned)
+        return attended, *to_gradients(jnp.asarray(incoming))
+
+    return jax.device_get(value_and_gradients(*learned, alibi_slopes(case.heads)))
 
 
 def root_mean_square(got, right):
@@ -91,7 +135,7 @@ def test_every_backend_is_in_the_grid():
     assert set().union(*(case.backends for case in CASES)) == set(BACKENDS) - {"reference"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:6])))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, (*case[:7], case.window, case.hiding))))
 def test_equals_reference(case):
     arrays = inputs(case)
     assert backends_for(case, arrays) == case.backends
@@ -99,7 +143,9 @@ def test_equals_reference(case):
     for backend in sorted(case.backends):
         for name, got, right in zip(RESULTS, by(backend, case, arrays), expected, strict=True):
             assert got.dtype == np.float32
-            tolerance = 1e-5 * (1 + np.abs(right).max())
+            # A slope's gradient takes each dlogit times a distance, which is large with gaps.
+            gaps = 10 if case.hiding == "gaps" and name == "slopes" else 1
+            tolerance = 1e-5 * gaps * (1 + np.abs(right).max())
             np.testing.assert_allclose(got, right, rtol=0, atol=tolerance, err_msg=f"{name} of {backend}")
     for half in case.halves:
         assert_no_worse_than_dense(case, half, arrays)
@@ -122,7 +168,7 @@ OF_SLOPES = {"saved": 2e-3, "blocked": 2e-3, "augmented": 2e-2}
 
 
 def assert_no_worse_than_dense(case, half, arrays):
-    """In half precision, than `reference` in it: against float32 of the same inputs, and of those before rounding."""
+    """Compares the errors of half precision with `reference`'s: to float32 of the rounded, and of the exact inputs."""
     exact = by("reference", case, arrays)
     rounded = [x.astype(half) for x in arrays]
     # The columns of `augmented` are made for bfloat16.

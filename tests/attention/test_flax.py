@@ -306,10 +306,16 @@ def test_slopes_get_their_gradient() -> None:
     [
         (lambda q, k, v: alibi_attention_fn(8)(q, k, v), "for 8 heads and the layer has 4"),
         (lambda q, k, v: attend(q, k, v, slopes=jnp.ones(3)), r"4 heads need \(4,\)"),
-        (lambda q, k, v: attend(q, k, v, bias=AlibiBias(jnp.ones(3))), "bias is of 3 heads and the query has 4"),
+        (lambda q, k, v: attend(q, k, v, bias=AlibiBias(jnp.ones(3))), "the bias has 3 heads and the query 4"),
         (lambda q, k, v: alibi_attention_fn(4, slopes=[1.0]), r"slopes have shape \(1,\); 4 heads need \(4,\)"),
-        (lambda q, k, v: alibi_attention_fn(4, skip_epsilon="1e-6"), "skip_epsilon='1e-6' must be a number from 0"),
-        (lambda q, k, v: alibi_attention_fn(4, skip_epsilon=False), "skip_epsilon=False must be a number from 0"),
+        (
+            lambda q, k, v: alibi_attention_fn(4, skip_epsilon="1e-6")(q, k, v),
+            "skip_epsilon='1e-6' must be a number",
+        ),
+        (
+            lambda q, k, v: alibi_attention_fn(4, skip_epsilon=False)(q, k, v),
+            "skip_epsilon=False must be a number",
+        ),
         (lambda q, k, v: attend(q, k, v, backend="fast"), "unknown attention backend 'fast'"),
         (lambda q, k, v: attend(q[0], k, v), "all of one rank"),
         (lambda q, k, v: attend(q, k, v[:, :2]), "lengths of key and value"),

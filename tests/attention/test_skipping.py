@@ -13,7 +13,7 @@ from alibi.attention import method_attention_fn, tiles
 from alibi.attention.backends import BACKENDS
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.skipping import LOGIT_ROUNDING, UNDERFLOW, key_ranges, skipped_share, tiles_needed
-from alibi.attention.tiles import make_plan, make_sides
+from alibi.attention.tiles import make_sides, make_tiling
 from alibi.positions import AlibiBias, T5Bias, make_position
 from alibi.positions.bias import Blocks
 
@@ -98,13 +98,13 @@ def weights_and_seen(q, k, query_positions, key_positions, causal, window):
 
 def weights_computed(call):
     """Which weights are in a tile that is computed, `[heads, q, k]`."""
-    plan = make_plan(call)
-    assert (plan.head_group, plan.groups) == (1, SLOPES.size)
-    first, after_last = np.moveaxis(np.asarray(key_ranges(call, plan, make_sides(call, plan))), -1, 0)
-    block = np.arange(plan.k_blocks)
+    tiling = make_tiling(call)
+    assert (tiling.head_group, tiling.groups) == (1, SLOPES.size)
+    first, after_last = np.moveaxis(np.asarray(key_ranges(call, tiling, make_sides(call, tiling))), -1, 0)
+    block = np.arange(tiling.k_blocks)
     needed = (first[..., None] <= block) & (block < after_last[..., None])
-    needed = needed.repeat(plan.q_block, axis=1).repeat(plan.k_block, axis=2)
-    return needed[:, : plan.q_length, : plan.k_length]
+    needed = needed.repeat(tiling.q_block, axis=1).repeat(tiling.k_block, axis=2)
+    return needed[:, : tiling.q_length, : tiling.k_length]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -167,7 +167,7 @@ def test_the_share_of_tiles_skipped():
         options = AttentionOptions(skip_epsilon=epsilon, block=256)
         bias = AlibiBias(jnp.asarray([4.0, 0.0]))
         call = AttentionCall(0 * ones, ones, ones, bias, True, positions, positions, options=options, devices=1)
-        shares.append(skipped_share(call, make_plan(call)))
+        shares.append(skipped_share(call))
     # Of 10 tiles of each head the first computes 4 + 3.
     assert shares == [0.0, pytest.approx(3 / 20)]
 
@@ -180,8 +180,8 @@ def test_no_tile_is_kept_that_the_formulas_leave_out(epsilon):
     call = AttentionCall(
         ones, ones, ones, AlibiBias(jnp.asarray(SLOPES)), True, positions, positions, options=options, devices=1
     )
-    plan = make_plan(call)
-    needed = np.asarray(jax.jit(lambda: tiles_needed(call, plan, make_sides(call, plan)))())
+    tiling = make_tiling(call)
+    needed = np.asarray(jax.jit(lambda: tiles_needed(call, tiling, make_sides(call, tiling)))())
     excess = 2 * LOGIT_ROUNDING * np.sqrt(HEAD_DIM)  # |q| |k| / sqrt(head_dim) = 4 / 2
     expected = []
     for slope in SLOPES.astype(np.float64):
@@ -233,7 +233,7 @@ def test_what_is_skipped_of_sixteen_thousand_tokens_changes_no_row(monkeypatch, 
     shares = []
 
     def noted(call):
-        shares.append(skipped_share(call, make_plan(call)))
+        shares.append(skipped_share(call))
         return blocked.run(call)
 
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)  # on several nothing goes in turn

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from alibi.cpu.products import Products, flat_dot_general
-from alibi.cpu.rows import dot_rows
+from alibi.cpu.products import Products, dot_rows, flat_dot_general
 
 # lhs, rhs, dimension numbers: the products of dense layers and of attention's projections ...
 DENSE = [

@@ -1,4 +1,4 @@
-"""Causal ALiBi by any flash kernel: the bias becomes eight additional columns of queries and keys."""
+"""Causal ALiBi by any flash kernel of an accelerator: eight more columns of queries and keys give the bias."""
 
 from typing import Literal
 
@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
+from alibi.positions.bias import consecutive
 
 # bfloat16 holds each integer up to 256, so 512 a + b with |a|, |b| <= 256 reaches 131,072 on both sides of 0.
 DIGIT = 512
@@ -19,12 +20,12 @@ Slopes = Float[Array, " heads"]
 
 
 def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Causal ALiBi attention by the platform's own flash kernel, in memory linear in the length.
+    """Computes causal ALiBi attention by the platform's own flash kernel, in memory linear in the length.
 
     cuDNN on GPUs and Pallas splash attention on TPUs know no ALiBi and need none: the bias
     is part of the products of the widened queries and keys (see `bias_columns`), so
     there is neither a `[heads, q, k]` bias nor its gradient. Differentiable once, by
-    reverse mode, in queries, keys, values and slopes. Splash attention is for one device, or
+    reverse mode, in queries, keys, values and slopes. Splash attention is for a single device, or
     for each of several (`attend(sharding=...)`).
 
     For bfloat16 inputs the logits are as exact as the dense ones, except on TPUs with a head_dim
@@ -33,8 +34,7 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
     which is rounded to bfloat16 first. It is off by about 1% at 1,024 tokens, so `auto` leaves
     learned slopes to other backends.
 
-    On a CPU the dense formula of `jax.nn` stands in for a kernel, for tests. The call must be one
-    that `cannot_augment` has no reason against.
+    On a CPU the dense formula of `jax.nn` stands in for a kernel, for tests.
 
     Source: paper, section 3; FlashBias (arXiv 2505.12044).
     """
@@ -42,7 +42,7 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
     assert call.bias is not None
     slopes = jnp.asarray(call.bias.slopes, jnp.float32)
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-    window = None if call.window is None or call.window >= key.shape[1] else call.window
+    window = None if call.options.window is None or call.options.window >= key.shape[1] else call.options.window
     if platform == "tpu":
         attended = by_splash(query, key, value, slopes, window=window)
     else:
@@ -52,20 +52,18 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
 
 
 def cannot_augment(call: AttentionCall) -> str:
-    """Why `augmented_attention` can't do the call on the platform of its options; empty if it can."""
+    """Returns why `augmented_attention` can't do the call on its platform; the empty string if it can."""
     platform = call.options.platform
     if call.bias is None or call.bias.slopes is None or call.bias.symmetric or not call.causal:
         return "its bias is not ALiBi's under a causal mask"
-    if reason := call.hides_or_drops or call.wants_weights or call.adds_values:
-        return reason
     if call.precision is not None:
         return "its kernels take no precision"
     if call.known_positions is None:
         return "positions are not known when it is traced"
     if platform == "tpu" and call.devices > 1:
-        return "splash attention is of one device, and several need sharding= to split the call"
+        return "splash attention runs on one device, and several need sharding= to split the call"
     queries, keys = call.known_positions
-    if not np.array_equal(queries, keys) or (np.diff(keys) != 1).any():
+    if not (np.array_equal(queries, keys) and consecutive(keys)):
         return "queries do not stand at the same consecutive positions as the keys"
     if keys.size > MAX_LENGTH:
         return f"it has columns for {MAX_LENGTH} positions and got {keys.size}"
@@ -83,12 +81,12 @@ def cannot_augment(call: AttentionCall) -> str:
 def bias_columns(
     slopes: Slopes, length: int
 ) -> tuple[Float[Array, "length heads columns"], Float[Array, "length heads columns"]]:
-    """Columns of queries and of keys whose products are -m (i - j) plus a constant of each row, float32.
+    """Returns columns of queries and of keys whose products are -m (i - j) plus a constant of each row, float32.
 
     Softmax ignores the constant. All entries are exact in bfloat16, and their products are
     exact in float32: a position, counted from the middle, is 512 a + b, and a float32 slope is
     the sum of three terms. Six columns add m j. Two more add -m i, without which the sums would
-    grow as m j, and float32 would lose at long lengths what it keeps of m (i - j). They hold
+    grow as m j, and float32 would lose m (i - j) in them at long lengths. They hold
     -m i but for at most 2^-16 of it, which is the constant.
     """
     positions = jnp.arange(length, dtype=jnp.int32) - length // 2
@@ -142,7 +140,7 @@ def by_splash(
     window: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch length heads value_dim"]:
-    """Computes attention by Pallas splash attention, which has no scale: the queries are scaled before."""
+    """Computes attention by Pallas splash attention, which has no scale: the queries are scaled first."""
     # Imported here, since only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
@@ -172,7 +170,7 @@ def by_splash(
 
 
 def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
-    """Queries and keys with their columns in front, so that the large products cancel before small ones are added."""
+    """Returns queries and keys with their columns in front, so that large products cancel before small are added."""
     widened = []
     for x, columns in zip((query, key), bias_columns(slopes, query.shape[1]), strict=True):
         # Cast after broadcasting, so that the gradient of the slopes is summed over the batch in float32.
@@ -182,7 +180,7 @@ def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
 
 
 def _terms(x: Float[Array, "..."], count: int) -> list[Array]:
-    """`count` numbers, exact in bfloat16, whose sum is x but for 2^-(8 count) of it; the first has x's gradient."""
+    """Returns `count` numbers, bfloat16, whose sum is x but for 2^-(8 count) of it; the first has x's gradient."""
     rest, terms = lax.stop_gradient(x), []
     for _ in range(count):
         # Not by casting to bfloat16 and back, which XLA may leave out.
@@ -197,12 +195,12 @@ def _kernel_width(head_dim: int, value_dim: int) -> int:
 
 
 def _cudnn_width() -> int:
-    """The features of the widest head that cuDNN takes: 256 from compute capability 9.0 on, else 128."""
+    """Returns the features of the widest head that cuDNN takes: 256 from compute capability 9.0 on, else 128."""
     return 256 if _compute_capability() >= 9.0 else 128
 
 
 def _compute_capability() -> float:
-    """The compute capability of the first NVIDIA GPU; 0 if there is none."""
+    """Returns the compute capability of the first NVIDIA GPU; 0 if there is none."""
     try:
         return float(jax.local_devices(backend="cuda")[0].compute_capability)
     except RuntimeError:
