@@ -2,10 +2,10 @@
 
     python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
     python scripts/benchmark.py train                 # and at 128 to 8,192 tokens, with attention's share of the time
-    python scripts/benchmark.py profile               # where a training step's time goes, by part of the model
+    python scripts/benchmark.py profile               # the time of a training step by part of the model
     python scripts/benchmark.py positions             # training, scoring and memory of each position method
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
-    python scripts/benchmark.py skipping --workdirs=A,B  # how many tiles the bias of trained runs leaves out
+    python scripts/benchmark.py skipping --workdirs=A,B  # the tiles that the bias of trained runs leaves out
     python scripts/benchmark.py decode                # us of one token against caches of 1k to 64k
     python scripts/benchmark.py generate              # tokens/s of reading a prompt and of decoding after it
     python scripts/benchmark.py evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
@@ -14,8 +14,8 @@
 
 Each contender lives in a process of its own. In every round each is timed in turn while
 the others sleep, and so is a float32 matrix product, because the speed of a shared
-machine drifts: compare within one run only. Printed are medians over the rounds, for
-training's ratios of the rounds' ratios; --json=FILE writes them as rows with the
+machine drifts: compare within one run only. Printed are medians over the rounds, and
+medians of the rounds' ratios; --json=FILE writes them as rows with the
 machine, the versions and the date.
 """
 
@@ -28,18 +28,18 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, data, decode, evaluate, generate, positions, profile, skipping, training
+from benchmarks import adaptive, attention, data, evaluate, generate, positions, profile, skipping, training
 
 from alibi.storage.files import local_path
 
 ROUNDS = {"train": 15, "positions": 7, "data": 5, "skipping": 5}  # of short turns
 COMMANDS = {
-    "train": ("the training step, against PyTorch or at several lengths", training.add_train_arguments),
-    "profile": ("where a training step's time goes", profile.add_arguments),
+    "train": ("the training step, against PyTorch or at several lengths", training.add_arguments),
+    "profile": ("the time of a training step by part of the model", profile.add_arguments),
     "positions": ("the position methods, against each other", positions.add_arguments),
     "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
     "skipping": ("the tiles that the bias of trained runs leaves out", skipping.add_arguments),
-    "decode": ("attention of one token against long caches", decode.add_arguments),
+    "decode": ("attention of one token against long caches", attention.add_decode_arguments),
     "generate": ("reading a prompt and decoding after it, beside a whole forward pass", generate.add_arguments),
     "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),
     "adaptive": ("adaptive embeddings: training, and the loss against a dense softmax", adaptive.add_arguments),
@@ -48,7 +48,14 @@ COMMANDS = {
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (text, add_arguments) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        add_arguments(command)
+        command.add_argument("--rounds", type=int, default=ROUNDS.get(name, 7), help="at least 5 for reliable figures")
+        command.add_argument("--json", help="file to write the rows to")
+    arguments = parser.parse_args()
     try:
         _check(arguments)
         rows = arguments.command(arguments)
@@ -61,7 +68,7 @@ def main() -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """What would show only after the measurements; raises ValueError."""
+    """Raises ValueError for mistakes that would show only after the measurements."""
     for name, value in vars(arguments).items():
         if type(value) is int and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")
@@ -69,19 +76,6 @@ def _check(arguments: argparse.Namespace) -> None:
         file = local_path(arguments.json, "--json")
         if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             raise ValueError(f"--json={arguments.json} can't be written; name a file in a folder that exists")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (text, add_arguments) in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
-        add_arguments(command)
-        command.add_argument(
-            "--rounds", type=int, default=ROUNDS.get(name, 7), help="at least 5 for figures to be told"
-        )
-        command.add_argument("--json", help="file to write the rows to")
-    return parser
 
 
 if __name__ == "__main__":

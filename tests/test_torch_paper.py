@@ -20,7 +20,7 @@ VOCABULARY = 300
 def peer(monkeypatch):
     pytest.importorskip("torch", reason="PyTorch, which is no requirement of the project, is not installed")
     monkeypatch.setattr(sys, "path", [str(pathlib.Path(__file__).parent.parent / "scripts"), *sys.path])
-    yield importlib.import_module("benchmarks.torch_paper")
+    yield importlib.import_module("benchmarks.torch_peer")
     for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
         del sys.modules[name]
 
@@ -39,7 +39,7 @@ def test_the_peer_of_the_paper_s_model_has_its_nll(peer):
     params = jax.jit(model.init)(jax.random.key(0), inputs)["params"]
     expected = jax.jit(lambda params: model.apply({"params": params}, inputs, targets, method="token_nll"))(params)
 
-    decoder = peer.make_decoder(config, VOCABULARY)
+    decoder = peer.make_paper_decoder(config, VOCABULARY)
     _copy(flax.traverse_util.flatten_dict(params, sep="/"), decoder)
     score = peer.make_scorer(decoder, tokens, length, stride, rows=4)  # the last batch is a smaller one
     np.testing.assert_allclose(score(), expected[:, -stride:], atol=2e-5)

@@ -1,45 +1,30 @@
-"""`scripts/benchmark.py attention`: times attention alone, at several lengths, against Flax and PyTorch."""
+"""`scripts/benchmark.py attention` and `decode`: attention alone at several lengths, beside Flax and PyTorch."""
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+
+import numpy as np
 
 from alibi.attention.backends import OF_SEQUENCES
-from benchmarks.attention_contenders import (
-    AttentionContender,
-    Shape,
-    add_shape_arguments,
-    flax_attention,
-    project_attention,
-    shape_of,
-    torch_attention,
-)
-from benchmarks.attention_growth import growth, print_growth
-from benchmarks.rounds import (
-    Runner,
-    about,
-    known,
-    measured_on,
-    print_failures,
-    print_table,
-    run_rounds,
-    text,
-    whole_numbers,
-)
+from benchmarks.attention_contenders import Shape, Way, flax_contender, project_contender, token_step, torch_contender
+from benchmarks.processes import Contender
+from benchmarks.rounds import Column, Row, Runners, about, compare, known, print_table, show, whole_numbers
 
-TURN_SECONDS = 0.5  # of one pass of one contender in one round, but at least one call
+TURN_SECONDS = 0.5  # of a pass of a contender in a round, but at least one call
+TOKEN_TURN_SECONDS = 0.3
 LONG, LONG_ROUNDS = 16384, 3  # from this length on, at most so many rounds
 BACKWARD_FLOPS = 3.5  # forward and backward pass, relative to the forward pass
-PARTS = {"forward": "forward_seconds", "run": "both_seconds"}
+PARTS = {"forward": "forward", "run": "both"}
+GROUPS = 4  # of heads, from the steepest slopes to the flattest
+PEERS = ("torch", "flax")
 
-# By the name of the peer; "no backward pass" is found out, not written here.
-PEERS = {
-    "torch": {
-        "PyTorch sdpa, dense bias": lambda shape: torch_attention(shape, "dense"),
-        "PyTorch FlexAttention": lambda shape: torch_attention(shape, "flex"),
-    },
-    "flax": {"Flax, dense bias": flax_attention},
+TOKEN_WAYS = {
+    "dense": Way("reference", None),
+    "skip none": Way("decoding", None),
+    "skip 0": Way("decoding", 0.0),
+    "skip 1e-6": Way("decoding", 1e-6),
+    "skip 0, norms unknown": Way("decoding", 0.0, knows_norms=False),
 }
 
 
@@ -48,119 +33,170 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", default="none", help=f"some of {', '.join(PEERS)}; or none")
     parser.add_argument("--backends", default="auto", help=f"some of auto, {', '.join(OF_SEQUENCES)}")
     parser.add_argument("--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none")
-    add_shape_arguments(parser)
-    parser.set_defaults(command=compare)
+    _add_shape(parser)
+    parser.set_defaults(command=compare_lengths)
 
 
-def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time, memory and share of the peak of attention alone, at each length, and of the peers'; how the work grows.
+def add_decode_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lengths", default="1024,4096,16384,65536", help="keys of a cache, comma-separated")
+    _add_shape(parser)
+    parser.set_defaults(command=compare_tokens)
 
-    Queries, keys and values are normal; how much can be skipped depends on their norms.
+
+def _add_shape(parser: argparse.ArgumentParser) -> None:
+    for name, value in (("batch", 1), ("heads", 8), ("head_dim", 64)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+
+
+def _shapes(arguments: argparse.Namespace) -> list[Shape]:
+    sizes = arguments.batch, arguments.heads, arguments.head_dim, arguments.dtype
+    return [Shape(length, *sizes) for length in whole_numbers(arguments.lengths, "lengths")]
+
+
+def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
+    """Measures time, memory and share of the peak at each length, on request beside peers; and how the work grows.
+
+    Queries, keys and values are normal; the norms decide how much can be skipped.
     """
     if arguments.heads < 1 or arguments.heads & (arguments.heads - 1):
         raise ValueError(f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree")
-    backends = [known(name, ["auto", *OF_SEQUENCES], "attention backend") for name in arguments.backends.split(",")]
-    epsilons = [None if epsilon.lower() == "none" else float(epsilon) for epsilon in arguments.skip_epsilon.split(",")]
-    peers = [known(name, PEERS, "peer") for name in arguments.peer.split(",") if name != "none"]
+    backends = known(arguments.backends, ["auto", *OF_SEQUENCES], "attention backend")
+    words = arguments.skip_epsilon.lower().split(",")
+    epsilons = [None if word == "none" else float(word) for word in words]
+    peers = known(arguments.peer, PEERS, "peer")
     rows = []
-    for length in whole_numbers(arguments.lengths, "lengths"):
-        shape = shape_of(length, arguments)
-        rounds = arguments.rounds
-        if length >= LONG:
-            rounds = min(rounds, LONG_ROUNDS)
-        entrants, theirs = contenders(shape, backends, epsilons, peers)
-        measured = measure(shape, entrants, theirs, rounds)
-        measured = [{"benchmark": "attention", **row, **about(rounds)} for row in measured]
-        print_rows(measured)
-        rows += measured
-    of_all = {key: getattr(arguments, key) for key in ("batch", "heads", "head_dim", "dtype")}
-    exponents = [{**row, **of_all, **about(arguments.rounds)} for row in growth(rows)]
-    print_growth(exponents)
-    return rows + exponents
-
-
-def contenders(
-    shape: Shape, backends: list[str], skip_epsilons: list[float | None], peers: list[str]
-) -> tuple[dict[str, AttentionContender], list[str]]:
-    """Each contender by its name, and the names of the peers among them."""
-    ours = {
-        f"alibi {backend}, skip {'none' if epsilon is None else format(epsilon, 'g')}": project_attention(
-            shape, backend, epsilon
-        )
-        for backend in backends
-        for epsilon in skip_epsilons
-    }
-    theirs = {name: make(shape) for peer in peers for name, make in PEERS[peer].items()}
-    return {**ours, **theirs}, list(theirs)
-
-
-def measure(shape: Shape, entrants: dict[str, AttentionContender], peers: list[str], rounds: int) -> list[dict]:
-    """Rows of the contenders: medians over `rounds` rounds in which each is timed in turn."""
-    runners, peak = run_rounds(entrants, rounds, turn_seconds=TURN_SECONDS, title=f"L={shape.length}")
-    return [
-        {**_row(name, runner, shape, peak), **_ratios(runner, {peer: runners[peer] for peer in peers})}
-        for name, runner in runners.items()
-    ]
-
-
-def _row(name: str, runner: Runner, shape: Shape, peak: float) -> dict[str, Any]:
-    useful = {"forward": shape.forward_flops, "run": BACKWARD_FLOPS * shape.forward_flops}
-    row = {"contender": name, **dataclasses.asdict(shape), "failed": runner.failed, "matmul_gflops": peak / 1e9}
-    for part, title in PARTS.items():
-        seconds = runner.median(part)
-        row[title] = seconds
-        row[f"{title}_of_rounds"] = runner.seconds.get(part)
-        row[title.replace("seconds", "share_of_matmul_peak")] = seconds and useful[part] / seconds / peak
-    for key in ("first_call_seconds", "memory_bytes", "compiler_bytes", "computed_weights", "no_backward"):
-        row[key] = runner.answer.get(key)
-    return row
-
-
-def _ratios(runner: Runner, peers: dict[str, Runner]) -> dict[str, Any]:
-    """How many times as fast as each peer it is."""
-    return {
-        title.replace("seconds", "of_peers"): {
-            name: peer.median(part) / runner.median(part) if peer.median(part) and runner.median(part) else None
-            for name, peer in peers.items()
+    for shape in _shapes(arguments):
+        ours = {
+            f"alibi {backend}, skip {'none' if epsilon is None else format(epsilon, 'g')}": project_contender(
+                shape, Way(backend, epsilon)
+            )
+            for backend in backends
+            for epsilon in epsilons
         }
-        for part, title in PARTS.items()
-    }
+        theirs: dict[str, Contender] = {}
+        if "torch" in peers:
+            theirs["PyTorch sdpa, dense bias"] = torch_contender(shape, "dense")
+            theirs["PyTorch FlexAttention"] = torch_contender(shape, "flex")
+        if "flax" in peers:
+            theirs["Flax, dense bias"] = flax_contender(shape)
+        rounds = arguments.rounds if shape.length < LONG else min(arguments.rounds, LONG_ROUNDS)
+        rows += compare_contenders(shape, ours | theirs, list(theirs), rounds)
+    exponents = growth(rows)
+    sizes = {key: getattr(arguments, key) for key in ("batch", "heads", "head_dim", "dtype")}
+    print_growth(exponents)
+    return rows + [{**row, **sizes, **about(arguments.rounds)} for row in exponents]
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    """The measured contenders of one length as a table, then those that could not run, with the reasons."""
-    first = rows[0]
-    print(
-        f"\nL={first['length']}: batch {first['batch']}, {first['heads']} heads of {first['head_dim']}, "
-        f"{first['dtype']}; {measured_on(first)}; a/b: forward/forward and backward\n"
-    )
-    peers = list(first["forward_of_peers"])
-    print_table(
-        ["", "forward, ms", "with backward, ms", "of peak", "first call, s", "memory, MB", "compiler's, MB"]
-        + [f"x {name}" for name in peers],
-        [list(_cells(row, peers)) for row in rows],
-    )
-    print_failures(rows)
+def compare_contenders(shape: Shape, contenders: dict[str, Contender], peers: list[str], rounds: int) -> list[Row]:
+    """Measures the contenders at a shape, and prints them."""
+
+    def row_of(name: str, runners: Runners, peak: float) -> Row:
+        runner = runners[name]
+        row = dataclasses.asdict(shape)
+        for part, title in PARTS.items():
+            flops = shape.forward_flops * (BACKWARD_FLOPS if part == "run" else 1.0)
+            rate = runner.rate(flops, part)
+            row |= {f"{title}_seconds": runner.median(part), f"{title}_seconds_of_rounds": runner.seconds.get(part)}
+            row[f"{title}_share_of_matmul_peak"] = rate and rate / peak
+            row[f"{title}_of_peers"] = {peer: runner.times_as_fast(runners[peer], part) for peer in peers}
+        for key in ("first_call_seconds", "memory_bytes", "compiler_bytes", "computed_weights", "no_backward"):
+            row[key] = runner.facts.get(key)
+        return row
+
+    how = {"turn_seconds": TURN_SECONDS, "title": f"L={shape.length}"}
+    rows = compare("attention", contenders, rounds, row_of, **how)
+    columns = [
+        Column("forward, ms", "forward_seconds", ",.2f", 1e3),
+        Column("both, ms", lambda row: "no backward" if row["no_backward"] else row["both_seconds"], ",.2f", 1e3),
+        *(Column(f"of peak, {part}", f"{part}_share_of_matmul_peak") for part in PARTS.values()),
+        Column("first call, s", "first_call_seconds", ".1f"),
+        Column("memory, MB", "memory_bytes", ",.0f", 1e-6),
+        Column("compiler's, MB", "compiler_bytes", ",.0f", 1e-6),
+        *(Column(f"x {peer}, {part}", (f"{part}_of_peers", peer)) for peer in peers for part in PARTS.values()),
+    ]
+    sizes = f"batch {shape.batch}, {shape.heads} heads of {shape.head_dim}, {shape.dtype}"
+    show(f"L={shape.length}: {sizes}; both: forward and backward", rows, columns)
     for row in rows:
         if row["no_backward"]:
             print(f"{row['contender']} has no backward pass here, its memory is the forward's: {row['no_backward']}")
+    return rows
 
 
-def _cells(row: dict[str, Any], peers: list[str]) -> Iterator[str]:
-    yield row["contender"]
-    if row["failed"]:
-        yield "could not run"
-        yield from ["-"] * (5 + len(peers))
+def compare_tokens(arguments: argparse.Namespace) -> list[Row]:
+    """Measures a token's attention against a full cache of each length, beside the dense formula.
+
+    Queries, keys and values are normal: norms and slopes decide how much is read. A mask hides the slots not yet
+    written, as in Flax's cache.
+    """
+    rows = []
+    for shape in _shapes(arguments):
+        contenders = {name: Contender(token_step, (shape, way)) for name, way in TOKEN_WAYS.items()}
+
+        def row_of(name: str, runners: Runners, peak: float, shape: Shape = shape) -> Row:
+            runner = runners[name]
+            times = {"seconds": runner.median(), "seconds_of_rounds": runner.seconds.get("run")}
+            return {**dataclasses.asdict(shape), **times, "of_dense": runner.times_as_fast(runners["dense"])}
+
+        how = {"turn_seconds": TOKEN_TURN_SECONDS, "title": f"a cache of {shape.length:,}"}
+        found = compare("decode", contenders, arguments.rounds, row_of, **how)
+        sizes = f"batch {shape.batch}, {shape.heads} heads of {shape.head_dim}, {shape.dtype}"
+        columns = [Column("us a token", "seconds", ",.0f", 1e6), Column("x dense", "of_dense", ".1f")]
+        show(f"a cache of {shape.length:,} keys: {sizes}", found, columns)
+        rows += found
+    return rows
+
+
+def growth(rows: Sequence[Row]) -> list[Row]:
+    """Returns, for each contender measured at two lengths or more, e of work ~ length^e, from rows of `attention`."""
+    found = []
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        measured = [row for row in rows if row["contender"] == name and not row["failed"]]
+        lengths = [row["length"] for row in measured]
+        if len(set(lengths)) < 2:
+            continue
+        # Short lengths may take another backend, which computes no tiles.
+        counted = [row for row in measured if row["computed_weights"]]
+        counted_lengths = [row["length"] for row in counted]
+        of_groups = of_all = None
+        if len(set(counted_lengths)) >= 2:
+            by_head = np.asarray([row["computed_weights"] for row in counted])
+            groups = np.array_split(by_head, min(GROUPS, by_head.shape[1]), axis=1)
+            of_groups = [exponent(counted_lengths, group.sum(axis=1)) for group in groups]
+            of_all = exponent(counted_lengths, by_head.sum(axis=1))
+        seconds = [row["both_seconds"] for row in measured]
+        found.append(
+            {
+                "benchmark": "attention growth",
+                "contender": name,
+                "lengths": lengths,
+                "counted_lengths": counted_lengths,
+                "exponents_of_head_groups": of_groups,
+                "exponent_of_weights": of_all,
+                "exponent_of_seconds": exponent(lengths, seconds) if all(seconds) else None,
+            }
+        )
+    return found
+
+
+def exponent(lengths: Sequence[int], work: Sequence[float] | np.ndarray) -> float:
+    """Returns e of the power law length^e that fits `work` best, in logarithms."""
+    return float(np.polyfit(np.log(lengths), np.log(work), 1)[0])
+
+
+def print_growth(rows: list[Row]) -> None:
+    """Prints the exponents as a table."""
+    if not rows:
         return
-    yield text(row["forward_seconds"], ",.2f", 1e3)
-    yield "no backward" if row["no_backward"] else text(row["both_seconds"], ",.2f", 1e3)
-    yield _pair(row["forward_share_of_matmul_peak"], row["both_share_of_matmul_peak"])
-    yield text(row["first_call_seconds"], ".1f")
-    yield text(row["memory_bytes"], ",.0f", 1e-6)
-    yield text(row["compiler_bytes"], ",.0f", 1e-6)
-    for peer in peers:
-        yield _pair(row["forward_of_peers"][peer], row["both_of_peers"][peer])
-
-
-def _pair(forward: float | None, both: float | None) -> str:
-    return "-" if forward is None and both is None else f"{text(forward, '.2f')}/{text(both, '.2f')}"
+    print("\nhow the work grows: e of length^e, fitted to the weights in computed tiles, by groups of heads\n")
+    columns = [
+        Column("tiles counted at", lambda row: " ".join(f"{n:,}" for n in row["counted_lengths"]) or "-"),
+        Column(
+            "heads, steepest to flattest",
+            lambda row: " ".join(f"{e:.2f}" for e in row["exponents_of_head_groups"] or ()) or "-",
+        ),
+        Column("all heads", "exponent_of_weights"),
+        Column("time, with backward", "exponent_of_seconds"),
+    ]
+    cells = [[row["contender"], *(column.cell(row) for column in columns)] for row in rows]
+    print_table(["", *(column.title for column in columns)], cells)

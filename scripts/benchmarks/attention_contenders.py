@@ -1,6 +1,5 @@
-"""The contenders of `scripts/benchmark.py attention`: this project's backends, Flax's and PyTorch's attention."""
+"""The contenders of `scripts/benchmark.py attention` and `decode`: this project's backends, Flax's and PyTorch's."""
 
-import argparse
 import ctypes
 import dataclasses
 import functools
@@ -12,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.attention_growth import computed_weights
-from benchmarks.processes import Contender, Step, require_torch, seconds_of, warm_up
+from benchmarks.processes import Contender, Run, Step, one_part, repeated, require_torch, seconds_of, warm_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,213 +26,179 @@ class Shape:
 
     @property
     def forward_flops(self) -> float:
-        """Of the two products, for each pair of a query and a key that it sees, however it is computed."""
+        """Operations of the two products, for each pair of a query and a visible key, however it is computed."""
         return 4.0 * self.head_dim * self.batch * self.heads * self.length * (self.length + 1) / 2
 
     def dense_bytes(self, weights: float = 0.0, biases: float = 0.0) -> float:
-        """Of so many float32 tensors `[batch, heads, length, length]`, and `[heads, length, length]`."""
+        """Returns the bytes of float32 tensors `[batch, heads, length, length]` and `[heads, length, length]`."""
         return 4.0 * (self.batch * weights + biases) * self.heads * self.length**2
 
 
-def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
-    """All of a `Shape` but its length."""
-    for name, value in (("batch", 1), ("heads", 8), ("head_dim", 64)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way to compute: the backend, the share that may be lost, and whether a cache knows its largest norms."""
+
+    backend: str
+    skip_epsilon: float | None
+    knows_norms: bool = True
 
 
-def shape_of(length: int, arguments: argparse.Namespace) -> Shape:
-    """What `add_shape_arguments` has read, at a length."""
-    return Shape(length, arguments.batch, arguments.heads, arguments.head_dim, arguments.dtype)
+def project_contender(shape: Shape, way: Way) -> Contender:
+    """Returns `alibi.attention.attend`."""
+    tensors = {"reference": 4.0, "saved": 0.5}.get(way.backend, 0.0)
+    return Contender(project_step, (shape, way), shape.dense_bytes(tensors), measure_passes)
 
 
-@dataclasses.dataclass
-class AttentionStep(Step):
-    """`run` is the forward and the backward pass.
-
-    Attributes:
-      forward: as `run`, without the backward pass.
-      held_bytes: of what it needs besides queries, keys and values: a dense bias.
-      compiler_bytes: what the compiler says that a run needs, once there was one.
-      computed_weights: gives those of each head, see `benchmarks.attention_growth`.
-    """
-
-    forward: Callable[[int], None] | None = None
-    held_bytes: int = 0
-    compiler_bytes: Callable[[], int | None] = lambda: None
-    computed_weights: Callable[[], list[int] | None] = lambda: None
+def flax_contender(shape: Shape) -> Contender:
+    """Returns `flax.linen.dot_product_attention` with the dense bias and the causal mask."""
+    return Contender(_flax_step, (shape,), shape.dense_bytes(weights=4.0, biases=1.25), measure_passes)
 
 
-@dataclasses.dataclass
-class AttentionContender(Contender):
-    """Has timed each part, and measured the memory of the passes by itself, once it is prepared."""
-
-    needed_bytes: float = 0.0  # at least, where that is known to be much
-
-    def shortage(self) -> str:
-        """Why it should not be started; empty if it can be."""
-        available = available_memory()
-        if available is None or self.needed_bytes <= available:
-            return ""
-        return f"needs about {self.needed_bytes / 2**30:.0f} GiB, and {available / 2**30:.0f} GiB are available"
-
-    def prepare(self) -> tuple[Step, dict[str, Any]]:
-        _volunteer_to_be_killed()
-        step = self.build(*self.arguments)
-        parts, reason = ["run", "forward"], None
-        try:
-            first_seconds = seconds_of(step.run, 1)
-        except NotImplementedError as error:  # so PyTorch says that FlexAttention has no backward pass on CPUs
-            parts, reason = ["forward"], str(error).strip().splitlines()[0]
-            first_seconds = seconds_of(step.forward, 1)
-        growth = growth_of_peak_memory(functools.partial(getattr(step, parts[0]), 1))
-        part_seconds = {parts[0]: warm_up(getattr(step, parts[0]))}
-        for part in parts[1:]:  # the process is warm by now, only this part must be compiled
-            seconds_of(getattr(step, part), 1)
-            part_seconds[part] = seconds_of(getattr(step, part), 2) / 2
-        return step, {
-            "part_seconds": part_seconds,
-            "first_call_seconds": first_seconds,
-            "memory_bytes": None if growth is None else growth + step.held_bytes,
-            "compiler_bytes": step.compiler_bytes(),
-            "computed_weights": step.computed_weights(),  # last: it takes memory of its own
-            "no_backward": reason,
-        }
-
-
-def project_attention(shape: Shape, backend: str, skip_epsilon: float | None) -> AttentionContender:
-    """`alibi.attention.attend`."""
-    tensors = {"reference": 4.0, "saved": 0.5}.get(backend, 0.0)
-    return AttentionContender(_project_step, (shape, backend, skip_epsilon), shape.dense_bytes(tensors))
-
-
-def flax_attention(shape: Shape) -> AttentionContender:
-    """`flax.linen.dot_product_attention` with the dense bias and the causal mask."""
-    return AttentionContender(_flax_step, (shape,), shape.dense_bytes(weights=4.0, biases=1.25))
-
-
-def torch_attention(shape: Shape, kind: str) -> AttentionContender:
-    """PyTorch's, of a kind that `benchmarks.torch_peers.ATTENTION` has.
-
-    Raises:
-      ValueError: PyTorch is not installed.
-    """
+def torch_contender(shape: Shape, kind: str) -> Contender:
+    """Returns PyTorch's attention of a kind in `benchmarks.torch_peer.ATTENTION`; ValueError if not installed."""
     require_torch()
-    return AttentionContender(_torch_step, (shape, kind), shape.dense_bytes(biases=float(kind == "dense")))
+    return Contender(_torch_step, (shape, kind), shape.dense_bytes(biases=float(kind == "dense")), measure_passes)
 
 
-def available_memory() -> int | None:
-    """Bytes that can be had now without pushing anything out; None if the system doesn't say."""
+def measure_passes(step: Step) -> tuple[dict[str, float], dict[str, Any]]:
+    """Warms up both passes ("run") and the forward pass, and measures the memory of the passes by themselves."""
+    oom_score = pathlib.Path("/proc/self/oom_score_adj")
+    if oom_score.exists():
+        oom_score.write_text("1000")  # so that too large a contender ends itself, not the benchmark or a neighbour
+    names, reason = ["run", "forward"], None
     try:
-        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text())[1])
-    except (OSError, TypeError):
-        return None
+        first_seconds = seconds_of(step.parts["run"], 1)
+    except NotImplementedError as error:  # PyTorch's FlexAttention has no backward pass on CPUs
+        names, reason = ["forward"], str(error).strip().splitlines()[0]
+        first_seconds = seconds_of(step.parts["forward"], 1)
+    growth = growth_of_peak_memory(functools.partial(step.parts[names[0]], 1))
+    seconds = {names[0]: warm_up(step.parts[names[0]])}
+    for name in names[1:]:  # the process is warm by now, only this part must be compiled
+        seconds_of(step.parts[name], 1)
+        seconds[name] = seconds_of(step.parts[name], 2) / 2
+    compiler_bytes, computed = step.facts.pop("compiler_bytes", None), step.facts.pop("computed_weights", None)
+    return seconds, {
+        "first_call_seconds": first_seconds,
+        "memory_bytes": None if growth is None else growth + step.facts["held_bytes"],
+        "compiler_bytes": compiler_bytes and compiler_bytes(),
+        "computed_weights": computed and computed(),  # last: it takes memory of its own
+        "no_backward": reason,
+    }
 
 
 def growth_of_peak_memory(call: Callable[[], object]) -> int | None:
-    """Bytes that the process held during the call above those before.
+    """Returns the most bytes that the process held during the call above those before.
 
-    What earlier calls and compilers have freed is given back to the system first, so that
-    it is not used again unseen. None where the system (other than Linux) doesn't say.
+    Memory freed by earlier calls and compilers goes back to the system first, so that
+    it is not used again unseen. None if the system (other than Linux) doesn't tell.
     """
+
+    def status(name: str) -> int:
+        return 1024 * int(re.search(rf"{name}:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
     except (AttributeError, OSError):
         return None
-    before = _status("VmRSS")
+    before = status("VmRSS")
     call()
-    return _status("VmHWM") - before
-
-
-def _status(name: str) -> int:
-    return 1024 * int(re.search(rf"{name}:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
-
-
-def _volunteer_to_be_killed() -> None:
-    """So that too large a contender ends itself, not the benchmark or a neighbour."""
-    path = pathlib.Path("/proc/self/oom_score_adj")
-    if path.exists():
-        path.write_text("1000")
+    return status("VmHWM") - before
 
 
 def _arrays(shape: Shape) -> np.ndarray:
-    """Query, key, value and the result's cotangent, each feature normal."""
+    """Returns query, key, value and the result's cotangent, each feature normal."""
     size = (4, shape.batch, shape.length, shape.heads, shape.head_dim)
     return np.random.default_rng(0).standard_normal(size, dtype=np.float32)
 
 
-def jax_arrays(shape: Shape) -> list[Any]:
-    """As `_arrays`, of the shape's dtype."""
+def _jax_arrays(shape: Shape) -> list[Any]:
     import jax.numpy as jnp
 
     return [jnp.asarray(x, shape.dtype) for x in _arrays(shape)]
 
 
-class _Program:
-    """A function for `AttentionStep`, compiled when it first runs."""
-
-    def __init__(self, function: Callable, arguments: Sequence[Any], held_bytes: int):
-        self._function, self._arguments, self._held_bytes = function, arguments, held_bytes
-        self._compiled = None
-
-    def __call__(self, steps: int) -> None:
-        import jax
-
-        if self._compiled is None:
-            self._compiled = jax.jit(self._function).lower(*self._arguments).compile()
-        for _ in range(steps):
-            jax.block_until_ready(self._compiled(*self._arguments))
-
-    def compiler_bytes(self) -> int | None:
-        memory = self._compiled.memory_analysis()
-        return memory and memory.temp_size_in_bytes + memory.output_size_in_bytes + self._held_bytes
-
-
-def _project_step(shape: Shape, backend: str, skip_epsilon: float | None) -> AttentionStep:
+def project_step(shape: Shape, way: Way) -> Step:
+    """Returns the passes of a backend, which also count the weights in the tiles they compute."""
     from alibi.attention.attend import attend
     from alibi.slopes import alibi_slopes
 
-    slopes = alibi_slopes(shape.heads)
-    step = _jax_step(shape, functools.partial(attend, slopes=slopes, backend=backend, skip_epsilon=skip_epsilon))
-    step.computed_weights = lambda: computed_weights(*jax_arrays(shape)[:3], slopes, backend, skip_epsilon)
+    slopes, how = alibi_slopes(shape.heads), {"backend": way.backend, "skip_epsilon": way.skip_epsilon}
+    step = _jax_step(shape, functools.partial(attend, slopes=slopes, **how))
+    step.facts["computed_weights"] = lambda: computed_weights(*_jax_arrays(shape)[:3], slopes, way)
     return step
 
 
-def _flax_step(shape: Shape) -> AttentionStep:
+def computed_weights(query: Any, key: Any, value: Any, slopes: Any, way: Way) -> list[int] | None:
+    """Returns, for each head, the weights in the tiles that `blocked` computes; None: another backend does the call.
+
+    All tiles of a shape cost the same, so this is the work of the forward and of the
+    backward pass but for a factor. Time would need contenders of each group of heads alone,
+    and drifts by more than a skipped tile.
+    """
+    from alibi.attention.backends import choose
+    from alibi.attention.call import AttentionCall, AttentionOptions
+    from alibi.attention.skipping import computed_ranges
+    from alibi.attention.tiles import make_tiling
+    from alibi.positions import AlibiBias
+
+    positions, options = np.arange(query.shape[1]), AttentionOptions(skip_epsilon=way.skip_epsilon)
+    call = AttentionCall(query, key, value, AlibiBias(slopes), True, positions, positions, options=options)
+    if (choose(call) if way.backend == "auto" else way.backend) != "blocked":
+        return None
+    tiling = make_tiling(call)
+    tiles = np.diff(computed_ranges(call), axis=-1).sum(axis=(1, 2)).reshape(tiling.batch_groups, tiling.head_groups)
+    of_head = tiles.sum(axis=0) * tiling.batch_group * tiling.q_block * tiling.k_block
+    return [int(weights) for weights in np.repeat(of_head, tiling.head_group)]
+
+
+def _flax_step(shape: Shape) -> Step:
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
 
     from alibi.slopes import alibi_slopes
 
-    def bias_and_mask():
+    def bias_and_mask() -> tuple[jax.Array, jax.Array]:
         distance = jnp.arange(shape.length)[:, None] - jnp.arange(shape.length)[None, :]
         return -alibi_slopes(shape.heads)[None, :, None, None] * distance[None, None], (distance >= 0)[None, None]
 
     return _jax_step(shape, nn.dot_product_attention, *jax.jit(bias_and_mask)())
 
 
-def _jax_step(shape: Shape, attention: Callable, *held: Any) -> AttentionStep:
-    """Of attention(query, key, value, *held)."""
+def _jax_step(shape: Shape, attention: Callable, *held: Any) -> Step:
+    """Returns the passes of attention(query, key, value, *held); `held_bytes` are those of a dense bias."""
     import jax
 
-    def both(query, key, value, cotangent, *held):
+    def both(query: Any, key: Any, value: Any, cotangent: Any, *held: Any) -> tuple:
         result, pull = jax.vjp(lambda *arrays: attention(*arrays, *held), query, key, value)
         return result, pull(cotangent)
 
-    query, key, value, cotangent = jax_arrays(shape)
+    query, key, value, cotangent = _jax_arrays(shape)
     held_bytes = sum(x.nbytes for x in held)
-    run = _Program(both, (query, key, value, cotangent, *held), held_bytes)
-    forward = _Program(attention, (query, key, value, *held), held_bytes)
-    return AttentionStep(run, forward=forward, held_bytes=held_bytes, compiler_bytes=run.compiler_bytes)
+    run, compiled = _program(both, (query, key, value, cotangent, *held))
+    forward, _ = _program(attention, (query, key, value, *held))
+
+    def compiler_bytes() -> int | None:
+        memory = compiled().memory_analysis()
+        return memory and memory.temp_size_in_bytes + memory.output_size_in_bytes + held_bytes
+
+    return Step({"run": run, "forward": forward}, {"held_bytes": held_bytes, "compiler_bytes": compiler_bytes})
 
 
-def _torch_step(shape: Shape, kind: str) -> AttentionStep:
+def _program(function: Callable, arguments: Sequence[Any]) -> tuple[Run, Callable[[], Any]]:
+    """Returns the function, compiled when it first runs, and a function that returns the compiled program."""
+    import jax
+
+    compiled = functools.cache(lambda: jax.jit(function).lower(*arguments).compile())
+    return repeated(lambda: compiled()(*arguments), one_by_one=True), compiled
+
+
+def _torch_step(shape: Shape, kind: str) -> Step:
     import torch
 
-    from benchmarks.torch_peers import ATTENTION
+    from benchmarks.torch_peer import ATTENTION
 
     arrays = torch.from_numpy(_arrays(shape)).transpose(2, 3).to(getattr(torch, shape.dtype)).contiguous()
     cotangent, inputs = arrays[3], [x.clone().requires_grad_() for x in arrays[:3]]
@@ -244,7 +208,7 @@ def _torch_step(shape: Shape, kind: str) -> AttentionStep:
         try:
             for _ in range(steps):
                 torch.autograd.grad(attention(*inputs), inputs, cotangent)
-        except NotImplementedError:  # FlexAttention's, on CPUs; `prepare` then measures the forward pass alone
+        except NotImplementedError:  # FlexAttention's, on CPUs; then the forward pass is measured alone
             torch.compiler.reset()  # else the forward pass would not be compiled either
             raise
 
@@ -253,4 +217,33 @@ def _torch_step(shape: Shape, kind: str) -> AttentionStep:
             for _ in range(steps):
                 attention(*(x.detach() for x in inputs))
 
-    return AttentionStep(run, forward=forward, held_bytes=held_bytes)
+    return Step({"run": run, "forward": forward}, {"held_bytes": held_bytes})
+
+
+def token_step(shape: Shape, way: Way) -> Step:
+    """Returns a call for the last token of a full cache."""
+    import jax
+    import jax.numpy as jnp
+
+    from alibi import alibi_slopes, attend
+    from alibi.attention.cache import norm_of_all
+
+    @jax.jit
+    def token(index: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, norm: jax.Array) -> jax.Array:
+        slots = jnp.arange(shape.length)
+        return attend(
+            query,
+            key,
+            value,
+            slopes=alibi_slopes(shape.heads),
+            query_positions=index[None],
+            key_positions=slots,
+            mask=(slots <= index)[None, None, None, :],
+            skip_epsilon=way.skip_epsilon,
+            key_norm=norm if way.knows_norms else None,
+            backend=way.backend,
+        )
+
+    query, key, value, _ = _jax_arrays(shape)
+    arguments = (jnp.asarray(shape.length - 1), query[:, -1:], key, value, norm_of_all(key, value))
+    return one_part(repeated(lambda: token(*arguments), one_by_one=True))

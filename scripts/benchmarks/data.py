@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from alibi.config import DataConfig
-from benchmarks.rounds import about, print_table, whole_numbers
+from benchmarks.rounds import Column, Row, about, known, show, whole_numbers
 
 TIMES = {"bytes": 4, "words": 1, "bpe": 1}  # as much text
-PEERS = {"bytes": "numpy + SHA-256", "words": "split + dict", "bpe": "tokenizers"}
 BLOCK_BYTES = 1 << 20  # that the peers read at a time
 
 
@@ -27,33 +26,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=128, help="of it, 4 times as many for bytes; a shard has 67")
     parser.add_argument("--workers", default="1,2", help="numbers of processes, comma-separated")
     parser.add_argument("--tokenizers", default="bytes,words,bpe", help="which, comma-separated")
-    parser.set_defaults(command=compare)
+    parser.set_defaults(command=compare_tokenizers)
 
 
-def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each tokenizer with each number of workers, and its peer, in turn; each turn is a process of its own."""
-    workers, names = whole_numbers(arguments.workers, "workers"), arguments.tokenizers.split(",")
-    if not set(names) <= set(TIMES):
-        raise ValueError(f"--tokenizers={arguments.tokenizers}: use {', '.join(TIMES)}")
+def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
+    """Measures each tokenizer with each number of workers, and its peer, in turn; each turn is a process of its own."""
+    workers = whole_numbers(arguments.workers, "workers")
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        root, rows = pathlib.Path(folder), []
-        for name in names:
+        root = pathlib.Path(folder)
+        for name in known(arguments.tokenizers, TIMES, "tokenizer"):
             size = TIMES[name] * arguments.megabytes
             path = _write_text(root / f"{name}.txt", arguments.text, size * 10**6)
-            calls: dict[str, tuple] = {PEERS[name]: (_peer, name, path, root)}
-            calls |= {f"{name}, {number} workers": (_prepare, name, path, root, number) for number in workers}
-            _in_process(_make_tokenizer, name, path, root)
+            title, peer = PEERS[name]
+            calls: dict[str, tuple] = {title: (_timed, peer, path, root)}
+            calls |= {f"{name}, {number} workers": (_timed, _prepare, path, root, number) for number in workers}
+            _in_process(_make_tokenizer, path, root)
             seconds: dict[str, list[tuple[float, float]]] = {contender: [] for contender in calls}
             for turn in range(arguments.rounds):
                 for contender, call in list(calls.items())[:: -1 if turn % 2 else 1]:
                     seconds[contender].append(_in_process(*call))
             rows += [_row(one, size, seconds[one]) | about(arguments.rounds) for one in calls]
             path.unlink()
-    _print_rows(rows)
+    columns = [Column("MB of text", "megabytes", ""), Column("MB/s", "mb_per_second", ".1f")]
+    show("text made into tokens", rows, [*columns, Column("MB a core-second", "mb_per_core_second", ".1f")])
     return rows
 
 
-def _row(contender: str, megabytes: int, seconds: list[tuple[float, float]]) -> dict[str, Any]:
+def _row(contender: str, megabytes: int, seconds: list[tuple[float, float]]) -> Row:
     wall, cpu = zip(*seconds, strict=True)
     return {
         "benchmark": "data",
@@ -66,23 +66,8 @@ def _row(contender: str, megabytes: int, seconds: list[tuple[float, float]]) -> 
     }
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    machine = rows[0]["machine"]
-    print(f"{machine['cpu']}, {machine['cores']} cores, {rows[0]['date']}; medians of {rows[0]['rounds']} rounds")
-    cells = [
-        [
-            row["contender"],
-            f"{row['megabytes']}",
-            f"{row['mb_per_second']:.1f}",
-            f"{row['mb_per_core_second']:.1f}",
-        ]
-        for row in rows
-    ]
-    print_table(["", "MB of text", "MB/s", "MB a core-second"], cells)
-
-
 def _write_text(path: pathlib.Path, source: str | None, size: int) -> pathlib.Path:
-    """A file of `size` bytes or a few less."""
+    """Writes a file of `size` bytes or a few less."""
     if source is None:
         from alibi.data.corpora import make_corpus
 
@@ -97,7 +82,7 @@ def _write_text(path: pathlib.Path, source: str | None, size: int) -> pathlib.Pa
 
 
 def _in_process(call: Callable, *arguments: Any) -> Any:
-    """What `call` returns in a fresh process, which inherits nothing that a turn before has left."""
+    """Returns the result of `call` in a fresh process, which inherits nothing from the turns before."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sender, call, arguments))
@@ -118,56 +103,53 @@ def _send(sender: Any, call: Callable, arguments: tuple) -> None:
     sender.send(call(*arguments))
 
 
-def _timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of wall time, and of processor time of this process and those that it started."""
+def _timed(make: Callable[..., Callable[[], object]], *arguments: Any) -> tuple[float, float]:
+    """Returns the seconds of wall time, and of processor time with child processes, of what `make` has made ready."""
 
     def processor() -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(one.ru_utime + one.ru_stime for one in used)
+        return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
+    run = make(*arguments)
     start, before = time.perf_counter(), processor()
     run()
     return time.perf_counter() - start, processor() - before
 
 
-def _config(name: str, path: pathlib.Path, cache: pathlib.Path) -> Any:
+def _config(path: pathlib.Path, cache: pathlib.Path) -> DataConfig:
     return DataConfig(
         corpus="text",
         train=str(path),
         valid="",
-        tokenizer=name,
+        tokenizer=path.stem,
         cache_dir=str(cache),
         bpe_vocab_size=8192,
-        tokenizer_train_bytes=4 * 10**6 if name == "bpe" else -1,
+        tokenizer_train_bytes=4 * 10**6 if path.stem == "bpe" else -1,
     )
 
 
-def _make_tokenizer(name: str, path: pathlib.Path, root: pathlib.Path) -> None:
+def _make_tokenizer(path: pathlib.Path, root: pathlib.Path) -> None:
     from alibi.data.corpora import make_corpus
     from alibi.data.tokenizers import make_tokenizer
 
-    data = _config(name, path, root)
-    make_tokenizer(data, make_corpus(data)).save(root / name)
+    data = _config(path, root)
+    make_tokenizer(data, make_corpus(data)).save(root / path.stem)
 
 
-def _prepare(name: str, path: pathlib.Path, root: pathlib.Path, workers: int) -> tuple[float, float]:
+def _prepare(path: pathlib.Path, root: pathlib.Path, workers: int) -> Callable[[], object]:
     from alibi.data.shards import Makers
     from alibi.data.tokenizers import load_tokenizer
     from alibi.data.tokens import prepare
 
-    tokenizer = load_tokenizer(root / name)
-    with tempfile.TemporaryDirectory(dir=root) as cache:
-        data = _config(name, path, pathlib.Path(cache))
-        return _timed(lambda: prepare(data, "train", tokenizer, progress=False, makers=Makers(workers)))
+    tokenizer, cache = load_tokenizer(root / path.stem), pathlib.Path(tempfile.mkdtemp(dir=root))
+    data = _config(path, cache)
+    return lambda: prepare(data, "train", tokenizer, progress=False, makers=Makers(workers))
 
 
-def _peer(name: str, path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
-    """The least that must be done: read, encode, hash and write, on one core or as the library does."""
-    run = {"bytes": _plain_bytes, "words": _plain_words, "bpe": _library}[name]
-    return run(path, root)
+# The least that must be done, on one core or as the library does it: read, encode, hash and write.
 
 
-def _plain_bytes(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
+def _plain_bytes(path: pathlib.Path, root: pathlib.Path) -> Callable[[], object]:
     def run() -> None:
         hasher = hashlib.sha256()
         with path.open("rb") as source, (root / "plain.bin").open("wb") as target:
@@ -177,10 +159,10 @@ def _plain_bytes(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
                 target.write(ids)
             os.fsync(target.fileno())
 
-    return _timed(run)
+    return run
 
 
-def _plain_words(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
+def _plain_words(path: pathlib.Path, root: pathlib.Path) -> Callable[[], object]:
     from alibi.data.tokenizers import read_dictionary
 
     ids = {word: i for i, word in enumerate(read_dictionary(root / "words" / "dict.txt"))}
@@ -191,10 +173,10 @@ def _plain_words(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
                 found = [ids.get(word, 3) for line in lines for word in [*line.split(), "</s>"]]
                 target.write(np.array(found, np.uint32))
 
-    return _timed(run)
+    return run
 
 
-def _library(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
+def _library(path: pathlib.Path, root: pathlib.Path) -> Callable[[], object]:
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_file(str(root / "bpe" / "tokenizer.json"))
@@ -206,4 +188,11 @@ def _library(path: pathlib.Path, root: pathlib.Path) -> tuple[float, float]:
                 for encoding in tokenizer.encode_batch_fast(parts, add_special_tokens=False):
                     target.write(np.array(encoding.ids, np.uint16))
 
-    return _timed(run)
+    return run
+
+
+PEERS = {
+    "bytes": ("numpy + SHA-256", _plain_bytes),
+    "words": ("split + dict", _plain_words),
+    "bpe": ("tokenizers", _library),
+}

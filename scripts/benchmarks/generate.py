@@ -1,134 +1,80 @@
 """`scripts/benchmark.py generate`: a prompt is read and tokens are decoded, beside a forward pass over all."""
 
 import argparse
-from typing import Any
 
 import numpy as np
 
 from alibi.config import read_config
-from benchmarks.processes import Contender, Step, seconds_of
-from benchmarks.rounds import about, measured_on, print_failures, print_table, run_rounds, text
+from benchmarks.processes import Contender, Step, repeated
+from benchmarks.rounds import Column, Row, Runners, compare, show
 from benchmarks.training_contenders import VOCABULARY
 from configs import quickstart
 
-TURN_SECONDS = 0.5  # of one part of a contender in one round
-PARTS = ("prefill", "decode", "forward")
+TURN_SECONDS = 0.5  # of a part of a contender in a round
 TOLERANCE = 1e-4  # of logits, by which the two ways may differ
-
-
-class GenerationContender(Contender):
-    """Has timed each part once it is prepared."""
-
-    def prepare(self) -> tuple[Step, dict[str, Any]]:
-        step = self.build(*self.arguments)
-        seconds = {part: [seconds_of(getattr(step, part), 1) for _ in range(3)][-1] for part in PARTS}
-        return step, {"part_seconds": seconds, "error": step.error}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--positions", default="alibi,rotary", help="position methods, comma-separated")
-    for name, value, what in (("prompt", 1024, "tokens of it"), ("tokens", 256, "decoded ones"), ("batch", 1, "")):
-        parser.add_argument(f"--{name}", type=int, default=value, help=what or "sequences")
-    parser.set_defaults(command=compare)
+    for name, value, text in (("prompt", 1024, "tokens of it"), ("tokens", 256, "decoded"), ("batch", 1, "sequences")):
+        parser.add_argument(f"--{name}", type=int, default=value, help=text)
+    parser.set_defaults(command=compare_methods)
 
 
-def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens/s of each part, medians over the rounds."""
-    sizes = arguments.batch, arguments.prompt, arguments.tokens
+def compare_methods(arguments: argparse.Namespace) -> list[Row]:
+    """Measures the tokens/s of each part, with each position method."""
+    batch, prompt, tokens = arguments.batch, arguments.prompt, arguments.tokens
     names = arguments.positions.split(",")
-    contenders = {name: GenerationContender(Generation, (name, *sizes)) for name in names}
-    runners, peak = run_rounds(contenders, arguments.rounds, turn_seconds=TURN_SECONDS, title="generation")
-    batch, prompt, tokens = sizes
+    contenders = {name: Contender(generation_step, (name, batch, prompt, tokens)) for name in names}
     counts = {"prefill": batch * prompt, "decode": batch * tokens, "forward": batch * (prompt + tokens)}
-    rows: list[dict[str, Any]] = []
-    for name, runner in runners.items():
-        row = {"benchmark": "generate", "contender": name, "failed": runner.failed}
-        row |= {"batch": batch, "prompt": prompt, "tokens": tokens, "logits_error": runner.answer.get("error")}
-        for part, count in counts.items():
-            seconds = runner.median(part)
-            row |= {
-                f"{part}_seconds": runner.seconds.get(part),
-                f"{part}_tokens_per_second": seconds and count / seconds,
-            }
-        rows.append(row | {"matmul_gflops": peak / 1e9, **about(arguments.rounds)})
-    _print_rows(rows)
+
+    def row_of(name: str, runners: Runners, peak: float) -> Row:
+        runner = runners[name]
+        row = {"batch": batch, "prompt": prompt, "tokens": tokens, "logits_error": runner.facts.get("logits_error")}
+        row |= {f"{part}_seconds": runner.seconds.get(part) for part in counts}
+        return row | {f"{part}_tokens_per_second": runner.rate(count, part) for part, count in counts.items()}
+
+    rows = compare("generate", contenders, arguments.rounds, row_of, turn_seconds=TURN_SECONDS, title="generation")
+    headline = f"the quickstart's model, batch {batch}: a prompt of {prompt:,} tokens, then {tokens:,} are decoded"
+    columns = [Column(f"{part}, tokens/s", f"{part}_tokens_per_second", ",.0f") for part in counts]
+    show(headline, rows, [*columns, Column("logits off by", "logits_error", ".0e")])
     return rows
 
 
-class Generation(Step):
-    """The quickstart's model, with initial parameters, and what of it is timed.
+def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> Step:
+    """Returns the quickstart's model, with initial parameters, at its parts.
 
     Raises:
       RuntimeError: its logits with a cache are not those of a forward pass over all tokens.
     """
+    import jax
+    import jax.numpy as jnp
 
-    def __init__(self, position: str, batch: int, prompt: int, new_tokens: int):
-        super().__init__(self.forward)
-        import jax
-        import jax.numpy as jnp
+    from alibi.generation import decode, new_cache, read
+    from alibi.model.decoder import build_model
 
-        from alibi.generation import decode, new_cache, read
-        from alibi.model.decoder import build_model
+    model = build_model(read_config(quickstart.get_config(f"position={position}")), VOCABULARY)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (batch, prompt + new_tokens)), jnp.int32)
+    forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
 
-        self.model = model = build_model(read_config(quickstart.get_config(f"position={position}")), VOCABULARY)
-        self.params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-        rng = np.random.default_rng(0)
-        self.tokens = jnp.asarray(rng.integers(0, VOCABULARY, (batch, prompt + new_tokens)), jnp.int32)
-        self.prompt, self.new_tokens = prompt, new_tokens
-        self.whole = jax.jit(lambda tokens: model.apply({"params": self.params}, tokens))
-        self.new_cache, self.read, self.decode_all = new_cache, read, decode
-        self.error = self._error()
-        self.prefilled = self._prefill()
+    def prefill(last: int | None = 1) -> tuple[jax.Array, dict]:
+        return read(model, params, new_cache(model, *tokens.shape), tokens[:, :prompt], last=last)
 
-    def _prefill(self, **options: Any) -> tuple[Any, Any]:
-        """Logits, and a cache with the prompt."""
-        cache = self.new_cache(self.model, *self.tokens.shape)
-        return self.read(self.model, self.params, cache, self.tokens[:, : self.prompt], **options)
+    logits, cache = prefill(last=None)
+    parts = [np.asarray(logits)]
+    for number in range(prompt, prompt + new_tokens):
+        logits, cache = read(model, params, cache, tokens[:, number : number + 1])
+        parts.append(np.asarray(logits))
+    error = float(np.abs(np.concatenate(parts, axis=1) - np.asarray(forward(tokens))).max())
+    if not error < TOLERANCE:
+        raise RuntimeError(f"logits with a cache are off by {error:.2g}")
+    prefilled = prefill()
 
-    def _error(self) -> float:
-        logits, cache = self._prefill()
-        parts = [np.asarray(logits)]
-        for number in range(self.prompt, self.tokens.shape[1]):
-            token = self.tokens[:, number : number + 1]
-            logits, cache = self.read(self.model, self.params, cache, token)
-            parts.append(np.asarray(logits))
-        error = float(np.abs(np.concatenate(parts, axis=1) - np.asarray(self.whole(self.tokens))).max())
-        if not error < TOLERANCE:
-            raise RuntimeError(f"logits with a cache are off by {error:.2g}")
-        return error
+    def decoded() -> jax.Array:
+        logits, cache = jax.tree.map(lambda x: x.copy(), prefilled)  # as decoding writes into it
+        return decode(model, new_tokens, params, cache, logits, 0.0, None)[0]
 
-    def prefill(self, times: int) -> None:
-        for _ in range(times):
-            self.prefilled = self._prefill(last=1)
-        self.prefilled[0].block_until_ready()
-
-    def decode(self, times: int) -> None:
-        import jax
-
-        for _ in range(times):
-            logits, cache = jax.tree.map(lambda x: x.copy(), self.prefilled)  # as decoding writes into it
-            tokens, _ = self.decode_all(self.model, self.new_tokens, self.params, cache, logits[:, -1:], 0.0, None)
-            tokens.block_until_ready()
-
-    def forward(self, times: int) -> None:
-        for _ in range(times):
-            self.whole(self.tokens).block_until_ready()
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    first = rows[0]
-    print(
-        f"the quickstart's model, batch {first['batch']}: a prompt of {first['prompt']:,} tokens, then "
-        f"{first['tokens']:,} are decoded; {measured_on(first)}\n"
-    )
-    titles = ["", *(f"{part}, tokens/s" for part in PARTS), "logits off by"]
-    cells = [
-        [
-            row["contender"],
-            *(text(row[f"{part}_tokens_per_second"], ",.0f") for part in PARTS),
-            text(row["logits_error"], ".0e"),
-        ]
-        for row in rows
-    ]
-    print_table(titles, cells)
-    print_failures(rows)
+    calls = {"prefill": lambda: prefill()[0], "decode": decoded, "forward": lambda: forward(tokens)}
+    runs = {part: repeated(call, one_by_one=part != "prefill") for part, call in calls.items()}
+    return Step(runs, {"logits_error": error})

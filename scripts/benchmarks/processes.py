@@ -1,6 +1,7 @@
-"""What the benchmarks time: steps that run, when told to, in processes of their own."""
+"""Contenders: steps that run on request, each in a process of its own."""
 
 import dataclasses
+import functools
 import importlib.util
 import multiprocessing
 import multiprocessing.connection
@@ -22,51 +23,69 @@ WARM_SECONDS, TURN_SECONDS, STEADY = 2.0, 0.5, 1.1
 STOP_SECONDS = 3.0  # that an idle process may take to end
 MATMUL_SIZE = 2048  # rows and columns of the product that gives the machine's float32 peak
 
+Run = Callable[[int], None]  # does a number of steps and waits for the last
+
 
 @dataclasses.dataclass
 class Step:
-    """What a contender's process has built.
+    """The work of a contender, as its process has built it.
 
     Attributes:
-      run: does a number of steps and waits for the last.
-      memory_bytes: what the compiler says that one step needs, if it does.
-      flops: of one step, where that is what it is for.
-      program: gives the compiled program of one step as text, where somebody reads it.
+      parts: functions that are timed, by name.
+      facts: other values for the row of results.
+      program: returns the compiled program of a step as text.
     """
 
-    run: Callable[[int], None]
-    memory_bytes: int | None = None
-    flops: float | None = None
+    parts: dict[str, Run]
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     program: Callable[[], str] | None = None
+
+
+def one_part(run: Run, **facts: Any) -> Step:
+    """Returns a step with the single part "run"."""
+    return Step({"run": run}, facts)
+
+
+def repeated(call: Callable[[], Any], *, one_by_one: bool = False) -> Run:
+    """Returns a function that calls `call` a number of times, and waits for the last result or for each."""
+    import jax
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            result = call()
+            if one_by_one:
+                jax.block_until_ready(result)
+        jax.block_until_ready(result)
+
+    return run
 
 
 @dataclasses.dataclass
 class Contender:
-    """A function that builds a `Step`, by module level name, and its arguments."""
+    """A function, by module level name, that builds a `Step`, and its arguments.
+
+    Attributes:
+      needed_bytes: a lower bound of the memory it needs, if that is known to be much.
+      prepare: warms the step up in its process, and returns the seconds of each part and more facts.
+    """
 
     build: Callable[..., Step]
     arguments: tuple[Any, ...] = ()
+    needed_bytes: float = 0.0
+    prepare: Callable[[Step], tuple[dict[str, float], dict[str, Any]]] | None = None
 
-    def shortage(self) -> str:
-        """Why it should not be started; empty if it can be."""
-        return ""
-
-    def start(self) -> "Process":
-        return Process(self)
-
-    def prepare(self) -> tuple[Step, dict[str, Any]]:
-        """In the process: the step, warmed up, and what `Process.prepare` gives."""
+    def prepared(self) -> tuple[Step, dict[str, float], dict[str, Any]]:
+        """Returns, in the process, the warm step, the seconds of each part, and facts for the row."""
         start = time.perf_counter()
         step = self.build(*self.arguments)
-        step.run(1)
+        if self.prepare is not None:
+            seconds, facts = self.prepare(step)
+            return step, seconds, step.facts | facts
+        for run in step.parts.values():
+            run(1)
         first_seconds = time.perf_counter() - start
-        step_seconds = warm_up(step.run)
-        return step, {
-            "first_seconds": first_seconds,
-            "step_seconds": step_seconds,
-            "step_memory_bytes": step.memory_bytes,
-            "flops": step.flops,
-        }
+        seconds = {name: warm_up(run) for name, run in step.parts.items()}
+        return step, seconds, step.facts | {"first_seconds": first_seconds}
 
 
 def require_torch() -> None:
@@ -76,7 +95,7 @@ def require_torch() -> None:
 
 
 class Process:
-    """A contender in a process of its own, asleep except while it is asked for something."""
+    """A contender in a process of its own, asleep between requests."""
 
     def __init__(self, contender: Contender):
         context = multiprocessing.get_context("spawn")  # a fork would inherit threads
@@ -85,25 +104,12 @@ class Process:
         self._process.start()
         theirs.close()
 
-    def prepare(self) -> dict[str, Any]:
-        """Builds, compiles and warms up; the seconds of the first and of a later step, memory and flops."""
-        return self._ask("prepare")
+    def ask(self, question: Any) -> Any:
+        """Returns the answer to "prepare", "memory" (most bytes held) or (part, steps), which takes seconds.
 
-    def run(self, steps: int, part: str = "run") -> float:
-        """Seconds that `steps` steps take, or runs of another such part of the `Step`."""
-        return self._ask((part, steps))
-
-    def peak_memory(self) -> int:
-        """Most bytes that the process has held."""
-        return self._ask("memory")
-
-    def stop(self) -> None:
-        self._connection.close()  # an idle process ends by itself, and ends its own helpers
-        self._process.join(STOP_SECONDS)
-        self._process.terminate()
-        self._process.join()
-
-    def _ask(self, question: str | tuple[str, int]) -> Any:
+        Raises:
+          RuntimeError: the process failed or died.
+        """
         try:
             self._connection.send(question)
             answer = self._connection.recv()
@@ -112,6 +118,12 @@ class Process:
         if isinstance(answer, str):
             raise RuntimeError(f"a measured process failed:\n{answer}")
         return answer
+
+    def stop(self) -> None:
+        self._connection.close()  # an idle process ends by itself, and ends its own helpers
+        self._process.join(STOP_SECONDS)
+        self._process.terminate()
+        self._process.join()
 
 
 def _serve(connection: multiprocessing.connection.Connection, contender: Contender) -> None:
@@ -128,13 +140,13 @@ def _serve(connection: multiprocessing.connection.Connection, contender: Contend
     while True:
         try:
             question = connection.recv()
-            if step is None:
-                step, answer = contender.prepare()
+            if question == "prepare":
+                step, *answer = contender.prepared()
             elif question == "memory":
                 answer = peak_memory()
             else:
                 part, steps = question
-                answer = seconds_of(getattr(step, part), steps)
+                answer = seconds_of(step.parts[part], steps)
         except EOFError:
             return
         except Exception:
@@ -143,18 +155,19 @@ def _serve(connection: multiprocessing.connection.Connection, contender: Contend
 
 
 def peak_memory() -> int:
-    """Most bytes that this process has held."""
+    """Returns the most bytes that this process has held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def seconds_of(run: Callable[[int], None], steps: int) -> float:
+def seconds_of(run: Run, steps: int) -> float:
+    """Returns the seconds that `steps` steps take."""
     start = time.perf_counter()
     run(steps)
     return time.perf_counter() - start
 
 
-def warm_up(run: Callable[[int], None]) -> float:
-    """Runs until the time is steady; seconds of a step."""
+def warm_up(run: Run) -> float:
+    """Runs until the time is steady; returns the seconds of a step."""
     turns, elapsed, steps = [], 0.0, 1
     while elapsed < 3 * WARM_SECONDS:
         seconds = seconds_of(run, steps)
@@ -166,20 +179,10 @@ def warm_up(run: Callable[[int], None]) -> float:
     return turns[-1]
 
 
-def matmul_contender() -> Contender:
-    """A large float32 matrix product: what the machine can do."""
-    return Contender(_matmul_step)
-
-
-def _matmul_step() -> Step:
+def matmul_step() -> Step:
+    """Returns a large float32 matrix product: the machine's peak."""
     import jax
 
     operand = jax.random.normal(jax.random.key(0), (MATMUL_SIZE, MATMUL_SIZE))
-    product = jax.jit(lambda x: x @ x)
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            result = product(operand)
-        result.block_until_ready()
-
-    return Step(run, flops=2.0 * MATMUL_SIZE**3)
+    product = functools.partial(jax.jit(lambda x: x @ x), operand)
+    return one_part(repeated(product), flops=2.0 * MATMUL_SIZE**3)

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py profile`: where the time of a training step goes, by part of the model."""
+"""`scripts/benchmark.py profile`: the time of a training step by part of the model."""
 
 import argparse
 import collections
@@ -11,10 +11,10 @@ from alibi.cpu.host_memory import keep_freed_memory
 from benchmarks.processes import seconds_of, warm_up
 from benchmarks.rounds import about, known, print_table
 from benchmarks.training import SHAPES
-from benchmarks.training_contenders import VOCABULARY, random_batch, training_step
+from benchmarks.training_contenders import project_step
 
-# By the scopes in which Flax and JAX trace the step; the first that a kernel's scope matches. A kernel that XLA made of
-# several parts has the scope of the last.
+# The parts by patterns of the scopes in which Flax and JAX trace the step; the first match counts. A kernel that XLA
+# made of several parts has the scope of the last.
 PARTS = {
     "projections of attention": r"/attention/(query|key|value|out)/",
     "attention": r"/attention/",
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Shares of the step's kernels, a row for each part, kind and pass; `rounds` steps are traced.
+    """Returns the shares of the step's kernels, a row for each part, kind and pass; `rounds` steps are traced.
 
     The optimizer, which has no passes, counts as forward.
 
@@ -48,7 +48,7 @@ def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if jax.default_backend() != "cpu":
         raise ValueError(f"a step is profiled on CPUs alone, and this is a {jax.default_backend()}: JAX_PLATFORMS=cpu")
     rows = []
-    for shape in [known(name, SHAPES, "shape") for name in arguments.shapes.split(",")]:
+    for shape in known(arguments.shapes, SHAPES, "shape"):
         rows += _profile(shape, arguments.position, arguments.rounds)
     return rows
 
@@ -56,12 +56,11 @@ def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
     import jax
 
-    config = SHAPES[shape](f"position={position}")
-    step = training_step(config, VOCABULARY, random_batch(config))
-    warm_up(step.run)
+    step = project_step(SHAPES[shape](f"position={position}"))
+    warm_up(step.parts["run"])
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            seconds = seconds_of(step.run, rounds) / rounds
+            seconds = seconds_of(step.parts["run"], rounds) / rounds
         (trace,) = pathlib.Path(folder).rglob("*.xplane.pb")
         times = _times(jax.profiler.ProfileData.from_file(str(trace)), step.program(), rounds)
     total = sum(times.values())
@@ -94,7 +93,7 @@ def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def _times(trace: Any, program: str, steps: int) -> collections.Counter[tuple[str, str, str]]:
-    """Seconds of a step by part, kind and pass, from the trace of some steps and the program that they ran."""
+    """Returns the seconds of a step by part, kind and pass, from the trace of some steps and their program."""
     kernels = _kernels(program)
     times: collections.Counter[tuple[str, str, str]] = collections.Counter()
     for plane in trace.planes:
@@ -106,7 +105,7 @@ def _times(trace: Any, program: str, steps: int) -> collections.Counter[tuple[st
 
 
 def _kernels(program: str) -> dict[str, tuple[str, str, str]]:
-    """Part, kind and pass of each instruction of a program that XLA has compiled, by its name."""
+    """Returns part, kind and pass of each instruction of a compiled program, by its name."""
     bodies = dict(re.findall(r"^%([\w.\-]+) [^\n]*\{\n(.*?)^\}", program, re.M | re.S))
     kernels = {}
     for name, line in re.findall(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*)$", program, re.M):

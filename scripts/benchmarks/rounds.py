@@ -1,116 +1,133 @@
-"""Times contenders in turn, round by round, and prints what was found."""
+"""The frame of every benchmark: contenders measured in turn, round by round, and their rows and table."""
 
 import concurrent.futures
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import pathlib
 import platform
+import re
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from alibi.runs import usable_cores
-from benchmarks.processes import Contender, Process, matmul_contender
+from benchmarks.processes import Contender, Process, matmul_step
 
 MATMUL = "matmul"
+Row = dict[str, Any]
 
 
 @dataclasses.dataclass
 class Runner:
-    """A contender that is measured, or the reason why it is not (any more)."""
+    """A contender under measurement, or the reason why it is not measured (any more).
+
+    Attributes:
+      facts: the values that its process has answered with.
+      calls: how many calls of each part make a turn.
+      seconds: of a call of each part, a number for each round.
+    """
 
     contender: Contender
     process: Process | None = None
-    answer: dict[str, Any] = dataclasses.field(default_factory=dict)
+    facts: Row = dataclasses.field(default_factory=dict)
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    peak_memory: int | None = None
     failed: str | None = None
+
+    def attempt(self, action: Callable[["Runner"], None]) -> None:
+        """Does `action`, unless it has failed; a failure becomes the reason, and frees the memory for the others."""
+        if self.failed is None:
+            try:
+                action(self)
+            except RuntimeError as error:
+                self.failed = str(error).strip().splitlines()[-1]
+                self.stop()
 
     def prepare(self, turn_seconds: float) -> None:
         """Starts it and warms it up; each part will be timed for about `turn_seconds` in a round."""
-        self.failed = self.contender.shortage() or None
-        if self.failed:
-            return
-        self.process = self.contender.start()
-        with _Failing(self):
-            self.answer = self.process.prepare()
-            part_seconds = self.answer.get("part_seconds") or {"run": self.answer["step_seconds"]}
-            self.calls = {part: max(1, round(turn_seconds / seconds)) for part, seconds in part_seconds.items()}
-            self.seconds = {part: [] for part in self.calls}
+        needed, available = self.contender.needed_bytes, available_memory()
+        if available is not None and needed > available:
+            needs, has = needed / 2**30, available / 2**30
+            raise RuntimeError(f"needs about {needs:.0f} GiB, and {has:.0f} GiB are available")
+        self.process = Process(self.contender)
+        seconds, self.facts = self.process.ask("prepare")
+        self.calls = {part: max(1, round(turn_seconds / of_call)) for part, of_call in seconds.items()}
+        self.seconds = {part: [] for part in self.calls}
 
     def turn(self) -> None:
-        """Times each part once, after a call that is not timed where a turn has several.
+        """Times each part once, after a call that is not timed if a turn has several.
 
-        That one finds its threads asleep and the caches full of another contender's data; a run under way doesn't.
+        That call finds its threads asleep and the caches full of another contender's data; a run under way doesn't.
         """
-        if self.failed is None:
-            with _Failing(self):
-                for part, calls in self.calls.items():
-                    if calls > 1:
-                        self.process.run(1, part)
-                    self.seconds[part].append(self.process.run(calls, part) / calls)
+        for part, calls in self.calls.items():
+            if calls > 1:
+                self.process.ask((part, 1))
+            self.seconds[part].append(self.process.ask((part, calls)) / calls)
 
     def note_memory(self) -> None:
-        """Asks how much its process has held."""
-        if self.failed is None:
-            with _Failing(self):
-                self.peak_memory = self.process.peak_memory()
+        self.facts["peak_memory_bytes"] = self.process.ask("memory")
 
     def stop(self) -> None:
         if self.process is not None:
             self.process.stop()
             self.process = None
 
-    def median(self, part: str) -> float | None:
+    def median(self, part: str = "run") -> float | None:
+        """Returns the median seconds of a call, None if it was not measured."""
         return statistics.median(self.seconds[part]) if self.failed is None and part in self.seconds else None
 
+    def rate(self, amount: float, part: str = "run") -> float | None:
+        """Returns `amount` a second, for an amount done by each call."""
+        seconds = self.median(part)
+        return seconds and amount / seconds
 
-@dataclasses.dataclass
-class _Failing:
-    """Turns the failure of a runner's process into its reason, and frees its memory for the others."""
+    def times_as_fast(self, other: "Runner | None", part: str = "run") -> float | None:
+        """Returns the median of the rounds' ratios: the machine drifts less within a round than between them."""
+        if other is None or self.median(part) is None or other.median(part) is None:
+            return None
+        return statistics.median(b / a for a, b in zip(self.seconds[part], other.seconds[part], strict=True))
 
-    runner: Runner
 
-    def __enter__(self) -> None:
+Runners = dict[str, Runner]
+
+
+def available_memory() -> int | None:
+    """Returns the bytes available without pushing anything out; None if the system doesn't tell."""
+    try:
+        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text())[1])
+    except (OSError, TypeError):
         return None
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, RuntimeError):
-            return False
-        self.runner.failed = str(error).strip().splitlines()[-1]
-        self.runner.stop()
-        return True
 
 
 def run_rounds(
     contenders: Mapping[str, Contender], rounds: int, *, turn_seconds: float, title: str, preparing: int = 1
-) -> tuple[dict[str, Runner], float]:
-    """Every contender, timed in turn in each round, and the float32 peak that was measured among them, FLOP/s.
+) -> tuple[Runners, float]:
+    """Times every contender in turn in each round; returns them, and the float32 peak measured among them, FLOP/s.
 
     Args:
-      turn_seconds: of each part of one contender in one round, but at least one call.
+      turn_seconds: time of each part of a contender in a round, but at least one call.
       title: of the progress line.
-      preparing: contenders that are prepared at a time; what they tell of their preparation is then no measurement.
+      preparing: contenders prepared at a time; the times of their preparation are then no measurement.
     """
-    runners = {MATMUL: Runner(matmul_contender())} | {name: Runner(one) for name, one in contenders.items()}
+    runners = {MATMUL: Runner(Contender(matmul_step))} | {name: Runner(one) for name, one in contenders.items()}
     try:
 
         def prepare(name: str) -> None:
             _progress(f"{title}: preparing {name}")
-            runners[name].prepare(turn_seconds)
+            runners[name].attempt(lambda runner: runner.prepare(turn_seconds))
 
         with concurrent.futures.ThreadPoolExecutor(preparing) as pool:
-            list(pool.map(prepare, runners))  # which raises what one of them has raised
+            list(pool.map(prepare, runners))  # raises if a thread has raised
         for number in range(rounds):
             _progress(f"{title}: round {number + 1} of {rounds}")
-            # In turn from both ends, so that none always comes after the same one.
+            # In turn from both ends, so that none always comes after the same neighbour.
             for runner in list(runners.values())[:: -1 if number % 2 else 1]:
-                runner.turn()
+                runner.attempt(Runner.turn)
         for runner in runners.values():
-            runner.note_memory()
+            runner.attempt(Runner.note_memory)
         _progress("")
     finally:
         for runner in runners.values():
@@ -118,55 +135,114 @@ def run_rounds(
     matmul = runners.pop(MATMUL)
     if matmul.failed:
         raise RuntimeError(f"the matrix product, which gives the peak, was not measured: {matmul.failed}")
-    return runners, matmul.answer["flops"] / matmul.median("run")
+    return runners, matmul.rate(matmul.facts["flops"])
 
 
-def about(rounds: int) -> dict[str, Any]:
-    """What a row must say for its figures to mean something."""
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the printed table: a number of each row.
+
+    Attributes:
+      value: the row's key, or several for values inside values, or a function of the row.
+      form, factor: how the number is printed, and times what.
+    """
+
+    title: str
+    value: str | tuple[str, ...] | Callable[[Row], Any]
+    form: str = ".2f"
+    factor: float = 1.0
+
+    def cell(self, row: Row) -> str:
+        if callable(self.value):
+            value = self.value(row)
+        else:
+            keys = (self.value,) if isinstance(self.value, str) else self.value
+            value = functools.reduce(lambda inner, key: inner and inner.get(key), keys, row)
+        if isinstance(value, str):
+            return value
+        return "-" if value is None else format(value * self.factor, self.form)
+
+
+def compare(
+    benchmark: str,
+    contenders: Mapping[str, Contender],
+    rounds: int,
+    row_of: Callable[[str, Runners, float], Row],
+    **how: Any,
+) -> list[Row]:
+    """Measures the contenders and returns a row of each.
+
+    Args:
+      row_of: returns the benchmark's own values of a contender, from its name, all runners and the peak.
+      how: see `run_rounds`.
+    """
+    runners, peak = run_rounds(contenders, rounds, **how)
+    common = {"matmul_gflops": peak / 1e9, **about(rounds)}
+    return [
+        {"benchmark": benchmark, "contender": name, "failed": runner.failed, **row_of(name, runners, peak), **common}
+        for name, runner in runners.items()
+    ]
+
+
+def show(headline: str, rows: list[Row], columns: Iterable[Column], *, name: str = "") -> None:
+    """Prints a headline, the rows as a Markdown table, and the contenders that could not run, with the reasons."""
+    print(f"\n{headline}\n{measured_on(rows[0])}\n")
+    columns = [*columns]
+    cells = [[row["contender"], *(column.cell(row) for column in columns)] for row in rows]
+    print_table([name, *(column.title for column in columns)], cells)
+    for row in rows:
+        if row.get("failed"):
+            print(f"{row['contender']} could not run: {row['failed']}")
+
+
+def about(rounds: int) -> Row:
+    """Returns the values that give a row's figures a meaning: the rounds, the machine, the versions, the date."""
     versions = {}
     for package in ("jax", "jaxlib", "flax", "optax", "torch"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = [platform.processor()]
+    cpu = next(iter(names), platform.machine())
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    machine = {"cpu": _cpu_model(), "cores": usable_cores(), "system": platform.platform()}
+    machine = {"cpu": cpu, "cores": usable_cores(), "system": platform.platform()}
     return {"rounds": rounds, "machine": machine, "versions": versions, "date": date}
 
 
-def _cpu_model() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+def measured_on(row: Row) -> str:
+    """Returns the machine, the date, and the peak that a row's shares refer to."""
+    peak = f"; float32 matmul peak {row['matmul_gflops']:.0f} GFLOP/s" if "matmul_gflops" in row else ""
+    machine = f"{row['machine']['cpu']}, {row['machine']['cores']} cores, {row['date']}"
+    return f"{machine}{peak}; medians of {row['rounds']} rounds"
 
 
-def measured_on(row: dict[str, Any]) -> str:
-    """The machine, the date and the peak that a row's shares are of."""
-    return (
-        f"{row['machine']['cpu']}, {row['machine']['cores']} cores, {row['date']}; float32 matmul peak "
-        f"{row['matmul_gflops']:.0f} GFLOP/s; medians of {row['rounds']} rounds"
-    )
+def known(names: str, choices: Iterable[str], kind: str) -> list[str]:
+    """Returns the comma-separated names, none of them for "none"; raises ValueError for a name that is no choice."""
+    found = [name for name in names.split(",") if name != "none" or "none" in choices]
+    for name in found:
+        if name not in choices:
+            raise ValueError(f"unknown {kind} {name!r}; use {', '.join(choices)}")
+    return found
 
 
-def known(name: str, choices: Iterable[str], what: str) -> str:
-    """`name`, if it is among the choices; raises ValueError."""
-    if name not in choices:
-        raise ValueError(f"unknown {what} {name!r}; use {', '.join(choices)}")
-    return name
-
-
-def whole_numbers(words: str, flag: str) -> list[int]:
-    """The numbers of a comma-separated `flag`; ValueError for what is none, or below 1."""
+def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:
+    """Returns the comma-separated numbers of a flag; ValueError if they are no numbers above 0, or don't divide."""
     numbers = words.split(",")
     if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
         raise ValueError(f"--{flag}={words} must be whole numbers above 0, separated by commas, such as 64,128")
+    for number in map(int, numbers):
+        if divisor_of % number:
+            raise ValueError(f"--batch_tokens={divisor_of} must be a multiple of the length {number}")
     return [int(number) for number in numbers]
 
 
 def print_table(titles: list[str], rows: list[list[str]]) -> None:
-    """A Markdown table, the first column aligned left."""
+    """Prints a Markdown table, the first column aligned left."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for cells in (titles, *rows):
         aligned = [cells[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)]
@@ -174,17 +250,6 @@ def print_table(titles: list[str], rows: list[list[str]]) -> None:
         if cells is titles:
             print("|:" + "|".join([f"{'-' * (widths[0])}-"] + [f"{'-' * (w + 1)}:" for w in widths[1:]]) + "|")
     sys.stdout.flush()
-
-
-def print_failures(rows: list[dict[str, Any]]) -> None:
-    """Each contender that could not run, with the reason."""
-    for row in rows:
-        if row["failed"]:
-            print(f"{row['contender']} could not run: {row['failed']}")
-
-
-def text(value: float | None, form: str, factor: float = 1.0) -> str:
-    return "-" if value is None else format(value * factor, form)
 
 
 def _progress(line: str) -> None:

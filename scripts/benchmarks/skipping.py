@@ -1,6 +1,6 @@
-"""`scripts/benchmark.py skipping`: how much of attention's work the bias of a trained run lets it leave out.
+"""`scripts/benchmark.py skipping`: the share of attention's work that the bias of a trained run leaves out.
 
-Counted are the tiles of `blocked`, on the run's own validation text: how far a bias reaches
+Counted are the tiles of `blocked`, on the run's own validation text: the reach of a bias
 depends on the queries and keys that the model has learned.
 """
 
@@ -9,50 +9,40 @@ import contextlib
 import dataclasses
 import functools
 import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from benchmarks.rounds import about, print_table, text
+from benchmarks.processes import repeated, seconds_of
+from benchmarks.rounds import Column, Row, about, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdirs", required=True, help="work directories of train.py, separated by commas")
     parser.add_argument("--length", type=int, default=16_384, help="tokens of the sequence")
     parser.add_argument("--skip_epsilon", default="0,1e-6", help="shares of a row's mass that may be left out")
-    parser.set_defaults(command=measure)
+    parser.set_defaults(command=measure_runs)
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row of each run and epsilon: tiles skipped by layer, and what that does to the NLL and to the time."""
+def measure_runs(arguments: argparse.Namespace) -> list[Row]:
+    """Measures, for each run and epsilon, the tiles skipped by layer, and their effect on the NLL and on the time."""
     epsilons = [float(epsilon) for epsilon in arguments.skip_epsilon.split(",")]
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for workdir in arguments.workdirs.split(","):
-        rows += _rows_of(workdir, arguments.length, epsilons, arguments.rounds)
-    machine = rows[0]["machine"]
-    print(
-        f"one sequence of {arguments.length:,} tokens; {machine['cpu']}, {machine['cores']} cores, {rows[0]['date']}\n"
-    )
-    print_table(
-        ["", "skip_epsilon", "tiles skipped", "by layer", "largest change of a token's NLL", "x time of skipping none"],
-        [
-            [
-                row["contender"],
-                f"{row['skip_epsilon']:g}",
-                text(row["skipped"], ".0%"),
-                " ".join(f"{share:.0%}" for share in row["skipped_by_layer"]),
-                f"{row['nll_change']:.1e}",
-                text(row["times_of_none"], ".2f"),
-            ]
-            for row in rows
-        ],
-    )
+        rows += _measure_run(workdir, arguments.length, epsilons, arguments.rounds)
+    columns = [
+        Column("skip_epsilon", "skip_epsilon", "g"),
+        Column("tiles skipped", "skipped", ".0%"),
+        Column("by layer", lambda row: " ".join(f"{share:.0%}" for share in row["skipped_by_layer"])),
+        Column("largest change of a token's NLL", "nll_change", ".1e"),
+        Column("x time of skipping none", "times_of_none"),
+    ]
+    show(f"one sequence of {arguments.length:,} tokens", rows, columns)
     return rows
 
 
-def _rows_of(workdir: str, length: int, epsilons: list[float], rounds: int) -> list[dict[str, Any]]:
+def _measure_run(workdir: str, length: int, epsilons: list[float], rounds: int) -> list[Row]:
     import jax
 
     from alibi.data.tokens import prepare
@@ -65,22 +55,17 @@ def _rows_of(workdir: str, length: int, epsilons: list[float], rounds: int) -> l
     stream = np.asarray(prepare(run.config.data, "valid", run.tokenizer).tokens[: length + 1], np.int32)
     if stream.size <= length:
         raise ValueError(f"{run}: its validation text has {stream.size:,} tokens, one more than --length is needed")
-    params, inputs, targets = {"params": run.params}, stream[None, :-1], stream[None, 1:]
-    seconds: dict[float | None, list[float]] = {}
+    arguments = {"params": run.params}, stream[None, :-1], stream[None, 1:]
+    ways: tuple[float | None, ...] = (None, *epsilons)
     nll, layers, score = {}, {}, {}
-    for epsilon in (None, *epsilons):
+    for epsilon in ways:
         config = dataclasses.replace(run.model.config, attention="blocked", skip_epsilon=epsilon or 0.0)
         model = run.model.clone(config=config)
         with _blocked(skips=epsilon is not None) as layers[epsilon]:
-            model.apply(params, inputs, method="features")
-            score[epsilon] = jax.jit(functools.partial(model.apply, method="token_nll")).lower(params, inputs, targets)
-        score[epsilon] = score[epsilon].compile()
-        nll[epsilon], seconds[epsilon] = np.asarray(score[epsilon](params, inputs, targets)), []
-    for _ in range(rounds):
-        for epsilon, compiled in score.items():
-            start = time.perf_counter()
-            compiled(params, inputs, targets).block_until_ready()
-            seconds[epsilon].append(time.perf_counter() - start)
+            model.apply(*arguments[:2], method="features")
+            compiled = jax.jit(functools.partial(model.apply, method="token_nll")).lower(*arguments).compile()
+        nll[epsilon], score[epsilon] = np.asarray(compiled(*arguments)), functools.partial(compiled, *arguments)
+    turns = [{epsilon: seconds_of(repeated(score[epsilon]), 1) for epsilon in ways} for _ in range(rounds)]
     return [
         {
             "benchmark": "skipping",
@@ -91,8 +76,8 @@ def _rows_of(workdir: str, length: int, epsilons: list[float], rounds: int) -> l
             "skipped": statistics.fmean(layers[epsilon]),
             "skipped_by_layer": layers[epsilon],
             "nll_change": float(np.abs(nll[epsilon] - nll[None]).max()),
-            "seconds": seconds[epsilon],
-            "times_of_none": statistics.median(a / b for a, b in zip(seconds[epsilon], seconds[None], strict=True)),
+            "seconds": [turn[epsilon] for turn in turns],
+            "times_of_none": statistics.median(turn[epsilon] / turn[None] for turn in turns),
             **about(rounds),
         }
         for epsilon in epsilons
@@ -101,7 +86,7 @@ def _rows_of(workdir: str, length: int, epsilons: list[float], rounds: int) -> l
 
 @contextlib.contextmanager
 def _blocked(skips: bool) -> Iterator[list[float]]:
-    """While it lasts, the share of tiles that each call of `blocked` skips is noted, or it skips none."""
+    """Notes the share of tiles that each call of `blocked` skips, or makes it skip none."""
     from jax.core import Tracer
 
     from alibi.attention.backends import BACKENDS

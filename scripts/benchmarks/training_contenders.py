@@ -1,4 +1,4 @@
-"""The contenders of `scripts/benchmark.py train`, `positions` and `adaptive`: whole training steps."""
+"""Whole training steps, which several benchmarks time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,46 +6,30 @@ from typing import Any
 import numpy as np
 
 from alibi.config import Config, replaced
-from benchmarks.processes import Contender, Step, require_torch
+from benchmarks.processes import Contender, Step, one_part, require_torch
 
 VOCABULARY = 256  # bytes
 
-
-def project_contender(config: Config) -> Contender:
-    """This project's own model and jitted training step, as train.py builds them."""
-    return Contender(_project_step, (config,))
+Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets `[batch, length]`
 
 
-def contender_without_attention(config: Config) -> Contender:
-    """The same step with an attention that costs next to nothing; its projections stay."""
-    return Contender(_step_without_attention, (config,))
-
-
-def torch_contender(config: Config, *, compiled: bool) -> Contender:
-    """The same model, optimizer and batch in PyTorch.
-
-    Raises:
-      ValueError: PyTorch is not installed.
-    """
-    require_torch()
-    return Contender(_torch_step, (config, compiled))
-
-
-def _project_step(config: Config) -> Step:
+def project_step(config: Config) -> Step:
+    """Returns this project's own model and jitted training step, as train.py builds them, on a random batch."""
     return training_step(config, VOCABULARY, random_batch(config))
 
 
-def _step_without_attention(config: Config) -> Step:
+def step_without_attention(config: Config) -> Step:
+    """Returns the same step with an attention that costs next to nothing; its projections stay."""
     from alibi.attention.backends import BACKENDS, Backend
 
-    # All three have a part in the result and in the gradients: of what has none, XLA would
-    # leave out the projection too. The process is this contender's own.
-    BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value, lambda call: "")
-    return _project_step(replaced(config, {"model.attention": "reference"}))
+    # All three are part of the result and of the gradients: XLA would leave out the projection of an array that is
+    # not. The process belongs to this contender alone.
+    BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value)
+    return project_step(replaced(config, {"model.attention": "reference"}))
 
 
-def training_step(config: Config, vocab_size: int, batch: tuple[np.ndarray, np.ndarray]) -> Step:
-    """The project's step on one batch of inputs and targets `[batch, length]`, again and again."""
+def training_step(config: Config, vocab_size: int, batch: Batch) -> Step:
+    """Returns the project's step on a batch, again and again."""
     import jax
 
     from alibi.model.decoder import build_model
@@ -72,28 +56,40 @@ def training_step(config: Config, vocab_size: int, batch: tuple[np.ndarray, np.n
 
     memory = compiled.memory_analysis()
     size = memory.argument_size_in_bytes + memory.temp_size_in_bytes if memory else None
-    return Step(run, memory_bytes=size, program=compiled.as_text)
+    return Step({"run": run}, {"step_memory_bytes": size}, program=compiled.as_text)
+
+
+def torch_contender(config: Config, *, compiled: bool) -> Contender:
+    """Returns the same model, optimizer and batch in PyTorch; raises ValueError if it is not installed."""
+    require_torch()
+    return Contender(_torch_step, (config, compiled))
 
 
 def _torch_step(config: Config, compiled: bool) -> Step:
-    from benchmarks.torch_peers import make_train_step
+    from benchmarks.torch_peer import make_train_step
 
     return torch_training_step(make_train_step(config, VOCABULARY, random_batch(config), compiled=compiled))
 
 
 def torch_training_step(train_step: Callable[[], Any]) -> Step:
-    """Of a function that makes one update in PyTorch and gives its loss."""
+    """Returns the step of a function that makes an update in PyTorch and returns its loss."""
 
     def run(steps: int) -> None:
         for _ in range(steps):
             loss = train_step()
         loss.item()
 
-    return Step(run)
+    return one_part(run)
 
 
-def random_batch(config: Config) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets `[batch, length]`, random."""
+def random_batch(config: Config) -> Batch:
+    """Returns a batch of uniformly random tokens."""
     shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
     inputs, targets = np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32)
     return inputs, targets
+
+
+def zipf_words(vocab_size: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns words by Zipf's law with Mandelbrot's shift: as often in each band of a vocabulary as in a text."""
+    weights = 1 / (np.arange(vocab_size) + 2.7)
+    return np.random.default_rng(0).choice(vocab_size, size=shape, p=weights / weights.sum()).astype(np.int32)

@@ -1,0 +1,292 @@
+"""The peers in PyTorch: a decoder in two layouts, with its training step and scorer, and attention by itself.
+
+The layout "fused" is the quickstart's kind of model, written for speed: a fused projection to query, key and value,
+scaled_dot_product_attention with ALiBi's bias and the causal mask as one tensor, AdamW as one fused kernel. The layout
+"paper" is the paper's model as its code is laid out: time before batch, projections of their own for query, key and
+value, products of explicit logits, their softmax; bands picked out by boolean masks; Nesterov's momentum a
+parameter at a time. Its evaluation computes all positions of each window, and the
+log-probabilities of the whole vocabulary for each.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.attention.flex_attention as flex
+from torch import Tensor, nn
+from torch.nn import functional
+
+from alibi.config import Config
+
+FLEX_BLOCK = 128  # queries and keys of a tile of FlexAttention's mask
+
+# Takes query, key and value `[batch, heads, length, head_dim]`.
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class Layer(nn.Module):
+    """A pre-norm layer; its attention is fused, or laid out as the paper's."""
+
+    def __init__(self, config: Config, *, fused: bool):
+        super().__init__()
+        width, self.num_heads, self.fused = config.model.width, config.model.num_heads, fused
+        epsilon = 1e-6 if fused else 1e-5  # Flax's; PyTorch's default
+        self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(width, eps=epsilon) for _ in range(2))
+        if fused:
+            self.query_key_value = nn.Linear(width, 3 * width)
+        else:
+            self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, config.model.feed_forward)
+        self.down = nn.Linear(config.model.feed_forward, width)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Returns the layer's output, of the shape of `x`.
+
+        Args:
+          x: `[batch, length, width]` if fused, else `[length, batch, width]`.
+          bias: `[1, heads, length, length]` if fused, else `[batch * heads, length, length]`.
+        """
+        normed = self.attention_norm(x)
+        x = x + self.out(self._fused(normed, bias) if self.fused else self._as_the_paper(normed, bias))
+        return x + self.down(functional.relu(self.up(self.feed_forward_norm(x))))
+
+    def _fused(self, x: Tensor, bias: Tensor) -> Tensor:
+        joint = self.query_key_value(x).view(*x.shape[:2], 3, self.num_heads, -1)
+        query, key, value = joint.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return attended.transpose(1, 2).reshape(x.shape)
+
+    def _as_the_paper(self, x: Tensor, bias: Tensor) -> Tensor:
+        length, batch, width = x.shape
+        head_dim = width // self.num_heads
+
+        def heads(x: Tensor) -> Tensor:
+            return x.contiguous().view(length, batch * self.num_heads, head_dim).transpose(0, 1)
+
+        query = heads(self.query(x) * head_dim**-0.5)
+        weights = functional.softmax(torch.bmm(query, heads(self.key(x)).transpose(1, 2)) + bias, dim=-1)
+        return torch.bmm(weights, heads(self.value(x))).transpose(0, 1).reshape(x.shape)
+
+
+class FusedDecoder(nn.Module):
+    """Tied embeddings; gives the mean NLL of the targets."""
+
+    def __init__(self, config: Config, vocabulary: int):
+        super().__init__()
+        model = config.model
+        self.scale = math.sqrt(model.width)
+        self.embedding = nn.Embedding(vocabulary, model.width)
+        nn.init.normal_(self.embedding.weight, std=model.width**-0.5)
+        self.layers = nn.ModuleList(Layer(config, fused=True) for _ in range(model.num_layers))
+        self.norm = nn.LayerNorm(model.width, eps=1e-6)
+        self.register_buffer("bias", alibi_bias(model.num_heads, config.train_length))
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(inputs) * self.scale
+        for layer in self.layers:
+            x = layer(x, self.bias)
+        logits = self.norm(x) @ self.embedding.weight.T
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class PaperDecoder(nn.Module):
+    """Adaptive input and softmax, tied; ALiBi; no dropout."""
+
+    def __init__(self, config: Config, vocabulary: int):
+        super().__init__()
+        model = config.model
+        self.width, self.num_heads = model.width, model.num_heads
+        self.starts = [0, *model.cutoffs, vocabulary]
+        sizes = [(stop - start) for start, stop in itertools.pairwise(self.starts)]
+        features = [model.width // model.adaptive_factor**band for band in range(len(sizes))]
+        self.words = nn.ModuleList(nn.Embedding(*shape) for shape in zip(sizes, features, strict=True))
+        for words, size in zip(self.words, features, strict=True):
+            nn.init.normal_(words.weight, std=size**-0.5)
+        self.projections = nn.ModuleList(nn.Linear(size, model.width, bias=False) for size in features)
+        self.clusters = nn.Linear(model.width, len(model.cutoffs), bias=False)
+        self.layers = nn.ModuleList(Layer(config, fused=False) for _ in range(model.num_layers))
+        self.bias = torch.empty(0, 0, 0)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """Returns `[batch * length, width]` for `[batch, length]`."""
+        x = torch.zeros(*tokens.shape, self.width)
+        for band, (start, stop) in enumerate(itertools.pairwise(self.starts)):
+            inside = (tokens >= start) & (tokens < stop)
+            x[inside] = self.projections[band](self.words[band](tokens[inside] - start))
+        x = (x * self.width**0.5).transpose(0, 1)
+        batch, length = tokens.shape
+        # The bias is made again only if it doesn't fit.
+        if self.bias.shape[-1] != length or len(self.bias) < batch * self.num_heads:
+            self.bias = alibi_bias(self.num_heads, length)[0].repeat(batch, 1, 1)
+        for layer in self.layers:
+            x = layer(x, self.bias[: batch * self.num_heads])
+        return x.transpose(0, 1).reshape(-1, self.width)
+
+    def summed_nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Returns the NLL of all targets, each through the bands that it needs, as in training."""
+        features, targets = self.features(tokens), targets.flatten()
+        of_head, nll = targets.clone(), torch.zeros(())
+        for band, inside in self._tails(targets):
+            of_head[inside] = self.starts[1] + band - 1
+            logits = self._tail(features[inside], band)
+            nll = nll + functional.cross_entropy(logits, targets[inside] - self.starts[band], reduction="sum")
+        return nll + functional.cross_entropy(self._head(features), of_head, reduction="sum")
+
+    def log_probabilities(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Returns `[batch * length, vocabulary]`; a tail is computed only for targets in it."""
+        features, targets = self.features(tokens), targets.flatten()
+        first = self.starts[1]
+        result = features.new_zeros(len(features), self.starts[-1])
+        head = functional.log_softmax(self._head(features), dim=-1)
+        result[:, :first] = head[:, :first]
+        for band, inside in self._tails(targets):
+            tail = functional.log_softmax(self._tail(features[inside], band), dim=-1)
+            result[inside, self.starts[band] : self.starts[band + 1]] = tail + head[inside, first + band - 1, None]
+        return result
+
+    def _tails(self, targets: Tensor) -> list[tuple[int, Tensor]]:
+        """Returns the bands after the first that have targets, with the targets' indices."""
+        bands = range(1, len(self.words))
+        found = [(band, (targets >= self.starts[band]) & (targets < self.starts[band + 1])) for band in bands]
+        return [(band, inside.nonzero().squeeze(1)) for band, inside in found if inside.any()]
+
+    def _head(self, features: Tensor) -> Tensor:
+        return torch.cat([functional.linear(features, self.words[0].weight), self.clusters(features)], dim=-1)
+
+    def _tail(self, features: Tensor, band: int) -> Tensor:
+        hidden = functional.linear(features, self.projections[band].weight.t())
+        return functional.linear(hidden, self.words[band].weight)
+
+
+def make_paper_decoder(config: Config, vocabulary: int) -> PaperDecoder:
+    """Returns the decoder with initial parameters; raises ValueError for another model than the paper's."""
+    model = config.model
+    needed = {"embedding": "adaptive", "activation": "relu", "final_norm": False, "window": 0}
+    needed |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "softmax_dropout"), 0.0)
+    others = [f"model.{key}={getattr(model, key)}" for key, value in needed.items() if getattr(model, key) != value]
+    others += [f"position={config.position}"] if config.position != "alibi" else []
+    if others:
+        raise ValueError(f"the PyTorch peer has no {', '.join(others)}; measure such a model without --peer=torch")
+    torch.manual_seed(config.seed)
+    return PaperDecoder(config, vocabulary)
+
+
+def make_paper_train_step(config: Config, vocabulary: int, batch: Batch) -> Callable[[], Tensor]:
+    """Returns a function that makes an update on the batch and returns its loss."""
+    decoder = make_paper_decoder(config, vocabulary)
+    optimizer = torch.optim.SGD(
+        decoder.parameters(), lr=config.optimizer.learning_rate, momentum=config.optimizer.momentum, nesterov=True
+    )
+
+    def mean_nll(inputs: Tensor, targets: Tensor) -> Tensor:
+        return decoder.summed_nll(inputs, targets) / targets.numel()
+
+    return _train_step(decoder, mean_nll, optimizer, config, batch)
+
+
+def make_train_step(config: Config, vocabulary: int, batch: Batch, *, compiled: bool) -> Callable[[], Tensor]:
+    """Returns the same for the fused decoder; raises ValueError for a config that this peer has not."""
+    model, optimizer = config.model, config.optimizer
+    if (config.position, model.activation, model.dtype) != ("alibi", "relu", "float32"):
+        raise ValueError("the PyTorch peer has position=alibi, activation=relu and dtype=float32 only")
+    torch.manual_seed(config.seed)
+    decoder = FusedDecoder(config, vocabulary)
+    adamw = torch.optim.AdamW(
+        decoder.parameters(),
+        lr=optimizer.learning_rate,
+        betas=(optimizer.b1, optimizer.b2),
+        weight_decay=optimizer.weight_decay,
+        fused=True,
+    )
+    return _train_step(decoder, torch.compile(decoder) if compiled else decoder, adamw, config, batch)
+
+
+def _train_step(
+    decoder: nn.Module,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    config: Config,
+    batch: Batch,
+) -> Callable[[], Tensor]:
+    inputs, targets = (torch.from_numpy(x).long() for x in batch)
+
+    def train_step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(inputs, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(decoder.parameters(), config.optimizer.clip_norm)
+        optimizer.step()
+        return loss.detach()
+
+    return train_step
+
+
+def make_scorer(decoder: PaperDecoder, tokens: np.ndarray, length: int, stride: int, rows: int) -> Callable[[], Tensor]:
+    """Returns a function that scores the last `stride` targets of each whole window of tokens, `rows` at a time."""
+    windows = torch.from_numpy(tokens).long().unfold(0, length + 1, stride)
+
+    @torch.no_grad()
+    def score() -> Tensor:
+        scored = []
+        for batch in windows.split(rows):
+            targets = batch[:, 1:]
+            of_all = decoder.log_probabilities(batch[:, :-1], targets)
+            nll = -of_all.gather(1, targets.reshape(-1, 1)).view(targets.shape)
+            scored.append(nll[:, -stride:])
+        return torch.cat(scored)
+
+    return score
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Returns the paper's slopes, for a power of two."""
+    return 2.0 ** (-8.0 * torch.arange(1, num_heads + 1) / num_heads)
+
+
+def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Returns `[1, heads, length, length]`, with the causal mask."""
+    bias = torch.empty(1, num_heads, length, length, dtype=dtype)
+    positions = torch.arange(length)
+    for query, rows in zip(positions, bias[0].unbind(1), strict=True):  # no other tensor of its size
+        distance = query - positions
+        rows.copy_((-alibi_slopes(num_heads)[:, None] * distance).masked_fill_(distance < 0, -math.inf))
+    return bias
+
+
+def dense_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
+    """Returns attention with the bias and the causal mask as one tensor, and the tensor's bytes."""
+    bias = alibi_bias(num_heads, length, dtype)
+    attend = functional.scaled_dot_product_attention
+    return lambda query, key, value: attend(query, key, value, attn_mask=bias), bias.nbytes
+
+
+def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
+    """Returns FlexAttention, compiled, with the bias as a score_mod and a causal block mask; it holds nothing."""
+    slopes, compiled = alibi_slopes(num_heads), torch.compile(flex.flex_attention, dynamic=False)
+
+    def alibi(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score - slopes[head] * (query - key)
+
+    def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    # flex.create_block_mask would make a tensor [length, length] first.
+    blocks = torch.arange(-(-length // FLEX_BLOCK), dtype=torch.int32)
+    diagonal_first = ((blocks[:, None] - blocks) % len(blocks)).to(torch.int32)
+    mask = flex.BlockMask.from_kv_blocks(
+        torch.ones_like(blocks)[None, None],
+        diagonal_first[None, None],
+        blocks[None, None],
+        blocks.repeat(1, 1, len(blocks), 1),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=causal,
+        seq_lengths=(length, length),
+    )
+    return lambda query, key, value: compiled(query, key, value, score_mod=alibi, block_mask=mask), 0
+
+
+ATTENTION = {"dense": dense_attention, "flex": flex_attention}
