@@ -126,7 +126,7 @@ def test_a_process_is_warm_when_its_time_is_steady(load, monkeypatch):
         (["attention", "--lengths=64,abc"], "--lengths=64,abc must be whole numbers above 0"),
         (["decode", "--lengths=0"], "--lengths=0 must be whole numbers above 0"),
         (["train", "--shapes=none", "--lengths=-8"], "--lengths=-8 must be whole numbers above 0"),
-        (["train", "--lengths=24", "--batch_tokens=64"], "batch_tokens=64 must be a multiple of the length 24"),
+        (["train", "--lengths=24", "--batch_tokens=64"], "--batch_tokens=64 must be a multiple of the length 24"),
         (["positions", "--positions=alibbi"], "unknown position method 'alibbi'"),
         (["data", "--tokenizers=words,byte"], "unknown tokenizer 'byte'; use bytes, words, bpe"),
         (["evaluate", "--batch_tokens="], "--batch_tokens= must be whole numbers above 0"),
@@ -206,7 +206,7 @@ def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys)
 def test_attention_that_costs_nothing_keeps_its_projections(load, tiny_config, monkeypatch):
     """XLA would not compute an array without a part in the loss: then the projections would count as attention."""
     monkeypatch.setitem(BACKENDS, "reference", BACKENDS["reference"])
-    step = load("training_contenders").step_without_attention(tiny_config(mesh__data=1, model__num_layers=1))
+    step = load("training_contenders").step_without_attention(tiny_config(model__num_layers=1))
     step.parts["run"](1)
     query, key, value = 1.0 + np.random.default_rng(0).random((3, 1, 4, 2, 8), np.float32)
     gradient = jax.jit(jax.grad(lambda *arrays: attend(*arrays, backend="reference").sum(), (0, 1, 2)))
@@ -263,7 +263,7 @@ def test_a_token_against_a_cache_is_a_row_for_each_way(load, run, monkeypatch, c
     assert [(row["contender"], row["length"], row["of_dense"]) for row in rows] == [
         ("dense", 64, 1.0), ("skip 0", 64, pytest.approx(3.0))
     ]  # fmt: skip
-    assert "| skip 0 |       1,000 |     3.0 |" in capsys.readouterr().out
+    assert "| skip 0 |      1,000 |     3.0 |" in capsys.readouterr().out
 
 
 def test_generation_is_measured_by_its_parts(load, run):
