@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from alibi.data.tokens import prepare
 from alibi.model.flops import forward_flops, training_flops
-from alibi.paper.published import parse_printed
+from alibi.paper.definitions import parse_printed
 from alibi.paper.reproduction import Reproduction
 from alibi.planning.hours import CPU, Processor
 from alibi.reporting.recorded import ROWS_FILE, find_rows

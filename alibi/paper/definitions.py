@@ -1,42 +1,73 @@
-"""The paper's 15 tables as definitions: what each cell is. Runs, evaluations and the layout follow from that."""
+"""The paper's 15 tables: the published cells, and the quantity in each; runs and evaluations follow from these."""
 
+import csv
 import dataclasses
 import functools
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 
-from alibi.paper.published import parse_printed
 from alibi.reporting import tables
-from alibi.reporting.tables import Kind
+from alibi.reporting.tables import Absence, Kind, Missing, Number
 
-# The paper's names of the position methods.
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "GB": 1e9}
+
+# `alibi/paper/tables` holds data only, so it is found by path and needs no package of its own.
+_FOLDER = pathlib.Path(__file__).with_name("tables")
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperTable:
+    """A published table (arXiv 2108.12409 v2); cells are the printed text, "" for an empty cell."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def load_table(number: int) -> PaperTable:
+    """Returns the paper's table `number`, 1 to 15."""
+    with (_FOLDER / f"table{number:02d}.csv").open(newline="", encoding="utf-8") as file:
+        columns, *rows = csv.reader(file)
+    return PaperTable(tuple(columns), tuple(tuple(row) for row in rows))
+
+
+def parse_printed(text: str) -> float | None:
+    """Returns the number of a printed cell such as 19.73, 28.5k, 247M or 15.3 GB; None for a word such as OOM."""
+    found = re.fullmatch(r"([\d.]+) ?(k|M|GB|)", text)
+    return float(found[1]) * UNITS[found[2]] if found else None
+
+
+def published(text: str, kind: Kind) -> Number | Missing:
+    """Returns a printed cell as a number, or as the paper's word."""
+    value = parse_printed(text)
+    return Missing(Absence.PUBLISHED, text) if value is None else Number((value,), kind, printed=text)
+
+
+# Position methods by their names in the paper.
 POSITIONS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "ALiBi": "alibi"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained model by what the tables vary; lengths in tokens, at the paper's scale."""
+    """A trained model, by the properties that the tables vary; lengths in tokens, at the paper's scale."""
 
     position: str  # a name from alibi.positions.METHODS
     train_length: int  # the paper's L
-    updates: float = 1.0  # the share of the setting's updates that it is trained for
+    updates: float = 1.0  # as a share of the setting's updates
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """The number of one cell; lengths in tokens, at the paper's scale.
-
-    Without `eval_length` it is one of the training alone; without `stride` windows don't overlap.
-    """
+    """The number of one cell; lengths in tokens, at the paper's scale."""
 
     model: Model
     kind: Kind = tables.PERPLEXITY
-    eval_length: int | None = None
-    stride: int | None = None
+    eval_length: int | None = None  # None: a number of the training
+    stride: int | None = None  # None: windows don't overlap
     split: str = "valid"
 
 
-# What the columns of one model's figures are.
+# Kinds of numbers by column.
 COLUMNS = {
     "Param.": tables.PARAMETERS,
     "Train Speed": tables.TRAINING_SPEED,
@@ -60,7 +91,7 @@ BOOKS = (
 )
 UPDATES = 50_000.0  # of the runs of tables 11 and 12 (section 4.2)
 
-# (the row's cells by column, the column) -> the quantity; None for a system that the project doesn't have.
+# (the row's cells by column, the column) -> the quantity; None for a system that this project doesn't have.
 CellRule = Callable[[Mapping[str, str], str], Quantity | None]
 
 
@@ -71,29 +102,32 @@ class TableDefinition:
     title: str
     setting: str  # the corpus and model, a name from `alibi.paper.settings`
     cell: CellRule
-    labels: int = 1  # how many first columns name the rows
-    # What a value's ratio is taken to where scales differ, of `REFERENCES`; rows of equal last label are a group.
+    labels: int = 1  # number of first columns that name the rows
+    # The reference of ratios, in `REFERENCES`, by which other scales are compared; equal last labels are a group.
     reference: str = "column"
-    # What the figure draws: "columns" or "rows" as lines over the length, "bars" of ratios to references, "" nothing.
+    # The figure: "columns" or "rows" as lines over the length, "bars" of ratios to references, or "" for none.
     lines: str = ""
-    note: str = ""  # what a reader of the numbers must know
+    note: str = ""  # a caveat in the caption
 
 
 def speed(row: Mapping[str, str], column: str) -> Quantity | None:
-    """Table 1: a method and a train length, evaluated at that length."""
+    """Returns a quantity of table 1: a method and a train length, evaluated at the same length."""
     length = int(row["Train Length"])
     return Quantity(Model(POSITIONS[row["Position Method"]], length), COLUMNS[column], eval_length=length)
 
 
 def by_method(row: Mapping[str, str], column: str, *, train_length: int) -> Quantity | None:
-    """Tables 2 to 4: a row is an evaluation length, a column a method's perplexity or words per second."""
-    name, _, what = column.rpartition(" ")
-    kind = tables.PERPLEXITY if what == "PPL" else tables.WORDS_PER_SECOND
+    """Returns a quantity of tables 2 to 4: a row is an evaluation length, a column a method's perplexity or speed."""
+    name, _, unit = column.rpartition(" ")
+    kind = tables.PERPLEXITY if unit == "PPL" else tables.WORDS_PER_SECOND
     return Quantity(Model(POSITIONS[name], train_length), kind, eval_length=int(row["Inputs"]))
 
 
 def by_length(row: Mapping[str, str], column: str, *, position: str, stride: int | None = None) -> Quantity | None:
-    """Tables 5, 8 and 13 to 15: a row is a train length, a column an evaluation length; Name* rows: both."""
+    """Returns a quantity of tables 5, 8 and 13 to 15: rows are train lengths, columns evaluation lengths.
+
+    In a row Name* the column is both lengths.
+    """
     label = next(iter(row.values()))
     name, star, _ = label.partition("*")
     model = Model(POSITIONS[name], int(column)) if star else Model(position, int(label))
@@ -101,7 +135,7 @@ def by_length(row: Mapping[str, str], column: str, *, position: str, stride: int
 
 
 def by_model(row: Mapping[str, str], column: str, *, stride: int | None = None) -> Quantity | None:
-    """Tables 6, 7 and 9 to 12: a row such as "ALiBi, L = 512, L_valid = 3072", columns of that model's figures."""
+    """Returns a quantity of tables 6, 7 and 9 to 12: a row such as "ALiBi, L = 512, L_valid = 3072" is a model."""
     label = next(iter(row.values()))
     found = re.fullmatch(r"([\w ]+), L(?:_train)? = (\d+)(?:, L_valid = (\d+))?", label)
     if not found:

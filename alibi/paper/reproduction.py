@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from alibi.paper.definitions import TABLES, Model, Quantity
-from alibi.paper.published import PaperTable, load_table
+from alibi.paper.definitions import TABLES, Model, PaperTable, Quantity, load_table
 from alibi.paper.settings import find_setting
 from alibi.runs import RunDirectory, may_differ
 from alibi.storage.files import resolve

@@ -5,7 +5,7 @@ import importlib.resources
 
 import pytest
 
-from alibi.paper.published import TABLE_NUMBERS, load_table
+from alibi.paper.definitions import load_table
 
 # Of the files that were checked against the text of the paper's PDF (arXiv 2108.12409 v2).
 SHA256 = {
@@ -27,19 +27,19 @@ SHA256 = {
 }
 
 
-@pytest.mark.parametrize("number", TABLE_NUMBERS)
+@pytest.mark.parametrize("number", SHA256)
 def test_checksums(number):
     file = importlib.resources.files("alibi") / "paper" / "tables" / f"table{number:02d}.csv"
     assert hashlib.sha256(file.read_bytes()).hexdigest() == SHA256[number]
 
 
-@pytest.mark.parametrize("number", TABLE_NUMBERS)
+@pytest.mark.parametrize("number", SHA256)
 def test_same_as_the_originals(number, shared_dir):
     original = (shared_dir / "paper" / "tables" / f"table{number:02d}.csv").read_bytes()
     assert hashlib.sha256(original).hexdigest() == SHA256[number]
 
 
-@pytest.mark.parametrize("number", TABLE_NUMBERS)
+@pytest.mark.parametrize("number", SHA256)
 def test_every_row_has_a_cell_for_each_column(number):
     table = load_table(number)
     assert len(table.rows) >= 3
@@ -53,8 +53,3 @@ def test_values_of_the_text():
     # "19.73 -> 18.40" for a model trained at 512 and tested at 512 and 3,512 (table 2).
     assert (by_length["512"], by_length["3512"]) == ("19.73", "18.40")
     assert load_table(5).rows[1][:3] == ("128", "", "23.98")
-
-
-def test_unknown_table():
-    with pytest.raises(ValueError, match="the paper has no table 16; its tables are 1 to 15"):
-        load_table(16)

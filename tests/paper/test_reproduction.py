@@ -10,7 +10,7 @@ from alibi.model.flops import keys_seen
 from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, evaluation_cost, overview, training_cost
 from alibi.paper.definitions import TABLES
 from alibi.paper.reproduction import Reproduction
-from alibi.paper.results import Results, write_table
+from alibi.paper.results import compare_with_paper, write_table
 from alibi.paper.settings import SCALES, find_setting
 from alibi.reporting.tables import TRAINING_SPEED, Absence, Missing, Number
 from alibi.reporting.writers import heading_text
@@ -221,7 +221,7 @@ def test_results_are_found_by_length_stride_and_split(tmp_path):
     rows = [stride, (3072, 18.25, sliding), (3072, 19.0, sliding | {"split": "test"}), early]
     finish(table, "alibi-L512-seed0", rows)
     finish(table, "t5-L3072-seed0", [(3072, None, sliding | {"error": "out of memory"})])
-    found = Results(table).compare()
+    found = compare_with_paper(table)
     by_label = {labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)}
     assert ours(by_label["ALiBi, L = 512, L_valid = 3072"]) == [246_933_504, 18.25, 19.0]
     assert found.cells[11][1][2].value == pytest.approx(18.25 - 18.30)
@@ -235,7 +235,7 @@ def test_speed_and_memory_come_from_the_training(tmp_path):
     table = Reproduction(1, "paper", tmp_path)
     speed = {"tokens_per_second": 90_000.0, "device": {"kind": "TPU v5 lite", "count": 4}}
     finish(table, "sinusoidal-L512-seed0", [(512, 20.0, speed)], peak_memory_bytes=16e9)
-    found = Results(table).compare()
+    found = compare_with_paper(table)
     # Words per second of one of the eight devices, and of the four that evaluated: the paper's are of one.
     assert ours(found.cells[0]) == [20_000.0, 22_500.0, 16e9]
     assert "trained with 64 CPU cores" in found.caption
@@ -250,24 +250,24 @@ def test_a_small_table_says_what_its_lengths_are(tmp_path):
     table = Reproduction(7, "small", tmp_path)
     rows = [(192, 80.0, {"mode": "sliding", "stride": 32, "split": split}) for split in ("valid", "test")]
     finish(table, "alibi-L32-seed0", rows)
-    found = Results(table).compare()
+    found = compare_with_paper(table)
     assert texts(found.labels)[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
     for text in ("windows of stride 512 (32)", "split valid and test", "; sliding windows of stride 32;"):
         assert text in found.caption
     # 960 is the most that whole sequences of 192 leave of 1,024.
     assert "updates of 960 tokens at L = 192 and 1,024 tokens at L = 32" in found.caption
     assert found.caption.endswith("The best perplexity of each column is marked.")
-    assert "the paper's 35 lengths round to 30 here" in Results(Reproduction(2, "small", tmp_path)).compare().caption
-    last = Results(Reproduction(12, "small", tmp_path)).compare().header[-1]
+    assert "the paper's 35 lengths round to 30 here" in compare_with_paper(Reproduction(2, "small", tmp_path)).caption
+    last = compare_with_paper(Reproduction(12, "small", tmp_path)).header[-1]
     assert heading_text(last) == "L_valid = 2048 (128)"
-    strides = [Results(Reproduction(number, "small", tmp_path)).compare().stride for number in (5, 7, 13)]
+    strides = [compare_with_paper(Reproduction(number, "small", tmp_path)).stride for number in (5, 7, 13)]
     assert strides == [None, 32, 1]  # what figures say of their windows
     label = find_setting("wikitext103", "small").label("stride 1, L = 1,024, 1.3B")
     assert heading_text(label) == "stride 1, L = 1,024 (64), 1.3B"
 
 
 def test_ratios_of_table_12_are_to_the_run_trained_at_the_length(tmp_path):
-    found = Results(Reproduction(12, "paper", tmp_path)).compare()
+    found = compare_with_paper(Reproduction(12, "paper", tmp_path))
     rows = {labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)}
     trained = [*[512] * 4, 1024, 2048]
     for column, (cell, length) in enumerate(zip(found.cells[1], trained, strict=True)):
@@ -277,7 +277,7 @@ def test_ratios_of_table_12_are_to_the_run_trained_at_the_length(tmp_path):
 
 def test_a_run_of_another_config_does_not_count(tmp_path):
     finish(Reproduction(6, "small", tmp_path, overrides="train.steps=300"), "alibi-L32-seed0", [(192, 90.0, {})])
-    found = Results(Reproduction(6, "small", tmp_path)).compare()
+    found = compare_with_paper(Reproduction(6, "small", tmp_path))
     assert not any(isinstance(cell[1], Number) for cells in found.cells for cell in cells if cell)
 
 

