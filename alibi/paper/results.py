@@ -139,9 +139,8 @@ def _caption(reproduction: Reproduction, rows: Sequence[Row], trainings: Iterabl
             f"shape can be compared; lengths are divided by {setting.divisor} (in brackets)"
             f"{'; our words are bytes' * (setting.vocab_size == 256)}"
         )
-    rounding = ""
-    if len(ours) < len(lengths):
-        rounding = f"the paper's {len(lengths)} lengths round to {len(ours)} here, so that neighbours may show one result twice"
+    rounding = f"the paper's {len(lengths)} lengths round to {len(ours)} here"
+    rounding += ", so that neighbours may show one result twice"
     of_update: dict[int, set[int]] = {}  # whole sequences make the tokens of an update differ by length
     for run in reproduction.sweep.runs:
         of_update.setdefault(run.config.train.batch_tokens, set()).add(run.config.train_length)
