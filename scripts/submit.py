@@ -45,7 +45,7 @@ def main() -> int:
     from alibi.storage.files import is_address, resolve, write_whole
     from alibi.sweeps import templates
     from alibi.sweeps.definition import load_sweep
-    from alibi.sweeps.tasks import pin_anew
+    from alibi.sweeps.records import record_sweep
     from alibi.sweeps.watch import SUBMITTED_FILE
 
     if (_SWEEP.value is None) == (flags.FLAGS.config is None):
@@ -78,7 +78,7 @@ def main() -> int:
     if shutil.which(submit[0]) is None:
         raise ValueError(f"there is no {submit[0]} on this machine, which takes this template; submit elsewhere")
     if sweep:
-        pin_anew(resolve(workdir), sweep)
+        record_sweep(resolve(workdir), sweep, replace=True)
     else:  # status.py shows it before it starts
         write_whole(f"{workdir}/{SUBMITTED_FILE}", json.dumps({"template": template.name}) + "\n")
     if "{{LOGS}}" in text:

@@ -45,13 +45,12 @@ def main() -> int:
     from alibi.sweeps.estimates import device_table, plan_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
     from alibi.sweeps.state import survey
-    from alibi.sweeps.tasks import share_of
 
     devices = command_line.planned_devices(_DRY_RUN.value, "--dry_run")
     workdir = resolve(_WORKDIR.value)
     sweep = load_sweep(_SWEEP.value)
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
-    share = None if _TASK.value is None else share_of(sweep, _TASK.value)
+    share = None if _TASK.value is None else sweep.share(_TASK.value)
     sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value, share=share)
     if _DRY_RUN.value:
         shown = dataclasses.replace(sweep, runs=sweep.runs if share is None else share)

@@ -18,7 +18,7 @@ from alibi.reporting.writers import aligned
 from alibi.storage.files import listed
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.estimates import device_table, parameters
-from alibi.sweeps.launchers import Command
+from alibi.sweeps.processes import Command
 from alibi.sweeps.state import RunState, evaluation_command, survey, train_command
 
 

@@ -10,7 +10,7 @@ from alibi.parallel.device_kinds import GIB, known_device_kind
 from alibi.planning.plan import UTILISATIONS, TrainingPlan, Vocabulary, make_plan
 from alibi.reporting.writers import aligned, format_duration
 from alibi.sweeps.definition import Run
-from alibi.sweeps.launchers import is_on_cpu
+from alibi.sweeps.processes import is_on_cpu
 from alibi.sweeps.state import RunState
 
 START_SECONDS = 15.0  # of each process: imports and compilation, before the first token

@@ -1,67 +1,53 @@
 """Runs a sweep: trains what is missing, evaluates, reports; each step in a process of its own."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
-import math
-import os
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from alibi.config import flatten
 from alibi.errors import FAILED, REQUEUE, Interrupted, UserError, disk_errors_named
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.writers import format_duration
-from alibi.storage.claims import POLL_SECONDS, Claim, HeldError, LostError, awaited, is_held
+from alibi.runs import usable_cores
+from alibi.storage.claims import Claim, HeldError, LostError
 from alibi.storage.files import resolve
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import Speed
-from alibi.sweeps.launchers import Command, Ended, Launcher, LocalProcesses, Place, check_jobs, places, suitable_jobs
-from alibi.sweeps.state import (
-    Directory,
-    RunState,
-    evaluation_command,
-    read_failures,
-    run_directory,
-    survey,
-    train_command,
-    write_failure,
-)
-from alibi.sweeps.tasks import claim_place, pin, pin_anew
+from alibi.sweeps.processes import Command, Ended, LocalProcesses, Slot, make_slots, suitable_jobs
+from alibi.sweeps.records import TASKS, read_failures, record_end, record_sweep
+from alibi.sweeps.state import Directory, RunState, evaluation_command, run_directory, survey, train_command
 
-# For how long a task, when its other runs are done, waits for one that another process is at work on: what a killed
-# task left of itself is gone by then, its lease included. Of several hosts the first one waits as long, and leaves
-# before the others, whose run waits for the first one's for five minutes, have given up.
-LEAVE_SECONDS = 120.0
-# Ranks as the launchers of clusters tell them. Asking JAX would claim this host's devices, which the runs need.
+# The ranks that launchers of clusters set. Asking JAX would claim this host's devices, which the runs need.
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
 class PreemptedError(Exception):
-    """A run was stopped, though the sweep was not: it is unfinished, and can go on."""
+    """A run was stopped, though the sweep was not; it is unfinished and can go on."""
 
 
 class Sweeper:
     """Executes `sweep` in `workdir`, a directory or gs://BUCKET/PATH.
 
+    Each run is claimed while it is trained and evaluated: with file locks a run that another process is at work on
+    is left to it; at addresses the process that started last goes on, and the other one leaves the run.
+
     Args:
-      flags: given to every process (those of several hosts).
-      primary: whether this process writes the reports.
-      jobs: runs that go at the same time, each on its share of the machine's cores; 0: as
-        many as suit the machine.
-      report: writes what the results are wanted for and returns it as text, given the
-        reasons of failed runs; by default `write_report`.
-      launcher: where runs go; by default this machine's processes.
-      share: the runs of a task, which does only these, at the same time as others do theirs; None: all. A task leaves
-        a run that another process is at work on, and reports where it finds all runs of the sweep ended.
+      flags: given to every process, those of several hosts.
+      primary: whether this process claims runs and writes records and reports.
+      jobs: runs at a time, each on its share of the machine's cores; 0: as many as suit the machine.
+      report: writes the report of the results and returns it as text, given the reasons of failed runs; by default
+        `write_report`.
+      processes: runs the commands; by default processes of this machine.
+      share: the runs of a task, which does only these; it reports if all runs of the sweep have ended. None: all runs.
 
     Attributes:
-      unfinished: names of runs that were stopped, or lost another process, while the others went on.
-      left: names of the task's runs that were left to other processes.
+      unfinished: names of runs that were stopped while the others went on.
+      left: names of runs that were left to other processes.
     """
 
     def __init__(
@@ -73,36 +59,37 @@ class Sweeper:
         primary: bool = True,
         jobs: int = 1,
         report: Callable[[dict[str, str]], str] | None = None,
-        launcher: Launcher | None = None,
+        processes: LocalProcesses | None = None,
         share: Sequence[Run] | None = None,
     ):
-        run_directory(workdir, sweep.runs[0])  # raises for an address that can't hold runs
-        self.sweep, self.store = sweep, resolve(workdir)
-        if "," in str(self.store):
+        run_directory(workdir, sweep.runs[0])  # raises ValueError for an address that can't hold runs
+        self.sweep, self.workdir = sweep, resolve(workdir)
+        if "," in str(self.workdir):
             raise ValueError(
-                f"--workdir {self.store} holds a comma, which separates work directories; use a path without one"
+                f"--workdir {self.workdir} holds a comma, which separates work directories; use a path without one"
             )
         if jobs > 1 and flags:
             raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
-        if jobs:
-            check_jobs(jobs, "--jobs")
-        self.flags, self.primary = flags, primary
-        self.is_task, self._runs = share is not None, tuple(sweep.runs if share is None else share)
+        if jobs > usable_cores():
+            raise ValueError(
+                f"--jobs={jobs} must be between 1 and {usable_cores()}, the processor cores of this machine"
+            )
+        self.flags, self.primary, self.is_task = flags, primary, share is not None
+        self._runs = tuple(sweep.runs if share is None else share)
         self.jobs = min(jobs or (1 if flags else suitable_jobs()), len(self._runs))
-        self._places = places(self.jobs)[::-1]  # those that are free; the first one is taken first
-        self._reporting = threading.Lock()
-        self._shown = ""  # the latest report,
-        self._is_stale = False  # whether a run has ended since,
-        self._report_due = 0.0  # and the time of the next one, by the clock
-        self._trained: set[str] = set()  # names of the runs that this start brought so far
+        self._slots = make_slots(self.jobs)[::-1]  # the free ones; the first is taken first
+        self._recording = threading.Lock()
+        self._shown = ""  # the latest report
+        self._is_stale = False  # whether a run has ended since
+        self._report_due = 0.0  # the time of the next one
+        self._trained: set[str] = set()  # names of runs
         self._evaluated: set[str] = set()
         self.unfinished: list[str] = []
         self.left: list[str] = []
         self.report = report or functools.partial(
-            write_report, self.store, sweep.title, runs=run_sources(sweep, self.store)
+            write_report, self.workdir, sweep.title, runs=run_sources(sweep, self.workdir)
         )
-        self.launcher = launcher or LocalProcesses(of_sweep=True)
-        self._claim: Claim | None = None
+        self.processes = processes or LocalProcesses()
 
     def execute(self) -> dict[str, str]:
         """Does all that is left to do.
@@ -111,138 +98,94 @@ class Sweeper:
           Why each failed run failed, by its name.
 
         Raises:
-          ValueError: a work directory that can't be written, or of a task one that keeps another sweep.
-          LostError: another sweep has taken the work directory over, thinking this one gone.
-          Interrupted: a signal asked the sweep to stop, or of several hosts its run on any of them; or the first one
-            of them met a run that another process was at work on.
+          ValueError: a work directory that can't be written, or that holds another sweep; with several hosts also a
+            run that another process is at work on.
+          Interrupted: a signal asked the sweep to stop; with several hosts, its run on any of them.
         """
         failures: dict[str, str] = {}
         started = time.monotonic()
-        with self._claimed(), self.launcher, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-
-            def bring(runs: Sequence[Run], until: float) -> list[Run]:
-                """Those of `runs` that others still held at `until`, when the rest has come to its end."""
-                results = pool.map(lambda run: self._execute_run(run, failures, until), runs)
-                return [run for run, ended in zip(runs, results, strict=True) if not ended]
-
-            held = bring(self._runs, 0.0 if self.is_task else math.inf)
-            self.left = [run.name for run in bring(held, time.monotonic() + LEAVE_SECONDS)]
-            if self.is_task and self.primary:
-                self._report_if_last()
-            elif self._is_stale:
-                with disk_errors_named(self.store):
-                    self._report()
+        if self.primary:
+            try:
+                record_sweep(self.workdir, self.sweep, replace=not self.is_task)
+            except OSError as error:
+                raise ValueError(f"work directory {self.workdir} can't be written ({error}); choose another") from None
+        with self.processes, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            list(pool.map(lambda run: self._execute_run(run, failures), self._runs))
+        if self.primary:
+            self._report_at_end()
         hours, minutes = divmod(int(time.monotonic() - started) // 60, 60)
         ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
         print(f"\n{self._shown}\ntook {hours} h {minutes} min; {ended}", flush=True)
         return failures
 
-    def _execute_run(self, run: Run, failures: dict[str, str], until: float) -> bool:
-        """Brings one run to its end; False where another process, by the clock `until`, was still at work on it."""
-        if self.launcher.stopped:
+    def _execute_run(self, run: Run, failures: dict[str, str]) -> None:
+        """Brings one run to its end, or leaves it to another process."""
+        if self.processes.stopped:
             raise Interrupted
-        self._check_claim()
         heading = f"[{self.sweep.runs.index(run) + 1}/{len(self.sweep.runs)}] {run.name}"
-        place = self._places.pop()  # a list's own operations need no lock
+        slot, claim = self._slots.pop(), None  # a list's own operations need no lock
         try:
-            with self._alone(run, heading, until) as lock:
-                reason = self._bring_to_end(run, heading, dataclasses.replace(place, lock=lock, name=run.name))
-        except HeldError as held:
-            if self.flags:
-                raise self._left_together(held) from None
-            say(f"{heading}: {held.fact}; left to it")
-            return False
-        except (ValueError, OSError) as error:  # such as a damaged file of this run: the others go on
-            reason = str(error)
-        except (PreemptedError, LostError) as stop:
+            if self.primary:
+                claim = Claim(self.workdir / TASKS / run.name, "at work")
+            # Its processes inherit the lock, which lasts until they have ended, even if this process is killed.
+            lock = claim.file.fileno() if claim and claim.file else None
+            failure = self._bring_to_end(run, heading, dataclasses.replace(slot, lock=lock, name=run.name))
+            if claim:
+                claim.check()
+        except (HeldError, LostError) as error:
+            if self.flags:  # the other hosts wait for this run
+                raise
+            self.left.append(run.name)
+            say(f"{heading}: {error}; left to it")
+            return
+        except PreemptedError as stop:
             self.unfinished.append(run.name)
             say(f"{run.name} is unfinished: {stop}")
-            return True
-        finally:
-            self._places.append(place)
-        with self._reporting:
-            if reason:
-                failures[run.name] = reason
-                say(f"{run.name} failed: {reason}")
-            if self.primary:
-                self._check_claim()
-                try:
-                    self._record(run, reason)
-                except UserError as error:  # no space left; when the command is repeated there may be
-                    failures.setdefault(run.name, str(error))
-                    say(str(error))
-        return True
-
-    @contextlib.contextmanager
-    def _alone(self, run: Run, heading: str, until: float) -> Iterator[int | None]:
-        """Holds `run`, when no other process does; gives the file descriptor of its lock, if that is one.
-
-        Raises:
-          HeldError: another process was still at work on it at `until`. With several hosts also where it has ended
-            before: meanwhile the others have begun with what there was to do when they came.
-          LostError: another process has taken it over meanwhile, thinking this one gone.
-        """
-        if not self.primary:  # the first process alone claims a run
-            yield None
             return
-        directory, told = run_directory(self.store, run), False
-        if self.flags:
-            until = time.monotonic() + LEAVE_SECONDS
-        while True:
-            try:
-                claim = Claim(claim_place(self.store, run), "at work")
-                if not is_held(directory.path):
-                    break
-                claim.release()  # such as a run that a killed sweep left, or a train.py by itself
-                raise HeldError(f"another process is training in {directory}")
-            except HeldError as held:
-                if time.monotonic() >= until:
-                    raise
-                if not told:
-                    say(f"{heading}: {held.fact}; waiting until it ends")
-                told = True
-            time.sleep(POLL_SECONDS)
-            if self.launcher.stopped:
-                raise Interrupted
-        try:
-            if told and self.flags:
-                raise HeldError(f"another process was at work on {run.name}")
-            # What it runs inherits the lock: it lasts until that has ended, whatever becomes of this process.
-            yield None if claim.file is None else claim.file.fileno()
-            claim.check()
+        except (ValueError, OSError) as error:  # such as a damaged file of this run; the others go on
+            failure = str(error)
         finally:
-            claim.release()
+            if claim:
+                claim.release()
+            self._slots.append(slot)
+        with self._recording:
+            self._record(run, failure, failures)
 
-    def _record(self, run: Run, reason: str) -> None:
-        """Writes the report, from the first run on, so that there is something to look at.
-
-        It is left to a later run where reports would take more than a tenth of the time: they read all metrics. A task
-        writes none: what it had read might be older than what another one has written by now.
-        """
-        with disk_errors_named(self.store):
-            write_failure(self.store, run.name, reason)
-            self._is_stale = True
-            if not self.is_task and time.monotonic() >= self._report_due:
-                self._report()
+    def _record(self, run: Run, failure: str, failures: dict[str, str]) -> None:
+        """Records the end of a run, and writes the report if that takes less than a tenth of the time."""
+        if failure:
+            failures[run.name] = failure
+            say(f"{run.name} failed: {failure}")
+        if not self.primary:
+            return
+        try:
+            with disk_errors_named(self.workdir):
+                record_end(self.workdir, run, failure)
+                self._is_stale = True
+                # A task reports at its end alone: another one may have ended since this one has read the rows.
+                if not self.is_task and time.monotonic() >= self._report_due:
+                    self._report()
+        except UserError as error:  # a full disk
+            failures.setdefault(run.name, str(error))
+            say(str(error))
 
     def _report(self) -> None:
-        # Failures of an earlier start that were not tried again yet included, those of another sweep not.
-        names = {run.name for run in self.sweep.runs}
-        begun = time.monotonic()
-        self._shown = self.report({name: why for name, why in read_failures(self.store).items() if name in names})
+        # With the failures of an earlier start, but not those of another sweep.
+        names, begun = {run.name for run in self.sweep.runs}, time.monotonic()
+        self._shown = self.report({name: why for name, why in read_failures(self.workdir).items() if name in names})
         self._is_stale, self._report_due = False, time.monotonic() + 10 * (time.monotonic() - begun)
 
-    def _report_if_last(self) -> None:
-        """Writes the report of a sweep all of whose runs have ended, as the last task finds it, or several at once."""
-        states = survey(self.sweep, self.store)
-        count = sum(bool(state.failure) or (state.is_trained and not state.missing) for state in states)
-        if count == len(states):
-            with disk_errors_named(self.store):
+    def _report_at_end(self) -> None:
+        """Writes the report; a task does so only if all runs of the sweep have ended."""
+        states = survey(self.sweep, self.workdir) if self.is_task else []
+        ended = [bool(state.failure) or (state.is_trained and not state.missing) for state in states]
+        if not all(ended):
+            self._shown = f"{sum(ended)} of {len(ended)} runs of the sweep have ended; whichever task ends last reports"
+        elif self.is_task or self._is_stale:
+            with disk_errors_named(self.workdir):
                 self._report()
-        else:
-            self._shown = f"{count} of {len(states)} runs of the sweep have ended; whichever task ends last reports"
 
-    def _bring_to_end(self, run: Run, heading: str, place: Place) -> str:
+    def _bring_to_end(self, run: Run, heading: str, slot: Slot) -> str:
         """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
         state = self._state(run)
         if state.state == "conflict":
@@ -251,101 +194,56 @@ class Sweeper:
             say(f"{heading}: done")
             return ""
         if not state.is_trained:
-            at = f" from update {state.step:,}" if state.step else ""
-            say(f"{heading}: training{at}; {self._time_left()}")
-            if reason := self._train(run, place):
-                return reason
+            start = f" from update {state.step:,}" if state.step else ""
+            say(f"{heading}: training{start}; {self._time_left()}")
+            if failure := self._run(train_command(run, self.workdir), slot).reason("training"):
+                return failure
             self._trained.add(run.name)
         for evaluation in self._state(run).missing:
-            say(f"{heading}: evaluating at {_listed(evaluation)}; {self._time_left()}")
-            reason = self._evaluate(run, evaluation, place)
-            if reason and self._state(run).missing:  # of a limit, such as that of a short text, there is a row
-                return reason
+            say(f"{heading}: evaluating at {_lengths(evaluation)}; {self._time_left()}")
+            failure = self._run(evaluation_command(run, evaluation, self.workdir), slot).reason("evaluation")
+            if failure and self._state(run).missing:  # a limit, such as that of a short text, has a row
+                return failure
             self._evaluated.add(run.name)
-        left = self._state(run).missing if self.primary else ()
-        return f"no result at {'; '.join(map(_listed, left))}; results.jsonl says why" if left else ""
+        missing = self._state(run).missing if self.primary else ()
+        return f"no result at {'; '.join(map(_lengths, missing))}; results.jsonl says why" if missing else ""
 
     def _state(self, run: Run) -> RunState:
-        (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.store)
+        (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.workdir)
         return state
 
     def _time_left(self) -> str:
-        states = survey(dataclasses.replace(self.sweep, runs=self._runs), self.store)
+        states = survey(dataclasses.replace(self.sweep, runs=self._runs), self.workdir)
         left = Speed.of(states).seconds_left(states, self.jobs)
         if left is None:
             return "the time left in all shows when one run is trained"
         return f"about {format_duration(left)} left in all"
 
-    def _train(self, run: Run, place: Place) -> str:
-        directory = run_directory(self.store, run)
-        before = directory.status().get("updated")
-        ended = self._run(train_command(run, self.store), place)
-        if ended.code == 0:
-            return ""
-        status = directory.status()
-        recorded = status["state"] == "failed" and status.get("updated") != before
-        return status["reason"] if recorded else ended.reason("training")
-
-    def _evaluate(self, run: Run, evaluation: Evaluation, place: Place) -> str:
-        return self._run(evaluation_command(run, evaluation, self.store), place).reason("evaluation")
-
-    def _run(self, command: Command, place: Place) -> Ended:
-        ended = self.launcher.run(dataclasses.replace(command, flags=(*command.flags, *self.flags)), place)
+    def _run(self, command: Command, slot: Slot) -> Ended:
+        """Runs `command`; raises PreemptedError, or with several hosts Interrupted, if it was stopped."""
+        ended = self.processes.run(dataclasses.replace(command, flags=(*command.flags, *self.flags)), slot)
         if self.flags and (ended.code == REQUEUE or ended.code < 0):
-            # The other hosts' processes lost this one, or this one waited in vain for the first one's.
-            self.launcher.stopped = True
+            # A process of another host is lost, and the next run would wait for it in vain.
+            self.processes.stopped = True
             raise Interrupted
         if ended.code == REQUEUE:
             raise PreemptedError(ended.message or "it was stopped by a signal")
         return ended
 
-    def _left_together(self, held: HeldError) -> Interrupted:
-        """What ends the first of several hosts where it met another process: the others wait for a run of its."""
-        self.launcher.stopped = True  # no further run is begun
-        return Interrupted(f"{held.fact}; the same command, given again on all hosts, goes on when that has ended")
-
-    @contextlib.contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """Holds the work directory; waits while another sweep is at work in it. A task holds only its runs."""
-        if not self.primary:
-            yield
-            return
-        try:
-            if self.is_task:
-                pin(self.store, self.sweep)
-            else:
-                # The other hosts would not know that this one waits.
-                self._claim = Claim(self.store, "at work") if self.flags else awaited(self.store, "at work", say)
-        except HeldError as held:
-            raise self._left_together(held) from None
-        except OSError as error:
-            raise ValueError(f"work directory {self.store} can't be written ({error}); choose another") from None
-        try:
-            if not self.is_task:
-                pin_anew(self.store, self.sweep)
-            yield
-        finally:
-            if self._claim is not None:
-                self._claim.release()
-
-    def _check_claim(self) -> None:
-        if self._claim is not None:
-            self._claim.check()
-
 
 def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
-    """The configs, commands and work directories of the sweep's runs, for the report's page."""
+    """Returns the configs, commands and work directories of the sweep's runs, for the report's page."""
     sources = []
     for run in sweep.runs:
         command = train_command(run, workdir)
         flags = shlex.join(command.flags).replace(f"{PROJECT}/", "")
-        folder = run_directory(workdir, run).path
-        sources.append(RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", folder))
+        path = run_directory(workdir, run).path
+        sources.append(RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", path))
     return sources
 
 
 def run_sweeper(sweeper: Sweeper) -> int:
-    """Executes it and says on stderr how it ended; returns the exit code: 75 where runs can go on, 1 after failures."""
+    """Executes it and prints how it ended to stderr; returns the exit code: 75 if runs can go on, 1 after failures."""
     failures = sweeper.execute()
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
@@ -359,11 +257,11 @@ def run_sweeper(sweeper: Sweeper) -> int:
     return FAILED if failures else 0
 
 
-def is_primary(process_id: int | None, multihost: bool, environment: dict[str, str] | os._Environ) -> bool:
-    """Whether this is the process that writes reports: the first one, or the only one.
+def is_primary(process_id: int | None, multihost: bool, environment: Mapping[str, str]) -> bool:
+    """Returns whether this process is the first one, or the only one.
 
-    A launcher's variables count only where the user says that there are several
-    processes: a job of a single one may lie anywhere in its cluster.
+    The variables of launchers count only if the user says that there are several processes: a job of a single
+    process may lie anywhere in its cluster.
     """
     if process_id is not None:
         return process_id == 0
@@ -373,7 +271,7 @@ def is_primary(process_id: int | None, multihost: bool, environment: dict[str, s
     return int(next(filter(str.isdigit, ranks), "0")) == 0
 
 
-def _listed(evaluation: Evaluation) -> str:
+def _lengths(evaluation: Evaluation) -> str:
     return ", ".join(f"{length:,}" for length in evaluation.lengths)
 
 

@@ -1,4 +1,4 @@
-"""How runs stand while others make them: a line for each, from what their directories say."""
+"""The state of runs while other processes make them: a line for each, from its directory."""
 
 import concurrent.futures
 import dataclasses
@@ -7,30 +7,28 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from alibi.reporting.recorded import find_rows
 from alibi.reporting.report import REPORT_FILE
 from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import RunDirectory
 from alibi.storage.claims import is_held
 from alibi.storage.files import listed
-from alibi.sweeps.state import read_failures
-from alibi.sweeps.tasks import TASKS, pinned
+from alibi.sweeps.records import TASKS, is_done, read_failures, recorded_runs
 
-# Without file locks a run is believed to be at work for this long after its last sign of life.
+# Without file locks a run counts as running for this long after its last status.
 BELIEVED = datetime.timedelta(minutes=5)
-SUBMITTED_FILE = "submitted.json"  # of one training: it was given to an engine, which starts it some time
+SUBMITTED_FILE = "submitted.json"  # of one training that was given to a cluster and has not begun
 
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """How one run stands; None where something isn't known.
+    """The state of one run; None if something isn't known.
 
     Attributes:
       state: waiting, starting, running, trained (results are missing), evaluating, interrupted, failed, finished or
         damaged.
       train_nll: nats a token, of the last row of metrics.
       seconds_left: until its last update.
-      sign: when it was last heard of.
+      sign: the time of its last status.
     """
 
     name: str
@@ -49,66 +47,69 @@ class Standing:
         return self.state in ("finished", "failed", "damaged")
 
 
-def standings(store: epath.Path, now: datetime.datetime) -> list[Standing]:
-    """How the run in `store` stands, or each run of the sweep in it, those included that have not begun.
+def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
+    """Returns the state of the run in `workdir`, or of each run of the sweep in it, also of those that wait.
 
     Raises:
       ValueError: there is neither a run nor a sweep.
     """
-    known = pinned(store)
-    runs = [*known, *(folder.name for folder in listed(store / "runs") if folder.name not in known)]
-    if runs:
-        failures, rows = read_failures(store), find_rows(store)
+    expected = recorded_runs(workdir)
+    names = [*expected, *(path.name for path in listed(workdir / "runs") if path.name not in expected)]
+    if not names:
+        if not any((workdir / name).exists() for name in ("config.json", "status.json", SUBMITTED_FILE)):
+            raise ValueError(
+                f"{workdir} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py"
+            )
+        return [_standing(workdir, evaluated=False, complete=None, failure="", now=now)]
+    failures = read_failures(workdir)
 
-        def standing(name: str) -> Standing:
-            complete = known[name].has_all(name, rows) if name in known else None
-            return _standing(store / "runs" / name, store / TASKS / name, failures.get(name, ""), complete, now)
+    def standing(name: str) -> Standing:
+        complete = is_done(workdir, name, expected[name]) if name in expected else None
+        evaluated, failure = is_held(workdir / TASKS / name) is True, failures.get(name, "")
+        return _standing(workdir / "runs" / name, evaluated=evaluated, complete=complete, failure=failure, now=now)
 
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each question takes its time
-            return list(pool.map(standing, runs))
-    if not any((store / name).exists() for name in ("config.json", "status.json", SUBMITTED_FILE)):
-        raise ValueError(f"{store} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py")
-    return [_standing(store, store / TASKS, "", None, now)]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each request takes its time
+        return list(pool.map(standing, names))
 
 
 def _standing(
-    place: epath.Path, task: epath.Path, failure: str, complete: bool | None, now: datetime.datetime
+    place: epath.Path, *, evaluated: bool, complete: bool | None, failure: str, now: datetime.datetime
 ) -> Standing:
-    """How one run stands, of which a sweep says why it failed, and has all results or not (None: there is no sweep)."""
-    directory = RunDirectory(str(place))
-    held, evaluated = is_held(place), is_held(task)
+    """Returns the state of one run; `complete` says whether all results exist, None: no sweep knows the run."""
+    directory, held = RunDirectory(place), is_held(place)
     try:
         status = directory.status()
-        sign = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None
         state, rate = status["state"], status.get("tokens_per_second")
-        left = (status["steps"] - status["step"]) * directory.config().train.batch_tokens if rate else None
+        sign = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None
+        left = (status["steps"] - status["step"]) * directory.config().train.batch_tokens if rate else 0
     except (ValueError, TypeError) as error:
         return Standing(place.name, "damaged", reason=str(error))
     if state == "running":
-        believed = held is None and sign and now - sign < BELIEVED
-        state = "running" if held or believed else "interrupted"
+        unknown = held is None and sign is not None and now - sign < BELIEVED
+        state = "running" if held or unknown else "interrupted"
     elif state == "finished" or (state == "missing" and complete):  # of rows that came from elsewhere
-        done = "trained" if complete is False else "finished"
-        state = "evaluating" if evaluated else "failed" if failure else done
+        state = "evaluating" if evaluated else "failed" if failure else "trained" if complete is False else "finished"
     elif held or evaluated:
         state = "starting"
     elif failure:
         state = "failed"
+    elif state == "missing":
+        state = "waiting"
     return Standing(
-        place.name,
-        "waiting" if state == "missing" else state,
-        status["step"],
-        status["steps"] or None,
-        status.get("train_nll"),
-        rate,
-        left / rate if rate and left is not None else None,
-        sign,
-        status["reason"] or failure if state in ("failed", "interrupted") else "",
+        name=place.name,
+        state=state,
+        step=status["step"],
+        steps=status["steps"] or None,
+        train_nll=status.get("train_nll"),
+        tokens_per_second=rate,
+        seconds_left=left / rate if rate else None,
+        sign=sign,
+        reason=status["reason"] or failure if state in ("failed", "interrupted") else "",
     )
 
 
 def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
-    """A line for each run, and one for each reason of a failure."""
+    """Returns a line for each run, and one for each reason of a failure."""
     lines = [["run", "state", "update", "loss", "tokens/s", "time left", "last sign"]]
     for one in standing:
         lines.append(
@@ -126,9 +127,9 @@ def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
     return aligned(lines, left=(0, 1)) + "".join(reasons)
 
 
-def summary(store: epath.Path, standing: Sequence[Standing]) -> str:
-    """How many runs are in which state, and where the report lies, if there is one."""
+def summary(workdir: epath.Path, standing: Sequence[Standing]) -> str:
+    """Returns the number of runs in each state, and where the report lies, if there is one."""
     states = [one.state for one in standing]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    report = f"; report: {store}/{REPORT_FILE}" if (store / REPORT_FILE).exists() else ""
-    return f"{store}: {counts}{report}\n"
+    report = f"; report: {workdir}/{REPORT_FILE}" if (workdir / REPORT_FILE).exists() else ""
+    return f"{workdir}: {counts}{report}\n"

@@ -22,11 +22,11 @@ def finish(sweep, workdir, name, **status):
     directory = RunDirectory(workdir / "runs" / name)
     directory.check(run.config)
     directory.claim(run.config, ByteTokenizer())
-    directory.release()
     steps = run.config.train.steps
     status = {"state": "finished", "step": steps, "steps": steps, "tokens_per_second": 2048.0} | status
     (directory.checkpoints / str(status["step"])).mkdir(parents=True)
     directory.write_status(**status)
+    directory.release()
 
 
 def result(sweep, position="alibi", eval_length=128, perplexity=8.0, **changed):

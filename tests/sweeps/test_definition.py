@@ -9,6 +9,8 @@ import pytest
 from alibi.sweeps.definition import load_sweep
 from tests.sweeps.sweepmaker import PROJECT, QUICKSTART, sweep_of
 
+SIX = ["alibi", "t5", "none", "rotary", "sinusoidal", "learned"]
+
 
 def test_the_quickstart_is_four_methods_at_128_up_to_16_times_that():
     sweep = load_sweep(QUICKSTART)
@@ -153,3 +155,26 @@ def test_a_bad_sweep_file(tmp_path, text, message):
 def test_an_override_that_the_run_cannot_take_is_told_of_with_the_sweep(override, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         sweep_of(product={"position": ["alibi"]}, override=override)
+
+
+@pytest.mark.parametrize(
+    ("task", "positions"),
+    [("0/3", ["alibi", "rotary"]), ("2/3", ["none", "learned"]), ("5/8", ["learned"]), ("t5-L128-seed0", ["t5"])],
+)
+def test_a_task_has_every_nth_run_or_the_named_one(task, positions):
+    sweep = sweep_of(product={"position": SIX}, multiples=[1])
+    assert [run.config.position for run in sweep.share(task)] == positions
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("6/7", "there are 6 runs; give I/N with I from 0 to 5"),
+        ("3/3", "there are 6 runs; give I/N with I from 0 to 2"),
+        ("0/0", "--task=0/0: there are 6 runs"),
+        ("t5-L128", "neither a part of the sweep, such as 0/6, nor one of its 6 runs; did you mean 't5-L128-seed0'"),
+    ],
+)
+def test_a_task_that_does_not_exist(task, message):
+    with pytest.raises(ValueError, match=message):
+        sweep_of(product={"position": SIX}, multiples=[1]).share(task)

@@ -1,57 +1,100 @@
-"""What a sweep does with a failure, a full disk or a second process, and what it says of it."""
+"""A sweep and its tasks: no run is made twice, failures and stops are told apart, and one report is written."""
 
 import concurrent.futures
+import contextlib
 import errno
 import fcntl
+import pathlib
 import time
 import types
 
 import pytest
-from etils import epath
 
 from alibi.errors import REQUEUE, Interrupted
-from alibi.runs import RunDirectory
-from alibi.storage.claims import Claim, LostError, is_held
+from alibi.storage.claims import Claim, HeldError
+from alibi.storage.files import resolve
 from alibi.sweeps import execute
-from alibi.sweeps.execute import is_primary
-from alibi.sweeps.launchers import Ended, Launcher
+from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
+from alibi.sweeps.processes import Ended
+from alibi.sweeps.records import SWEEP_FILE, TASKS, read_failures, record_sweep, recorded_runs
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
 
-def test_a_limit_is_no_failure_of_a_run(tmp_path, monkeypatch):
-    """The evaluation alone fails where a text is too short for all its lengths; in a sweep the row says so for good."""
-    sweep = sweep_of(product={"position": ["alibi"]})
+class Trainer(contextlib.AbstractContextManager):
+    """Takes the place of processes: trains a run, or makes its row, in `seconds`; `ends` by method replace that."""
+
+    stopped = False
+
+    def __init__(self, sweep, workdir: pathlib.Path, seconds=0.0, ends=None):
+        self.sweep, self.workdir, self.seconds, self.ends = sweep, workdir, seconds, ends or {}
+        self.commands: list[tuple[str, str]] = []
+
+    def __exit__(self, *_):
+        return None
+
+    def run(self, command, slot):
+        name = next(run.name for run in self.sweep.runs if f"runs/{run.name}" in " ".join(command.flags))
+        position = name.partition("-")[0]
+        self.commands.append((command.script, position))
+        time.sleep(self.seconds)
+        if position in self.ends:
+            end = self.ends[position]
+            return end(command) if callable(end) else end
+        if command.script == "train.py":
+            finish(self.sweep, self.workdir, name)
+        else:
+            append_rows(self.workdir / "results.jsonl", [result(self.sweep, position, run=name)])
+        return Ended(0)
+
+
+def sweeper_of(sweep, workdir, trainer=None, report=lambda failures: f"failures: {failures}", **options):
+    return Sweeper(sweep, workdir, processes=trainer or Trainer(sweep, workdir), report=report, **options)
+
+
+def of_methods(*methods, **changed):
+    return sweep_of(**({"product": {"position": list(methods)}, "multiples": [1]} | changed))
+
+
+def made(*positions):
+    return {(script, position) for script in ("train.py", "eval_extrapolation.py") for position in positions}
+
+
+def test_a_limit_is_no_failure_of_a_run(tmp_path):
+    """The evaluation alone fails if a text is too short for all its lengths; in a sweep its row says so for good."""
+    sweep = of_methods("alibi")
     finish(sweep, tmp_path, "alibi-L128-seed0")
-    sweeper = execute.Sweeper(sweep, tmp_path)
-    monkeypatch.setattr(sweeper, "_evaluate", lambda *_: "the text has 60 tokens")
-    assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == "the text has 60 tokens"
-    rows = [result(sweep, "alibi", length, None, error="the text has 60 tokens", limit=True) for length in (128, 256)]
-    monkeypatch.setattr(sweeper, "_evaluate", lambda *_: append_rows(tmp_path / "results.jsonl", rows) or "too short")
-    assert sweeper._bring_to_end(sweep.runs[0], "alibi", None) == ""
+    short = Ended(1, "the text has 60 tokens")
+    assert sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": short})).execute() == {
+        "alibi-L128-seed0": "the text has 60 tokens"
+    }
+
+    def end(command):
+        append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", 128, None, error="short", limit=True)])
+        return short
+
+    assert sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": end})).execute() == {}
 
 
 def test_a_full_disk_is_a_failure_of_the_run_that_met_it(tmp_path):
-    sweep = sweep_of(product={"position": ["alibi", "t5"]})
-    for name in ("alibi", "t5"):
-        finish(sweep, tmp_path, f"{name}-L128-seed0")
-    rows = [result(sweep, position, length) for position in ("alibi", "t5") for length in (128, 256)]
-    append_rows(tmp_path / "results.jsonl", rows)
+    sweep = of_methods("alibi", "t5")
     reports = iter([OSError(errno.ENOSPC, "No space left on device"), "the report"])
 
     def report(failures):
-        if isinstance(made := next(reports), OSError):
-            raise made
-        return made
+        if isinstance(written := next(reports), OSError):
+            raise written
+        return written
 
-    sweeper = execute.Sweeper(sweep, tmp_path, report=report)
-    why = f"no space left to write {tmp_path}; what was saved before is whole: make space and repeat the command"
-    assert sweeper.execute() == {"alibi-L128-seed0": why}, "the second run was done, and reported"
+    failures = sweeper_of(sweep, tmp_path, report=report).execute()
+    assert list(failures) == ["alibi-L128-seed0"], "the second run was done, and reported"
+    assert "no space left to write" in failures["alibi-L128-seed0"]
 
 
-def test_paths_that_flags_cannot_carry_are_refused(tmp_path):
+def test_paths_that_flags_or_checkpoints_cannot_have_are_refused(tmp_path):
     with pytest.raises(ValueError, match="holds a comma"):
-        execute.Sweeper(sweep_of(), tmp_path / "a,b")
+        Sweeper(sweep_of(), tmp_path / "a,b")
+    with pytest.raises(ValueError, match="can't hold checkpoints"):
+        Sweeper(sweep_of(), "s3://bucket/sweep")
     folder = tmp_path / "a:b"
     folder.mkdir()
     (folder / "c.py").write_text((PROJECT / "configs" / "quickstart.py").read_text())
@@ -59,158 +102,137 @@ def test_paths_that_flags_cannot_carry_are_refused(tmp_path):
         sweep_of(config=str(folder / "c.py"))
 
 
-def test_a_sweep_says_how_long_it_took_for_what(tmp_path, monkeypatch, capsys):
+def test_a_sweep_says_how_long_it_took_for_which_runs(tmp_path, monkeypatch, capsys):
     """Of three runs one is trained and evaluated before, one trained, one neither: it takes 2 h 0 min and 59 s."""
-    sweep = sweep_of(product={"position": ["alibi", "t5", "none"]}, multiples=[1])
+    sweep = of_methods("alibi", "t5", "none")
     for position in ("alibi", "t5"):
         finish(sweep, tmp_path, f"{position}-L128-seed0")
     append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now, strftime=time.strftime)
-
-    class Remote(Launcher):
-        """Any other place than a process here."""
-
-        def run(self, command, place):
-            if command.script == "train.py":
-                finish(sweep, tmp_path, "none-L128-seed0")
-                clock.now += 2 * 3600 + 59
-            else:
-                position = "t5" if "/t5-L128-seed0" in command.flags[0] else "none"
-                append_rows(tmp_path / "results.jsonl", [result(sweep, position, run=f"{position}-L128-seed0")])
-                clock.now += 100
-            return Ended(0)
-
     monkeypatch.setattr(execute, "time", clock)
-    assert execute.Sweeper(sweep, tmp_path, report=lambda failures: "report", launcher=Remote()).execute() == {}
+
+    class Slow(Trainer):
+        def run(self, command, slot):
+            clock.now += 2 * 3600 + 59 if command.script == "train.py" else 100
+            return super().run(command, slot)
+
+    assert sweeper_of(sweep, tmp_path, Slow(sweep, tmp_path), lambda _: "report").execute() == {}
     assert capsys.readouterr().out.endswith("\nreport\ntook 2 h 4 min; runs trained: 1, evaluated: 2\n")
 
 
-class Preempting(Launcher):
-    """A place that takes the run of t5 back, and trains others, whose rows it makes, to their end."""
-
-    def __init__(self, sweep, workdir):
-        self.sweep, self.workdir, self.commands = sweep, workdir, []
-
-    def run(self, command, place):
-        self.commands.append(command)
-        position = "t5" if "t5-L128-seed0" in " ".join(command.flags) else "alibi"
-        if position == "t5":
-            return Ended(REQUEUE, "process 1 was lost: no heartbeat")
-        if command.script == "train.py":
-            finish(self.sweep, self.workdir, "alibi-L128-seed0")
-        else:
-            rows = [result(self.sweep, position, length, run="alibi-L128-seed0") for length in (128, 256)]
-            append_rows(self.workdir / "results.jsonl", rows)
-        return Ended(0)
-
-
 def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):
-    sweep = sweep_of(product={"position": ["t5", "alibi"]})
-    launcher = Preempting(sweep, tmp_path)
-    sweeper = execute.Sweeper(sweep, tmp_path, report=lambda failures: f"failures: {failures}", launcher=launcher)
-    assert execute.run_sweeper(sweeper) == REQUEUE
+    sweep, ends = of_methods("t5", "alibi"), {"t5": Ended(REQUEUE, "process 1 was lost: no heartbeat")}
+    sweeper = sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends=ends))
+    assert run_sweeper(sweeper) == REQUEUE
     assert sweeper.unfinished == ["t5-L128-seed0"]
-    said = capsys.readouterr()
-    assert "t5-L128-seed0 is unfinished: process 1 was lost: no heartbeat" in said.out
-    assert "failures: {}\n" in said.out
-    assert said.err == "unfinished: t5-L128-seed0; the same command goes on there\n"
+    printed = capsys.readouterr()
+    assert "t5-L128-seed0 is unfinished: process 1 was lost: no heartbeat" in printed.out
+    assert "failures: {}\n" in printed.out
+    assert printed.err == "unfinished: t5-L128-seed0; the same command goes on there\n"
 
 
-def test_on_several_hosts_a_preempted_run_stops_the_sweep(tmp_path):
-    """The next one would wait in vain for a host that is gone."""
-    sweep = sweep_of(product={"position": ["t5", "alibi"]})
-    launcher = Preempting(sweep, tmp_path)
-    sweeper = execute.Sweeper(sweep, tmp_path, flags=("--multihost=True",), launcher=launcher)
+@pytest.mark.parametrize(("code", "primary"), [(REQUEUE, True), (-6, False)])
+def test_on_several_hosts_a_lost_process_stops_the_sweep(tmp_path, code, primary):
+    """The next run would wait in vain. JAX ends a process by SIGABRT if the first one's does not come."""
+    sweep = of_methods("t5", "alibi")
+    trainer = Trainer(sweep, tmp_path, ends={"t5": Ended(code)})
     with pytest.raises(Interrupted):
-        execute.run_sweeper(sweeper)
-    assert len(launcher.commands) == 1
+        run_sweeper(sweeper_of(sweep, tmp_path, trainer, flags=("--multihost=True",), primary=primary))
+    assert len(trainer.commands) == 1
 
 
-def test_the_lock_shows_a_sweep_at_work(tmp_path):
-    place = epath.Path(tmp_path)
-    assert not is_held(place)
-    with (tmp_path / ".lock").open("a") as file:
-        assert not is_held(place)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert is_held(place)
-    assert not is_held(place)
+def test_on_several_hosts_a_run_of_another_process_ends_the_sweep(tmp_path):
+    sweep = of_methods("alibi")
+    held = Claim(resolve(tmp_path) / TASKS / "alibi-L128-seed0", "at work")
+    with pytest.raises(HeldError, match="another process is at work"):
+        run_sweeper(sweeper_of(sweep, tmp_path, flags=("--multihost=True",)))
+    held.release()
 
 
-def test_a_second_start_waits_and_finds_all_done(tmp_path, monkeypatch, capsys):
-    """Each command is run once, whoever of the two begins."""
-    monkeypatch.setattr("alibi.storage.claims.POLL_SECONDS", 0.05)
-    sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
-    commands = []
-
-    class Slow(Launcher):
-        def run(self, command, place):
-            commands.append(command.script)
-            time.sleep(0.6)
-            if command.script == "train.py":
-                finish(sweep, tmp_path, "alibi-L128-seed0")
-            else:
-                append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
-            return Ended(0)
-
-    sweepers = [execute.Sweeper(sweep, tmp_path, report=lambda _: "report", launcher=Slow()) for _ in range(2)]
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(execute.Sweeper.execute, sweepers)) == [{}, {}]
-    assert commands == ["train.py", "eval_extrapolation.py"]
-    said = capsys.readouterr().out
-    assert said.count("another process is at work in") == said.count("alibi-L128-seed0: done") == 1
+def test_tasks_that_overlap_make_each_run_once_and_one_of_them_reports(tmp_path):
+    """Two of the whole sweep and one of a run, at the same time, as of a job that was submitted twice."""
+    sweep = of_methods("alibi", "t5", "none")
+    trainer, reports = Trainer(sweep, tmp_path, seconds=0.3), []
+    shares = [sweep.share(task) for task in ("0/1", "0/1", "none-L128-seed0")]
+    tasks = [sweeper_of(sweep, tmp_path, trainer, lambda _: reports.append(1) or "", share=share) for share in shares]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run_sweeper, tasks)) == [0, 0, 0]
+    assert len(trainer.commands) == 6, "a command was run twice"
+    assert set(trainer.commands) == made("alibi", "t5", "none")
+    assert 1 <= len(reports) <= 3
+    assert list(recorded_runs(resolve(tmp_path))) == [run.name for run in sweep.runs]
+    again = Trainer(sweep, tmp_path)
+    assert run_sweeper(sweeper_of(sweep, tmp_path, again, share=shares[0])) == 0
+    assert again.commands == [], "a retry finds all done"
 
 
-def test_a_run_that_a_killed_sweep_left_at_work_is_waited_for(tmp_path, monkeypatch, capsys):
-    """The next sweep is not held back by it, and train.py would refuse, which is no failure."""
-    monkeypatch.setattr(execute, "POLL_SECONDS", 0.05)
-    sweep, run = sweep_of(product={"position": ["alibi"]}, multiples=[1]), tmp_path / "runs" / "alibi-L128-seed0"
-    left = Claim(epath.Path(run), "training")
-
-    class Waited(Launcher):
-        def run(self, command, place):
-            raise AssertionError(f"{command.script} was started beside it")
-
-    def end():
-        time.sleep(0.5)
-        append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run=run.name)])
-        steps = sweep.runs[0].config.train.steps
-        (run / "checkpoints" / str(steps)).mkdir(parents=True)
-        RunDirectory(run).write_status("finished", step=steps, steps=steps, tokens_per_second=2048.0)
-        left.release()
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(end)
-        assert execute.Sweeper(sweep, tmp_path, report=lambda _: "report", launcher=Waited()).execute() == {}
-        ended.result()
-    said = capsys.readouterr().out
-    assert said.count(f"another process is training in {run}; waiting until it ends") == 1
-    assert "alibi-L128-seed0: done" in said
+def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys):
+    sweep = of_methods("alibi", "t5", "none")
+    held, trainer = Claim(resolve(tmp_path) / TASKS / sweep.runs[0].name, "at work"), Trainer(sweep, tmp_path)
+    task = sweeper_of(sweep, tmp_path, trainer, lambda _: pytest.fail("not all ended"), share=sweep.runs)
+    assert run_sweeper(task) == 0
+    assert set(trainer.commands) == made("t5", "none")
+    printed = capsys.readouterr()
+    assert "2 of 3 runs of the sweep have ended; whichever task ends last reports" in printed.out
+    assert printed.err == "left to the processes at work on them: alibi-L128-seed0\n"
+    held.release()
+    plain = Trainer(sweep, tmp_path)
+    assert run_sweeper(sweeper_of(sweep, tmp_path, plain)) == 0
+    assert set(plain.commands) == made("alibi")
 
 
-def no_locks(*_):
-    raise OSError(errno.ENOLCK, "No locks available")
+def test_without_locks_the_process_that_started_last_goes_on(tmp_path, monkeypatch, capsys):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
 
-
-def test_a_sweep_that_was_taken_over_starts_nothing_more(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    sweep = sweep_of(product={"position": ["alibi", "t5"]}, multiples=[1])
-    commands = []
+    sweep = of_methods("alibi")
 
-    class Other(Launcher):
-        def run(self, command, place):
-            commands.append(command.script)
-            Claim(epath.Path(tmp_path), "at work")
-            return Ended(1, "no memory")
+    def taken_over(command):
+        Claim(resolve(tmp_path) / TASKS / "alibi-L128-seed0", "at work")
+        return Ended(1, "another start has begun since")
 
-    with pytest.raises(LostError, match="a process that started later is at work in"):
-        execute.Sweeper(sweep, tmp_path, launcher=Other()).execute()
-    assert commands == ["train.py"]
-    assert not (tmp_path / "failures").exists()
+    first = sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": taken_over}), share=sweep.runs)
+    assert run_sweeper(first) == 0
+    assert first.left == ["alibi-L128-seed0"]
+    assert read_failures(tmp_path) == {}
+    last = Trainer(sweep, tmp_path)
+    assert run_sweeper(sweeper_of(sweep, tmp_path, last, share=sweep.runs)) == 0
+    assert set(last.commands) == made("alibi")
 
 
-def test_an_address_that_cannot_hold_runs_is_refused_before_any_work():
-    with pytest.raises(ValueError, match="can't hold checkpoints: Orbax writes them to directories and gs:// only"):
-        execute.Sweeper(sweep_of(), "s3://bucket/sweep")
+def test_codes_say_whether_to_requeue_and_failures_of_all_tasks_are_reported(tmp_path):
+    sweep = of_methods("alibi", "t5")
+    first, second = sweep.runs[:1], sweep.runs[1:]
+    failing = Trainer(sweep, tmp_path, ends={"t5": Ended(1, "no such file")})
+    assert run_sweeper(sweeper_of(sweep, tmp_path, failing, share=second)) == 1
+    stopped = Trainer(sweep, tmp_path, ends={"alibi": Ended(REQUEUE, "it was stopped by a signal")})
+    assert run_sweeper(sweeper_of(sweep, tmp_path, stopped, share=first)) == REQUEUE
+    reported = []
+    assert run_sweeper(sweeper_of(sweep, tmp_path, report=reported.append, share=first)) == 0
+    assert reported == [{"t5-L128-seed0": "no such file"}] == [read_failures(tmp_path)]
+
+
+def test_a_changed_sweep_is_refused_with_the_runs_that_differ(tmp_path):
+    """A task never replaces the record of another sweep; a whole sweep does, unless a task is at work."""
+    before, now = of_methods("alibi", "t5"), of_methods("alibi", "none", multiples=[1, 2])
+    place = resolve(tmp_path)
+    record_sweep(place, before, replace=False)
+    record_sweep(place, of_methods("alibi", "t5"), replace=False)
+    differing = r"have changed since it began in .* \(alibi-L128-seed0, none-L128-seed0, t5-L128-seed0\)"
+    with pytest.raises(ValueError, match=differing):
+        sweeper_of(now, tmp_path, share=now.runs).execute()
+    with pytest.raises(ValueError, match=r"\(their order\)"):
+        record_sweep(place, of_methods("t5", "alibi"), replace=False)
+    at_work = Claim(place / TASKS / "t5-L128-seed0", "at work")
+    with pytest.raises(ValueError, match="at work are tasks on t5-L128-seed0"):
+        sweeper_of(now, tmp_path).execute()
+    at_work.release()
+    record_sweep(place, now, replace=True)
+    assert list(recorded_runs(place)) == [run.name for run in now.runs]
+    (tmp_path / SWEEP_FILE).write_text("{")
+    record_sweep(place, before, replace=False)
+    assert list(recorded_runs(place)) == [run.name for run in before.runs], "a damaged record is replaced"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where a sweep stands: states of its runs, results that count, and the time that is left."""
+"""The state of a sweep: its runs, the results that count, and the time that is left."""
 
 import dataclasses
 import pathlib
@@ -15,8 +15,9 @@ from alibi.reporting.writers import format_duration
 from alibi.storage.claims import Claim
 from alibi.sweeps import estimates
 from alibi.sweeps.estimates import Speed, plan_table
-from alibi.sweeps.launchers import describe_exit
-from alibi.sweeps.state import evaluation_command, read_failures, survey, write_failure
+from alibi.sweeps.processes import Ended
+from alibi.sweeps.records import read_failures, record_end
+from alibi.sweeps.state import evaluation_command, survey
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
@@ -95,15 +96,16 @@ def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
 
 
 def test_why_a_run_was_given_up_is_kept_until_it_succeeds(tmp_path):
-    sweep = sweep_of()
+    sweep, place = sweep_of(), epath.Path(tmp_path)
+    alibi, t5 = sweep.runs
     finish(sweep, tmp_path, "t5-L128-seed0", state="interrupted", step=200)
-    write_failure(tmp_path, "alibi-L128-seed0", "there is no file\n'a.txt'")
-    write_failure(tmp_path, "t5-L128-seed0", describe_exit(-9))
+    record_end(place, alibi, "there is no file\n'a.txt'")
+    record_end(place, t5, Ended(-9).reason("training"))
     assert [state.describe() for state in survey(sweep, tmp_path)] == [
         "failed: there is no file 'a.txt'",
-        "at step 200 of 500; failed: was killed by SIGKILL; most often that means no memory was left",
+        "at step 200 of 500; failed: training was killed by SIGKILL; most often that means no memory was left",
     ]
-    write_failure(tmp_path, "alibi-L128-seed0", "")
+    record_end(place, alibi, "")
     assert next(state.describe() for state in survey(sweep, tmp_path)) == "missing"
     assert list(read_failures(tmp_path)) == ["t5-L128-seed0"]
 

@@ -1,4 +1,4 @@
-"""How runs stand, for whoever looks at them from elsewhere."""
+"""The state of runs as a process elsewhere sees it."""
 
 import datetime
 import errno
@@ -8,17 +8,15 @@ import pytest
 from etils import epath
 
 from alibi.storage.claims import Claim
-from alibi.sweeps.state import write_failure
-from alibi.sweeps.tasks import claim_place, pin
+from alibi.sweeps.records import TASKS, record_end, record_sweep
 from alibi.sweeps.watch import SUBMITTED_FILE, standings, summary, table
-from tests.reporting.rowmaker import append_rows
-from tests.sweeps.sweepmaker import finish, result, sweep_of
+from tests.sweeps.sweepmaker import finish, sweep_of
 
 
 def test_a_line_for_each_run_that_has_begun_or_not(tmp_path, monkeypatch):
     methods = ["alibi", "t5", "none", "rotary", "sinusoidal", "fire", "fox"]
     sweep, store = sweep_of(product={"position": methods}, multiples=[1]), epath.Path(tmp_path)
-    pin(store, sweep)
+    record_sweep(store, sweep, replace=False)
     runs = {run.config.position: run for run in sweep.runs}
     name = "{}-L128-seed0".format
     finish(sweep, tmp_path, name("alibi"), train_nll=1.5)
@@ -26,15 +24,15 @@ def test_a_line_for_each_run_that_has_begun_or_not(tmp_path, monkeypatch):
     finish(sweep, tmp_path, name("none"), state="running", step=200, train_nll=2.25)
     finish(sweep, tmp_path, name("rotary"), state="running", step=300)
     finish(sweep, tmp_path, name("sinusoidal"), state="failed", step=30, reason="update 31:\nloss nan")
-    write_failure(store, name("fire"), "there is no file 'a.txt'")
+    record_end(store, runs["fire"], "there is no file 'a.txt'")
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=12)
     claims = [
-        Claim(claim_place(store, runs["t5"]), "at work"),
+        Claim(store / TASKS / name("t5"), "at work"),
         Claim(epath.Path(tmp_path / "runs" / name("none")), "training"),
     ]
     assert standings(store, now)[0].state == "trained", "its result isn't there yet"
     assert not standings(store, now)[0].is_over
-    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run=name("alibi"))])
+    record_end(store, runs["alibi"], "")
     found = standings(store, now)
     states = ["finished", "evaluating", "running", "interrupted", "failed", "failed", "waiting"]
     assert [(one.name, one.state) for one in found] == list(zip(map(name, methods), states, strict=True))
@@ -91,8 +89,8 @@ def test_a_training_that_was_submitted_waits(tmp_path):
 
 def test_a_run_whose_rows_came_from_elsewhere_is_finished(tmp_path):
     sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
-    pin(epath.Path(tmp_path), sweep)
-    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
+    record_sweep(epath.Path(tmp_path), sweep, replace=False)
+    record_end(epath.Path(tmp_path), sweep.runs[0], "")
     (one,) = standings(epath.Path(tmp_path), datetime.datetime.now(datetime.UTC))
     assert one.state == "finished"
 
