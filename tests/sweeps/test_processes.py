@@ -38,8 +38,8 @@ def test_a_signal_is_passed_on_once_and_the_sweep_ends_when_the_run_has(tmp_path
 
 def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_path, capfd):
     code = (
-        "import sys\nfrom alibi.errors import tell\nprint('bar', file=sys.stderr)\n"
-        "for why in sys.argv[1:]: tell(why)\nsys.exit(3)"
+        "import sys\nfrom alibi.errors import print_error\nprint('bar', file=sys.stderr)\n"
+        "for why in sys.argv[1:]: print_error(why)\nsys.exit(3)"
     )
     with LocalProcesses() as processes:
         ended = processes.run(Command(script(tmp_path, code), ("no such file", "1 of 1 failed")))
