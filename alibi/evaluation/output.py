@@ -1,4 +1,4 @@
-"""An output directory of evaluations: what is in it, and how rows, dumps and the report come into it."""
+"""The output directory of evaluations: rows, NLL dumps and the report."""
 
 import dataclasses
 import os
@@ -11,7 +11,7 @@ import jax
 from alibi import progress
 from alibi.config import flatten
 from alibi.errors import UserError
-from alibi.evaluation.dumps import Dump, find_name, what_is_in, write_dump
+from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
 from alibi.evaluation.windows import Part, Windows
 from alibi.parallel.hosts import gather, is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
@@ -23,7 +23,7 @@ from alibi.storage.files import check_writable, resolve
 
 Found = TypeVar("Found")
 
-ALIKE_SECONDS = 60  # in which all processes must run out of memory, if one does
+ALIKE_SECONDS = 60  # if one process runs out of memory, all must do so within this time
 
 
 class OutputError(UserError):
@@ -31,10 +31,10 @@ class OutputError(UserError):
 
 
 class Output:
-    """An output directory or address: rows, NLL dumps and the report; of several processes only the first writes.
+    """The rows, NLL dumps and report in an output directory or at an address; only the first process writes.
 
     Raises:
-      OutputError: it can't be made or written; when it is made, and at each writing.
+      OutputError: it can't be made or written, now or later.
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
@@ -43,34 +43,34 @@ class Output:
         self.rows = find_rows(self.folder)
 
     def find(self, row: Row) -> list[Row]:
-        """The rows that exist of the measurement that `row` is about: same cell, step, config and text."""
+        """Returns the existing rows of the same measurement: same cell, step, config and text."""
         return [found for found in self.rows if found.measurement == row.measurement]
 
     def name_text(self, name: str, split: str, text_hash: str) -> str:
-        """What rows call a text: as rows of it do already, else `name`, or a longer one where another text has that.
+        """Returns the name of a text in rows: that of existing rows, else `name`, longer if another text has it.
 
-        A user's own text, of the split "file", is always known by its `name`.
+        A user's own text, of the split "file", is always called `name`.
         """
         before = [row.corpus for row in self.rows if row.split == split != "file" and row.text_hash == text_hash]
         others = (row for row in latest(self.rows) if row.split == split)
         taken = {row.corpus for row in others if row.text_hash not in (None, text_hash)}
-        free = (one for one in [*before, name] if one not in taken)
+        free = (candidate for candidate in [*before, name] if candidate not in taken)
         return next(free, f"{name}#{text_hash[:6]}")
 
     def add(self, row: Row) -> None:
-        """Adds a row, unless one that exists says the same of its measurement."""
+        """Writes a row, unless the same measurement has a result already, or the same error."""
         if any(old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)):
             return
         self._guard(lambda: record_row(self.folder, row))
         self.rows.append(row)
 
     def add_error(self, row: Row, title: str, error: str) -> None:
-        """Adds the row of what has no result, and says why, of what `title` says."""
-        say(f"{title}: {error}")
+        """Prints why the measurement `title` has no result, and writes its row."""
+        print_once(f"{title}: {error}")
         self.add(dataclasses.replace(row, error=error))
 
-    def unless_memory_ends(self, row: Row, title: str, score: Callable[[], Found]) -> Found | None:
-        """Returns the result of `score`; None if memory doesn't suffice, which becomes a row."""
+    def try_score(self, row: Row, title: str, score: Callable[[], Found]) -> Found | None:
+        """Returns the result of `score`; None if memory does not suffice, which becomes a row."""
         try:
             return score()
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -82,25 +82,28 @@ class Output:
             self.add_error(row, title, message)
             return None
 
-    def dump(self, dump: Dump) -> None:
+    def write_dump(self, dump: Dump) -> None:
+        """Writes an NLL dump."""
         self._guard(lambda: write_dump(find_name(self.folder, dump.of), dump))
 
-    def has_dump(self, of: Scoring) -> bool:
-        return what_is_in(find_name(self.folder, of)) == of
+    def has_dump(self, scoring: Scoring) -> bool:
+        """Returns whether there is a whole dump of `scoring`."""
+        return read_scoring(find_name(self.folder, scoring)) == scoring
 
     def finish(self, *, report: bool, workdirs: Sequence[str] = ()) -> None:
-        """Writes results.jsonl, and where it is asked for the report, which is printed; it tells of `workdirs`."""
+        """Writes results.jsonl; with `report` also writes and prints the report, which describes the `workdirs`."""
         shown: list[str] = []
 
         def write() -> None:
-            runs = [source for workdir in workdirs if (source := run_source(workdir))]
+            runs = [source for workdir in workdirs if (source := _run_source(workdir))]
             shown.append(write_report(self.folder, runs=runs))
 
         self._guard(write if report else lambda: merge_rows(self.folder))
-        for text in shown:  # outside: what can't be printed has been written
+        for text in shown:  # outside of the guard: a closed pipe is no failure of the directory
             print(text)
 
     def _guard(self, write: Callable[[], object]) -> None:
+        """Calls `write` on the first process; raises OutputError if it fails."""
         if not is_primary():
             return
         try:
@@ -112,8 +115,8 @@ class Output:
             ) from error
 
 
-def run_source(workdir: str) -> RunSource | None:
-    """What a report tells of the run in `workdir`; None where it isn't whole."""
+def _run_source(workdir: str) -> RunSource | None:
+    """Returns the config and command of the run in `workdir` for the report; None if they can't be read."""
     directory = RunDirectory(workdir)
     try:
         config, words = flatten(directory.config()), directory.provenance().get("command", [])
@@ -122,14 +125,14 @@ def run_source(workdir: str) -> RunSource | None:
     return RunSource(directory.name, config, f"python {shlex.join(words)}" if words else "", directory.path)
 
 
-def say(message: str) -> None:
-    """Writes a line to stderr; of several processes the first one does."""
+def print_once(message: str) -> None:
+    """Prints a line to stderr on the first process."""
     if is_primary():
         progress.print_line(message)
 
 
 def row_of(run: TrainedRun, *, windows: Windows | Part, corpus: str, split: str, tokens_sha256: str | None) -> Row:
-    """The row of `run` in these windows of a text, without results."""
+    """Returns the row of `run` in these windows of a text, without results."""
     config = run.config
     return Row(
         run=run.name,

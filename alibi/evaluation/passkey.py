@@ -1,8 +1,8 @@
-"""Whether a model finds a key again in its context: accuracy by the key's distance and by the window's length.
+"""Passkey retrieval: accuracy by the key's distance and by the window's length.
 
-Perplexity can't tell a model that uses a longer context from one that only survives it. Here a
-window holds one key, told at a known distance from the question that ends the window, and book
-text for the rest (after Mohtashami & Jaggi 2023, whose passkey is between repeated sentences).
+Perplexity does not show whether a model uses a longer context or only survives it. Here a window holds book text and a
+key, stated at a known distance from the question at the end of the window (after Mohtashami & Jaggi 2023, arXiv
+2305.16300, whose passkey lies between repeated sentences).
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, PyTree
 
 from alibi.data.books import DIGITS, LEAST_DISTANCE, Books, PassKeys, distances, make_prompts, why_too_short
 from alibi.evaluation.extrapolation import RunOptions, evaluate_each
-from alibi.evaluation.output import Output, row_of, say
+from alibi.evaluation.output import Output, print_once, row_of
 from alibi.evaluation.perplexity import Scorer, unrounded
 from alibi.evaluation.windows import Part
 from alibi.model.decoder import DecoderLM
@@ -27,7 +27,7 @@ from alibi.runs.trained import TrainedRun
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
-    """What to measure of each run."""
+    """The options of an evaluation of passkey retrieval."""
 
     multiples: tuple[int, ...] = (1, 2, 4, 8)
     prompts: int = 200  # at each length and distance
@@ -39,72 +39,67 @@ class Options(RunOptions):
 
 
 def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
-    """Measures each run at all lengths and distances, where that isn't done, and writes the report.
+    """Measures each run at all lengths and distances without a result, and writes the report; returns the failures.
 
-    Returns:
-      What failed, such as a run whose tokens aren't bytes. A length that a position method isn't defined for, or that
-      the text doesn't have, becomes rows with `error` and is no failure, unless the text is too short for all lengths;
-      see also `alibi.evaluation.extrapolation.evaluate_each`.
+    A run whose tokens aren't bytes is a failure. Lengths that the position method does not support, or that are longer
+    than the text, become rows with `error`; they are a failure if no length can be measured. See also
+    `alibi.evaluation.extrapolation.evaluate_each`.
     """
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
 
     def evaluate(workdir: str, output: Output) -> None:
-        run = _byte_run(workdir, options)
+        run = options.trained(workdir)
+        if run.config.data.tokenizer != "bytes":
+            raise ValueError(f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys need a model of bytes")
         if (corpus := run.config.data.corpus) != PassKeys.name:
-            found = "so that it may find none; configs/passkey.py trains a run that does"
-            say(f"{run.name}: was trained on data.corpus={corpus}, not {PassKeys.name}, {found}")
+            print_once(
+                f"{run.name}: was trained on data.corpus={corpus}, not {PassKeys.name}, and may find no key; "
+                "configs/passkey.py trains a run that does"
+            )
         scorer, lengths = _scorer(run), options.lengths_of(run.config.train_length)
         for length in lengths:
-            if not (measured := distances(length)):
-                say(f"{run.name}: windows of {length:,} tokens are too short for a key {LEAST_DISTANCE:,} tokens back")
-            for distance in measured:
-                passkey = Passkey(distance, options.prompts)
-                _evaluate(run, scorer, text, length, passkey, output)
+            if not distances(length):
+                print_once(f"{run.name}: windows of {length:,} tokens are too short for a key {LEAST_DISTANCE} back")
+            for distance in distances(length):
+                _evaluate(run, scorer, text, length, Passkey(distance, options.prompts), output)
         defined = [length for length in lengths if distances(length) and not run.undefined(length)]
-        if defined and (short := why_too_short(text, defined[0])):
-            raise ValueError(f"no length can be measured: {short}")
+        if defined and (why := why_too_short(text, defined[0])):
+            raise ValueError(f"no length can be measured: {why}")
 
     return evaluate_each(workdirs, options, evaluate)
 
 
-def _byte_run(workdir: str, options: Options) -> TrainedRun:
-    run = options.trained(workdir)
-    if run.config.data.tokenizer != "bytes":
-        raise ValueError(f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys are told to byte models")
-    return run
-
-
 def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey: Passkey, output: Output) -> None:
+    """Measures one length and distance, unless its row is there."""
     distance, count, tokens = passkey.distance, passkey.prompts, length + 1
-    short = why_too_short(text, length)
-    scored = text if short else make_prompts(text, length, distance, count).tobytes()
+    too_short = why_too_short(text, length)
+    scored = text if too_short else make_prompts(text, length, distance, count).tobytes()
     windows = Part(tokens - DIGITS, count * tokens, length, DIGITS, spacing=tokens, mode="passkey")
     sha256 = hashlib.sha256(scored).hexdigest()
     row = row_of(run, windows=windows, corpus=Books.name, split="valid", tokens_sha256=sha256)
     row = dataclasses.replace(row, passkey=passkey)
     title = f"{run.title}, a key {distance:,} tokens back in {length:,}"
-    if limit := run.undefined(length) or short:
+    if limit := run.undefined(length) or too_short:
         output.add_error(dataclasses.replace(row, limit=True), title, limit)
         return
     if broadcast(lambda: any(found.is_measured for found in output.find(row))):
-        say(f"{title}: done before")
+        print_once(f"{title}: done before")
         return
     params = run.params
-    if run.step != row.step:  # training has gone on since, or the checkpoint is damaged: this is another one
+    if run.step != row.step:  # the checkpoint was replaced or is damaged: this is another one
         return _evaluate(run, scorer, text, length, passkey, output)
     prompts = np.frombuffer(scored, np.uint8)
-    score = output.unless_memory_ends(row, title, lambda: scorer.score_windows(params, prompts, windows))
-    if score is None:
-        return
-    accuracy = float((score.nll_nats == 0).all(axis=1).mean())
-    say(f"{title}: {accuracy:.0%} of {count} found")
-    output.add(dataclasses.replace(row, passkey=dataclasses.replace(passkey, accuracy=accuracy)))
+    score = output.try_score(row, title, lambda: scorer.score_windows(params, prompts, windows))
+    if score is not None:
+        accuracy = float((score.nll_nats == 0).all(axis=1).mean())
+        print_once(f"{title}: {accuracy:.0%} of {count} found")
+        output.add(dataclasses.replace(row, passkey=dataclasses.replace(passkey, accuracy=accuracy)))
 
 
 def _scorer(run: TrainedRun) -> Scorer:
-    """A scorer that gives 0.0 for a digit that is the likeliest token after the true ones before it, and else 1.0.
+    """Returns a scorer with 0.0 for a digit that is the likeliest token after the true ones before it, else 1.0.
 
-    Where all digits give 0.0, greedy decoding answers the key.
+    If all digits have 0.0, greedy decoding answers with the key.
     """
     model = run.model
 

@@ -110,7 +110,7 @@ def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, 
     lacking, literal = words.count("unheard"), words.count("<unk>")
     unknown = lacking + literal
     assert unknown == (expected["targets"] == 3).sum() > 0
-    told = f"{lacking} words that the run's dictionary lacks, {literal} <unk> in the text itself"
+    told = f"{lacking} words outside the run's dictionary, {literal} <unk> in the text itself"
     assert f"{unknown} of {expected['targets'].size} tokens are <unk>: {told}" in capsys.readouterr().err
     dump = read_dump(tmp_path / "nll" / "run-length=16-stride=16.npz")
     np.testing.assert_allclose(dump.nll_nats, expected["nll/length=16,stride=16"], atol=2e-5)

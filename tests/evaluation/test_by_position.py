@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 
 from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
-from alibi.evaluation.dumps import Dump, read_dump, what_is_in, write_dump
+from alibi.evaluation.dumps import Dump, read_dump, read_scoring, write_dump
 from alibi.reporting.rows import EarlyTokenCurse, Scoring
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,14 +27,6 @@ def measured(cost, length, stride, tokens=1000):
 def with_other(dump, **changed):
     """The same numbers as those of another dump."""
     return dataclasses.replace(dump, of=dataclasses.replace(dump.of, **changed))
-
-
-def write_old(path, dump):
-    """As dumps were once: they didn't say of which run they are."""
-    write_dump(path, dump)
-    with np.load(path) as arrays:
-        old = {key: value for key, value in arrays.items() if key != "run"}
-    np.savez(path, **old)
 
 
 def up_to(most):
@@ -141,26 +133,12 @@ def test_from_dumps_to_rows_and_figure(tmp_path):
 
 
 def test_a_dump_says_itself_what_it_is_of(tmp_path):
-    """Whatever its name is; an old one says its run by its name only."""
+    """Whatever its name is."""
     dump = measured(up_to(8), 16, 8)
     write_dump(tmp_path / "renamed.npz", dump)
-    assert read_dump(tmp_path / "renamed.npz").of == what_is_in(epath.Path(tmp_path / "renamed.npz")) == dump.of
-    write_old(tmp_path / "mine-length=16-stride=8-step=3-0a.npz", dump)
-    assert read_dump(tmp_path / "mine-length=16-stride=8-step=3-0a.npz").of == with_other(dump, run="mine").of
+    assert read_dump(tmp_path / "renamed.npz").of == read_scoring(epath.Path(tmp_path / "renamed.npz")) == dump.of
     with pytest.raises(ValueError, match="is no NLL dump"):
         read_dump(tmp_path / "absent.npz")
-
-
-def test_an_old_dump_of_another_name_is_refused(tmp_path):
-    write_old(tmp_path / "results.npz", measured(up_to(8), 16, 8))
-    with pytest.raises(ValueError, match="is not named RUN-length=l-stride=s"):
-        read_dump(tmp_path / "results.npz")
-
-
-def test_an_old_dump_under_the_name_of_another_is_refused(tmp_path):
-    write_old(tmp_path / "run-length=16-stride=8.npz", measured(up_to(8), 16, 16))
-    with pytest.raises(ValueError, match="holds a dump of length=16 and stride=16; give it the name"):
-        read_dump(tmp_path / "run-length=16-stride=8.npz")
 
 
 def test_the_same_dump_twice_is_refused():

@@ -159,7 +159,7 @@ def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(tmp_path
     with pytest.raises(ValueError, match="have the same name, and rows are known by it"):
         evaluate_passkeys(runs, Options(output_dir=tmp_path / "out"))
     evaluate_passkeys(runs[:1], Options(output_dir=tmp_path / "out", lengths=(37,)))
-    assert "a-run: windows of 37 tokens are too short for a key 32 tokens back" in capsys.readouterr().err
+    assert "a-run: windows of 37 tokens are too short for a key 32 back" in capsys.readouterr().err
 
 
 def test_a_row_names_the_checkpoint_that_was_measured(tmp_path, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(tmp_path, monkeypatc
     assert evaluate_passkeys([run], options) == []
     told = [line for line in capsys.readouterr().err.splitlines() if "configs/passkey.py" in line]
     assert len(told) == 1
-    assert told[0].startswith("a-run: was trained on data.corpus=text, not passkeys, so that it may find none; ")
+    assert told[0].startswith("a-run: was trained on data.corpus=text, not passkeys, and may find no key; ")
 
     trained_config = RunDirectory.config
 

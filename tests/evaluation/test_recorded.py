@@ -9,7 +9,7 @@ import pytest
 
 from alibi.config import replaced
 from alibi.evaluation import output
-from alibi.evaluation.dumps import read_dump, what_is_in
+from alibi.evaluation.dumps import read_dump, read_scoring
 from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
@@ -97,7 +97,7 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     evaluate_runs([alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False))
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
-    assert what_is_in(dump) == expected.of
+    assert read_scoring(dump) == expected.of
     assert (expected.of.run, expected.of.length, expected.of.stride, expected.of.step) == ("alibi-run", 16, 16, 5)
 
 
