@@ -25,7 +25,7 @@ def peer(monkeypatch):
         del sys.modules[name]
 
 
-def test_the_peer_of_the_paper_s_model_has_its_nll(peer):
+def test_the_peer_has_the_nll_of_the_papers_model(peer):
     import torch
 
     config = importlib.import_module("benchmarks.evaluate").small_config()

@@ -1,4 +1,4 @@
-"""What several tests of attention say of a call, and ALiBi's reach as a formula of its own."""
+"""Calls and devices for several tests of attention, and ALiBi's reach as a formula of its own."""
 
 import dataclasses
 import inspect
@@ -11,12 +11,12 @@ from alibi.attention.skipping import UNDERFLOW
 
 
 def on(call: AttentionCall, platform: str) -> AttentionCall:
-    """The call as it is for another platform."""
+    """Returns the call for another platform."""
     return dataclasses.replace(call, options=dataclasses.replace(call.options, platform=platform))
 
 
 def reach(slopes: float | np.ndarray, excess: float | np.ndarray, epsilon: float, *, symmetric: bool = False):
-    """The distance beyond which keys of ALiBi can be left out: x - m d = -104, or all of them together weigh epsilon.
+    """Returns the distance at which keys of ALiBi are out of reach: x - m d = -104, or all together weigh epsilon.
 
     `excess` is x of `alibi.attention.skipping`; all keys at distances d, d + 1, ... on one side weigh
     at most exp(x - m d) / (1 - exp(-m)).
@@ -28,7 +28,7 @@ def reach(slopes: float | np.ndarray, excess: float | np.ndarray, epsilon: float
 
 
 def abstract_tpu() -> jax.sharding.AbstractDevice:
-    """A TPU to lower for. JAX 0.10.0 and 0.10.1 don't take its platform."""
+    """Returns a TPU to lower for. JAX 0.10.0 and 0.10.1 don't take its platform."""
     known = inspect.signature(jax.sharding.AbstractDevice).parameters
     fields = {"device_kind": "TPU v5 lite", "num_cores": 1, "platform": "tpu"}
     return jax.sharding.AbstractDevice(**{name: value for name, value in fields.items() if name in known})

@@ -124,7 +124,7 @@ def test_steep_heads_read_few_blocks_however_long_the_cache_is(blocks):
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_what_is_no_number_is_not_hidden(knows, blocks):
+def test_nan_is_not_hidden(knows, blocks):
     for name in "qkv":
         arrays = dict(zip("qkv", inputs(300, 12, 80), strict=True))
         arrays[name][1, 0] = np.nan

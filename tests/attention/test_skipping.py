@@ -1,4 +1,4 @@
-"""The proof of skipping, by itself: of the tiles left out, the true weights in float64 are what the formulas allow."""
+"""The proof of skipping by itself: tiles left out have no more weight, in float64, than the formulas allow."""
 
 import dataclasses
 import functools
@@ -108,7 +108,7 @@ def weights_computed(call):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_left_out_weighs_no_more_than_epsilon(form):
+def test_tiles_left_out_weigh_no_more_than_epsilon(form):
     query_positions, key_positions, hides = FORMS[form]
     hides = {"causal": True, "window": None} | hides
     left_out = 0
@@ -223,7 +223,7 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
         ("fox", {}, {}, 0.0),
     ],
 )
-def test_what_is_skipped_of_sixteen_thousand_tokens_changes_no_row(monkeypatch, name, options, changed, epsilon):
+def test_skipping_in_sixteen_thousand_tokens_changes_no_row(monkeypatch, name, options, changed, epsilon):
     """Sampled rows of a bias that bounds itself, against the dense formula, where tiles are left out."""
     method = make_position(name, num_heads=2, head_dim=8, width=16, train_length=64, options=options)
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}

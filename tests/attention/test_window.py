@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
 from alibi.attention.call import AttentionCall, AttentionOptions
@@ -82,16 +81,6 @@ def test_tiles_outside_are_not_computed(bias, causal):
         computed_ranges(call)[0],
         [[max(block - 1, 0), block + 1 if causal else min(block + 2, 8)] for block in range(8)],
     )
-
-
-def test_on_several_devices():
-    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    arrays = inputs(64, 64, batch=4)
-    arguments = {"slopes": alibi_slopes(HEADS), "window": 9}
-    expected = value_and_gradients(arrays, **arguments, backend="reference")
-    sharding = NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
-    for got, right in zip(value_and_gradients(arrays, **arguments, sharding=sharding), expected, strict=True):
-        np.testing.assert_allclose(got, right, atol=1e-5)
 
 
 def test_decoding_reads_no_more_than_the_window():
