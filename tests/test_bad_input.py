@@ -102,9 +102,7 @@ def test_a_command_line(told, monkeypatch: pytest.MonkeyPatch, words: list[str],
 )
 def test_a_config_file(told, tmp_path: pathlib.Path, text: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(text)
-    line = told(f"--config={tmp_path / 'mine.py'}")
-    assert message in line
-    assert str(tmp_path / "mine.py") in line
+    assert message in told(f"--config={tmp_path / 'mine.py'}")
 
 
 def test_a_config_file_that_takes_no_argument_is_one() -> None:

@@ -47,10 +47,7 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
         raise ValueError(f"get_config() of {file} must return base.get_config() with other values, and returns {given}")
     for key, value in (overrides or {}).items():
         set_key(config, key, value)
-    try:
-        return read_config(config)
-    except ValueError as error:
-        raise ValueError(f"config {named}: {error}") from None
+    return read_config(config)
 
 
 def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from alibi.config.fields import without_lists
+
 MODEL_KEYS = ("window", "logit_scale", "max_position")
 
 
@@ -37,16 +39,11 @@ class Override:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Override":
-        options = tuple((name, _without_lists(value)) for name, value in content["options"].items())
+        options = tuple(without_lists(content["options"]).items())
         return cls(content["position"], options, **{key: content.get(key) for key in MODEL_KEYS})
 
     def to_json(self) -> dict[str, Any]:
         return {"position": self.position, "options": dict(self.options), "window": self.window} | self.model
-
-
-def _without_lists(value: Any) -> Any:
-    """Returns the value with tuples in place of JSON's lists, at any depth."""
-    return tuple(map(_without_lists, value)) if isinstance(value, list) else value
 
 
 def _short(value: Any) -> str:
