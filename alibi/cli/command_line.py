@@ -25,6 +25,7 @@ from alibi.parallel import hosts
 from alibi.storage.files import local_path
 
 EXIT_SECONDS = 10.0  # in which a process ends after a failure
+NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "position_options")
 RESUMES = "all work is saved, and the same command goes on from there"
 
 flags.disclaim_key_flags()  # --help shows the flags below as those of the entry point that asks for them
@@ -158,7 +159,7 @@ def _suggest(name: str) -> str:
 def _check_values(addresses: Collection[str]) -> None:
     """Raises ValueError for an empty flag, or for an address where a path is needed: it would make a folder `gs:`."""
     for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
-        if flag.present and flag.value in ("", []) and flag.default not in ("", []):
+        if flag.name in NEVER_EMPTY and flag.present and flag.value in ("", []):
             raise ValueError(f"--{flag.name} is empty; give a value, or leave it out (is a shell variable unset?)")
         for value in flag.value if isinstance(flag.value, list) else [flag.value]:
             if isinstance(value, str) and flag.name not in addresses:

@@ -12,8 +12,9 @@ from alibi.storage.files import is_address
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
 # Keys that enter the hash only if they differ from their default, so that a new key changes no hash.
-HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "data.document_end",
-                 "data.tokenizer_train_bytes", "data.passkey_distance")  # fmt: skip
+HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "model.logit_scale",
+                 "model.max_position", "data.document_end", "data.tokenizer_train_bytes",
+                 "data.passkey_distance")  # fmt: skip
 _DEFAULTS = flatten(Config())
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.config import Config, DataConfig, as_file, load_config, make_config
+from alibi.config import Config, DataConfig, as_file, load_config, make_config, replaced
 from alibi.model.decoder import build_model
 from alibi.model.flops import training_flops
 from alibi.parallel.device_kinds import GIB
@@ -108,7 +108,7 @@ def test_the_first_change_that_fits(overrides: dict[str, Any], change: dict[str,
     assert plan.change is not None
     assert dict(plan.change).items() >= change.items()
     assert f"does not fit; it would with {config_flags(plan.change)}" in describe(plan)
-    config.update_from_flattened_dict(dict(plan.change))
+    config = replaced(config, plan.change)
     assert planned(config).fits
     assert planned(config).change is None
 
@@ -128,8 +128,7 @@ def test_the_devices_that_would_suffice() -> None:
     plan = planned(config, devices=1, kind="T4")
     assert plan.devices_needed == 4
     assert "does not fit on 1 in any way; it would on 4 with --config.train.max_device_tokens=64" in describe(plan)
-    config.update_from_flattened_dict(dict(plan.change or {}))
-    assert planned(config, devices=4, kind="T4").fits
+    assert planned(replaced(config, plan.change or {}), devices=4, kind="T4").fits
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_the_command_lines(tmp_path: pathlib.Path) -> None:
     printed = run("--print_config", "--config.train.steps=123", "--config.position_options.num_buckets=64")
     (tmp_path / "mine.py").write_text(printed.stdout)
     config = load_config(str(tmp_path / "mine.py"))
-    assert (config.train.steps, config.position_options.num_buckets) == (123, 64)
+    assert (config.train.steps, config.position_options) == (123, {"num_buckets": 64})
     (tmp_path / "mine.py").unlink()
     devices = ("--plan", "--devices=2", "--device_kind=NVIDIA H100 80GB HBM3")
     plan = run(*devices)
