@@ -188,7 +188,7 @@ def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("convention", [None, 3, "Paper", b"paper", {"paper": 1}])
 def test_conventions_that_are_none(convention: Any) -> None:
-    with pytest.raises(ValueError, match="is unknown; use .*paper, closed_form, random, or a tuple of numbers"):
+    with pytest.raises(ValueError, match=r"is unknown; use .*paper, closed_form, random, or a tuple of numbers"):
         alibi_slopes(8, convention)
 
 
