@@ -1,20 +1,24 @@
-"""The one entry to attention with a position bias, for every backend."""
+"""The one entry to attention with a position bias, for every backend, on one device or several."""
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.backends import choose, compute
-from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.attention.devices import fitting_sharding, on_each_device
-from alibi.attention.validate import validate
+from alibi.attention.call import AttentionCall, AttentionOptions, validate
 from alibi.positions import AlibiBias
 from alibi.positions.bias import Bias, KnownPositions
+
+# The fields of an AttentionCall that are split by batch, and those that are split by batch and heads.
+SIDES = ("query_positions", "key_positions", "query_segments", "key_segments")
+HEADS = ("query", "key", "value")
 
 
 def attend(
@@ -133,3 +137,60 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
         return by_backend(dataclasses.replace(call, devices=1))
     fitting = fitting_sharding(call, options.sharding)
     return by_backend(call) if fitting is None else on_each_device(call, fitting, by_backend)
+
+
+def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:
+    """Returns the part of `sharding` that divides the batch and the heads of the call evenly.
+
+    None if it divides neither, or if the call has a mask, dropout, an einsum or `sow`; then
+    the compiler splits the work.
+    """
+    if call.query.ndim != 4 or call.mask is not None or call.features & {"dropout", "weights"}:
+        return None
+    over_batch, _, over_heads, _ = (*sharding.spec, None, None, None, None)[:4]
+    size = sharding.mesh.size  # of which `shard_shape` gives the share of one part
+    batch_parts, head_parts = (
+        size // NamedSharding(sharding.mesh, P(axes)).shard_shape((size,))[0] for axes in (over_batch, over_heads)
+    )
+    if call.query.shape[0] % batch_parts:
+        over_batch, batch_parts = None, 1
+    if call.query.shape[2] % head_parts or call.key.shape[2] % head_parts:
+        over_heads, head_parts = None, 1
+    if batch_parts * head_parts == 1:
+        return None
+    return NamedSharding(sharding.mesh, P(over_batch, None, over_heads, None))
+
+
+def on_each_device(
+    call: AttentionCall, sharding: NamedSharding, compute: Callable[[AttentionCall], Array]
+) -> Float[Array, "batch q heads value_dim"]:
+    """Computes each device's own part of the call by `compute` (`jax.shard_map`).
+
+    Each device gets the part of the bias for its sequences and heads; gradients of the parts that
+    several devices share are summed. `sharding` comes from `fitting_sharding`.
+    """
+    over_batch, _, over_heads, _ = sharding.spec
+    split: dict[str, Any] = {name: getattr(call, name) for name in HEADS}
+    specs = dict.fromkeys(HEADS, sharding.spec)
+    for name in SIDES:
+        x = getattr(call, name)
+        # Positions as a NumPy array for all sequences need no split, and so stay known when the call is traced.
+        if x is not None and not (isinstance(x, np.ndarray) and x.ndim == 1):
+            split[name] = jnp.asarray(x)
+            specs[name] = P(over_batch if x.ndim > 1 and x.shape[0] > 1 else None)
+    if call.key_norm is not None:
+        split["key_norm"], specs["key_norm"] = call.key_norm, P(over_batch, over_heads)
+
+    bias, bias_tree = jax.tree.flatten(call.bias)
+    bias_specs = [] if call.bias is None else call.bias.layouts({"batch": over_batch, "heads": over_heads})
+
+    def on_device(split: dict[str, Any], bias: list[Any]) -> Array:
+        if call.key_segments is call.query_segments and call.query_segments is not None:
+            split = split | {"key_segments": split["query_segments"]}  # skipping must see that they are the same
+        return compute(dataclasses.replace(call, **split, bias=jax.tree.unflatten(bias_tree, bias), devices=1))
+
+    mapped = jax.shard_map(
+        on_device, mesh=sharding.mesh, in_specs=(specs, bias_specs), out_specs=sharding.spec, check_vma=False
+    )
+    # Compiled in any case: outside jit shard_map can't run a custom_vjp with symbolic zeros.
+    return jax.jit(mapped)(split, bias)

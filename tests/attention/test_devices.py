@@ -12,10 +12,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from alibi import alibi_slopes, attend
+from alibi.attention.attend import fitting_sharding, on_each_device
 from alibi.attention.augmented import augmented_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall
-from alibi.attention.devices import fitting_sharding, on_each_device
 from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_tiling
 from alibi.parallel.sharding import heads_sharding
