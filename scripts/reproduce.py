@@ -43,8 +43,8 @@ _FILES = {
     split: flags.DEFINE_string(f"{split}_file", None, f"text to take as the {split} split: a file or glob")
     for split in ("train", "valid", "test")
 }
-_DEVICE_FLOPS = flags.DEFINE_float("device_flops", None, "assumed peak FLOPs per second of a device, for the plan")
-_UTILISATION = flags.DEFINE_float("utilisation", None, "assumed share of that peak, for the plan")
+_DEVICE_FLOPS = flags.DEFINE_float("device_flops", None, "peak FLOPs per second of a device, for the plan", 1.0)
+_UTILISATION = flags.DEFINE_float("utilisation", None, "reached share of the peak, for the plan", 1e-6, 1.0)
 _JOBS = command_line.define_jobs_flag()
 command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
@@ -55,8 +55,10 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.paper.costs import describe_costs, describe_device, overview
+    from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, overview
     from alibi.paper.definitions import TABLES
+    from alibi.planning.hours import Processor
+    from alibi.sweeps.estimates import device_table
 
     planned = _TABLE.value is not None and not (_LIST.value or _RUN.value)
     devices = command_line.planned_devices(planned, "--table=N without --run")
@@ -71,10 +73,13 @@ def main() -> int:
     reproduction = _reproduction(_TABLE.value)
     if _RUN.value:
         return _run(reproduction)
-    processor, assumed = _processor()
-    told = describe_device(reproduction, *devices) if devices else ""
-    print(describe_costs(reproduction, processor, measured=not assumed), end="")
-    print(f"\n{told}" if told else "", end="")
+    default = PROCESSORS[_SCALE.value]
+    flops, share = _DEVICE_FLOPS.value or default.flops_per_second, _UTILISATION.value or default.utilisation
+    processor = Processor(flops, share)
+    print(describe_costs(reproduction, processor, measured=processor == default), end="")
+    if devices:
+        runs, vocab_size = reproduction.sweep.runs, describe_text(reproduction).vocab_size
+        print(f"\n{device_table(runs, *devices, vocab_size)}", end="")
     return 0
 
 
@@ -101,20 +106,6 @@ def _reproduction(number: int):
 
     files = {split: str(pathlib.Path(flag.value).absolute()) for split, flag in _FILES.items() if flag.value}
     return Reproduction(number, _SCALE.value, _WORKDIR.value, files=files, overrides=_OVERRIDES.value)
-
-
-def _processor():
-    """What the costs assume of a device, and whether the user said so."""
-    from alibi.paper.costs import PROCESSORS
-    from alibi.planning.hours import Processor
-
-    default = PROCESSORS[_SCALE.value]
-    for flag, most in ((_DEVICE_FLOPS, 1e30), (_UTILISATION, 1.0)):
-        if flag.value is not None and not 0 < flag.value <= most:
-            raise ValueError(f"--{flag.name}={flag.value} must be above 0 and at most {most:g}")
-    assumed = _DEVICE_FLOPS.value is not None or _UTILISATION.value is not None
-    flops, share = _DEVICE_FLOPS.value or default.flops_per_second, _UTILISATION.value or default.utilisation
-    return Processor(flops, share), assumed
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is printed before anything is run: a table's commands with their cost, and all tables with what has been run."""
+"""The plan of a table: its commands with their costs; and the list of all tables with the progress of each."""
 
 import dataclasses
 import functools
@@ -17,9 +17,8 @@ from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
 from alibi.storage.files import listed
 from alibi.sweeps.definition import Evaluation, Run
-from alibi.sweeps.estimates import device_table, parameters
-from alibi.sweeps.processes import Command
-from alibi.sweeps.state import RunState, evaluation_command, survey, train_command
+from alibi.sweeps.estimates import parameters
+from alibi.sweeps.state import evaluation_command, survey, train_command
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,46 +65,63 @@ PROCESSORS = {"paper": Processor(125e12, 0.3), "medium": CPU, "small": CPU}
 
 
 def describe_costs(reproduction: Reproduction, processor: Processor, *, measured: bool) -> str:
-    """Every train and evaluate command, with tokens, parameters, operations and an estimate of device-hours.
+    """Returns every train and evaluate command with its tokens, parameters, FLOPs and estimated device-hours.
 
     Args:
-      measured: estimate training from the paper's words per second, where table 1 has them and no files are named.
+      measured: estimate training from the paper's words per second, if table 1 has them and no files are named.
     """
-    directory, setting = reproduction.directory, reproduction.setting
+    directory, setting, definition = reproduction.directory, reproduction.setting, reproduction.definition
     text = describe_text(reproduction)
     published = not reproduction.files and (setting.scale, setting.name) == ("paper", "wikitext103")
     speeds = paper_speeds() if measured and published else {}
-    # Once a method: none of the tables' methods has parameters that depend on the length.
+    # Once per method: none of the tables' methods has parameters that depend on the length.
     methods = {run.config.position: run for run in reproduction.sweep.runs}
     counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
     states = survey(reproduction.sweep, directory)
-    lines = [_heading(reproduction), ""]
+    title = f"Table {reproduction.number} ({definition.title}), {setting.scale} scale"
+    title += f": {len(states)} runs in {directory}"
+    title += f"; the paper's lengths divided by {setting.divisor}" * (setting.divisor > 1)
+    lines = [title, *([f"note: {definition.note}"] if definition.note else []), ""]
     costs: list[Cost | None] = []
     left: list[Cost | None] = []
+
+    def add(fact: str, cost: Cost | None, flags: Sequence[str]) -> None:
+        needs = "tokens not known: this text's size is not published"
+        if cost is not None:
+            needs = f"{cost.tokens:,} tokens, {cost.flops:.2e} FLOPs, {format_hours(cost.hours)}"
+        costs.append(cost)
+        lines.extend([f"#   {fact.format(needs)}", shlex.join(["python", *flags])])
+
     for state in states:
         run, position = state.run, state.run.config.position
         cost = training_cost(run, text.vocab_size, processor, speeds.get((position, run.config.train_length)))
-        costs.append(cost)
         left += [] if state.is_trained else [cost]
         left += [evaluation_cost(run, evaluation, text, processor) for evaluation in state.missing]
-        lines += [f"# {run.name}: {state.describe()}", f"#   train: {_cost(cost)}; {counts[position]:,} parameters"]
-        lines.append(_written(train_command(run, directory)))
-        for one in run.evaluations:
-            costs.append(evaluation_cost(run, one, text, processor))
-            lines.append(f"#   evaluate {one.split} at {_lengths(one)}: {_cost(costs[-1])}")
-            lines.append(_written(evaluation_command(run, one, directory)))
+        lines.append(f"# {run.name}: {state.describe()}")
+        command = train_command(run, directory)
+        add(f"train: {{}}; {counts[position]:,} parameters", cost, [command.script, *command.flags])
+        for evaluation in run.evaluations:
+            number, first, last = len(evaluation.lengths), min(evaluation.lengths), max(evaluation.lengths)
+            lengths = f"{first:,}" if number == 1 else f"{number} lengths, {first:,} to {last:,}"
+            stride = "" if evaluation.stride is None else f", stride {evaluation.stride:,}"
+            command = evaluation_command(run, evaluation, directory)
+            fact = f"evaluate {evaluation.split} at {lengths}{stride}: {{}}"
+            add(fact, evaluation_cost(run, evaluation, text, processor), [command.script, *command.flags])
         lines.append("")
-    return "\n".join([*lines, _totals(states, costs, left), _assumption(processor, bool(speeds))])
-
-
-def describe_device(reproduction: Reproduction, devices: int, device_kind: str) -> str:
-    """What the training of each run takes on `devices` of a kind; ValueError as `device_table`."""
-    vocab_size = describe_text(reproduction).vocab_size
-    return device_table(reproduction.sweep.runs, devices, device_kind, vocab_size)
+    known = [cost for cost in costs if cost]
+    unknown = "" if len(known) == len(costs) else ", without the texts of unknown size"
+    flops, hours = sum(cost.flops for cost in known), format_hours(sum(cost.hours for cost in known))
+    trained, rest = sum(state.is_trained for state in states), format_hours(sum(cost.hours for cost in left if cost))
+    total = f"in all {flops:.2e} FLOPs, {hours}{unknown}"
+    lines.append(f"{total}; {trained} of {len(states)} runs are trained, {rest} left")
+    rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
+    source = "; training where the paper's table 1 has a speed: its words per second on one V100" if speeds else ""
+    products = "FLOPs: products of the layers, the softmax's head and attention.\n"
+    return "\n".join([*lines, f"device-hours assume {rate} (--device_flops, --utilisation){source}. {products}"])
 
 
 def overview(reproductions: Sequence[Reproduction]) -> str:
-    """One line a table: what it shows, and how much of it has been run; below, where else there are results."""
+    """Returns a line for each table with its progress, and the results of other overrides and files below."""
     lines = [("table", "setting", "runs", "results", "written", "what")]
     for one in reproductions:
         states = survey(one.sweep, one.directory)
@@ -113,73 +129,28 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
         results = f"{sum(state.results for state in states)}/{sum(state.run.results for state in states)}"
         written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
         lines.append((str(one.number), one.setting.name, runs, results, written, one.definition.title))
-    return aligned(lines, left=range(6)) + _elsewhere(reproductions)
-
-
-def _elsewhere(counted: Sequence[Reproduction]) -> str:
-    """The directories beside those `counted` that have results, of other overrides and files."""
-    known = {one.directory.name for one in counted}
-    beside = [folder for folder in listed(counted[0].scale_directory) if folder.name not in known]
-    lines = [
-        f"  {directory}: {sum(row.is_measured for row in latest(find_rows(directory)))} results\n"
-        for directory in beside
-        if (directory / ROWS_FILE).exists()
+    counted = {one.directory.name for one in reproductions}
+    others = [
+        f"  {folder}: {sum(row.is_measured for row in latest(find_rows(folder)))} results\n"
+        for folder in listed(reproductions[0].scale_directory)
+        if folder.name not in counted and (folder / ROWS_FILE).exists()
     ]
-    return "".join(["\nOf other --overrides or files, and not counted here:\n", *lines]) if lines else ""
-
-
-def _lengths(evaluation: Evaluation) -> str:
-    number, first, last = len(evaluation.lengths), min(evaluation.lengths), max(evaluation.lengths)
-    stride = "" if evaluation.stride is None else f", stride {evaluation.stride:,}"
-    return (f"{first:,}" if number == 1 else f"{number} lengths, {first:,} to {last:,}") + stride
-
-
-def _heading(reproduction: Reproduction) -> str:
-    setting = reproduction.setting
-    title = f"Table {reproduction.number} ({reproduction.definition.title}), {setting.scale} scale"
-    scaled = f"; the paper's lengths divided by {setting.divisor}" if setting.divisor > 1 else ""
-    note = f"\nnote: {reproduction.definition.note}" if reproduction.definition.note else ""
-    return f"{title}: {len(reproduction.sweep.runs)} runs in {reproduction.directory}{scaled}{note}"
-
-
-def _written(command: Command) -> str:
-    return shlex.join(["python", command.script, *command.flags])
-
-
-def _cost(cost: Cost | None) -> str:
-    if cost is None:
-        return "tokens not known: this text's size is not published"
-    return f"{cost.tokens:,} tokens, {cost.flops:.2e} FLOPs, {format_hours(cost.hours)}"
-
-
-def _totals(states: Sequence[RunState], costs: Sequence[Cost | None], left: Sequence[Cost | None]) -> str:
-    trained = sum(state.is_trained for state in states)
-    known = [cost for cost in costs if cost]
-    total = f"in all {sum(cost.flops for cost in known):.2e} FLOPs, {format_hours(sum(cost.hours for cost in known))}"
-    unknown = "" if len(known) == len(costs) else ", without what is not known"
-    rest = format_hours(sum(cost.hours for cost in left if cost))
-    return f"{total}{unknown}; {trained} of {len(states)} runs are trained, {rest} left"
-
-
-def _assumption(processor: Processor, measured: bool) -> str:
-    rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
-    speeds = "; training where the paper's table 1 has a speed: its words per second on one V100" if measured else ""
-    products = "FLOPs: products of the layers, the softmax's head and attention.\n"
-    return f"device-hours assume {rate} (--device_flops, --utilisation){speeds}. {products}"
+    heading = "\nOf other --overrides or files, and not counted here:\n" if others else ""
+    return aligned(lines, left=range(6)) + heading + "".join(others)
 
 
 def format_hours(hours: float) -> str:
-    """205 device-hours, 0.31 device-hours; minutes below a tenth."""
+    """Returns 205 device-hours or 0.31 device-hours; minutes below a tenth."""
     if hours < 0.1:
         return f"{60 * hours:.2g} device-minutes"
     return f"{hours:,.0f} device-hours" if hours >= 10 else f"{hours:.2g} device-hours"
 
 
 def describe_text(reproduction: Reproduction) -> Text:
-    """The text as published; where the user names files, counted by making the token files that training will use.
+    """Returns the published size of the text, or counts the user's files by making the token files of training.
 
     Raises:
-      ValueError: files that the setting needs besides, or that can't be read.
+      ValueError: a file that the setting needs is not named, or can't be read.
     """
     setting, runs = reproduction.setting, reproduction.sweep.runs
     if setting.vocab_size is not None and not reproduction.files:
@@ -193,7 +164,7 @@ def describe_text(reproduction: Reproduction) -> Text:
 
 @functools.cache
 def paper_speeds() -> dict[tuple[str, int], float]:
-    """Words per second on one V100 in training, by position method and train length (table 1)."""
+    """Returns words per second in training on one V100 (table 1), by position method and train length."""
     table, found = Reproduction(1, "paper", pathlib.Path()), {}
     for (row, column), quantity in table.quantities.items():
         speed = parse_printed(table.paper.rows[row][table.definition.labels + column])

@@ -1,4 +1,4 @@
-"""A table of the paper at one scale: the sweep that makes its numbers, and where they lie."""
+"""A table of the paper at one scale: the sweep that makes its numbers, and its directories."""
 
 import functools
 import hashlib
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from alibi.paper.definitions import TABLES, Model, PaperTable, Quantity, load_table
+from alibi.paper.definitions import TABLES, Model, Quantity, load_table
 from alibi.paper.settings import find_setting
 from alibi.runs import RunDirectory, may_differ
 from alibi.storage.files import resolve
@@ -17,8 +17,8 @@ from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 class Reproduction:
     """Table `number` of the paper at `scale`, in `workdir`, a directory or gs://BUCKET/PATH.
 
-    Tables of one setting, files and overrides keep their runs in one directory and name
-    them alike, so that what they share is trained and evaluated once.
+    Tables of one setting, files and overrides keep their runs in one directory under the same names, so that shared
+    runs are trained and evaluated once.
 
     Args:
       files: the user's text files by split, in place of the setting's own text.
@@ -40,22 +40,18 @@ class Reproduction:
     ):
         if number not in TABLES:
             raise ValueError(f"--table={number}: the paper has no such table; use one of {', '.join(map(str, TABLES))}")
-        self.number, self.definition = number, TABLES[number]
+        self.number, self.definition, self.paper = number, TABLES[number], load_table(number)
         self.setting = find_setting(self.definition.setting, scale)
         self.files = files or {}
         self._config = self.setting.config_for(self.files, overrides)
-        RunDirectory(workdir)  # raises for an address that can't hold runs
         self.scale_directory = resolve(workdir) / scale
         self.directory = self.scale_directory / (self.setting.name + _suffix(self.files, overrides))
         self.outputs = self.directory / "tables"
-
-    @functools.cached_property
-    def paper(self) -> PaperTable:
-        return load_table(self.number)
+        RunDirectory(str(self.directory))  # refuses an address that can't hold runs, before any work
 
     @functools.cached_property
     def quantities(self) -> dict[tuple[int, int], Quantity]:
-        """What the project can measure of the table, by row and column; columns that name rows are not counted."""
+        """The quantity of each cell that this project can measure, by row and column after the labels."""
         first, found = self.definition.labels, {}
         for row, cells in enumerate(self.paper.rows):
             named = dict(zip(self.paper.columns, cells, strict=True))
@@ -65,46 +61,44 @@ class Reproduction:
         return found
 
     @functools.cached_property
-    def sweep(self) -> Sweep:
-        """All runs and evaluations of the table."""
-        definition = {"config": self._config, "runs": [self._run_of(model) for model in self._models]}
-        return make_sweep(definition, title=f"Table {self.number} ({self.setting.scale} scale)")
-
-    @functools.cached_property
     def runs(self) -> dict[Model, Run]:
         """The sweep's run of each model."""
-        return dict(zip(self._models, self.sweep.runs, strict=True))
+        models = dict.fromkeys(quantity.model for quantity in self.quantities.values())
+        return dict(zip(models, self.sweep.runs, strict=True))
 
-    @property
-    def _models(self) -> list[Model]:
-        return list(dict.fromkeys(quantity.model for quantity in self.quantities.values()))
-
-    def stride(self, quantity: Quantity) -> int | None:
-        """The stride in tokens of this scale; None: the evaluation length."""
-        return None if quantity.stride is None else self.setting.length(quantity.stride)
+    @functools.cached_property
+    def sweep(self) -> Sweep:
+        """All runs and evaluations of the table."""
+        models = dict.fromkeys(quantity.model for quantity in self.quantities.values())
+        definition = {"config": self._config, "runs": [self._run_of(model) for model in models]}
+        return make_sweep(definition, title=f"Table {self.number} ({self.setting.scale} scale)")
 
     def _run_of(self, model: Model) -> dict[str, Any]:
-        """The run as a sweep lists it: an evaluation for each stride and split, of all lengths that some cell needs."""
-        ways: dict[tuple[int | None, str], set[int]] = {}
+        """Returns a sweep's entry: an evaluation for each stride and split, at all lengths that some cell needs."""
+        windows: dict[tuple[int | None, str], set[int]] = {}
         for quantity in self.quantities.values():
             if quantity.model == model and quantity.eval_length:
-                lengths = ways.setdefault((self.stride(quantity), quantity.split), set())
+                lengths = windows.setdefault((self.stride(quantity), quantity.split), set())
                 lengths.add(self.setting.length(quantity.eval_length))
         run = {
             "position": model.position,
             "train_length": self.setting.length(model.train_length),
             "evaluations": [
                 {"lengths": sorted(lengths), "stride": stride, "split": split}
-                for (stride, split), lengths in ways.items()
+                for (stride, split), lengths in windows.items()
             ],
         }
         if model.updates != 1:
             run["train.steps"] = round(model.updates * load_config(self._config, {}).train.steps)
         return run
 
+    def stride(self, quantity: Quantity) -> int | None:
+        """Returns the stride in tokens of this scale; None: the evaluation length."""
+        return None if quantity.stride is None else self.setting.length(quantity.stride)
+
 
 def _suffix(files: Mapping[str, str], overrides: str) -> str:
-    """What sets a directory of runs apart: overrides that change a run, where they make a short name, and the files."""
+    """Returns the end of a directory's name: short overrides that change a run, and a hash of files."""
     parts = sorted(part.strip() for part in overrides.split(",") if part.strip())
     parts = [part for part in parts if not may_differ(part.partition("=")[0])]
     suffix = re.sub(r"[^\w.=+-]", "_", "-" + ",".join(parts)) if parts else ""

@@ -1,4 +1,4 @@
-"""What a table's models are trained on, at the paper's scale and at that of two CPU cores."""
+"""The corpora and models of the tables, at the paper's scale and at two scales for CPUs."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from alibi.reporting.tables import Label, Length
 
 SCALES = ("paper", "medium", "small")
 
-# A length in a label or title: all of it, or what follows "L = ", "L_valid = " and "stride ".
+# A length in a label or title: a bare number, or a number after "L = ", "L_valid = " or "stride ".
 _LENGTH = re.compile(r"(^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+)")
 
 
@@ -17,23 +17,23 @@ _LENGTH = re.compile(r"(^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+)")
 class Setting:
     """A corpus and a model at one scale."""
 
-    name: str  # also the directory's of its runs
+    name: str  # also of the directory of its runs
     scale: str  # of SCALES
-    config: str  # its file, with an argument where that doesn't say it all
-    files_config: str = ""  # the same for text files that the user names; "": the same file
-    splits: tuple[str, ...] = ()  # of text files, that it needs; none where the config knows where its text is
-    files_splits: tuple[str, ...] = SPLITS  # that it needs where the user names any file
-    divisor: int = 1  # by which the paper's lengths are divided
-    # Of the setting's own text, as published, tokens by split; without them they are counted.
+    config: str  # its file, with an argument if needed
+    files_config: str = ""  # its file for the user's text files; "": the same file
+    splits: tuple[str, ...] = ()  # splits that the user must name files of; none if the config has a text
+    files_splits: tuple[str, ...] = SPLITS  # splits that need files once the user names any
+    divisor: int = 1  # of the paper's lengths
+    # The published size of the setting's own text, tokens by split; a text without it is counted.
     vocab_size: int | None = None
     tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def length(self, length: int) -> int:
-        """A length of the paper's in tokens of this scale, at least 1."""
+        """Returns a length of the paper in tokens of this scale, at least 1."""
         return max(1, round(length / self.divisor))
 
     def label(self, text: str) -> Label:
-        """A title or label of the paper, each length in it with the one of this scale."""
+        """Returns a title or label of the paper, with the length of this scale beside each of its lengths."""
         label: list[str | Length] = []
         for number, part in enumerate(_LENGTH.split(text)):  # texts and lengths by turns
             length = int(part.replace(",", "")) if number % 2 else 0
@@ -41,12 +41,12 @@ class Setting:
         return tuple(filter(None, label))
 
     def config_for(self, files: Mapping[str, str], overrides: str) -> str:
-        """The config of all runs: with the user's `files` by split, if any, and `overrides`, KEY=VALUE,...
+        """Returns the config of all runs, with the user's `files` by split and `overrides`, KEY=VALUE,...
 
-        A file that is needed and isn't given stands there as its split in capitals.
+        In place of a missing file stands its split in capitals.
 
         Raises:
-          ValueError: a comma in a file's name, which would end it.
+          ValueError: a comma in a file's name, where a key would end.
         """
         for split, place in files.items():
             if "," in place:
@@ -58,7 +58,7 @@ class Setting:
         return config + ("," if ":" in config else ":") * bool(argument) + argument
 
     def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises ValueError where a text that the setting needs isn't named."""
+        """Raises ValueError if the setting needs a file that is not named."""
         needed = self.splits or (self.files_splits if files else ())
         missing = [split for split in needed if split not in files]
         if missing:
@@ -66,7 +66,7 @@ class Setting:
             raise ValueError(f"the {self.name} setting at the {self.scale} scale needs {flags}: text files or globs")
 
 
-# BPE and one tied matrix in place of words and bands, as the paper's book models.
+# BPE and one tied matrix in place of words and bands, as in the paper's book models.
 _TIED_BPE = "model.embedding=tied,model.padding_rows=False,data.tokenizer=bpe"
 _LONG_BOOKS_BPE = "configs/long_books.py:data.tokenizer=bpe,data.tokenizer_train_bytes=16777216"
 _SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=131072"
@@ -89,7 +89,7 @@ SETTINGS = (
         "medium",
         "configs/long_books.py",
         divisor=4,
-        vocab_size=256,  # bytes, of which that config tests on this many
+        vocab_size=256,  # bytes; the config tests on this many
         tokens={"valid": 65_536, "test": 65_536},
     ),
     Setting("bookcorpus", "medium", _LONG_BOOKS_BPE, divisor=4, vocab_size=2_048),
@@ -103,7 +103,7 @@ SETTINGS = (
 
 
 def find_setting(name: str, scale: str) -> Setting:
-    """The setting `name` at `scale`; raises ValueError for an unknown scale."""
+    """Returns the setting `name` at `scale`; raises ValueError for an unknown scale."""
     if scale not in SCALES:
         raise ValueError(f"--scale={scale} is unknown; use one of {', '.join(SCALES)}")
     return next(setting for setting in SETTINGS if (setting.name, setting.scale) == (name, scale))
