@@ -4,9 +4,9 @@
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --stride=1 --dump_nll --output_dir=OUT
     python scripts/analyse_nll.py --dumps='OUT/nll/*.npz' --output_dir=OUT
 
-Writes OUT/by_context.jsonl (rows of all three, told by their key `analysis`) and
-OUT/by_context.png, and prints what of each gain of longer blocks is explained by fewer
-tokens with short context. Texts are told apart by the first digits of their tokens' SHA-256.
+Writes OUT/by_context.jsonl (the key `analysis` names the kind of a row) and OUT/by_context.png, and prints the share of
+each gain of longer blocks that fewer tokens with short context explain. Texts are shown by the first digits of their
+tokens' SHA-256.
 """
 
 import json
@@ -27,7 +27,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 
 
 def main() -> int:
-    # Only now, so that a wrong flag is reported at once.
+    # Imported here, so that a wrong flag is reported at once.
     from alibi.evaluation.by_position import analyse
     from alibi.evaluation.dumps import find_dumps
     from alibi.reporting.charts import png
@@ -45,17 +45,14 @@ def main() -> int:
     rows = analyse(dumps)
     write_whole(output / "by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows))
     write_whole(output / "by_context.png", png(context_figure(rows)))
-    told = ("run", "updates", "text", "blocks of", "gain, nats", "explained by context lengths", "by a sliding window")
-    print(f"| {' | '.join(told)} |\n|:--|--:|:--|--:|--:|--:|--:|")
-    for row in rows:
-        if isinstance(row, EarlyTokenCurse):
-            shares = (row.composition_share, row.sliding_share)
-            told = " | ".join("-" if share is None else f"{share:.0%}" for share in shares)
-            interval = "" if row.gain_interval is None else " [{:.4f}, {:.4f}]".format(*row.gain_interval)
-            gain = f"{row.gain_nats:.4f}{interval}"
-            run = " ".join(filter(None, [row.of.run, row.of.override]))
-            of = f"{run} | {row.of.step:,} | {row.of.tokens_sha256[:8]}"
-            print(f"| {of} | {row.of.length:,} to {row.longer_length:,} | {gain} | {told} |")
+    columns = "run | updates | text | blocks of | gain, nats | explained by context lengths | by a sliding window"
+    print(f"| {columns} |\n|:--|--:|:--|--:|--:|--:|--:|")
+    for row in (row for row in rows if isinstance(row, EarlyTokenCurse)):
+        shares = ("-" if share is None else f"{share:.0%}" for share in (row.composition_share, row.sliding_share))
+        interval = " [{:.4f}, {:.4f}]".format(*row.gain_interval) if row.gain_interval else ""
+        cells = [" ".join(filter(None, [row.of.run, row.of.override])), f"{row.of.step:,}", row.of.tokens_sha256[:8]]
+        cells += [f"{row.of.length:,} to {row.longer_length:,}", f"{row.gain_nats:.4f}{interval}", *shares]
+        print(f"| {' | '.join(cells)} |")
     return 0
 
 

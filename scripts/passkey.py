@@ -1,9 +1,9 @@
-"""Whether trained runs find a key again in their context, by the key's distance and the window's length.
+"""Passkey retrieval of trained runs, by the key's distance and the window's length.
 
     python train.py --config=configs/passkey.py:position=alibi,length=128 --workdir=workdirs/passkey-alibi
     python scripts/passkey.py --workdirs=workdirs/passkey-alibi --multiples=1,2,4,8 --output_dir=OUT
 
-The runs must have been trained on text with keys, as configs/passkey.py has it; several methods at once:
+Train the runs on text with keys, as in configs/passkey.py; for several methods at once:
 scripts/sweep.py --sweep=configs/sweeps/passkey.py. Adds rows to OUT and a table and passkey.png to its report.
 --position, --position_options and --window test a run as another method, as in eval_extrapolation.py.
 """
@@ -24,7 +24,7 @@ command_line.define_host_flags()
 
 
 def main() -> int:
-    # Only now, so that a wrong flag is reported at once.
+    # Imported here, so that a wrong flag is reported at once.
     from alibi.evaluation.passkey import Options, evaluate_passkeys
 
     options = Options(**evaluation_flags.options(), prompts=_PROMPTS.value)
