@@ -2,10 +2,9 @@
 
     python eval_extrapolation.py --workdirs=A,B --multiples=1,2,4,8,16 --output_dir=OUT
 
-Makes a row for each run and length in OUT/rows, and of them OUT/results.jsonl, OUT/report.md
-and OUT/extrapolation.png; OUT may be gs://BUCKET/PATH or s3://BUCKET/PATH. Rows that exist are
-not computed again, so a stopped command, given again, goes on. On several hosts give the same
-command on each, as for train.py; the exit codes are train.py's too.
+Writes a row for each run and length to OUT/rows, then OUT/results.jsonl, OUT/report.md and OUT/extrapolation.png; OUT
+may be gs://BUCKET/PATH or s3://BUCKET/PATH. Existing rows are not computed again, so the same command goes on after a
+stop. On several hosts give the same command on each, as for train.py; the exit codes are train.py's too.
 """
 
 from absl import flags
@@ -13,7 +12,7 @@ from absl import flags
 from alibi.cli import command_line, evaluation_flags
 from alibi.errors import print_error
 
-CONTEXT_WINDOWS = 512  # of --context_use
+CONTEXT_WINDOWS = 512  # for --context_use
 
 evaluation_flags.define("1,2,4,8,16")
 _STRIDE = flags.DEFINE_integer("stride", None, "tokens that each window scores; default: the length, without overlap")
@@ -23,10 +22,10 @@ _TEXT_FILE = flags.DEFINE_string(
 )
 _DUMP_NLL = flags.DEFINE_bool("dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz")
 _CONTEXT_USE = flags.DEFINE_bool(
-    "context_use", False, "also score the same tokens at each length, which tells what the longer context gains"
+    "context_use", False, "also score the same tokens at each length, to measure the gain of a longer context"
 )
 _CONTEXT_WINDOWS = flags.DEFINE_integer(
-    "context_windows", None, f"of --context_use: windows whose last tokens are scored; default: {CONTEXT_WINDOWS}"
+    "context_windows", None, f"for --context_use: windows whose last tokens are scored; default: {CONTEXT_WINDOWS}"
 )
 command_line.define_host_flags()
 
@@ -34,16 +33,18 @@ command_line.define_host_flags()
 def _check_flags() -> None:
     """Raises ValueError for a flag that would be ignored."""
     if _CONTEXT_WINDOWS.value is not None and not _CONTEXT_USE.value:
-        raise ValueError(f"--context_windows={_CONTEXT_WINDOWS.value} is of --context_use; add that, or leave it out")
+        raise ValueError(
+            f"--context_windows={_CONTEXT_WINDOWS.value} is for --context_use; add --context_use, or leave it out"
+        )
     if _SPLIT.present and _TEXT_FILE.value:
         raise ValueError(
-            f"--split={_SPLIT.value} is of each run's own corpus and --text_file={_TEXT_FILE.value} another text; "
+            f"--split={_SPLIT.value} names a split of each run's own corpus, --text_file={_TEXT_FILE.value} another text; "
             "give one of them"
         )
 
 
 def main() -> int:
-    # Only now, so that a wrong flag is reported at once.
+    # Imported only now: a wrong flag is reported at once.
     from alibi.evaluation.extrapolation import Options, evaluate_runs
 
     _check_flags()

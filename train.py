@@ -1,16 +1,15 @@
 """Trains one run: python train.py --config=configs/quickstart.py:position=alibi,length=128 --workdir=DIR
 
-Any key of the config can be overridden: --config.train.steps=1000. The same command,
-given again, goes on from the latest checkpoint in DIR. On several hosts give the same
-command on each, with --multihost where the cluster describes itself (TPU pods, SLURM),
-or with --coordinator_address, --num_processes and --process_id.
+Any key of the config can be overridden: --config.train.steps=1000. The same command, given again, goes on from the
+latest checkpoint in DIR. On several hosts give the same command on each, with --multihost if the cluster describes
+itself (TPU pods, SLURM), or with --coordinator_address, --num_processes and --process_id.
 
-SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any of them: all save after the same update, or leave at once what comes before
-the first one, and exit with code 75, which says that the same command goes on from there (for launchers: requeue). So
-do those that lose another process. Code 1: an error that the message names, which starting again won't mend.
+SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update, or leave at once before the
+first update, and exit with code 75: the same command goes on from there (for launchers: requeue). A process that loses
+another process does the same. Code 1: an error that starting again does not fix; its message names the cause.
 
---plan, with --devices and --device_kind, says what the run would take there, and --print_config the whole config as it
-would be used; both need no --workdir and no device, and train nothing. A plan looks at the run of --init_from too.
+--plan, with --devices and --device_kind, prints the memory and time of the run on those devices, and --print_config
+the whole config; both need no --workdir and no device, and train nothing. A plan looks at the run of --init_from too.
 """
 
 import dataclasses
@@ -26,9 +25,11 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "place of the run's checkpoints, metrics and config; may be gs://BUCKET/PATH"
 )
 _INIT_FROM = flags.DEFINE_string(
-    "init_from", None, "work directory of a run whose latest parameters this one starts with; the same when it goes on"
+    "init_from", None, "work directory of a run whose latest parameters this run starts with; give it again to go on"
 )
-_PLAN = flags.DEFINE_bool("plan", False, "say what the run takes on --devices of --device_kind, and train nothing")
+_PLAN = flags.DEFINE_bool(
+    "plan", False, "print memory and time of the run on --devices of --device_kind, and train nothing"
+)
 _PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "print the whole config, as a config file, and train nothing")
 command_line.define_device_flags()
 command_line.define_host_flags()
@@ -51,7 +52,7 @@ def main() -> None:
         return
     if _WORKDIR.value is None:
         raise ValueError("give --workdir, the directory of the run, or --plan or --print_config")
-    # Imported only now, so that a wrong flag is reported at once.
+    # Imported only now: a wrong flag is reported at once.
     from alibi.training.loop import train
 
     command_line.join_hosts(keep_sigterm=False)

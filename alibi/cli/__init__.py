@@ -1,1 +1,1 @@
-"""The command line of the entry points: flags in, exit codes and one-line errors out."""
+"""The command line of the entry points: flags in, exit codes and errors of a line out."""

@@ -1,4 +1,4 @@
-"""The command line of the entry points: flags in, an exit code and one line for an error out."""
+"""The command line of the entry points: flags in, an exit code and errors of a line out."""
 
 import collections
 import contextlib
@@ -28,7 +28,7 @@ EXIT_SECONDS = 10.0  # in which a process ends after a failure
 NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "position_options")
 RESUMES = "all work is saved, and the same command goes on from there"
 
-flags.disclaim_key_flags()  # --help shows the flags below as those of the entry point that asks for them
+flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
 
 
 def run(main: Callable[..., int | None], **options: Any) -> None:
@@ -61,20 +61,20 @@ def execute(
 ) -> int:
     """Parses the flags in `argv`, which begins with the program, calls `main` and returns the exit code.
 
-    The code is the result of `main`, 0 for None; 1 (FAILED) after an error that the user can fix; 75 (REQUEUE) if a
-    signal stopped a command that goes on when it is given again, or another process was lost; 130 after any other
+    The code is the result of `main`, 0 for None; 1 (FAILED) after an error of the user; 75 (REQUEUE) if a
+    signal stopped a command that can go on, or another process was lost; 130 after any other
     Ctrl-C. Other exceptions are bugs, and are raised.
 
     Args:
-      takes: describes the words besides flags that `main` gets, for messages; "": no such words.
+      takes: describes the other words, which `main` gets, for messages; "": no such words.
       required: flags that must be given.
       addresses: flags that may name places of object stores, such as gs://BUCKET/PATH; any other flag may not.
-      resumes: for a command that goes on: the message after a signal. SIGNALS raise Interrupted in `main`.
+      resumes: for a command that can go on: the message after a signal. SIGNALS raise Interrupted in `main`.
     """
     try:
         words = _parse(argv, takes, required)
         _check_values(addresses)
-        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what one process compiled, another finds
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a process finds the programs of earlier processes
             jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compilations"))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
         with signals_raised() if resumes else contextlib.nullcontext():
@@ -105,7 +105,7 @@ def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:
     """Parses the flags, puts the config in place of the text of --config, and returns the other words.
 
     Raises:
-      ValueError: a flag or a key that is unknown (the nearest is suggested), refused or missing, or other words.
+      ValueError: an unknown flag or key (the nearest is suggested), a refused value, a missing flag, or other words.
     """
     values = flags.FLAGS
     values.set_gnu_getopt(bool(takes))  # flags may stand after other words
@@ -175,7 +175,7 @@ def define_config_flag(default: str | None = None, help: str = "get_config()") -
 
 
 def config_words() -> list[str]:
-    """Returns the words of this command line that gave the config, --config and --config.KEY, for another process."""
+    """Returns the words --config and --config.KEY of this command line, for another process."""
     kept, overrides = _split_overrides(flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False))
     named = [word.partition("=")[2] for word in kept if re.match(r"--?config=", word)]
     named += [kept[at + 1] for at, word in enumerate(kept[:-1]) if re.fullmatch(r"--?config", word)]
@@ -200,7 +200,7 @@ def planned_devices(plans: bool, when: str) -> tuple[int, str] | None:
 
     Args:
       plans: the command prints a plan.
-      when: the flags that print one.
+      when: names the flags for a plan, in errors.
 
     Raises:
       ValueError: no plan is printed, or --devices has no kind.
@@ -223,7 +223,7 @@ def define_host_flags() -> None:
 
 
 def host_flags() -> list[str]:
-    """Returns the flags of `define_host_flags` that were given, for a process that this process starts."""
+    """Returns the flags of `define_host_flags` that were given, for another process."""
     names = ("multihost", "coordinator_address", "num_processes", "process_id")
     values = {name: flags.FLAGS[name].value for name in names}
     return [f"--{name}={value}" for name, value in values.items() if value is not None and value is not False]

@@ -9,7 +9,7 @@ from alibi.config.fields import parsed
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.runs import RunDirectory
 
-flags.disclaim_key_flags()  # --help shows the flags below as those of the entry point that asks for them
+flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
 
 
 def define(multiples: str) -> None:

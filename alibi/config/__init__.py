@@ -1,4 +1,4 @@
-"""The config of a run: a typed tree of all keys, a reader of values, and the files that users write."""
+"""The config of a run: a typed tree of all keys, a reader of values, and the files of users."""
 
 from alibi.config.files import (
     apply,

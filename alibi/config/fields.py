@@ -4,58 +4,52 @@ import ast
 import contextlib
 import dataclasses
 import difflib
-import math
+import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 # The sizes of normal float32 numbers: smaller ones may count as 0 on the devices.
 SMALLEST, LARGEST = 1.1754943508222875e-38, 3.4028234663852886e38
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The range of a number, both ends included unless `above` or `below` is given, or the names of a choice.
+_BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
+}
 
-    Attributes:
-      or_all: a number outside the range that means "all".
+
+def number(default: float, *, or_all: int | None = None, **bounds: float) -> Any:
+    """Returns a dataclass field of a number.
+
+    Args:
+      or_all: a number out of bounds; it means "all".
+      bounds: of at_least, above, at_most and below.
     """
-
-    at_least: float = -math.inf
-    at_most: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-    or_all: int | None = None
-    names: tuple[str, ...] = ()
-
-    def allow(self, value: Any) -> bool:
-        if self.names:
-            return value in self.names
-        in_range = self.at_least <= value <= self.at_most and self.above < value < self.below
-        return in_range or value == self.or_all
-
-    def __str__(self) -> str:
-        """What a value must be, after "must be"; empty without limits."""
-        if self.names:
-            return f"one of {', '.join(self.names)}"
-        words = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
-        range_ = " and ".join(f"{word} {bound:,}" for word, bound in words.items() if math.isfinite(bound))
-        return range_ if self.or_all is None else f"{range_}, or {self.or_all} for all"
+    return dataclasses.field(default=default, metadata={"bounds": bounds, "or_all": or_all})
 
 
-def number(default: float, **limits: Any) -> Any:
-    """Returns a dataclass field of a number, with `limits` by the names of the fields of `Limits`."""
-    return dataclasses.field(default=default, metadata={"limits": Limits(**limits)})
-
-
-def choice(default: str, names: Iterable[str]) -> Any:
+def choice(default: str, names: tuple[str, ...]) -> Any:
     """Returns a dataclass field that holds one of `names`."""
-    return dataclasses.field(default=default, metadata={"limits": Limits(names=tuple(names))})
+    return dataclasses.field(default=default, metadata={"names": names})
+
+
+def _violated(limits: Mapping[str, Any], value: Any) -> str:
+    """Returns the limits of a field, for an error, if `value` violates them; else ""."""
+    if names := limits.get("names"):
+        return "" if value in names else f"one of {', '.join(names)}"
+    bounds, or_all = limits.get("bounds", {}), limits.get("or_all")
+    if value == or_all or all(_BOUNDS[name](value, bound) for name, bound in bounds.items()):
+        return ""
+    words = " and ".join(f"{name.replace('_', ' ')} {bound:,}" for name, bound in bounds.items())
+    return words if or_all is None else f"{words}, or {or_all} for all"
 
 
 def annotations(kind: type) -> dict[str, Any]:
-    """Returns the annotation of each field of a dataclass, or the type of its default if Python can't evaluate it."""
+    """Returns the type of each field of a dataclass: its annotation, or if Python can't evaluate it, its default's."""
     fields = dataclasses.fields(kind)
     with contextlib.suppress(Exception):  # text as an annotation may name something absent, and raise any error
         hints = typing.get_type_hints(kind)
@@ -65,7 +59,7 @@ def annotations(kind: type) -> dict[str, Any]:
 
 
 def parsed(text: str, annotation: Any = Any) -> Any:
-    """Returns the Python value that a flag's text writes: None, True, a number, a name, or a tuple such as 0.5:0.25."""
+    """Returns the value of a flag's text: None, True, a number, a name, or a tuple such as 0.5:0.25."""
     if annotation is str:
         return text
     if annotation is bool and text.lower() in ("true", "false", "1", "0"):
@@ -75,17 +69,17 @@ def parsed(text: str, annotation: Any = Any) -> Any:
     return tuple(parts) if several else without_lists(_literal(text))
 
 
-def read(given: str, value: Any, annotation: Any, default: Any = None, limits: Limits | None = None) -> Any:
-    """Returns `value` as the type that a field is annotated with.
+def read(given: str, value: Any, annotation: Any, default: Any = None, limits: Mapping[str, Any] | None = None) -> Any:
+    """Returns `value` as the type of a field.
 
-    Lists become tuples, so that a frozen dataclass can be hashed; a number becomes a tuple if the field is one; whole
-    numbers become floats. None is also taken if it is the default.
+    Lists become tuples, since a frozen dataclass is hashed; a number becomes a tuple if the field holds tuples, and a
+    whole number a float if it holds floats. None is also taken if it is the default.
 
     Args:
       given: names the value in an error, such as "model.width=3".
 
     Raises:
-      ValueError: a value of another type or out of the field's limits, or a number that float32 does not hold.
+      ValueError: a value of another type or out of the field's limits, or a number outside float32.
     """
     value = without_lists(value)
     if value is None and default is None:
@@ -102,13 +96,13 @@ def read(given: str, value: Any, annotation: Any, default: Any = None, limits: L
     except OverflowError:
         sizes = f"0 or of a size from {SMALLEST:.2g} to {LARGEST:.2g}, as in float32"
         raise ValueError(f"{given} must be {sizes}") from None
-    if limits is not None and not limits.allow(found):
-        raise ValueError(f"{given} must be {limits}")
+    if needed := _violated(limits or {}, found):
+        raise ValueError(f"{given} must be {needed}")
     return found
 
 
 def without_lists(value: Any) -> Any:
-    """Returns `value` with tuples in place of lists at any depth: what JSON wrote equals what it was written from."""
+    """Returns `value` with tuples in place of lists at any depth: values from JSON equal the values written to it."""
     if isinstance(value, Mapping):
         return {name: without_lists(inner) for name, inner in value.items()}
     several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -116,7 +110,7 @@ def without_lists(value: Any) -> Any:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:
-    """Returns the word of `known` that is most like `word`, or "" if none is, by `cutoff` from 0 to 1."""
+    """Returns the most similar word of `known`; "" if the similarity, from 0 to 1, is below `cutoff`."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 

@@ -1,4 +1,4 @@
-"""Python files that users write, a config's get_config() and a sweep's get_sweep(); a mistake in them is one line."""
+"""Python files of users: get_config() of a config and get_sweep() of a sweep. Their errors take one line."""
 
 import dataclasses
 import importlib.util
@@ -34,7 +34,7 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
     """Returns the config of `named`, FILE.py or FILE.py:KEY=VALUE,..., with the values of `overrides` by key.
 
     Raises:
-      ValueError: a file that is missing, does not load or returns no config, an unknown key, a value that is refused.
+      ValueError: a file that is missing, fails or returns no config; an unknown key or a refused value.
     """
     file, _, argument = named.partition(":")
     if not os.path.isfile(file):
@@ -78,7 +78,7 @@ def as_config_dict(config: Config) -> ml_collections.ConfigDict:
 def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigDict:
     """Applies "KEY=VALUE,KEY=VALUE" to `config` and returns it; keys are dotted or short names.
 
-    A value that a config file derives from a key by `config.get_ref(key)` follows the new value of the key.
+    If a config file derives a value from a key by `config.get_ref(key)`, the value follows the key.
 
     Raises:
       ValueError: a part without "=", an unknown key (the nearest is suggested) or a value of another type.
@@ -89,7 +89,7 @@ def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigD
 
 
 def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
-    """Sets a key, dotted or a short name, to a value or to the value that a text writes."""
+    """Sets a key, dotted or a short name, to a value or to the value of a text."""
     key = check_key(key)
     section, _, name = key.rpartition(".")
     value = read_value(key, value)
@@ -101,14 +101,14 @@ def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
 
 
 def whole_sequences(tokens: int, config: ml_collections.ConfigDict) -> ml_collections.FieldReference:
-    """Returns the largest multiple of config.train_length up to `tokens`, and at least one sequence."""
+    """Returns the largest multiple of config.train_length up to `tokens`, at least config.train_length itself."""
     length = config.get_ref("train_length")
     sequences = tokens // length
     return (sequences + 1 // (sequences + 1)) * length  # references know no max(sequences, 1)
 
 
 def as_file(config: Config) -> str:
-    """Returns the text of a config file that sets every key to its value in `config`."""
+    """Returns the text of a config file with every key of `config`."""
     lines = []
     for key, value in flatten(config).items():
         value = tuple(value) if isinstance(value, list) else value
@@ -118,7 +118,7 @@ def as_file(config: Config) -> str:
 
 
 def call(file: str | os.PathLike[str], function: str, example: str, *arguments: Any) -> Any:
-    """Returns the result of `function` of a Python file; `example` names a file of the project that has one.
+    """Returns the result of `function` of a Python file; `example` names a file of the project with such a function.
 
     Raises:
       ValueError: no such file or function, or an error in it, with its line.

@@ -37,13 +37,13 @@ class Section:
 
     @classmethod
     def read(cls, name: str, value: Any) -> Any:
-        """Returns `value`, or the value that a text writes, as the type of the key `name`; ValueError as above."""
+        """Returns `value`, or the value of a text, as the type of the key `name`; ValueError as above."""
         section = cls.__name__.removesuffix("Config").lower()  # "model" of ModelConfig, "" of Config
         field, annotation = cls.__dataclass_fields__[name], cls.types[name]
         if isinstance(value, str):
             value = parsed(value, annotation)
         given = f"{section}.{name}={value!r}".removeprefix(".")
-        return read(given, value, annotation, field.default, field.metadata.get("limits"))
+        return read(given, value, annotation, field.default, field.metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ModelConfig(Section):
     dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on embeddings and residual branches
     attention_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on attention weights
     activation_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate inside the feed-forward layers
-    # tied: one matrix for inputs and softmax. adaptive: bands of words by falling frequency, of falling width, in
+    # tied: inputs and softmax share their matrix. adaptive: bands of words by falling frequency, of falling width, in
     # inputs and softmax (Baevski & Auli 2019); only adaptive uses the next four keys.
     embedding: str = choice("tied", ("tied", "adaptive"))
     cutoffs: tuple[int, ...] = (20_000, 60_000)  # first id of each band but the first; 20000:60000 in --config
@@ -73,7 +73,7 @@ class ModelConfig(Section):
     # zero at first, and no target of a tail.
     padding_rows: bool = False
     dtype: str = choice("float32", DTYPES)  # of the products; parameters are float32
-    # Layers run as a loop over their parameters: 24 compile in the time of one, while few gain nothing and a step takes
+    # Layers run as a loop over their parameters: 24 compile as fast as a single layer, few gain nothing and a step takes
     # up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it; initial parameters differ.
     scan_layers: bool = False
     products: str = choice("auto", ("auto", "plain"))  # plain: no platform's tricks in products, norms and attention
@@ -88,7 +88,7 @@ class ModelConfig(Section):
     # tell. 1e-6 makes long sequences faster on CPUs.
     skip_epsilon: float = number(0.0, at_least=0.0, below=1.0)
     attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented"))
-    logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at one time
+    logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at a time
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,7 +122,7 @@ class DataConfig(Section):
     train: str = "train"
     valid: str = "valid"
     test: str = ""
-    # text: the end of a document; blank_line for files that hold many, such as CC100's.
+    # text: the end of a document; blank_line for files of many documents, such as CC100's.
     document_end: str = choice("file", ("file", "blank_line"))
     passkey_distance: int = number(0, at_least=0, at_most=INT32)  # passkeys: most bytes between a key and its question
     max_train_bytes: int = number(-1, at_least=1, or_all=-1)  # most UTF-8 bytes of text
@@ -130,12 +130,12 @@ class DataConfig(Section):
     name: str = ""  # hub, tfds: the data set, such as "Salesforce/wikitext"
     subset: str = ""  # hub, tfds: the data set's config, such as "wikitext-103-v1"
     revision: str = ""  # hub: a full commit hash, or a tag; tfds: the version
-    column: str = "text"  # hub, tfds: the feature that holds the text
+    column: str = "text"  # hub, tfds: the feature with the text
     streaming: bool = False  # hub: reads over the network instead of downloading first
     tokenizer: str = choice("bytes", ("bytes", "words", "bpe"))  # words: the paper's dictionary rule
     tokenizer_file: str = ""  # words: a dict.txt; bpe: a tokenizer.json; empty: made from train
     bpe_vocab_size: int = number(2048, at_least=257, at_most=INT32)  # entries of a new BPE: 256 bytes, an end, merges
-    # bpe: bytes of the train text that a new tokenizer is made from, spread evenly over text files.
+    # bpe: bytes of the train text from which a new tokenizer is made, spread evenly over text files.
     tokenizer_train_bytes: int = number(-1, at_least=1, or_all=-1)
     cache_dir: str = ""  # of token files; empty: $ALIBI_CACHE, else ~/.cache/alibi
 
@@ -147,7 +147,7 @@ class TrainConfig(Section):
     steps: int = number(600, at_least=1, at_most=INT32)  # updates
     batch_tokens: int = number(2048, at_least=1, at_most=INT32)  # tokens of an update, at any length, on all devices
     accumulation: int = number(1, at_least=1, at_most=INT32)  # micro-batches of an update
-    # Most tokens that a device holds at one time: accumulation grows to keep to it. 0: no limit.
+    # Most tokens on a device at a time: accumulation grows to keep to this number. 0: no limit.
     max_device_tokens: int = number(0, at_least=0)
 
 
@@ -175,7 +175,7 @@ class OptimizerConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):
-    """The devices along each axis; -1, for one axis, means all remaining devices."""
+    """The devices along each axis; -1, for a single axis, means all remaining devices."""
 
     data: int = number(-1, at_least=1, or_all=-1)  # splits the batch
     fsdp: int = number(1, at_least=1, or_all=-1)  # splits the batch, the parameters and the optimizer state
@@ -187,7 +187,7 @@ class EvalConfig(Section):
     """Validations during training, and the dtype of every evaluation."""
 
     every_steps: int = number(200, at_least=0)  # updates between validations at train_length; 0: only at the end
-    max_tokens: int = number(65_536, at_least=1, or_all=-1)  # of valid that a validation during training scores
+    max_tokens: int = number(65_536, at_least=1, or_all=-1)  # of valid in a validation during training
     batch_tokens: int = number(16_384, at_least=1, at_most=INT32)  # tokens per device in an evaluation batch
     # Of the products, whatever model.dtype is: the paper trained in float16 and evaluated in float32. bfloat16 takes
     # less memory, and is less exact.
@@ -196,11 +196,11 @@ class EvalConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Section):
-    """Checkpoints, which are saved at the end, after the best validation so far, and as often as this says."""
+    """Checkpoints, which are saved at the end, after the best validation so far, and at these intervals."""
 
     every_steps: int = number(200, at_least=0)  # updates; 0: never
     every_minutes: float = number(10.0, at_least=0.0)  # 0: never
-    keep: int = number(1, at_least=1)  # latest checkpoints kept besides the best; one more if the best is among them
+    keep: int = number(1, at_least=1)  # latest checkpoints kept besides the best; another if the best is among them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Config(Section):
     seed: int = number(0, at_least=0, at_most=2**32 - 1)  # of initialization, dropout and the order of training blocks
     train_length: int = number(128, at_least=1, at_most=INT32)  # tokens of a training sequence (the paper's L)
     position: str = "alibi"  # a name from alibi.positions.METHODS, or package.module:Class
-    imported_from: str = ""  # SHA-256 of the checkpoint that scripts/import_fairseq.py made the run of
+    imported_from: str = ""  # SHA-256 of the checkpoint from which scripts/import_fairseq.py made the run
     init_from: str = ""  # work directory of a run whose latest parameters this run starts with; train.py --init_from
     # Options of the position method, by the names of its class's fields (alibi/positions).
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -260,7 +260,7 @@ def check_key(key: str) -> str:
 
 
 def read_value(key: str, value: Any) -> Any:
-    """Returns the value of a config key, or the value that a text writes, as the type of the key.
+    """Returns the value of a config key, or the value of a text, as the type of the key.
 
     Raises:
       ValueError: an unknown key, or a value of another type or out of the key's range.
@@ -278,7 +278,7 @@ def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
       changes: values, or texts of values, by dotted key.
 
     Raises:
-      ValueError: an unknown key, or a value that is refused.
+      ValueError: an unknown key, or a refused value.
     """
     sections: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():

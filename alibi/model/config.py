@@ -1,4 +1,4 @@
-"""The functions and types that the names in the config's section `model` choose."""
+"""The functions and types behind the names in the config's section `model`."""
 
 import functools
 from collections.abc import Callable
@@ -22,7 +22,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 @functools.singledispatch
 def attention_options(config: ModelConfig, sharding: Any) -> AttentionOptions:
-    """Returns how the layers compute attention on devices over which its inputs lie by `sharding`."""
+    """Returns the options of the layers' attention, whose inputs lie on the devices by `sharding`."""
     # Only the dense formula can be differentiated in any way.
     plain = config.products == "plain" and config.attention == "auto"
     return AttentionOptions(

@@ -8,10 +8,10 @@ from typing import Any
 from alibi.config import Config, flatten
 from alibi.storage.files import is_address
 
-# Keys, and sections with a dot, that decide how a run is computed and watched, not its results.
+# Keys, and sections with a dot: they decide how a run is computed and watched, not its results.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
-# Keys that enter the hash only if they differ from their default, so that a new key changes no hash.
+# Keys whose default is left out of the hash: a new key changes no hash.
 HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "model.logit_scale",
                  "model.max_position", "data.document_end", "data.tokenizer_train_bytes",
                  "data.passkey_distance")  # fmt: skip
@@ -24,7 +24,7 @@ def may_differ(key: str) -> bool:
 
 
 def config_hash(config: Config) -> str:
-    """Returns twelve hex digits that are equal for configs of the same run."""
+    """Returns twelve hex digits, equal for configs of the same run."""
     leaves = defining(config)
     hashed = {key: value for key, value in leaves.items() if key not in HASHED_IF_SET or value != _DEFAULTS[key]}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:12]
@@ -37,7 +37,7 @@ def evaluation_hash(config: Config) -> str:
 
 
 def defining(config: Config) -> dict[str, Any]:
-    """Returns the values that decide a run's results, by dotted key."""
+    """Returns the values of all keys that decide a run's results, by dotted key."""
     leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
     leaves["data.tokenizer_file"] = ""  # its place may change; `RunDirectory.claim` compares its content
     if leaves["init_from"] and not is_address(leaves["init_from"]):

@@ -199,12 +199,12 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi
         (
             "eval_extrapolation.py",
             ["--context_windows=1"],
-            "--context_windows=1 is of --context_use; add that, or leave it out",
+            "--context_windows=1 is for --context_use",
         ),
         (
             "eval_extrapolation.py",
             ["--split=tset", "--text_file=mine.txt"],
-            "--split=tset is of each run's own corpus and --text_file=mine.txt another text; give one of them",
+            "--split=tset names a split",
         ),
     ],
 )
