@@ -22,7 +22,7 @@ _TEXT_FILE = flags.DEFINE_string(
 )
 _DUMP_NLL = flags.DEFINE_bool("dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz")
 _CONTEXT_USE = flags.DEFINE_bool(
-    "context_use", False, "also score the same tokens at each length, to measure the gain of a longer context"
+    "context_use", False, "also score the same tokens at each length: the gain of a longer context"
 )
 _CONTEXT_WINDOWS = flags.DEFINE_integer(
     "context_windows", None, f"for --context_use: windows whose last tokens are scored; default: {CONTEXT_WINDOWS}"
@@ -33,13 +33,11 @@ command_line.define_host_flags()
 def _check_flags() -> None:
     """Raises ValueError for a flag that would be ignored."""
     if _CONTEXT_WINDOWS.value is not None and not _CONTEXT_USE.value:
-        raise ValueError(
-            f"--context_windows={_CONTEXT_WINDOWS.value} is for --context_use; add --context_use, or leave it out"
-        )
+        raise ValueError(f"--context_windows={_CONTEXT_WINDOWS.value} is for --context_use; add it, or leave both out")
     if _SPLIT.present and _TEXT_FILE.value:
         raise ValueError(
-            f"--split={_SPLIT.value} names a split of each run's own corpus, --text_file={_TEXT_FILE.value} another text; "
-            "give one of them"
+            f"--split={_SPLIT.value} names a split of each run's own corpus, --text_file={_TEXT_FILE.value} another "
+            "text; give one of them"
         )
 
 

@@ -25,7 +25,7 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "place of the run's checkpoints, metrics and config; may be gs://BUCKET/PATH"
 )
 _INIT_FROM = flags.DEFINE_string(
-    "init_from", None, "work directory of a run whose latest parameters this run starts with; give it again to go on"
+    "init_from", None, "work directory of a run whose latest parameters this run starts with; also to go on"
 )
 _PLAN = flags.DEFINE_bool(
     "plan", False, "print memory and time of the run on --devices of --device_kind, and train nothing"

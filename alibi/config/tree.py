@@ -73,7 +73,7 @@ class ModelConfig(Section):
     # zero at first, and no target of a tail.
     padding_rows: bool = False
     dtype: str = choice("float32", DTYPES)  # of the products; parameters are float32
-    # Layers run as a loop over their parameters: 24 compile as fast as a single layer, few gain nothing and a step takes
+    # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a step takes
     # up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it; initial parameters differ.
     scan_layers: bool = False
     products: str = choice("auto", ("auto", "plain"))  # plain: no platform's tricks in products, norms and attention
