@@ -2,13 +2,11 @@
 
 import atexit
 import gc
-import logging
 import os
 import pathlib
 import random
 import shutil
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 
 # Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's own cache.
@@ -61,24 +59,6 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture(scope="session")
-def s3_bucket() -> Iterator[str]:
-    """The address of a bucket of an S3 server on this machine, which the environment names to commands too."""
-    from moto.server import ThreadedMotoServer  # takes a second to import
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    endpoint = "http://{}:{}".format(*server.get_host_and_port())
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ({"AWS_ENDPOINT_URL": endpoint} | keys).items():
-            patch.setenv(name, value)
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
-        yield "s3://bucket"
-    server.stop()
 
 
 @pytest.fixture(scope="session")

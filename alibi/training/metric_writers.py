@@ -61,7 +61,9 @@ def check_writers(config: Config) -> None:
 def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWriter]:
     """Returns the writers that `config` names, for a run that goes on after update `step`."""
     writers: list[MetricWriter] = [JsonLines(run, step)]
-    if config.log.tensorboard:
+    if config.log.tensorboard and is_address(run.path):
+        print_line(f"TensorBoard's files need a directory, and {run} is an address: none are written")
+    elif config.log.tensorboard:
         writers.append(TensorBoard(run, step))
     if config.log.wandb or config.log.trackio:
         known = tracked(run, config.log.project)
