@@ -1,4 +1,4 @@
-"""The one entry to attention with a position bias, for every backend, on one device or several."""
+"""The entry to attention with a position bias, for every backend and any number of devices."""
 
 import dataclasses
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def attend(
     mode; with backend="reference" any number of times and in forward mode too.
 
     Args:
-      query, key, value: arrays of one dtype, which the result has too. With fewer key heads than query heads,
+      query, key, value: arrays of the same dtype, as the result. With fewer key heads than query heads,
         groups of query heads share a key head.
       slopes: ALiBi's slope m of each head; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
       bias: the bias added to the scaled logits, or None.
@@ -65,10 +65,10 @@ def attend(
       mask: True if a query may see a key, besides `causal`, `segment_ids` and `window`.
       dropout_rate, dropout_rng, broadcast_dropout: dropout of the weights, as in Flax; without a key there is none.
       precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.
-      skip_epsilon: the share of a query's attention weights that may be lost to keys out of reach of a `bounded`
+      skip_epsilon: the largest share of a query's attention weights lost to keys out of reach of a `bounded`
         bias. With 0 only weights that float32 rounds to zero are left out, and the result is the same bit by bit;
         with None nothing is left out. `blocked` and `decoding` use it, see `alibi.attention.skipping`. Heads that are
-        computed together, as on several devices without `sharding`, leave out the keys that all of them can.
+        computed together, as on several devices without `sharding`, leave out only keys out of reach for all of them.
       key_norm: for each sequence and head an upper bound of the norms of its keys, not finite if a key or value is
         not. `decoding` uses it; without it, `decoding` reads all keys to find it.
       sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several devices, such as
@@ -81,8 +81,8 @@ def attend(
 
     Raises:
       ValueError: shapes that don't fit; slopes or a bias with another number of heads; both slopes and bias; an
-        unknown backend or one that can't do the call; a window below 1; a skip_epsilon out of range; a known negative
-        slope with a skip_epsilon above 0; a sharding that splits lengths or features, or of another kind.
+        unknown or unable backend; a window below 1; a skip_epsilon out of range; a known negative
+        slope with a skip_epsilon above 0; a sharding of lengths or features, or of another kind.
     """
     heads, q_length, k_length = query.shape[-2], query.shape[-3], key.shape[-3]
     if slopes is not None and bias is not None:
@@ -166,8 +166,8 @@ def on_each_device(
 ) -> Float[Array, "batch q heads value_dim"]:
     """Computes each device's own part of the call by `compute` (`jax.shard_map`).
 
-    Each device gets the part of the bias for its sequences and heads; gradients of the parts that
-    several devices share are summed. `sharding` comes from `fitting_sharding`.
+    Each device gets the part of the bias for its sequences and heads; gradients of shared
+    parts are summed. `sharding` comes from `fitting_sharding`.
     """
     over_batch, _, over_heads, _ = sharding.spec
     split: dict[str, Any] = {name: getattr(call, name) for name in HEADS}

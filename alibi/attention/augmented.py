@@ -170,7 +170,7 @@ def by_splash(
 
 
 def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
-    """Returns queries and keys with their columns in front, so that large products cancel before small are added."""
+    """Returns queries and keys with their columns in front, to cancel large products before small ones are added."""
     widened = []
     for x, columns in zip((query, key), bias_columns(slopes, query.shape[1]), strict=True):
         # Cast after broadcasting, so that the gradient of the slopes is summed over the batch in float32.
@@ -195,7 +195,7 @@ def _kernel_width(head_dim: int, value_dim: int) -> int:
 
 
 def _cudnn_width() -> int:
-    """Returns the features of the widest head that cuDNN takes: 256 from compute capability 9.0 on, else 128."""
+    """Returns the features of cuDNN's widest head: 256 from compute capability 9.0 on, else 128."""
     return 256 if _compute_capability() >= 9.0 else 128
 
 

@@ -1,4 +1,4 @@
-"""The backends of attention, and the table by which `auto` chooses one: the only place that knows platforms."""
+"""The backends of attention, and the table by which `auto` chooses: only here platforms decide."""
 
 import dataclasses
 import math
@@ -23,14 +23,14 @@ REASONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """One way to compute a call.
+    """A way to compute a call.
 
     Attributes:
       run: computes it.
-      features: those of `REASONS` that it has.
+      features: the features of `REASONS` it has.
       cannot: returns, in one sentence, another reason why it can't do a call, or the empty string.
       shares_heads: whether it takes fewer key than query heads; for other backends keys and values are repeated.
-      one_query: whether it computes only calls with one query for each sequence, so that no model can choose it.
+      one_query: whether it computes only calls with a single query for each sequence, so no model can choose it.
     """
 
     run: Callable[[AttentionCall], Array]
@@ -52,13 +52,13 @@ OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.o
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One row of the table by which `auto` chooses a backend: the first row that fits is taken.
+    """A row of the table by which `auto` chooses a backend: it takes the first fitting row.
 
     Attributes:
       platforms: the platforms of the row.
       when: the condition in words.
       applies: the condition.
-      backend: the backend that computes the call, if it can.
+      backend: the backend, taken if it can do the call.
       reason: why, and whether it was measured.
     """
 
@@ -142,7 +142,7 @@ def refusal(name: str, call: AttentionCall) -> str:
 
 
 def choose(call: AttentionCall) -> str:
-    """Returns the name of the backend that `auto` takes for `call` on the platform of its options."""
+    """Returns the backend of `auto` for `call` on the platform of its options."""
     fitting = (rule for rule in RULES if call.options.platform in rule.platforms and rule.applies(call))
     return next(rule.backend for rule in fitting if not refusal(rule.backend, call))
 
@@ -151,7 +151,7 @@ def compute(call: AttentionCall, name: str) -> Array:
     """Computes the call by the backend `name`.
 
     Raises:
-      ValueError: an unknown backend, or one that can't do the call.
+      ValueError: an unknown or unable backend.
     """
     if name not in BACKENDS:
         raise ValueError(f"unknown attention backend {name!r}; use auto, {', '.join(BACKENDS)}")

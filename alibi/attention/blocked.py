@@ -35,7 +35,7 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
 
     Nothing of the size `[q, k]` is ever held: neither the logits nor their bias nor, for
     the backward pass, the weights. Tiles hidden by the causal mask or a window are not computed, nor
-    are tiles that a bounded bias proves to be without influence, see `alibi.attention.skipping`.
+    are tiles without influence by the proof of a bounded bias, see `alibi.attention.skipping`.
     """
     *batch, q_length, heads, _ = call.query.shape
     tiling = make_tiling(call)

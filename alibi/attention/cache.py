@@ -113,7 +113,7 @@ class Reading(flax.struct.PyTreeNode):
 
 
 class KeyValues(flax.struct.PyTreeNode):
-    """The cache of one layer.
+    """The cache of a layer.
 
     Attributes:
       key: `[batch, slots, heads, head_dim]`, after `PositionMethod.keys`: rotary's keys are rotated already.
@@ -159,7 +159,7 @@ class KeyValues(flax.struct.PyTreeNode):
 def norm_of_all(
     key: Float[Array, "*batch k heads head_dim"], value: Float[Array, "*batch k heads value_dim"]
 ) -> Float[Array, "*batch heads"]:
-    """Returns the largest norm of each head's keys; NaN if a key or value is not finite, so that nothing is skipped."""
+    """Returns the largest norm of each head's keys; NaN, to skip nothing, if a key or value is not finite."""
     norm = jnp.linalg.norm(lax.stop_gradient(key).astype(jnp.float32), axis=-1)
     # Sums, since XLA's maximum may pass over NaN.
     sums = norm.sum(axis=-2) + lax.stop_gradient(value).astype(jnp.float32).sum(axis=(-3, -1))

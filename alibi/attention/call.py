@@ -1,4 +1,4 @@
-"""One call of attention as every backend gets it: its arguments, with their defaults filled in, and their checks."""
+"""A call of attention as every backend gets it: its arguments, with defaults filled in, and their checks."""
 
 import contextlib
 import contextvars
@@ -68,7 +68,7 @@ class AttentionCall:
     """The arguments of `alibi.attention.attend`, which explains them.
 
     Attributes:
-      ascending: positions that are known only at run time rise from token to token in each sequence, and the queries
+      ascending: positions known only at run time rise from token to token in each sequence, and the queries
         stand at the last keys.
       devices: the number of devices the compiler may split the arrays over; 1 inside `jax.shard_map`.
     """
@@ -125,7 +125,7 @@ class AttentionCall:
 
     @property
     def features(self) -> set[str]:
-        """The features in use that not every backend has: "weights", "dropout", "masks", "added values"."""
+        """The features in use among those some backends lack: "weights", "dropout", "masks", "added values"."""
         used = {
             "weights": self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None,
             "dropout": self.drops,

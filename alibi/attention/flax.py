@@ -22,7 +22,7 @@ AttentionFn = Callable[..., Array]
 
 
 class Cached(NamedTuple):
-    """The cache of one layer while new tokens go through it.
+    """The cache of a layer while new tokens go through it.
 
     Attributes:
       variable: the layer's Flax variable, which holds its `KeyValues`, or None while the cache is being made.
@@ -49,7 +49,7 @@ def alibi_attention_fn(
     The layer is used as it is, with or without batch dimensions, masks, attention dropout,
     mixed precision and `decode=True`. With fewer queries than keys, the last query
     stands at the last key (bottom-right aligned). A single query with a mask, as Flax gives it
-    in decoding, stands at the last key that it sees. On several hosts, call it after
+    in decoding, stands at its last visible key. On several hosts, call it after
     `jax.distributed.initialize`, since it makes arrays.
 
     Args:
@@ -61,8 +61,8 @@ def alibi_attention_fn(
         ends at the last key the mask shows, so a mask must not hide the newest key.
 
     Returns:
-      A function of (query, key, value) `[*batch, length, heads, head_dim]` and of every
-      keyword that Flax passes.
+      A function of (query, key, value) `[*batch, length, heads, head_dim]` and of Flax's
+      keywords.
 
     Raises:
       ValueError: from `alibi.alibi_slopes`; from the function, a layer with another number of heads, and as `attend`.
@@ -98,7 +98,7 @@ def method_attention_fn(
     """Returns any position method as an `attention_fn`, for a layer whose input is `x`, with or without a cache.
 
     Args:
-      params: the parameters that the method shares between layers, and those of this layer.
+      params: the method's parameters, shared between layers and of this layer.
       query_positions: positions of the queries, which belong to the last tokens of `x`.
       key_positions: positions of all tokens of `x`.
       segment_ids, options: see `alibi.attention.attend`.
@@ -156,7 +156,7 @@ def method_attention_fn(
 
 
 def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> AttentionFn:
-    """Returns `compute(query, key, value, is_causal, fields of an AttentionCall)` as a function that Flax can call."""
+    """Returns `compute(query, key, value, is_causal, fields of an AttentionCall)` as an `attention_fn`."""
 
     # Flax passes only the keywords that this signature names, so it names each of them:
     # **kwargs would silently lose dropout, dtype and precision.
@@ -198,7 +198,7 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
 
 
 def _bottom_right_positions(query: Array, key: Array, mask: Array | None) -> tuple[KnownPositions, KnownPositions]:
-    """Returns positions of queries and keys for a layer that gives none: the queries stand at the last keys."""
+    """Returns positions of queries and keys for a layer without positions: the queries stand at the last keys."""
     q_length, key_positions = query.shape[-3], np.arange(key.shape[-3])
     if q_length == 1 and mask is not None:
         # In decoding Flax's cache index is out of sight, but the mask ends there. (Without a window any position

@@ -30,7 +30,7 @@ def reference_attention(
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Returns softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper, section 3).
 
-    A bias that adds to the values is added to the result. Logits, bias and softmax are float32 whatever the dtype
+    A bias with added values changes the result too. Logits, bias and softmax are float32 whatever the dtype
     of the inputs; the result has the dtype of `value`. A query without visible keys gives zeros.
 
     Args:

@@ -1,7 +1,7 @@
 """The proof by which a bounded bias lets attention leave out tiles.
 
 Before its bias no logit of a query exceeds U, the query's norm times the largest norm of a
-key, over sqrt(head_dim). Let l be the biased logit of the nearest key that the query sees: the
+key, over sqrt(head_dim). Let l be the biased logit of the nearest visible key: the
 largest logit of its row is at least l. A `bounded` bias gives two numbers for each block
 of keys: b, the most it adds to a logit there (`upper_bound`), and s, the most that
 the sum of exp(bias) over the block can be (`log_sum_bound`). So with the excess x = U - l,
@@ -58,7 +58,7 @@ class Nearest(NamedTuple):
 def key_excess(call: AttentionCall, nearest: Nearest, tiling: Tiling) -> Float[Array, "batch heads q_blocks"]:
     """Returns the excess x = U - l of the proof above, the largest in each block of queries, rounding included.
 
-    It is infinite, so that nothing is skipped, if an input is not finite: for the whole head
+    It is infinite, to skip nothing, if an input is not finite: for the whole head
     of a key or value, for the own block of a query.
     """
     q, k, v = (lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value))
@@ -94,7 +94,7 @@ def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_o
 
 
 def key_ranges(call: AttentionCall, tiling: Tiling, sides: Sides) -> Int[Array, "groups q_blocks two"]:
-    """Returns the first block of keys that each group and block of queries needs, and the block after the last."""
+    """Returns the first block of keys needed by each group and block of queries, and the block after the last."""
     needed = tiles_needed(call, tiling, sides)
     grouped = (tiling.batch_groups, tiling.batch_group, tiling.head_groups, tiling.head_group)
     needed = needed.reshape(*grouped, *needed.shape[-2:]).any(axis=(1, 3)).reshape(-1, *needed.shape[-2:])
@@ -117,7 +117,7 @@ def computed_ranges(call: AttentionCall) -> Int[np.ndarray, "groups q_blocks two
 
 
 def skipped_share(call: AttentionCall) -> float:
-    """Returns the share of the tiles shown by causal mask and window that `blocked` skips by the bias."""
+    """Returns the share of tiles skipped by the bias, among the tiles shown by causal mask and window."""
     everything = dataclasses.replace(call, options=dataclasses.replace(call.options, skip_epsilon=None))
     computed, shown = (np.diff(computed_ranges(of), axis=-1).sum() for of in (call, everything))
     return 1.0 - float(computed / shown)

@@ -78,7 +78,7 @@ class Tiling:
 
     @property
     def padding(self) -> tuple[int, int]:
-        """The numbers of queries and keys that fill up the last blocks."""
+        """The numbers of queries and keys of padding in the last blocks."""
         return self.q_blocks * self.q_block - self.q_length, self.k_blocks * self.k_block - self.k_length
 
     def first_of_group(self, index: Any) -> tuple[Any, Any]:
@@ -126,7 +126,7 @@ def make_tiling(call: AttentionCall) -> Tiling:
 def _at_once(count: int, fitting: int, devices: int) -> int:
     """Returns how many of `count` batch entries or heads to compute together: a divisor of it, at most `fitting`.
 
-    If several devices share them it is all, since a loop over an array that is split over devices would gather it.
+    If several devices share them it is all, since a loop over a split array would gather it.
     """
     if devices > 1:
         return count
@@ -177,7 +177,7 @@ def put_group(
 ) -> Float[Array, "batch length heads features"]:
     """Returns `whole` with a group in its place, without the padding: the inverse of `take_group`.
 
-    A loop that carries `whole` changes it in place. If there is one group, it is the whole.
+    A loop carrying `whole` changes it in place. A single group is the whole.
     """
     group = group[:, :, : whole.shape[1]].transpose(0, 2, 1, 3).astype(whole.dtype)
     if tiling.groups == 1:
@@ -187,7 +187,7 @@ def put_group(
 
 
 class Tile(NamedTuple):
-    """One block of queries against one block of keys, of a group's batch entries and heads.
+    """A block of queries against a block of keys, of a group's batch entries and heads.
 
     Attributes:
       q_block, k_block: the numbers of the blocks; they may be traced.

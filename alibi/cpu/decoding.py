@@ -1,4 +1,4 @@
-"""Attention of one query for each sequence, as in decoding: it reads only the keys in reach of the bias."""
+"""Attention of a single query for each sequence, as in decoding: it reads only keys in reach of the bias."""
 
 import functools
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ def decoding_attention(call: AttentionCall) -> Float[Array, "*batch one heads va
 
 
 class _Static(NamedTuple):
-    """The fields of a call that are no arrays."""
+    """The static fields of a call."""
 
     causal: bool
     precision: lax.PrecisionLike
@@ -108,7 +108,7 @@ def attended_and_blocks(
 
 
 def _positions(call: AttentionCall, batch: int) -> tuple[Int[Array, "batch one"], Int[Array, "batch heads_or_1 k"]]:
-    """Returns the position of each sequence's query and of its keys; `HIDDEN` for a key that a head doesn't see."""
+    """Returns the position of each sequence's query and of its keys; `HIDDEN` for a key hidden from a head."""
     k_length, batch_dims = call.key.shape[-3], call.query.shape[:-3]
     # Signed, since differences of unsigned positions would wrap around.
     of_query, of_keys = (jnp.asarray(side, jnp.int32) for side in (call.query_positions, call.key_positions))
@@ -149,7 +149,7 @@ class _Head(NamedTuple):
 
 
 class _Cache(NamedTuple):
-    """The arrays that all heads of all sequences read, `block` keys at a time."""
+    """The arrays read by all heads of all sequences, `block` keys at a time."""
 
     key: Float[Array, "batch k kv_heads head_dim"]
     value: Float[Array, "batch k kv_heads value_dim"]
@@ -166,7 +166,7 @@ class _Cache(NamedTuple):
 
         Args:
           left: `weight_left` of each block.
-          last: the last block with a key that the head sees.
+          last: the last block with a visible key.
         """
         epsilon = self.call.options.skip_epsilon
         bias = self.bias.cut(Part((index.batch, 1), (index.head, 1), (0, 1)))

@@ -21,7 +21,7 @@ Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """How a model multiplies and normalizes: the only place that chooses its code by the platform.
+    """How a model multiplies and normalizes: the only place to choose its code by the platform.
 
     Attributes:
       plain: only functions of JAX and Flax, which are differentiable in forward mode too.
@@ -45,8 +45,8 @@ class Products:
         """Returns `norm(x)` for a norm over features, such as Flax's.
 
         On CPUs the gradient of layer norm takes a tenth of the time on `[rows, features]` if the first
-        dimension is 1, as for a single long sequence, and else about the same. (On several devices
-        that split the length, it would gather the length; so accelerators get `x` as it is.)
+        dimension is 1, as for a single long sequence, and else about the same. (On several devices,
+        it would gather a split length; so accelerators get `x` as it is.)
         """
         return norm(x.reshape(-1, x.shape[-1])).reshape(x.shape) if self.flat_norms else norm(x)
 

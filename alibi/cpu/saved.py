@@ -33,12 +33,12 @@ LEAST_ROWS, MOST_ROWS = 64, 192  # queries of a block, but for the last, which m
 
 
 class QueryBlock(NamedTuple):
-    """Queries that are computed together.
+    """Queries computed together.
 
     Attributes:
       start, stop: the first query, and the query after the last.
       own: the key at the position of the first query.
-      seen: the number of keys, from the first on, that the last query sees.
+      seen: the number of visible keys of the last query, from the first key on.
     """
 
     start: int
@@ -75,7 +75,7 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
 
     Each block of queries is multiplied with the keys up to the block's end, so that half or
     more of the logits above the diagonal are never computed, nor is their bias. The exponentials of the logits are
-    kept for the backward pass, in memory that grows with the square of the length. Their product with
+    kept for the backward pass, in memory of the square of the length. Their product with
     the values is divided by their sums, not they themselves, since it is smaller. All is
     computed in float32, as CPUs do with half precision anyway; only the exponentials are kept
     in the dtype of `value`. No dimension may have the size zero.
@@ -103,7 +103,7 @@ def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlo
 
 
 def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
-    """Returns the bias of each block of queries and its keys, `[*batch, heads, q, k]`, or one row for all queries."""
+    """Returns the bias of each block of queries and its keys, `[*batch, heads, q, k]`, or a row for all queries."""
     # The barrier is for the backward pass: XLA would else add up the gradients of all blocks again in each kernel that
     # uses the sum.
     bias = lax.optimization_barrier(call.bias)
@@ -150,7 +150,7 @@ def _forward(
 
 
 def _forward_saving(query: Any, key: Any, value: Any, biases: Any, settings: _Settings) -> tuple[Array, tuple]:
-    """Returns `_forward`'s results for inputs that tell if their gradients are wanted (`perturbed`)."""
+    """Returns `_forward`'s results for inputs with their `perturbed`: whether gradients are wanted."""
     added = tuple(bias.value for bias in biases)
     out, saved = _forward(query.value, key.value, value.value, added, settings)
     # None if the gradient of the bias is not wanted; else arrays of its shape, by which its gradient is summed.
