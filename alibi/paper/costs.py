@@ -31,7 +31,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of one command; `hours` are hours of one device."""
+    """The cost of a command; `hours` are hours of a single device."""
 
     tokens: int
     flops: float
@@ -39,7 +39,7 @@ class Cost:
 
 
 def training_cost(run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None) -> Cost:
-    """Returns the cost of the whole training; its hours follow from `tokens_per_second` if that is known."""
+    """Returns the cost of the whole training; its hours follow from `tokens_per_second` if given."""
     tokens = run.config.train.steps * run.config.train.batch_tokens
     flops = tokens * training_flops(run.config, vocab_size)
     return Cost(tokens, flops, tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops))
@@ -164,7 +164,7 @@ def describe_text(reproduction: Reproduction) -> Text:
 
 @functools.cache
 def paper_speeds() -> dict[tuple[str, int], float]:
-    """Returns words per second in training on one V100 (table 1), by position method and train length."""
+    """Returns words per second in training on a V100 (table 1), by position method and train length."""
     table, found = Reproduction(1, "paper", pathlib.Path()), {}
     for (row, column), quantity in table.quantities.items():
         speed = parse_printed(table.paper.rows[row][table.definition.labels + column])

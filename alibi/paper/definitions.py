@@ -49,7 +49,7 @@ POSITIONS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "A
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained model, by the properties that the tables vary; lengths in tokens, at the paper's scale."""
+    """A trained model, by the properties varied in the tables; lengths in tokens, at the paper's scale."""
 
     position: str  # a name from alibi.positions.METHODS
     train_length: int  # the paper's L
@@ -58,7 +58,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """The number of one cell; lengths in tokens, at the paper's scale."""
+    """The number of a cell; lengths in tokens, at the paper's scale."""
 
     model: Model
     kind: Kind = tables.PERPLEXITY
@@ -97,7 +97,7 @@ CellRule = Callable[[Mapping[str, str], str], Quantity | None]
 
 @dataclasses.dataclass(frozen=True)
 class TableDefinition:
-    """One table."""
+    """A table: its setting, its cells, and the layout of its figure."""
 
     title: str
     setting: str  # the corpus and model, a name from `alibi.paper.settings`

@@ -1,4 +1,4 @@
-"""A table of the paper at one scale: the sweep that makes its numbers, and its directories."""
+"""A table of the paper at a scale: the sweep for its numbers, and its directories."""
 
 import functools
 import hashlib
@@ -17,8 +17,8 @@ from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 class Reproduction:
     """Table `number` of the paper at `scale`, in `workdir`, a directory or gs://BUCKET/PATH.
 
-    Tables of one setting, files and overrides keep their runs in one directory under the same names, so that shared
-    runs are trained and evaluated once.
+    Tables of one setting, files and overrides share a directory and the names of their runs, so that shared runs are
+    trained and evaluated once.
 
     Args:
       files: the user's text files by split, in place of the setting's own text.
@@ -51,7 +51,7 @@ class Reproduction:
 
     @functools.cached_property
     def quantities(self) -> dict[tuple[int, int], Quantity]:
-        """The quantity of each cell that this project can measure, by row and column after the labels."""
+        """The quantity of each measurable cell, by row and column after the labels."""
         first, found = self.definition.labels, {}
         for row, cells in enumerate(self.paper.rows):
             named = dict(zip(self.paper.columns, cells, strict=True))
@@ -74,7 +74,7 @@ class Reproduction:
         return make_sweep(definition, title=f"Table {self.number} ({self.setting.scale} scale)")
 
     def _run_of(self, model: Model) -> dict[str, Any]:
-        """Returns a sweep's entry: an evaluation for each stride and split, at all lengths that some cell needs."""
+        """Returns a sweep's entry: an evaluation for each stride and split, at all lengths of its cells."""
         windows: dict[tuple[int | None, str], set[int]] = {}
         for quantity in self.quantities.values():
             if quantity.model == model and quantity.eval_length:
@@ -98,7 +98,7 @@ class Reproduction:
 
 
 def _suffix(files: Mapping[str, str], overrides: str) -> str:
-    """Returns the end of a directory's name: short overrides that change a run, and a hash of files."""
+    """Returns the end of a directory's name: short overrides of a run, and a hash of files."""
     parts = sorted(part.strip() for part in overrides.split(",") if part.strip())
     parts = [part for part in parts if not may_differ(part.partition("=")[0])]
     suffix = re.sub(r"[^\w.=+-]", "_", "-" + ",".join(parts)) if parts else ""

@@ -70,7 +70,7 @@ def compare_with_paper(reproduction: Reproduction) -> Comparison:
 
 
 def _rows(reproduction: Reproduction) -> dict[Quantity, Row]:
-    """Returns the row of each quantity with an evaluation length that was evaluated, in the order of the table."""
+    """Returns the row of each evaluated quantity, in the order of the table."""
     trained = {run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in reproduction.sweep.runs}
     # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
     found = latest(
@@ -90,7 +90,7 @@ def _rows(reproduction: Reproduction) -> dict[Quantity, Row]:
 
 
 def _reference(reproduction: Reproduction, row: int, column: int) -> tuple[int, int]:
-    """Returns the cell to which a cell's ratio is taken, see `TableDefinition.reference`."""
+    """Returns the reference of a cell's ratio, see `TableDefinition.reference`."""
     known, definition, paper = reproduction.quantities, reproduction.definition, reproduction.paper
     if definition.reference == "row":
         return min(cell for cell in known if cell[0] == row)

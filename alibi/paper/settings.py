@@ -15,7 +15,7 @@ _LENGTH = re.compile(r"(^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A corpus and a model at one scale."""
+    """A corpus and a model at a scale."""
 
     name: str  # also of the directory of its runs
     scale: str  # of SCALES

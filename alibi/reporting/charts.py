@@ -89,7 +89,7 @@ def length_figure(panel: Panel) -> Spec:
 
 
 def named_lines(panel: Panel) -> Spec:
-    """Returns one chart of all lines of `panel`, each with its name at the right."""
+    """Returns a single chart of all lines of `panel`, each with its name at the right."""
     styles = style_numbers([series.position for series in panel.series])
     spec = length_chart(panel, {series.label: style for series, style in zip(panel.series, styles, strict=True)})
     lines = spec["layer"][-1]
@@ -209,7 +209,7 @@ def _length_values(series: Series) -> Iterable[dict[str, Any]]:
 
 
 def _domain(values: Sequence[Mapping[str, Any]], linear: float | None) -> list[float]:
-    """Returns the ends of an axis that shows all spreads, with a margin on both sides."""
+    """Returns the ends of an axis for all spreads, with a margin on both sides."""
     heights = [_height(value[end], linear) for value in values for end in ("low", "high")]
     heights += [0.0] if linear or not heights else []
     margin = 0.06 * (max(heights) - min(heights)) or 0.1
@@ -247,7 +247,7 @@ def train_lengths(panel: Panel) -> dict[int, str]:
 
 
 def perplexity_ticks(low: float, high: float) -> list[float]:
-    """Returns round values between `low` and `high`: the coarsest steps that give at least four."""
+    """Returns round values between `low` and `high`: at least four, with the coarsest steps."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     tenths, fiftieths = ([step / each for step in range(each, 10 * each)] for each in (10, 50))
     ticks: list[float] = []
@@ -282,7 +282,7 @@ def _looks(labels: Iterable[str], styles: Mapping[str, int]) -> dict[str, Spec]:
 
 
 def apart(*channels: str) -> Spec:
-    """Returns the resolution by which each part of a figure has scales of its own."""
+    """Returns the resolution that gives each part of a figure its own scales."""
     return {"scale": dict.fromkeys(channels, "independent")}
 
 

@@ -1,4 +1,4 @@
-"""Figures of one thing each, as Vega-Lite specifications: a table of the paper, passkeys, contexts, biases."""
+"""Figures of passkeys, tables of the paper, contexts and biases, as Vega-Lite specifications."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ LETTERS = 80  # of a legend below a figure, side by side
 
 
 def passkey_figure(table: Table) -> Spec:
-    """Returns the shares of keys that were found: a row for each run, a part for each length of windows."""
+    """Returns the shares of found keys: a row for each run, a part for each length of windows."""
     values = [
         {"run": heading_text(name), "window": length, "distance": distance, "share": part.mean, "text": part.text}
         for (name, length), cells in zip(table.labels, table.cells, strict=True)
@@ -63,7 +63,7 @@ def comparison_figure(comparison: Comparison, lines: str) -> Spec:
     """Returns the paper's numbers on the left and ours, of which there must be some, on the right.
 
     Args:
-      lines: "columns" or "rows": perplexities become lines over the length, which the other of the two holds; "bars":
+      lines: "columns" or "rows": perplexities become lines over the length in rows or columns; "bars":
         bars show each column's ratios to its references.
     """
     draw = _bars if lines == "bars" else lambda one, side: named_lines(_panel(one, lines, side))
@@ -73,7 +73,7 @@ def comparison_figure(comparison: Comparison, lines: str) -> Spec:
 
 
 def _panel(comparison: Comparison, lines: str, side: int) -> Panel:
-    """Returns the perplexities of one side as series over the lengths of their scale."""
+    """Returns the perplexities of a side as series over the lengths of their scale."""
     names, grid = comparison.header, [*zip(*comparison.side(side), strict=True)]
     headings = tuple(labels[0] for labels in comparison.labels)
     if lines == "rows":
@@ -189,7 +189,7 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
 
 
 def _context_labels(scorings: Sequence[Scoring]) -> list[str]:
-    """Returns the name of each line: its windows, and those of run, override, step and text that differ."""
+    """Returns the name of each line: its windows, and run, override, step and text if they differ."""
     about = [(of.run, of.override, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}") for of in scorings]
     differ = [len(set(words)) > 1 for words in zip(*about, strict=True)]
     strides = [f", stride {of.stride:,}" if of.mode == "sliding" else "" for of in scorings]
@@ -204,7 +204,7 @@ def _repeated(looks: Sequence[str], count: int) -> list[str]:
 
 
 def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: bool) -> Spec:
-    """Returns the additions to the logit of each query (row) and key (column) by head, and those of one query.
+    """Returns the additions to the logit of each query (row) and key (column) by head, and by distance.
 
     Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys that a causal mask
     hides are left white. Each head has its own colours from its least to its greatest number. Pictures of more than

@@ -1,4 +1,4 @@
-"""Rows of results grouped into panels, within which numbers may be compared, and the tables of these panels."""
+"""Panels of comparable results, grouped from rows, and their tables."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One method over the lengths: runs that differ in their seed only; cells by evaluation length in tokens."""
+    """A method over the lengths: runs that differ in their seed only; cells by evaluation length in tokens."""
 
     label: str
     position: str
@@ -62,7 +62,7 @@ class Panel:
 
 
 def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
-    """Groups `rows` into panels, in order of first appearance; a later row replaces an earlier one of its cell.
+    """Groups `rows` into panels, in order of first appearance; a later row of a cell replaces earlier rows.
 
     Each number has its ratio to the number of its series at the train length; the lowest of a column is marked.
     """
@@ -85,9 +85,9 @@ def measured_panels(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
 
 
 def series_names(rows: Iterable[Row]) -> dict[str, str]:
-    """Returns the name of each `Row.series` in tables and charts: without the keys that all runs share.
+    """Returns the name of each `Row.series` in tables and charts: without the keys shared by all runs.
 
-    Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if there is one only, and each key with the
+    Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if all have the same, and each key with the
     same value in all runs. Other names stay whole, and so do all names if the short ones would not be distinct.
     """
     rows = list(rows)
@@ -126,7 +126,7 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[R
 
 
 def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
-    """Returns the number of `rows`, one for each seed, or the reason that there is none."""
+    """Returns the number of `rows`, with a value for each seed, or the reason for its absence."""
     measured = [row for row in rows if row.is_measured]
     values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
     if values:
@@ -139,7 +139,7 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
 
 
 def build_table(panel: Panel) -> Table:
-    """Returns a table with one line per series and one column per length."""
+    """Returns a table with a line per series and a column per length."""
     return Table(
         caption=caption(panel),
         label_header=("run", "trained at L"),
@@ -151,7 +151,7 @@ def build_table(panel: Panel) -> Table:
 
 
 def passkey_table(rows: Iterable[Row]) -> Table | None:
-    """Returns a table with one line per series and length of windows, one column per distance of the key.
+    """Returns a table with a line per series and length of windows, a column per distance of the key.
 
     None if no row is about passkeys.
     """

@@ -1,6 +1,6 @@
-"""The rows of a directory: one file for each, rows/RUN/KEY.json, and results.jsonl, which is made from these files.
+"""The rows of a directory: a file for each, rows/RUN/KEY.json, and results.jsonl, made from these files.
 
-Evaluations that run at the same time write different files, or equal ones. A directory with results.jsonl alone is
+Concurrent evaluations write different files, or equal files. A directory with results.jsonl alone is
 read too; its lines go to rows/before.jsonl with the first new row.
 """
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_rows(directory: str | os.PathLike[str]) -> list[Row]:
-    """Returns all rows of a directory or address, the oldest first, and warns of damaged ones, which are left out."""
+    """Returns all rows of a directory or address, the oldest first; warns of damaged rows and leaves them out."""
     return _find(resolve(directory))[0]
 
 

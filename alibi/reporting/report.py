@@ -1,6 +1,6 @@
 """The report of a directory: results.jsonl, report.md, figures, tables for the terminal, and report.html.
 
-report.html is one page that needs nothing else: charts to switch and point at, sortable tables, runs. Vega-Lite's
+report.html is a page that needs no other file: charts to switch and point at, sortable tables, runs. Vega-Lite's
 JavaScript stands in the page; its policy forbids the browser every request.
 """
 
@@ -115,13 +115,13 @@ def write_report(
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:
-    """Returns a Markdown list of the reasons for failures by run, each on one line."""
+    """Returns a Markdown list of the reasons for failures by run, a line for each."""
     lines = (f"- {name}: {' '.join(reason.split())}\n" for name, reason in failures.items())
     return "Runs that failed:\n\n" + "".join(lines)
 
 
 def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
-    """Returns the losses that a run logged: their step, nats per token and split, "train" or "valid".
+    """Returns the logged losses of a run: their step, nats per token and split, "train" or "valid".
 
     Of a long run each point is the mean of neighbouring rows, weighted by their tokens.
     """
@@ -142,7 +142,7 @@ def _is_number(value: Any) -> bool:
 
 
 def differing(runs: Sequence[RunSource]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the config keys with one value in all runs, and the other keys of each run."""
+    """Returns the config keys with the same value in all runs, and the other keys of each run."""
     first = runs[0].config if runs else {}
     shared = {
         key: value
@@ -161,7 +161,7 @@ def _page(
     failures: Mapping[str, str],
     runs: Sequence[RunSource],
 ) -> str:
-    """Returns report.html; `measured` has the panels of each corpus, split and windows, one for each kind of number."""
+    """Returns report.html; `measured` has for each corpus, split and windows a panel of each kind of number."""
     specs: list[Spec] = []
     curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
@@ -206,7 +206,7 @@ def _page(
 
 @functools.cache
 def _javascript() -> str:
-    """Returns Vega-Lite, its dependencies and page.js in one piece."""
+    """Returns Vega-Lite, its dependencies and page.js as a single script."""
     import vl_convert  # half a second to import
 
     return vl_convert.javascript_bundle((HERE / "page.js").read_text(), vl_version="6.1").replace(
@@ -219,7 +219,7 @@ def _section(heading: str, *parts: str) -> str:
 
 
 def _checkboxes(styles: Mapping[str, int]) -> str:
-    """Returns a checkbox for each line of the charts, with its colour and marker, which is also their legend."""
+    """Returns a checkbox for each line of the charts, with its colour and marker: the legend of all charts."""
     if not styles:
         return ""
     boxes = "\n".join(
@@ -233,7 +233,7 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
 
 
 def _measured_section(kinds: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]) -> str:
-    """Returns a chart and a table of each kind of number in the same windows; one kind is shown at a time."""
+    """Returns a chart and a table of each kind of number in the same windows; a single kind is shown at a time."""
     panel = kinds[0]
     windows = "windows that don't overlap" if panel.stride is None else f"sliding windows, stride {panel.stride:,}"
     choices = "\n".join(
@@ -251,7 +251,7 @@ def _measured_section(kinds: Sequence[Panel], number: int, styles: Mapping[str, 
 
 
 def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
-    """Adds the chart to `specs`; returns its place, in which the page's script draws it."""
+    """Adds the chart to `specs`; returns its place, where the page's script draws it."""
     specs.append(on_page(spec))
     caption = html.escape(f"Point at a marker for its numbers. {note}".rstrip())
     place = f'<div class="chart" data-chart="{len(specs) - 1}"></div>'

@@ -1,4 +1,4 @@
-"""A row of results is one measurement and one line of results.jsonl; later rows replace earlier ones."""
+"""Rows: a measurement each, and a line of results.jsonl; later rows replace earlier rows."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ Parsed = TypeVar("Parsed")
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The devices that computed a row."""
+    """The kind and number of the devices of an evaluation."""
 
     kind: str
     count: int
@@ -44,7 +44,7 @@ class ContextUse:
 
     @property
     def tokens(self) -> "ContextUse":
-        """The fields that say which tokens are scored: gains can be compared only on the same tokens."""
+        """The fields that identify the scored tokens: gains can be compared only on the same tokens."""
         return dataclasses.replace(self, gain_nats=None, interval=None)
 
 
@@ -76,7 +76,7 @@ class Scoring:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One run at one evaluation length: the measurement and its results, None without a result."""
+    """A run at an evaluation length: the measurement and its results, None without a result."""
 
     run: str  # the name of its work directory
     position: str
@@ -112,7 +112,7 @@ class Row:
 
     @property
     def cell(self) -> tuple:
-        """The identity of the measurement: a run has one value for each cell, that of its last row."""
+        """The identity of the measurement: a run has a single value for each cell, from its last row."""
         distance = self.passkey.distance if self.passkey else None
         return (
             *(self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split),
@@ -144,7 +144,7 @@ class Row:
 
     @property
     def speed_of_device(self) -> float | None:
-        """Tokens per second of one device."""
+        """Tokens per second of a single device."""
         return self.tokens_per_second and self.tokens_per_second / (self.device.count if self.device else 1)
 
     @property
@@ -189,7 +189,7 @@ _JSON = {str: "text", bool: "true or false", int: "a whole number", float: "a nu
 
 
 def _parse(kind: type[Parsed], content: Any) -> Parsed:
-    """Returns the dataclass `kind` with the fields in `content`; ValueError if one is missing or of another type."""
+    """Returns the dataclass `kind` with the fields in `content`; ValueError if a field is missing or mistyped."""
     if not isinstance(content, Mapping):
         raise ValueError(f"a result row has {content!r:.60} where an object of {kind.__name__} is needed")
     values = {}
@@ -235,9 +235,9 @@ def read_rows(path: str | os.PathLike) -> list[Row]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Returns one row per cell, in order of first appearance: the last measured one, else the last error.
+    """Returns a row per cell, in order of first appearance: the last measured row, else the last error.
 
-    If runs of one name have different configs, only the rows of the last config count, so that they never mix.
+    If runs of the same name have different configs, only the rows of the last config count, so that they never mix.
     """
     rows = list(rows)
     configs = {row.run: row.config_hash for row in rows}
@@ -255,7 +255,7 @@ def _exp(nats: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """A result of an analysis of one NLL dump; `analysis` names the kind of its line."""
+    """A result of the analysis of an NLL dump; `analysis` names the kind of its line."""
 
     analysis: ClassVar[str]
 
@@ -288,7 +288,7 @@ class ByContext(Analysis):
 
 @dataclasses.dataclass(frozen=True)
 class ByPosition(Analysis):
-    """NLL of the tokens at one position in their windows, from 1: the window's inputs up to the token's own."""
+    """NLL of the tokens at a position in their windows, from 1: the window's inputs up to the token's own."""
 
     analysis = "by_position"
 
@@ -299,7 +299,7 @@ class ByPosition(Analysis):
 
 @dataclasses.dataclass(frozen=True)
 class GainShare:
-    """The share of a gain that falls on tokens of a range of contexts; None if the gain is uncertain."""
+    """The share of a gain on tokens of a range of contexts; None if the gain is uncertain."""
 
     context_from: int
     context_to: int
@@ -308,7 +308,7 @@ class GainShare:
 
 @dataclasses.dataclass(frozen=True)
 class EarlyTokenCurse(Analysis):
-    """The gain from blocks of one length to blocks of `longer_length`, and the share that fewer early tokens explain.
+    """The gain from blocks to blocks of `longer_length`, and the share explained by fewer early tokens.
 
     Shares are None if the gain may be half of its measured value, or chance: they could be any number.
     """

@@ -1,4 +1,4 @@
-"""A table as typed data: a cell holds numbers, each with its kind, or says why it has none; lengths are numbers.
+"""A table as typed data: a cell holds numbers, each with its kind, or the reason for a missing number.
 
 `alibi.reporting.writers` makes text of it.
 """
@@ -61,7 +61,7 @@ DEVICE_HOURS = Kind("Device-hours of training", write_thousands)
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """One number of a cell."""
+    """A number of a cell."""
 
     values: tuple[float, ...]  # one for each seed
     kind: Kind
@@ -76,7 +76,7 @@ class Number:
 
     @property
     def deviation(self) -> float | None:
-        """Sample standard deviation over the seeds; None for a single one."""
+        """Sample standard deviation over the seeds; None for a single seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -174,7 +174,7 @@ def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table: columns of labels, which name the rows, and columns of cells."""
+    """A table: columns of labels, as names of the rows, and columns of cells."""
 
     caption: str  # the facts about the numbers
     label_header: tuple[Heading, ...]
@@ -210,7 +210,7 @@ class Comparison(Table):
         return any(isinstance(cell[1], Number) for row in self.cells for cell in row)
 
     def side(self, side: int) -> list[list[Part]]:
-        """Returns one part of each cell: the paper's (0) or ours (1)."""
+        """Returns the paper's part (0) of each cell, or ours (1)."""
         return [[cell[side] for cell in row] for row in self.cells]
 
 
@@ -229,7 +229,7 @@ def compare(
 
 
 def _difference(paper: Part, ours: Part, ratios: bool, is_reference: bool) -> Difference | None:
-    """Returns the difference of the values, or of their ratios, which a reference itself has none of."""
+    """Returns the difference of the values, or of their ratios, None for a reference itself."""
     if not isinstance(paper, Number) or not isinstance(ours, Number):
         return None
     if ratios:

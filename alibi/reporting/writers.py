@@ -1,4 +1,4 @@
-"""A `Table` as Markdown, plain text, HTML, CSV and LaTeX; a further format is one more function of a table."""
+"""Text formats of a `Table`: Markdown, plain text, HTML, CSV and LaTeX, a function for each."""
 
 import csv
 import html
@@ -10,7 +10,7 @@ from alibi.reporting.tables import TIMES, Difference, Heading, Missing, Number, 
 
 
 def heading_text(heading: Heading) -> str:
-    """128 as "128" and 1024 as "1,024"; after a length of the paper's that differs here, ours stands in brackets."""
+    """Returns 1024 as "1,024"; a length of the paper has ours in brackets behind it, if they differ."""
     if isinstance(heading, int):
         return f"{heading:,}"
     if isinstance(heading, str):
@@ -22,8 +22,8 @@ def heading_text(heading: Heading) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """GitHub-flavoured Markdown; the best of each column is bold, notes are numbered below."""
-    whole = bool(table.parts)  # of several numbers in a cell it is then clear which ratio is whose
+    """Returns GitHub-flavoured Markdown; the best of each column is bold, notes are numbered below."""
+    whole = bool(table.parts)  # among several numbers in a cell, a bold ratio belongs to the bold number
 
     def written(part: Part) -> str:
         text, ratio = _texts(table, part)
@@ -40,7 +40,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_text(table: Table, width: int = 100) -> str:
-    """Plain text with aligned columns; the best of each column has an asterisk."""
+    """Returns plain text with aligned columns; the best of each column has an asterisk."""
 
     def written(part: Part) -> str:
         return "".join(_texts(table, part)) + ("*" if isinstance(part, Number) and part.best else "")
@@ -53,7 +53,7 @@ def to_text(table: Table, width: int = 100) -> str:
 
 
 def to_html(table: Table) -> str:
-    """A table whose headings are buttons; each cell holds the value to sort by, "" where there is no number."""
+    """Returns an HTML table with buttons as headings; each cell has its value for sorting, "" without a number."""
 
     def cell(parts: Sequence[Part]) -> str:
         texts = [_texts(table, part) for part in parts]
@@ -84,7 +84,7 @@ def to_html(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """A column for each part of a cell; numbers with six digits. A first column keeps the paper's scales apart."""
+    """Returns CSV with a column for each part of a cell; numbers have six digits."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     scale = ("Scale", table.scale) if table.scale else ()
@@ -97,7 +97,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A float for booktabs and graphicx, as wide as the text."""
+    """Returns a LaTeX float as wide as the text, for booktabs and graphicx."""
 
     def written(part: Part) -> str:
         text = _escape("".join(_texts(table, part)))
@@ -135,7 +135,7 @@ def to_latex(table: Table) -> str:
 
 
 def _lines(table: Table, written: Callable[[Part], str]) -> tuple[list[str], list[list[str]]]:
-    """Header and body as texts, the parts of a cell joined by slashes."""
+    """Returns header and body as texts, the parts of a cell joined by slashes."""
     header = [*map(heading_text, table.label_header), *map(heading_text, table.header)]
     body = [
         [*map(heading_text, labels), *(" / ".join(filter(None, map(written, cell))) for cell in cells)]
@@ -145,7 +145,7 @@ def _lines(table: Table, written: Callable[[Part], str]) -> tuple[list[str], lis
 
 
 def _texts(table: Table, part: Part) -> tuple[str, str]:
-    """A part of a cell, and its ratio in brackets where there is one to show."""
+    """Returns the text of a part, and its ratio in brackets or ""."""
     if isinstance(part, Number):
         shown = table.ratios and part.ratio is not None
         return part.text, f" ({write_ratio(part.ratio)})" if shown and part.ratio is not None else ""
@@ -155,7 +155,7 @@ def _texts(table: Table, part: Part) -> tuple[str, str]:
 
 
 def _plain(part: Part) -> str:
-    """A number as a program reads it."""
+    """Returns a number for programs."""
     if isinstance(part, Number):
         return part.printed or f"{part.mean:.6g}"
     if isinstance(part, Difference):
@@ -168,7 +168,7 @@ def _pipe_row(cells: Iterable[str]) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Lines in columns as wide as their longest text, which stands at the right; in the `left` ones at the left."""
+    """Returns lines in aligned columns; the `left` columns are aligned at the left, the others at the right."""
     columns = []
     for number, texts in enumerate(zip(*lines, strict=True)):
         width = max(map(len, texts))
@@ -177,7 +177,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str
 
 
 def format_duration(seconds: float | None) -> str:
-    """0.2 s, 45 s, 12 min, 3.5 h, 1,200 h; "unknown" for None."""
+    """Returns for example 0.2 s, 45 s, 12 min, 3.5 h or 1,200 h; "unknown" for None."""
     if seconds is None:
         return "unknown"
     if seconds < 90:

@@ -104,7 +104,7 @@ def test_lengths_strides_and_splits(tables):
 
 
 def test_an_address_that_cannot_hold_runs_is_refused_before_any_plan():
-    with pytest.raises(ValueError, match="s3://bucket can't hold checkpoints: Orbax writes them to"):
+    with pytest.raises(ValueError, match="s3://bucket"):
         Reproduction(2, "small", "s3://bucket")
 
 
