@@ -1,4 +1,4 @@
-"""Directories that are made once, found again by content, and never seen half-written."""
+"""Directories of the cache: made once, found again by content, and never seen half-written."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from alibi.config import DataConfig
 from alibi.errors import NO_SPACE
 from alibi.storage.files import local_path, made_whole
 
-_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
+_UNWRITABLE = (*NO_SPACE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 
 def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
@@ -35,22 +35,22 @@ def check_paths(data: DataConfig) -> None:
 
 
 def content_key(content: dict[str, Any]) -> str:
-    """A directory name that is the same for equal contents only."""
+    """Returns a directory name that is the same for equal contents only."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()[:32]
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    """SHA-256 of a file's content."""
+    """Returns the SHA-256 of a file's content."""
     with epath.Path(path).expanduser().open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
-    """Makes `directory` by `write(temporary directory)` and one rename, unless it exists; else as `claimed`."""
+    """Makes `directory`, unless it exists, by `write(temporary directory)` and one rename; raises as `claimed`."""
     if directory.is_dir():
         return
     with claimed(directory) as alone:
-        if alone:  # so nobody is writing: what is there was left by processes that were killed
+        if alone:  # no other process writes here: these are left from killed ones
             for stale in filter(pathlib.Path.is_dir, directory.parent.glob(f".{directory.name}.*")):
                 shutil.rmtree(stale, ignore_errors=True)
         if not directory.is_dir():
@@ -61,35 +61,28 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object
 
 @contextlib.contextmanager
 def claimed(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
-    """Holds the lock under which `directory`, or a `part` of it, is made: one process does, the others wait.
+    """Holds the lock for making `directory`, or a `part` of it; other processes wait for it.
 
-    Yields False where the file system has no locks: then each makes its own, and the first rename wins. Raises
-    ValueError when there is no space or no permission.
+    Yields False if the file system has no locks: then each process makes its own, and the first rename wins.
+
+    Raises:
+      ValueError: there is no space, or no permission.
     """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(directory.with_name(f".{directory.name}{part}.lock")) as alone:
-            yield alone
+        with directory.with_name(f".{directory.name}{part}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                locked = True
+            except OSError:
+                locked = False
+            yield locked
     except OSError as error:
         if directory.is_dir():  # another process was first, with the same content
             return
-        remedy = "set data.cache_dir or $ALIBI_CACHE to a directory"
-        if error.errno in NO_SPACE:
-            raise ValueError(f"no space left to write {directory}; free some, or {remedy} on a larger disk") from error
-        if error.errno in _NOT_ALLOWED:
-            raise ValueError(
-                f"the cache {directory.parent} can't be written ({error.strerror}); {remedy} of your own"
-            ) from error
-        raise
-
-
-@contextlib.contextmanager
-def _lock(path: pathlib.Path) -> Iterator[bool]:
-    """Waits for the only right to what `path` stands for; yields False where the file system has no locks."""
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            yield False
-        else:
-            yield True
+        if error.errno not in _UNWRITABLE:
+            raise
+        raise ValueError(
+            f"the cache {directory.parent} can't be written ({error.strerror}); make space, or set data.cache_dir or "
+            "$ALIBI_CACHE to another directory of your own"
+        ) from error
