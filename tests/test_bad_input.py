@@ -12,11 +12,9 @@ from etils import epath
 
 from alibi import alibi_bias, alibi_slopes, errors, make_position
 from alibi.cli import command_line
-from alibi.config import Config, flatten, load_config, make_config
+from alibi.config import Config, flatten, load_config
 from alibi.reporting.rows import Device, Row, read_rows
 from alibi.storage.files import drop_rows
-from alibi.training.loop import train
-from alibi.training.optimizer import make_optimizer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
@@ -126,26 +124,6 @@ def test_a_number_outside_its_range(key: str) -> None:
         with pytest.raises(ValueError, match=f"^{key}=.* must be .") as error:
             kind(**{name: value})
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"train__steps": 6, "optimizer__warmup_steps": 6}, "warmup_steps=6 must be below"),
-        ({"train__max_device_tokens": -1}, "train.max_device_tokens=-1 must be at least 0"),
-        ({"imported_from": "0" * 64}, "and .*run holds no run; leave it empty, or give the imported run's --workdir"),
-        ({"model__embedding": "adaptive"}, "model.cutoffs=20000:60000 must ascend, above 0 and below the 256 tokens"),
-    ],
-)
-def test_a_run(tiny_config, tmp_path: pathlib.Path, overrides: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        train(tiny_config(**overrides), str(tmp_path / "run"))
-
-
-def test_cycles_that_rise() -> None:
-    config = make_config("optimizer.schedule=cosine_restarts,optimizer.min_learning_rate=0.1")
-    with pytest.raises(ValueError, match=r"min_learning_rate=0.1 must be at most optimizer.learning_rate=0.003"):
-        make_optimizer(config.optimizer, 600)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -14,18 +14,14 @@ from alibi.config import make_config, replaced
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.model.decoder import build_model
 from alibi.parallel.hosts import local_devices
-from alibi.parallel.sharding import batch_sharding, make_mesh
+from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
 from alibi.training.optimizer import make_optimizer
-from alibi.training.step import abstract_state, initial_state, make_train_step
+from alibi.training.step import abstract_state
 from tests.hosts import finish, start_hosts
-
-VOCABULARY, UPDATES, SEQUENCES, LENGTH = 48, 20, 16, 8
-ADAPTIVE = "model.embedding=adaptive,model.cutoffs=16:32,model.adaptive_factor=2"
-MODELS = {"alibi": "position=alibi", "t5": "position=t5", "adaptive": ADAPTIVE}
 
 
 def test_the_gpus_of_a_task_of_slurm() -> None:
@@ -113,46 +109,6 @@ def test_hosts_with_other_configs_print_the_differing_keys(tiny_text, tmp_path: 
         assert "model.dropout: 0.0 on process 0, 0.5 on process 1" in output
         assert "train.steps: 6 on process 0, 7 on process 1" in output
     assert not (tmp_path / "run").exists()
-
-
-def trajectory(model: str, axes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
-    """Returns the loss of each update, and the parameters after the last one by their paths, on a mesh of `axes`."""
-    # With momentum, not Adam, which turns the rounding errors of gradients that are zero into whole steps.
-    config = make_config(
-        f"{MODELS[model]},length={LENGTH},optimizer.name=nag,optimizer.warmup_steps=2,optimizer.learning_rate=0.05,"
-        "optimizer.weight_decay=0,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=32,mesh.data=1",
-        **{f"mesh__{axis}": size for axis, size in axes.items()},
-    )
-    mesh = make_mesh(config.mesh, jax.devices()[:devices])
-    decoder = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
-    optimizer, _ = make_optimizer(config.optimizer, UPDATES)
-    state = initial_state(decoder, optimizer, mesh, seed=0)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    step = make_train_step(decoder, optimizer, 0, state_shardings=shardings)
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (UPDATES, SEQUENCES, LENGTH + 1), dtype=np.int32)
-    losses = []
-    for update in tokens:
-        batch = jax.device_put((update[None, :, :-1], update[None, :, 1:]), batch_sharding(mesh, leading=1))
-        state, metrics = step(state, *batch)
-        losses.append(float(metrics["nll_nats"] / metrics["tokens"]))
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)}
-    return {"losses": np.array(losses)} | {path: np.asarray(leaf) for path, leaf in leaves.items()}
-
-
-@pytest.fixture(scope="module")
-def alone() -> dict[str, dict[str, np.ndarray]]:
-    """The trajectory of each model on one device."""
-    return {model: trajectory(model, {}, 1) for model in MODELS}
-
-
-@pytest.mark.parametrize("axes", [{"data": 8}, {"fsdp": 4, "tensor": 2}])
-@pytest.mark.parametrize("model", MODELS)
-def test_eight_devices_train_as_one(alone, model: str, axes: dict[str, int]) -> None:
-    assert alone[model]["losses"][-1] < alone[model]["losses"][0] - 0.01, "it learns"
-    found = trajectory(model, axes, 8)
-    assert found.keys() == alone[model].keys()
-    for name, expected in alone[model].items():
-        np.testing.assert_allclose(found[name], expected, atol=1e-5, err_msg=name)
 
 
 def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,18 +185,14 @@ class Checkpoints:
         return {name: jax.jit(change[1], out_shardings=shardings[name])(restored.pop(name)) for name in trees}
 
     def _check_seen(self, step: int) -> None:
-        """Raises MissingError on all processes if process 0 finds no such checkpoint, or one does not see it."""
-        steps = hosts.broadcast(lambda: sorted(self._manager.all_steps()))
-        if step not in steps:
-            known = ", ".join(map(str, steps)) or "none"
-            raise MissingError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
+        """Raises MissingError on all processes if one of them does not see the checkpoint."""
         place = self._folder / str(step)
         seen = hosts.gather(place.exists())
+        if not any(seen):
+            known = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
+            raise MissingError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
         if not all(seen):
-            raise MissingError(
-                f"process {seen.index(False)} does not see {place}: it was deleted, or not all processes have the "
-                "same work directory"
-            )
+            raise MissingError(f"process {seen.index(False)} does not see {place}; all need the same work directory")
 
     def _layout_change(self, step: int, params: PyTree) -> tuple[Callable[[PyTree], PyTree], ...] | None:
         """Returns functions from the layers' layout in `params` to the saved one and back; None if they are alike."""

@@ -63,8 +63,9 @@ class Record:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="writes")
         self._writes: collections.deque[concurrent.futures.Future] = collections.deque()
         self._finished = False
-        steps, tokens = config.train.steps, config.train.batch_tokens
-        self._progress = UpdateProgress(run.name, step, steps, tokens, peak, show=hosts.is_primary())
+        steps = config.train.steps
+        self._speed, self._paused = Speed(config.train.batch_tokens), 0.0
+        self._bar = Progress(run.name, steps, "update", done=step, show=hosts.is_primary(), last=True)
         # Imported checkpoints have no sums; others were saved between two rows, and the next row counts from the last.
         self._sums = np.array(checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0])
         self._dispatched: tuple[int, Metrics] | None = None
@@ -94,7 +95,12 @@ class Record:
             norms = f"gradient norm {values['gradient_norm']}, norm of the update {values['update_norm']}"
             self._refuse(f"update {step}: loss {nll}, {norms}")
         self._sums += (values["nll_nats"], values["tokens"])
-        self._progress.update(step, nll)
+        self._speed.update(self._paused)
+        self._paused = 0.0
+        rate = self._speed.tokens_per_second
+        speed = f", {rate:,.0f} tokens/s" if rate else ""
+        speed += f", {rate / self._peak:.0%} MFU" if rate and self._peak else ""
+        self._bar.update(1, f"loss {nll:.3f} nats ({nll / math.log(2):.3f} bits){speed}")
         if step % self._config.log.every_steps == 0 or step == self._config.train.steps:
             self._log(step, values)
 
@@ -112,7 +118,7 @@ class Record:
         last, waited = self._last_row
         row["data_wait_seconds"] = (self._waited - waited) / (step - last)  # per update
         self._last_row = step, self._waited
-        if rate := self._progress.tokens_per_second:
+        if rate := self._speed.tokens_per_second:
             row["tokens_per_second"] = rate
             if self._peak:
                 row["mfu"] = rate / self._peak
@@ -144,7 +150,7 @@ class Record:
         """Leaves the time inside, of validation and saving, out of the tokens per second."""
         start = time.perf_counter()
         yield
-        self._progress.pause(time.perf_counter() - start)
+        self._paused += time.perf_counter() - start
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
         """Writes where the run ended, with its last loss, speed, memory and best checkpoint so far."""
@@ -157,7 +163,7 @@ class Record:
             return
         figures: dict[str, Any] = {
             "train_nll": self._train_nll,
-            "tokens_per_second": self._progress.tokens_per_second or self._before.get("tokens_per_second"),
+            "tokens_per_second": self._speed.tokens_per_second or self._before.get("tokens_per_second"),
             "peak_memory_bytes": max(peak_memory_bytes(), self._before.get("peak_memory_bytes", 0)),
             "best": None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]},
         }
@@ -181,48 +187,31 @@ class Record:
     def close(self) -> None:
         """Finishes writing, and ends the bar and the writers."""
         self._pool.shutdown()
-        self._progress.close()
+        self._bar.close()
         while self._writers:
             self._writers.pop().close(self._finished)
 
 
-class UpdateProgress:
-    """The progress of updates on stderr, with loss, tokens per second and the time left."""
+class Speed:
+    """The tokens per second over the last updates, so that a slowdown shows."""
 
-    def __init__(
-        self, name: str, step: int, steps: int, tokens_per_step: int, peak: float | None = None, *, show: bool
-    ):
-        self._tokens_per_step, self._peak = tokens_per_step, peak
+    def __init__(self, tokens_per_step: int):
+        self._tokens_per_step = tokens_per_step
         self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)  # of updates after the first
         self._last: float | None = None
-        self._bar = Progress(name, steps, "update", done=step, show=show, last=True)
+
+    def update(self, pause: float) -> None:
+        """Notes that an update ended, of which `pause` seconds don't count."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._seconds.append(max(now - self._last - pause, 0.0))
+        self._last = now
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed over the last updates, so that a slowdown shows; None before there are two."""
+        """The speed; None before there are two updates."""
         seconds = sum(self._seconds)
         return len(self._seconds) * self._tokens_per_step / seconds if seconds else None
-
-    def update(self, step: int, nll: float) -> None:
-        """Notes that the metrics of update `step` have arrived."""
-        now = time.perf_counter()
-        if self._last is not None:
-            self._seconds.append(max(now - self._last, 0.0))
-        self._last = now
-        rate = self.tokens_per_second
-        speed = f", {rate:,.0f} tokens/s" if rate else ""
-        speed += f", {rate / self._peak:.0%} MFU" if rate and self._peak else ""
-        loss = f"loss {nll:.3f} nats ({nll / math.log(2):.3f} bits)"
-        self._bar.update(step - self._bar.done, loss + speed)
-
-    def pause(self, seconds: float) -> None:
-        """Leaves `seconds` of validation or saving out of the speed."""
-        if self._last is not None:
-            self._last += seconds
-
-    def close(self) -> None:
-        """Ends the bar."""
-        self._bar.close()
 
 
 def peak_tokens_per_second(config: Config, vocab_size: int, mesh: Mesh) -> float | None:

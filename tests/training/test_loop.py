@@ -52,14 +52,13 @@ def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path
 def test_the_speed_is_that_of_the_last_updates_and_never_negative(monkeypatch) -> None:
     clock = iter([*range(60), *range(60, 160, 2), 155])
     monkeypatch.setattr(record.time, "perf_counter", lambda: next(clock))
-    progress = record.UpdateProgress("run", 0, 1000, tokens_per_step=10, show=False)
+    speed = record.Speed(tokens_per_step=10)
     for step in range(110):
-        progress.update(step, 1.0)
-        assert progress.tokens_per_second == pytest.approx(10.0) or step < 1 or step >= 60
-    assert progress.tokens_per_second == pytest.approx(10 / 2, rel=0.02)
-    progress.pause(1000.0)
-    progress.update(110, 1.0)
-    assert progress.tokens_per_second > 0
+        speed.update(0.0)
+        assert speed.tokens_per_second == pytest.approx(10.0) or step < 1 or step >= 60
+    assert speed.tokens_per_second == pytest.approx(10 / 2, rel=0.02)
+    speed.update(1000.0)
+    assert speed.tokens_per_second > 0
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(

@@ -28,6 +28,7 @@ from alibi.training import loop
         ({"position_options__slopes": "foo"}, "slope convention 'foo' is unknown"),
         ({"position_options__slopes": 3}, r"slopes=\[3.0\] must be \d+ finite numbers of at least 0"),
         ({"position": "learned", "position_options__num_positions": 8}, "at least the training length 16"),
+        ({"imported_from": "0" * 64}, "and .*run holds no run; leave it empty, or give the imported run's --workdir"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(

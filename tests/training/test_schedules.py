@@ -54,6 +54,7 @@ def test_nag_is_the_update_of_the_papers_code() -> None:
     ("change", "message"),
     [
         ("optimizer.name=nag", "optimizer.weight_decay=0.1: nag has none"),
+        ("optimizer.schedule=cosine_restarts,optimizer.min_learning_rate=0.1", "min_learning_rate=0.1 must be at most"),
         ("optimizer.schedule=cosine_restarts,optimizer.period_steps=1", "more than 64 cycles"),
         ("optimizer.warmup_steps=600", "optimizer.warmup_steps=600 must be below train.steps=600"),
     ],
