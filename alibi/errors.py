@@ -1,4 +1,4 @@
-"""How a process ends: exit codes, errors that entry points print as one line, and signals."""
+"""How a process ends: exit codes, errors that become a line on stderr, and signals."""
 
 import contextlib
 import errno
@@ -94,7 +94,7 @@ def ignore_signals() -> None:
 
 @contextlib.contextmanager
 def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
-    """Makes the first of `signals` raise Interrupted in the main thread inside; of later ones only a Ctrl-C does.
+    """Makes the first of `signals` raise Interrupted in the main thread inside; of later signals only a Ctrl-C does.
 
     Yields a list of those that came. The exception is lost if a destructor or a library's callback was interrupted.
     """

@@ -11,7 +11,7 @@ DELAY_SECONDS = 0.5  # before a bar appears, if the work may be quick or fail at
 
 
 class Progress:
-    """The progress of one piece of work, as a context that ends with it.
+    """The progress of a piece of work, as a context that ends with it.
 
     Log files, pipes and the output of batch systems get whole lines and no carriage return.
 

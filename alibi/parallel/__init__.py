@@ -1,1 +1,1 @@
-"""Several hosts and devices as one: who speaks, and what all hosts agree on."""
+"""A run on several devices and hosts: shardings, and agreement between processes."""

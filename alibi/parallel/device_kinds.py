@@ -17,7 +17,7 @@ class DeviceKind:
       name: the maker's name.
       names: other names: `jax.Device.device_kind`, and common ones.
       bfloat16, float32: peak operations per second of products in this dtype, without sparsity, as JAX computes them by
-        default: float32 on TPUs in one pass of bfloat16, on GPUs with TF32 in TF32.
+        default: float32 on TPUs in a single pass of bfloat16, on GPUs with TF32 in TF32.
       memory: bytes; of GPUs with GDDR6 less a sixteenth for error correction.
       bandwidth: bytes per second between the device and its memory.
       source: a page with these figures, for TPUs per chip.
@@ -115,5 +115,5 @@ def known_device_kind(name: str) -> DeviceKind:
 
 
 def _plain(name: str) -> str:
-    """Returns one form of TPU v5e, tpu-v5e and v5e, and of NVIDIA H100 80GB HBM3 and h100-80gb-hbm3."""
+    """Returns the same text for TPU v5e, tpu-v5e and v5e, and for NVIDIA H100 80GB HBM3 and h100-80gb-hbm3."""
     return re.sub(r"[^a-z0-9]", "", re.sub(r"\b(nvidia|tesla|geforce|google|cloud|tpu)\b", "", name.lower()))

@@ -1,8 +1,8 @@
 """The processes of several hosts: how they join, exchange values and agree.
 
-Every process must call each function but `is_primary` and `is_lost_connection` at the same place of the program. With
-one process they cost nothing. If a process is lost, JAX ends the others within a minute or so by a signal, or a
-collective of theirs fails.
+Every process must call each function but `is_primary` and `is_lost_connection` at the same place of the program. A
+single process exchanges nothing. If a process is lost, JAX ends the others within about a minute by a signal, or their
+collectives fail.
 """
 
 import functools
@@ -89,14 +89,14 @@ def gather(value: Any, *, seconds: int = WAIT_SECONDS) -> list[Any]:
     """Returns the `value` of each process, in their order; JSON must be able to hold it.
 
     Processes wait for each other in JAX's coordination service, since collectives of devices have time limits of their
-    own. If one doesn't come within so many `seconds`, the others fail.
+    own. If a process doesn't come within so many `seconds`, the others fail.
     """
     if not jax.distributed.is_initialized():
         return [value]
     _barrier()(key=f"alibi-{next(_exchanges)}", timeout_ms=1000 * seconds)
     text = json.dumps(value).encode()
     sizes = multihost_utils.process_allgather(np.int32(len(text)))
-    width = 1 << int(sizes.max()).bit_length()  # few shapes, each of which is compiled once
+    width = 1 << int(sizes.max()).bit_length()  # few shapes, each compiled once
     padded = np.frombuffer(text.ljust(width), np.uint8)
     return [json.loads(row.tobytes()) for row in multihost_utils.process_allgather(padded)]
 

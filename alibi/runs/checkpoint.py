@@ -56,7 +56,7 @@ class DamagedError(ValueError):
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of a run.
 
     A checkpoint holds the parameters, the optimizer state and, as JSON, the config and provenance of the run, its
     validation NLL and the checksum of each array. It gets its final name when it is complete, and is used only if it
@@ -64,8 +64,8 @@ class Checkpoints:
 
     Args:
       folder: the run's `checkpoints` directory.
-      keep: number of latest checkpoints to keep, besides the best by validation NLL. If the best is among them, one
-        more is kept: of two checkpoints one may be damaged.
+      keep: number of latest checkpoints to keep, besides the best by validation NLL. If the best is among them, the
+        checkpoint before them is kept too, in case the best is damaged.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 1, read_only: bool = False):
@@ -80,7 +80,7 @@ class Checkpoints:
                 cleanup_tmp_directories=not read_only,  # files of a process that was killed
                 save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(1),
                 preservation_policy=_LatestAndBest(self, keep),
-                lightweight_initialize=True,  # else a damaged file of one checkpoint makes all unreadable
+                lightweight_initialize=True,  # else a damaged checkpoint makes all unreadable
             ),
         )
         self._valid_nll = {step: self._read_valid_nll(step) for step in self._manager.all_steps()}
@@ -116,7 +116,7 @@ class Checkpoints:
         self._manager.save(step, args=ocp.args.Composite(**items))
 
     def restore_newest(self, abstract: TrainState) -> TrainState:
-        """Returns the state of the newest whole checkpoint; prints and sets aside later ones, which are damaged.
+        """Returns the state of the newest whole checkpoint; prints and sets aside the damaged later ones.
 
         Raises:
           ValueError: none is whole, and nothing was set aside; see also `restore`.
@@ -140,13 +140,15 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[step] = str(error)
         newest = next(iter(damaged.values()), f"{self._folder} is empty")
-        raise DamagedError(f"{newest}; no whole one is left: restore one, or remove the work directory to start over")
+        raise DamagedError(
+            f"{newest}; no other is whole: restore a checkpoint, or remove the work directory to start over"
+        )
 
     def _set_aside(self, damaged: dict[int, str], step: int) -> None:
         for other, damage in damaged.items():
             aside = self._folder / f"{other}.damaged-{int(time.time())}"
             (self._folder / str(other)).rename(aside)
-            print(f"{damage}; it is now {aside.name}, and the run goes on from that of {step}", file=sys.stderr)
+            print(f"{damage}; it is now {aside.name}, and the run goes on from step {step}", file=sys.stderr)
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Returns the state after `step` updates, each leaf with the sharding of `abstract`.
@@ -164,7 +166,7 @@ class Checkpoints:
         return self._restore(step, {PARAMS: abstract_params})[PARAMS]
 
     def _restore(self, step: int, trees: dict[str, PyTree]) -> dict[str, PyTree]:
-        """Returns the items `trees` of a checkpoint; all processes raise if one meets damage."""
+        """Returns the items `trees` of a checkpoint; all processes raise if any meets damage."""
         self._check_seen(step)
         change, restored, sums, damage = None, {}, {}, ""
         try:
@@ -177,15 +179,15 @@ class Checkpoints:
         if damage := next(filter(None, hosts.gather(damage)), ""):  # each process has read other files
             raise DamagedError(damage)
         if wrong := [path for path, checksum in checksums(restored).items() if sums[path] != checksum]:
-            raise self._damaged(step, f"{wrong[0]}, of {len(wrong)} arrays, is not what was saved")
+            raise self._damaged(step, f"{len(wrong)} arrays differ from the saved ones, first {wrong[0]}")
         if change is None:
             return restored
         shardings = jax.tree.map(lambda leaf: leaf.sharding, trees)
-        # One tree after the other, so that only one is held twice.
+        # One tree at a time, so that only this is held twice.
         return {name: jax.jit(change[1], out_shardings=shardings[name])(restored.pop(name)) for name in trees}
 
     def _check_seen(self, step: int) -> None:
-        """Raises MissingError on all processes if one of them does not see the checkpoint."""
+        """Raises MissingError on all processes if any does not see the checkpoint."""
         place = self._folder / str(step)
         seen = hosts.gather(place.exists())
         if not any(seen):
@@ -206,7 +208,7 @@ class Checkpoints:
         """Returns the `about` that `save` got, with the keys of this file; raises DamagedError if it is damaged."""
         content = dict(self._read(step, ABOUT, ocp.args.JsonRestore()))
         if content.pop(SHA256, None) != _digest(content):
-            raise self._damaged(step, f"{ABOUT} is not what was saved")
+            raise self._damaged(step, f"{ABOUT} differs from the saved one")
         return content
 
     def _read_valid_nll(self, step: int) -> float | None:
@@ -290,7 +292,7 @@ def checksums(tree: PyTree) -> dict[str, str]:
     """Returns the checksum of each array of `tree`, 16 hexadecimal digits, by its path.
 
     It depends on the bits and places of the elements, not on their split over devices, each of which sums up its own
-    part. Changing one element always changes the checksum; changing several leaves it with a chance of about 2^-64.
+    part. A change of one element always changes it; a change of several does with a probability of 1 - 2^-64.
     """
     jax.block_until_ready(tree)
     sums = {}
@@ -303,7 +305,7 @@ def checksums(tree: PyTree) -> dict[str, str]:
 
 @jax.jit
 def _checksum(array: Array) -> UInt32[Array, "2"]:
-    """Returns two sums, modulo 2^32, of each element's bits mixed with its place; the mixing is that of murmur3."""
+    """Returns two sums, modulo 2^32, of each element's bits mixed with its place; mixed as in murmur3."""
     if array.dtype == bool:
         array = array.astype(jnp.uint8)
     bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}")).astype(jnp.uint32)

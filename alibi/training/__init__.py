@@ -1,1 +1,1 @@
-"""Training: one jitted step over a device mesh, checkpoints, metrics and the loop."""
+"""Training: a jitted step over a device mesh, its optimizer, metrics and the loop."""

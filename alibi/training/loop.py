@@ -32,13 +32,13 @@ __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 
 
 def train(config: Config, workdir: str) -> dict[str, Any]:
-    """Trains the run that `config` describes in `workdir`, from its latest checkpoint if it has one.
+    """Trains the run of `config` in `workdir`, from its latest checkpoint if there is any.
 
-    Without a checkpoint it starts with the parameters of the run `config.init_from`, if that names one.
+    Without a checkpoint it starts with the parameters of the run `config.init_from`, if that key is set.
 
     Returns:
       The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless its last checkpoint
-      was lost: then it goes on from the one before.
+      was lost: then it goes on from an earlier checkpoint.
 
     Raises:
       ValueError: before any work, a config, corpus or work directory that can't be used, or all checkpoints are lost.
@@ -151,7 +151,7 @@ class Updates:
         self.record.close()
 
     def _save(self, step: int, save: bool, validate: bool) -> bool:
-        """Validates if asked to; saves if asked to or if that was the best validation. Returns whether it saved."""
+        """Validates, and saves if `save` is set or the validation was the best; returns whether it saved."""
         self.record.fetch()  # a state that is not finite is never saved
         with self.record.paused():
             nll = self.validator(self.state.params) if validate and self.validator else None
@@ -193,7 +193,7 @@ class StopRequest:
         self._received = True
         if not self._alone:
             os.kill(os.getpid(), signal.SIGTERM)
-        # Not print: the signal may have interrupted one. And the reader may be gone.
+        # Not print: the signal may have interrupted a print. And the reader may be gone.
         with contextlib.suppress(OSError):
             os.write(2, b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n")
 

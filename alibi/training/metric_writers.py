@@ -32,7 +32,7 @@ class MetricWriter(abc.ABC):
 
     @abc.abstractmethod
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes values after `step` updates, in addition to earlier ones of that step."""
+        """Writes values after `step` updates, in addition to earlier values of that step."""
 
     def close(self, finished: bool) -> None:  # noqa: B027, most have nothing to do
         """Ends the writing; `finished` is False if the run may go on."""
@@ -131,7 +131,7 @@ def _plain(name: str) -> str:
 
 
 class _Service(MetricWriter):
-    """A package that sends metrics to a service; its errors become one line, and training goes on.
+    """A package that sends metrics to a service; its errors become lines on stderr, and training goes on.
 
     Args:
       known: the result of `tracked`.

@@ -73,7 +73,7 @@ def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _cosine_restarts(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Returns a schedule of linear warm-up, then cosines, each longer and lower than the one before.
+    """Returns a schedule of linear warm-up, then cosines, each longer and lower than its predecessor.
 
     Cycle i has period_steps * period_mult^i updates and falls from learning_rate * shrink^i to
     min_learning_rate * shrink^i (Loshchilov and Hutter 2017, as fairseq's `cosine` has it). Optax

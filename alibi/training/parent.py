@@ -31,12 +31,11 @@ COMPUTING = ("activation", "final_norm", "norm_epsilon")
 class Parent:
     """The run whose latest parameters a run of `config` and `model` starts from; `state` reads them.
 
-    All parameters are taken but some of the position method's: it takes those that both methods have in one shape and
-    with one meaning. Others are new, or dropped. The method's options may differ, such as those of T5's buckets or
-    rotary's base.
+    All parameters are taken but some of the position method's: only parameters with the same shape and meaning in both
+    methods are. Others are new, or dropped. The method's options may differ, such as T5's buckets or rotary's base.
 
     Attributes:
-      step: the latest checkpoint; after `state` the one that was read, the newest whole one.
+      step: the latest checkpoint; after `state` the newest whole checkpoint, which was read.
 
     Raises:
       ValueError: no work directory or no checkpoint in it; another vocabulary; a model whose parameters have other
@@ -116,7 +115,7 @@ class Parent:
         """Returns the state before the first update; the optimizer's state is new.
 
         Raises:
-          ValueError: no checkpoint is whole; later ones that are damaged are printed.
+          ValueError: no checkpoint is whole; damaged later checkpoints are printed.
         """
         abstract = laid_out(param_shapes(self._model), mesh)
         with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
@@ -124,7 +123,7 @@ class Parent:
             self.step, params, damaged = checkpoints.first_whole(read)
         if hosts.is_primary():
             for damage in damaged.values():
-                print(f"{damage}; that of {self.step} is taken in its place", file=sys.stderr)
+                print(f"{damage}; the run starts from that of {self.step}", file=sys.stderr)
         theirs, state = _by_path(params), initial_state(model, optimizer, mesh, seed)
 
         def start(path: Any, leaf: jax.Array) -> jax.Array:

@@ -75,7 +75,7 @@ class Record:
             print_line(f"{run}: going on from the checkpoint of update {step} of {steps}")
 
     def dispatched(self, step: int, metrics: Metrics, *, data_wait_seconds: float = 0.0) -> None:
-        """Keeps the metrics of update `step`, which the devices still compute, and fetches those of the one before.
+        """Keeps the metrics of update `step`, which the devices still compute, and fetches the metrics before.
 
         Args:
           data_wait_seconds: seconds that updates have waited for their tokens since the process began.
@@ -85,7 +85,7 @@ class Record:
         self._waited = data_wait_seconds
 
     def fetch(self) -> None:
-        """Waits for the metrics that are kept; raises NonFiniteLossError if one is not finite."""
+        """Waits for the metrics that are kept; raises NonFiniteLossError if any is not finite."""
         if self._dispatched is None:
             return
         (step, metrics), self._dispatched = self._dispatched, None
@@ -105,7 +105,7 @@ class Record:
             self._log(step, values)
 
     def for_checkpoint(self) -> dict[str, list[float]]:
-        """Waits for earlier rows; returns the sums that make the next row the one of a run without a stop."""
+        """Waits for earlier rows; returns the sums from which the next row continues after a resume."""
         self._finish_writes()
         return {UNLOGGED: self._sums.tolist()}
 
@@ -175,7 +175,7 @@ class Record:
             self._queue(functools.partial(writer.write, step, values))
 
     def _queue(self, write: Callable[[], object]) -> None:
-        """Leaves `write` to a thread that makes one after the other; raises the error of an earlier one."""
+        """Leaves `write` to a thread, which makes all in order; raises the error of an earlier write."""
         while self._writes and (self._writes[0].done() or len(self._writes) == MOST_WRITES):
             self._writes.popleft().result()
         self._writes.append(self._pool.submit(write))
@@ -201,7 +201,7 @@ class Speed:
         self._last: float | None = None
 
     def update(self, pause: float) -> None:
-        """Notes that an update ended, of which `pause` seconds don't count."""
+        """Notes the end of an update, without the `pause` of so many seconds in it."""
         now = time.perf_counter()
         if self._last is not None:
             self._seconds.append(max(now - self._last - pause, 0.0))

@@ -31,7 +31,7 @@ class Job:
     """A run that can be trained: all its parts are checked, and none of it is written yet.
 
     Attributes:
-      parent: the run whose parameters this one starts with; None if the config names none, or there is a checkpoint.
+      parent: the run whose parameters this one starts with; None without init_from, or with a checkpoint.
       model: for the vocabulary of the text.
       files: the tokens of each split.
       corpus: the manifest of each split.
@@ -149,7 +149,7 @@ def micro_batches(config: Config, shards: int) -> int:
 
 
 def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
-    """Returns the token files of train and, if there is one, valid. Of several hosts process 0 makes its first.
+    """Returns the token files of train and, if the config has it, valid; process 0 makes its own first.
 
     If the config names a dataset without a revision, it prints the revision of the tokens, and whether those of train,
     of valid and of the tokenizer's text differ.

@@ -55,7 +55,7 @@ class Feed:
         self._ahead[step] = self._pool.submit(self._read, step)
 
     def get(self, step: int, *, last: bool = False) -> Batch:
-        """Returns the batch of update number `step` (from 0); starts to read the next one unless this is the last."""
+        """Returns the batch of update number `step` (from 0); starts to read the next, unless this is the last."""
         if step not in self._ahead:
             self.read_ahead(step)
         start = time.perf_counter()
@@ -125,7 +125,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         update_norm = optax.tree.norm(updates)
         # An update that is not finite is not applied. So its norm comes first, and XLA, which would otherwise copy all
-        # parameters before each step, writes the new ones in their place.
+        # parameters before each step, writes the new parameters in their place.
         params = jax.tree.map(
             lambda new, old: jnp.where(jnp.isfinite(update_norm), new, old),
             model.position.within_limits(optax.apply_updates(state.params, updates)),
@@ -148,7 +148,7 @@ def make_train_step(
 def _summed(
     value_and_gradient: Callable[..., tuple[Array, PyTree]], params: PyTree, inputs: Array, targets: Array, key: Array
 ) -> tuple[Array, PyTree]:
-    """Returns the sums over micro-batches, of which one at a time is in memory."""
+    """Returns the sums over micro-batches; only the current micro-batch is in memory."""
     micro_batches = inputs.shape[0]
     if micro_batches == 1:
         return value_and_gradient(params, inputs[0], targets[0], jax.random.fold_in(key, 0))
