@@ -75,7 +75,7 @@ class Settings:
     """The settings of a checkpoint that leave no trace in its tensors, in this project's names.
 
     Attributes:
-      position: one of `POSITIONS`; `position_reason` names the setting that shows it.
+      position: a name from `POSITIONS`; `position_reason` names the setting behind it.
       rates: dropout rates, by key of the config's section `model`.
       updates: number of the update after which the checkpoint was saved.
     """
@@ -105,8 +105,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the content of a .pt file, with NumPy arrays under `model`; PyTorch reads it and runs nothing of it.
 
     Raises:
-      ValueError: PyTorch is not installed; a file that is no whole checkpoint of fairseq; or a pickle that names a
-        class or function which fairseq does not save.
+      ValueError: PyTorch is not installed; a damaged or other file; or a pickle with a class or
+        function of another package.
     """
     try:
         import torch
@@ -147,7 +147,7 @@ def architecture(tensors: Tensors) -> Architecture:
     """Returns the sizes that `tensors` have; `to_params` checks that all tensors are there and fit.
 
     Raises:
-      ValueError: tensors that are not those of a decoder language model.
+      ValueError: tensors of another architecture.
     """
     layers = {int(found[1]) for name in tensors if (found := re.match(r"decoder\.layers\.(\d+)\.", name))}
     bands = sum(name.startswith(f"{EMBEDDINGS}.embeddings.") and name.endswith(".0.weight") for name in tensors)
@@ -172,7 +172,7 @@ def read_settings(content: Mapping[str, Any], sizes: Architecture) -> Settings:
     """Returns the settings of the checkpoint `content`, whose tensors have `sizes`.
 
     Raises:
-      ValueError: a setting is missing, or is one that this project's model does not have.
+      ValueError: a missing setting, or a setting beyond this project's model.
     """
     config, arguments = (_plain(content.get(key)) for key in ("cfg", "args"))
     try:
@@ -232,8 +232,8 @@ def to_params(tensors: Tensors, num_heads: int) -> Tree:
       tensors: all tensors under the checkpoint's `model`, by name; PyTorch's matrices are [out, in].
 
     Raises:
-      ValueError: a tensor that is missing, surplus or of another shape than the others need; tied tensors that
-        differ; values that are not finite; heads that don't divide the width.
+      ValueError: a missing or surplus tensor, or a tensor of another shape than the others need; tied tensors with
+        different values; infinite values; heads that don't divide the width.
     """
     sizes = architecture(tensors)
     if num_heads < 1 or sizes.width % num_heads:

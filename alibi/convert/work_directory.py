@@ -67,8 +67,8 @@ def import_run(
       position: a name from `alibi.convert.fairseq.POSITIONS`; empty: as the checkpoint's settings show.
 
     Raises:
-      ValueError: a checkpoint or dictionary that can't be read, or that don't belong together; a work directory that
-        isn't empty.
+      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint; a work directory with
+        files.
     """
     run = RunDirectory(workdir)
     if listed(run.path) or (run.path.exists() and not run.path.is_dir()):

@@ -1,4 +1,4 @@
-"""The books inside the package, as they are or with passkeys in them, and prompts with one passkey each."""
+"""The books inside the package, plain or with passkeys, and prompts with a passkey each."""
 
 import functools
 import json
@@ -66,7 +66,7 @@ def _index() -> dict[str, list[dict[str, Any]]]:
 class PassKeys(Books):
     """The books with passkeys: a number, and its question after up to `data.passkey_distance` bytes of text.
 
-    Keys and places are drawn by the split and the number of the piece, so that the text is always the same. The task is
+    Keys and places are drawn by the split and the number of the piece, so the text is always the same. The task is
     after Mohtashami & Jaggi 2023 (arXiv 2305.16300), whose passkey lies between repeated sentences.
     """
 
@@ -146,8 +146,7 @@ def make_prompts(text: bytes, length: int, distance: int, prompts: int) -> Int[n
       distance: tokens from each digit of the key to the same digit of the answer.
 
     Raises:
-      ValueError: a distance that is too short for the question, or too long for the window; or a text shorter than
-        `length`.
+      ValueError: a distance too short for the question or too long for the window, or a text shorter than `length`.
     """
     if not NEAREST <= distance <= _farthest(length):
         raise ValueError(f"distance={distance} must be from {NEAREST} to {_farthest(length)} in a window of {length}")

@@ -12,7 +12,7 @@ _KINDS: dict[str, type[Corpus]] = {kind.name: kind for kind in (Books, PassKeys,
 def make_corpus(data: DataConfig) -> Corpus:
     """Returns the corpus of the config section `data`; reads nothing yet.
 
-    Raises ValueError for a key that the corpus does not have.
+    Raises ValueError for a key of another corpus.
     """
     if data.corpus != "text" and data.document_end != "file":
         raise ValueError(

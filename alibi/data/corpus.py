@@ -1,4 +1,4 @@
-"""Text as a stream of bounded pieces and shards, so that no document must fit into memory or into one process."""
+"""Text as a stream of bounded pieces and shards, so no document must fit into memory or a single process."""
 
 import abc
 import dataclasses
@@ -82,7 +82,7 @@ class Corpus(abc.ABC):
         return limit_bytes(self.pieces(split), sample_bytes if max_bytes < 0 else min(sample_bytes, max_bytes))
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if the text of one of `splits` is missing; much faster than reading it."""
+        """Raises ValueError if the text of a split is missing; much faster than reading it."""
         for split in splits:
             self.source(split)
 
@@ -100,7 +100,7 @@ class Corpus(abc.ABC):
 
 
 def one_document(texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece]:
-    """Yields the pieces of one document from its successive texts; `ends` is False for the beginning of a document."""
+    """Yields the pieces of a document from its successive texts; `ends` is False for the beginning of a document."""
     previous: bytes | None = None
     for text in filter(None, texts):
         if previous is not None:
@@ -110,7 +110,7 @@ def one_document(texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece
 
 
 def split_long(text: bytes) -> Iterator[Piece]:
-    """Yields the pieces of one document that is in memory."""
+    """Yields the pieces of a document in memory."""
 
     def cuts() -> Iterator[bytes]:
         start = 0
@@ -126,7 +126,7 @@ def split_long(text: bytes) -> Iterator[Piece]:
 
 
 def _character_start(text: bytes, position: int) -> int:
-    """Returns the first byte of the character that the byte at `position` belongs to."""
+    """Returns the first byte of the character at `position`."""
     while text[position] & 0xC0 == 0x80:
         position -= 1
     return position

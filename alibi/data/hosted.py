@@ -27,7 +27,7 @@ class _ExplainedError(ValueError):
 
 
 class _Hosted(Corpus):
-    """A named dataset whose rows are documents: the text of one column."""
+    """A named dataset whose rows are documents: the text of a column."""
 
     def __init__(self, data: DataConfig):
         """`data`: the config section; raises ValueError if it names no dataset."""
@@ -45,8 +45,8 @@ class _Hosted(Corpus):
     def description(self, split: str) -> dict[str, Any]:
         """Returns the name, the split and the column; for a local folder also its files.
 
-        Nothing is loaded for it, so that cached tokens need no network. A name without data.revision, or with a tag,
-        means the version that was read first, which `revision` names, even if the host has a later one.
+        Nothing is loaded for it, so cached tokens need no network. A name without data.revision, or with a tag,
+        means the version read first, which `revision` names, even if the host has a later one.
         """
         return {
             "corpus": self.name,
@@ -134,7 +134,7 @@ class Hub(_Hosted):
             yield from self._documents(self._values(split), split)
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if the dataset can't be reached or lacks one of `splits`; fetches only their list."""
+        """Raises ValueError if the dataset can't be reached or lacks a split; fetches only their list."""
         if splits := list(splits):
             with self._connection(), self._errors_explained(splits[0]):
                 builder = self._builder()
@@ -208,7 +208,7 @@ class Hub(_Hosted):
 
 
 class Tfds(_Hosted):
-    """A dataset of TFDS in array_record files, by name or by the folder of a prepared one; needs no TensorFlow."""
+    """A dataset of TFDS in array_record files, by name or by the folder of a prepared dataset; needs no TensorFlow."""
 
     name = "tfds"
 
@@ -226,7 +226,7 @@ class Tfds(_Hosted):
         yield from self._documents((record[data.column] for record in records), split)
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if a prepared dataset lacks one of `splits`."""
+        """Raises ValueError if a prepared dataset lacks a split."""
         if splits := list(splits):
             with self._errors_explained(splits[0]):
                 self._check_splits(splits, self._builder().info.splits)
@@ -255,7 +255,7 @@ class Tfds(_Hosted):
 
 
 def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
-    """Returns whether one of `urls` answers, also with an error page; uses the environment's proxies."""
+    """Returns whether any of `urls` answers, also with an error page; uses the environment's proxies."""
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for url in urls:  # in threads, because a request's time limit does not cover name resolution
         threading.Thread(target=lambda url=url: answers.put(_answers(url, seconds)), daemon=True).start()

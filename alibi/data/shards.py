@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Makers:
-    """The processes that make token files: `workers` on each of `hosts`, of which this one has the number `host`."""
+    """The makers of token files: `workers` processes on each of `hosts`; this host has the number `host`."""
 
     workers: int = 1
     host: int = 0
@@ -44,7 +44,7 @@ class Making:
     """The text of a split, and the folder in which its shards are made; the folder holds the tokenizer already.
 
     Shard number n is a file of ids and, when the ids are whole, a JSON file of counts. The content does not depend on
-    the process that makes it.
+    the process.
     """
 
     corpus: Corpus
@@ -127,7 +127,7 @@ def _begin_worker(workers: int) -> None:
 
 
 def dtype_of(tokenizer: Tokenizer) -> np.dtype:
-    """Returns the type of stored ids: one, two or four bytes."""
+    """Returns the type of stored ids: 1, 2 or 4 bytes."""
     return next(dtype for dtype in map(np.dtype, ("|u1", "<u2", "<u4")) if tokenizer.vocab_size <= 256**dtype.itemsize)
 
 

@@ -78,7 +78,7 @@ class TextFiles(Corpus):
             yield from self._documents(_texts(path))
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """Yields the shards; a plain file is read only for the pieces of a shard, a packed one from its beginning."""
+        """Yields the shards; a plain file is read only for the pieces of a shard, a packed file from its beginning."""
         if self.size(split) is None:
             yield from super().shards(split, max_bytes, shard_bytes)
             return
@@ -118,7 +118,7 @@ class TextFiles(Corpus):
         return "text: " + ", ".join(map(str, self.files(split)))
 
     def size(self, split: str) -> int | None:
-        """Returns the bytes of the files; None if one is packed."""
+        """Returns the bytes of the files; None for packed files."""
         files = self.files(split)
         return None if any(path.suffix in _PACKED for path in files) else sum(path.stat().st_size for path in files)
 

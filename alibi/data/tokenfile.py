@@ -1,4 +1,4 @@
-"""A token file on disk: shards of ids, read as one array, a manifest that describes them, and their tokenizer."""
+"""A token file on disk: shards of ids, read as one array, with a manifest and their tokenizer."""
 
 import bisect
 import dataclasses
@@ -30,7 +30,7 @@ _RANDOM, _WILL_NEED = getattr(mmap, "MADV_RANDOM", None), getattr(mmap, "MADV_WI
 class TokenStream:
     """Token ids in memory-mapped shards; reads like a 1-D array: length, slices without a step, single ids.
 
-    A slice is a view of the map, or a copy if it crosses the end of a shard. The kernel is told that reads are random:
+    A slice is a view of the map, or a copy if it crosses the end of a shard. The kernel expects random reads:
     otherwise it reads a thousand times as much as a batch uses.
     """
 
@@ -87,7 +87,7 @@ Tokens = TokenStream | Integer[np.ndarray, " tokens"]
 
 
 def hash_ids(files: Iterable[pathlib.Path], dtype: np.dtype) -> str:
-    """Returns the SHA-256 of the ids of all `files`, however they are cut; ids of one byte are hashed as two bytes."""
+    """Returns the SHA-256 of the ids of all `files`, however they are cut; ids of a byte are hashed as two bytes."""
     hasher = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -105,13 +105,13 @@ class Manifest:
       source: files, titles or a dataset's name, for people.
       words: between white space.
       bytes: of the text in UTF-8.
-      unknown_words: tokens that are <unk>: words outside the dictionary, and `unk_in_text`.
-      unk_in_text: words of the text that are <unk> themselves.
+      unknown_words: <unk> tokens: words outside the dictionary, and `unk_in_text`.
+      unk_in_text: <unk> words of the text itself.
       max_bytes: the limit at which the text was cut; -1 for none.
       dtype: of the files: |u1, <u2 or <u4.
       sha256: of the ids (`hash_ids`).
       description: identifies the text.
-      revision: the hub's commit or TFDS's version that was read, unless data.revision names it.
+      revision: the hub's commit or TFDS's version, unless data.revision names it.
     """
 
     corpus: str

@@ -55,7 +55,7 @@ class Tokenizer(abc.ABC):
         """Returns the SHA-256 of everything that decides the ids."""
 
     def encode(self, text: str) -> Ids:
-        """Returns the ids of one whole document, with the boundary that closes it, if the method has one."""
+        """Returns the ids of a whole document, with its closing boundary if the method has such."""
         return np.concatenate([np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))])
 
     def save(self, directory: str | os.PathLike) -> None:
@@ -75,14 +75,14 @@ class Tokenizer(abc.ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes: 256 ids. A newline separates documents, unless the first one ends with a newline."""
+    """UTF-8 bytes: 256 ids. A newline separates documents, unless the first ends with a newline."""
 
     name = "bytes"
     vocab_size = 256
     boundary_id = 10
 
     def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
-        """Yields the bytes of the text, uint8; one document becomes its bytes and nothing else."""
+        """Yields the bytes of the text, uint8; a document becomes its bytes and nothing else."""
         line_is_open = after_open_line
         for piece in pieces:
             if line_is_open:
@@ -128,7 +128,7 @@ class WordTokenizer(Tokenizer):
             yield np.array(list(map(self._ids.__getitem__, text.split())), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the words with one space between them, and a line end for each `</s>`."""
+        """Returns the words with a space between them, and a line end for each `</s>`."""
         text = " ".join("\n" if i == self.boundary_id else self.symbols[i] for i in ids)
         return text.replace(" \n", "\n").replace("\n ", "\n")
 
@@ -200,8 +200,8 @@ class BpeTokenizer(Tokenizer):
 def cut_chunks(text: str, ends_document: bool) -> tuple[list[str], str]:
     """Returns chunks to encode separately, and the rest, which must wait for more text of the document.
 
-    A chunk ends before a line end that a visible character follows, else before such a space. GPT-2's pattern splits
-    there in any context, so that the ids are those of the whole document.
+    A chunk ends before a line end and a visible character, else before such a space. GPT-2's pattern splits
+    there in any context, so the ids are those of the whole document.
     """
     chunks, start = [], 0
     while len(text) - start > CHUNK_CHARS:
@@ -267,7 +267,7 @@ def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
 
 
 def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
-    """Returns the counts of a dict.txt: one "symbol count" a line, without the specials, with padding or without.
+    """Returns the counts of a dict.txt: a "symbol count" per line, without the specials, with padding or without.
 
     Raises ValueError, with the line, for another file.
     """

@@ -24,7 +24,7 @@ class UnfinishedError(ValueError):
 
 
 def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
-    """Raises ValueError if `prepare` would refuse the options, or the text of one of `splits` is missing; cheap.
+    """Raises ValueError if `prepare` would refuse the options, or a split's text is missing; cheap.
 
     If the tokens are in the cache, their text need not be there.
     """
@@ -45,12 +45,12 @@ def prepare(
     """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section `data`.
 
     Args:
-      tokenizer: an existing one, such as that of a trained run, in place of the config's.
+      tokenizer: replaces the config's, for example by a trained run's.
       progress: show a bar on stderr.
-      makers: each of several hosts calls this, with a cache directory that all of them see.
+      makers: each of several hosts calls this, with a shared cache directory.
 
     Raises:
-      ValueError: a corpus that can't be read or is empty, or a cache that can't be written.
+      ValueError: an unreadable or empty corpus, or an unwritable cache.
       UnfinishedError: other hosts have not made their shards yet; the last host gets the file.
     """
     corpus = make_corpus(data)

@@ -40,7 +40,7 @@ def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
 
 
 def _run_and_text(dump: Dump) -> Scoring:
-    """Returns the key that dumps of one run and text have in common, without their windows."""
+    """Returns the key of a dump without its windows."""
     return dataclasses.replace(dump.of, length=0, stride=0)
 
 
@@ -84,8 +84,8 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
 
     composition_share: the gain of a model whose tokens cost at each context as in the short blocks, and beyond these as
       with their full context.
-    sliding_share: the part of the gain that is gone if windows slide by the least stride in `others` at both lengths,
-      so that (nearly) all tokens have the full context: the paper's argument (appendix B, tables 13 to 15).
+    sliding_share: the part of the gain that vanishes if windows slide by the least stride in `others` at both lengths,
+      so (nearly) all tokens have the full context: the paper's argument (appendix B, tables 13 to 15).
 
     gain_by_context divides the gain by the tokens' context in the short blocks.
     """

@@ -1,7 +1,7 @@
 """The use of longer contexts: the same tokens scored with more and more tokens before them.
 
 In windows that don't overlap, longer windows are better because fewer of their tokens have little context (the early
-token curse; paper, appendix B): even a model that ignores all but the last hundred tokens gains. If the same tokens are
+token curse; paper, appendix B): even a model without use for more than a hundred tokens gains. If the same tokens are
 scored at each length (`alibi.evaluation.windows.plan_contexts`), the gain is due to the context alone.
 """
 
@@ -20,7 +20,7 @@ OUTSIDE = 0.025  # on each side of an interval
 def gain_of(shortest: Score, score: Score) -> ContextUse:
     """Returns the gain of the windows of `score` over the `shortest` ones on the same tokens, in nats per token.
 
-    Its interval resamples the differences between the two lengths, so that hard and easy windows cancel. The shortest
+    Its interval resamples the differences between the two lengths, so hard and easy windows cancel. The shortest
     length gains nothing by definition, and has no interval.
     """
     saved = shortest.nll_nats.astype(np.float64) - score.nll_nats
@@ -34,9 +34,9 @@ def interval(
 ) -> tuple[float, float] | None:
     """Returns a 95% interval of a mean over tokens, by the bootstrap's percentiles.
 
-    Tokens of a window depend on each other, so that whole windows are drawn. Percentiles of few windows are too narrow;
+    Tokens of a window depend on each other, so whole windows are drawn. Percentiles of few windows are too narrow;
     they are widened as Student's t widens a normal interval (Hesterberg 2015, arXiv 1411.5279, section 5.2). None if
-    only one window has tokens: all its draws are equal, which would look like certainty.
+    a single window has tokens: all its draws are equal, which would look like certainty.
 
     Args:
       sums: the sum over the tokens of each window.

@@ -34,7 +34,7 @@ __all__ = ["Options", "OutputError", "evaluate_runs"]
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """The options of every evaluation; raises ValueError for an impossible one."""
+    """The options of every evaluation; raises ValueError for impossible values."""
 
     output_dir: str | os.PathLike[str]  # or an address: for rows/, results.jsonl, nll/, report.md and figures
     lengths: tuple[int, ...] = ()  # in tokens; empty: `multiples` of each run's train_length
@@ -81,7 +81,7 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
     """Evaluates each work directory, writes each row when it is known, then the report; returns the failures.
 
     A length becomes a row with `error`, and is no failure, if the position method does not support it, the text is
-    shorter, or memory does not suffice. A text that is too short for all supported lengths is a failure. See also
+    shorter, or memory does not suffice. A text too short for all supported lengths is a failure. See also
     `evaluate_each`.
     """
     return evaluate_each(workdirs, options, lambda workdir, output: RunEvaluation(workdir, options, output).run())
@@ -98,7 +98,7 @@ def evaluate_each(
     directory failed without a row.
 
     Raises:
-      ValueError: two work directories of one name, by which rows are told apart.
+      ValueError: two work directories of the same name, by which rows are told apart.
       OutputError: the output directory can't be written.
     """
     paths = list(dict.fromkeys(str(resolve(workdir)) for workdir in workdirs))
@@ -131,7 +131,7 @@ def evaluate_each(
 
 
 class RunEvaluation:
-    """One run at all its lengths; the parameters are loaded only if a length is not measured yet."""
+    """A run at all its lengths; the parameters are loaded only if a length is not measured yet."""
 
     def __init__(self, workdir: str, options: Options, output: Output):
         self.options, self.output = options, output
@@ -152,7 +152,7 @@ class RunEvaluation:
             raise ValueError(f"no length can be measured: {self._too_short(defined[0])}")
 
     def _evaluate(self, windows: Windows) -> None:
-        """Measures one length, unless its row is there."""
+        """Measures a length, unless its row is there."""
         row = self._unmeasured(windows)
         if limit := self.trained.undefined(windows.length) or self._too_short(windows):
             self.output.add_error(dataclasses.replace(row, limit=True), self._title(windows), limit)
@@ -196,7 +196,7 @@ class RunEvaluation:
             self._record(dataclasses.replace(row, context_use=gain), score)
 
     def _too_short(self, windows: Windows) -> str:
-        """Returns why the text has no result at this length; empty if it has one.
+        """Returns why the text has no result at this length, or an empty text.
 
         In longer windows than the text no token would have a longer context than in windows as long as the text.
         """

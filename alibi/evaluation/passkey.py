@@ -41,9 +41,8 @@ class Options(RunOptions):
 def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
     """Measures each run at all lengths and distances without a result, and writes the report; returns the failures.
 
-    A run whose tokens aren't bytes is a failure. Lengths that the position method does not support, or that are longer
-    than the text, become rows with `error`; they are a failure if no length can be measured. See also
-    `alibi.evaluation.extrapolation.evaluate_each`.
+    A run whose tokens aren't bytes is a failure. Lengths beyond the position method or the text become rows with
+    `error`; they are a failure if no length can be measured. See also `alibi.evaluation.extrapolation.evaluate_each`.
     """
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
 
@@ -70,7 +69,7 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
 
 
 def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey: Passkey, output: Output) -> None:
-    """Measures one length and distance, unless its row is there."""
+    """Measures a length and distance, unless its row is there."""
     distance, count, tokens = passkey.distance, passkey.prompts, length + 1
     too_short = why_too_short(text, length)
     scored = text if too_short else make_prompts(text, length, distance, count).tobytes()

@@ -42,12 +42,12 @@ class Score:
 
 
 class Scorer:
-    """Scores streams with one function, compiled once for each batch shape.
+    """Scores streams with a function, compiled once for each batch shape.
 
     Args:
       nll_function: see `model_nll`.
-      boundary_id: the token before the first one of a stream.
-      batch_tokens: inputs per device and batch, but at least one window: longer windows come in smaller batches.
+      boundary_id: the token before a stream.
+      batch_tokens: inputs per device and batch, but at least a window: longer windows come in smaller batches.
       sharding: of the batch dimension; by default on the first device. Each of several hosts reads only the rows of
         its own devices, and all get the result.
     """
@@ -81,7 +81,7 @@ class Scorer:
           progress: called with the number of tokens scored since the last call.
 
         Raises:
-          ValueError: no tokens, a stride outside 1..length, or a length that the model does not support.
+          ValueError: no tokens, a stride outside 1..length, or a length beyond the model's.
         """
         windows = plan(len(tokens), length, stride)
         for part in windows.parts:

@@ -5,8 +5,8 @@ and t[i] is the target of u[i]. Window k scores the targets t[kS : (k+1)S], with
 those targets and up to L - S inputs before them, with L the length. With S = L the windows do not overlap. Each token
 is scored exactly once.
 
-With S < L the first L // S windows begin with the stream: each is the beginning of the last of them, so that a causal
-model computes all of them in one row. All further windows have L inputs, and score the last S of them.
+With S < L the first L // S windows begin with the stream: each is the beginning of the last of them, so a causal
+model computes all of them in a single row. All further windows have L inputs, and score the last S of them.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ SAME_TOKENS = "same tokens"  # the mode of windows of several lengths that score
 
 @runtime_checkable
 class Tokens(Protocol):
-    """The ids of a stream: a one-dimensional array, or an object that reads slices of it."""
+    """The ids of a stream: a one-dimensional array, or an object with its slices."""
 
     def __len__(self) -> int: ...
 
@@ -55,7 +55,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Rows of one shape that score tokens between `start` and `stop` of a stream."""
+    """Rows of the same shape, which score tokens between `start` and `stop` of a stream."""
 
     start: int
     stop: int
@@ -83,7 +83,7 @@ class Part:
 
 
 class Batch(NamedTuple):
-    """Rows of one static shape, int32."""
+    """Rows of a static shape, int32."""
 
     inputs: Int[np.ndarray, "rows length"]  # u of each row, padded on the right with the boundary
     targets: Int[np.ndarray, "rows scored"]  # of the last inputs; -1 for nothing to score
@@ -116,7 +116,7 @@ def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
 def plan_contexts(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Part]:
     """Returns for each of `lengths`, ascending, windows of that length; all lengths score the same tokens.
 
-    These are the last tenth of each window of the shortest length, so that even there they have nearly all of its
+    These are the last tenth of each window of the shortest length, so even there they have nearly all of its
     context. The windows end at places spread evenly over the text; there are fewer than `windows` if so many would
     score a token twice.
 
@@ -134,11 +134,11 @@ def plan_contexts(num_tokens: int, lengths: Sequence[int], windows: int) -> list
 
 
 def gather(tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:
-    """Returns the rows with these numbers; a row beyond the last one scores nothing.
+    """Returns the rows with these numbers; a row beyond the last scores nothing.
 
     Args:
       tokens: the stream; only the tokens of these rows are read (a memory map stays on disk).
-      boundary_id: the token before the first one.
+      boundary_id: the token before the stream.
     """
     first_scored = part.first_scored(rows)[:, None]
     stop = np.minimum(first_scored + part.scored, part.stop)

@@ -12,7 +12,7 @@ from etils import epath
 
 from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
 from alibi.evaluation.dumps import Dump, read_dump, read_scoring, write_dump
-from alibi.reporting.rows import EarlyTokenCurse, Scoring
+from alibi.reporting.rows import Scoring
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -106,14 +106,6 @@ def test_only_part_of_it_where_longer_context_helps():
     assert row.sliding_share == pytest.approx(1.0 - 2.0, abs=1e-3)  # the windows' gain is twice the blocks'
 
 
-def test_without_sliding_windows_one_share_is_unknown():
-    blocks = [measured(up_to(8), length, length) for length in (16, 64)]
-    rows = [row for row in analyse(blocks) if isinstance(row, EarlyTokenCurse)]
-    assert len(rows) == 1
-    assert rows[0].sliding_share is None
-    assert rows[0].composition_share == pytest.approx(1.0, abs=1e-5)
-
-
 def test_from_dumps_to_rows_and_figure(tmp_path):
     for length in (16, 64):
         for stride in (length, 1):
@@ -176,14 +168,6 @@ def test_no_share_of_a_gain_that_is_hardly_known():
     assert 0 < low < row.gain_nats / 2
     assert row.composition_share is None
     assert {one.share for one in row.gain_by_context} == {None}
-
-
-def test_the_interval_of_a_range_is_that_of_its_blocks():
-    """Blocks of 8 that cost 4 or 6 each by chance: the mean of 125 of them has a standard error of 1/sqrt(125)."""
-    cost = np.repeat(np.random.default_rng(3).choice([4.0, 6.0], 125), 8)
-    last = by_context(measured(lambda context: cost, 8, 8))[-1]
-    mean, error = cost.mean(), cost.std() / np.sqrt(125)
-    assert last.interval == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=error / 4)
 
 
 def test_one_block_has_no_interval():

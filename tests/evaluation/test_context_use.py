@@ -1,10 +1,6 @@
 """The same tokens at each length, and what their longer context gains, where it is known."""
 
 import dataclasses
-import json
-import pathlib
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +13,7 @@ from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Score, Scorer
 from alibi.evaluation.windows import SAME_TOKENS, Part, gather, plan_contexts
 from alibi.reporting.report import write_report
-from alibi.reporting.rows import ContextUse, Row, latest, read_rows
+from alibi.reporting.rows import ContextUse, latest, read_rows
 from tests.evaluation.runs import make_run
 from tests.reporting.rowmaker import append_rows, make_row
 
@@ -179,19 +175,3 @@ def test_seeds_have_a_deviation_in_place_of_intervals(tmp_path):
     append_rows(tmp_path / "results.jsonl", rows)
     write_report(tmp_path)
     assert "+0.2000 ± 0.1414" in (tmp_path / "report.md").read_text()
-
-
-def test_a_row_is_read_as_it_was_written():
-    row = make_row(
-        "alibi", 256, 10.0, context_use={"windows": 9, "from_length": 128, "gain_nats": 0.1, "interval": [0.0, 0.2]}
-    )
-    assert row.context_use == ContextUse(9, 128, 0.1, (0.0, 0.2))
-    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
-
-
-def test_flags(run, tmp_path):
-    root = pathlib.Path(__file__).resolve().parents[2]
-    command = [sys.executable, "eval_extrapolation.py", f"--workdirs={run}", "--context_use", "--context_windows=1"]
-    done = subprocess.run([*command, f"--output_dir={tmp_path}"], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1] == "error: context_windows=1 must be 0, for none, or at least 2"

@@ -164,48 +164,12 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi
 @pytest.mark.parametrize(
     ("program", "flags", "message"),
     [
-        (
-            "scripts/passkey.py",
-            ["--workdirs="],
-            "--workdirs is empty; give a value, or leave it out",
-        ),
         ("scripts/passkey.py", ["--checkpoint=last"], "checkpoint=last must be latest, best or a step, such as 600"),
-        ("eval_extrapolation.py", ["--batch_tokens=0"], "batch_tokens=0 must be at least 1"),
-        (
-            "eval_extrapolation.py",
-            ["--lengths=16", "--multiples=2"],
-            "--lengths and --multiples are two ways to say the same; give one of them",
-        ),
-        (
-            "eval_extrapolation.py",
-            ["--lengths=16,x"],
-            "--lengths=16,x must be positive whole numbers, such as 1,2,4",
-        ),
-        (
-            "eval_extrapolation.py",
-            ["--position_options=factor"],
-            "--position_options=factor is not KEY=VALUE; write for example factor=4",
-        ),
-        (
-            "eval_extrapolation.py",
-            ["--position="],
-            "--position is empty; give a value, or leave it out",
-        ),
-        (
-            "scripts/passkey.py",
-            ["--position=yarn", "--position_options="],
-            "--position_options is empty; give a value, or leave it out",
-        ),
-        (
-            "eval_extrapolation.py",
-            ["--context_windows=1"],
-            "--context_windows=1 is for --context_use",
-        ),
-        (
-            "eval_extrapolation.py",
-            ["--split=tset", "--text_file=mine.txt"],
-            "--split=tset names a split",
-        ),
+        ("eval_extrapolation.py", ["--lengths=16", "--multiples=2"], "--lengths and --multiples are two ways"),
+        ("eval_extrapolation.py", ["--lengths=16,x"], "--lengths=16,x must be positive whole numbers"),
+        ("eval_extrapolation.py", ["--position_options=factor"], "--position_options=factor is not KEY=VALUE"),
+        ("eval_extrapolation.py", ["--context_windows=1"], "--context_windows=1 is for --context_use"),
+        ("eval_extrapolation.py", ["--split=tset", "--text_file=mine.txt"], "--split=tset names a split"),
     ],
 )
 def test_flags_that_cannot_be(alibi_run, program, flags, message):

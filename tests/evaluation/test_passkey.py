@@ -67,14 +67,6 @@ def test_an_impossible_distance_is_refused(distance):
         make_prompts(BOOK, 124, distance, 7)
 
 
-def test_windows_longer_than_the_text_are_refused():
-    assert make_prompts(BOOK, len(BOOK), 32, 2).shape == (2, len(BOOK) + 1)
-    with pytest.raises(
-        ValueError, match=r"windows of 2,200 tokens are longer than their text of 2,120 bytes; .* to 2,120"
-    ):
-        make_prompts(BOOK, 2200, 32, 2)
-
-
 def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(tmp_path, monkeypatch):
     """As for the lengths of eval_extrapolation.py; where nothing can be measured the command has failed."""
     (tmp_path / "text.txt").write_text("some text\n")
@@ -160,21 +152,6 @@ def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(tmp_path
         evaluate_passkeys(runs, Options(output_dir=tmp_path / "out"))
     evaluate_passkeys(runs[:1], Options(output_dir=tmp_path / "out", lengths=(37,)))
     assert "a-run: windows of 37 tokens are too short for a key 32 back" in capsys.readouterr().err
-
-
-def test_a_row_names_the_checkpoint_that_was_measured(tmp_path, monkeypatch):
-    """Where training has replaced the checkpoint meanwhile, or it is damaged, another one is read."""
-    (tmp_path / "text.txt").write_text("some text\n")
-    run = make_run(tmp_path, "alibi", "a-run")
-    read = TrainedRun.params.func
-
-    def params_of_another(trained):
-        trained.step = 3
-        return read(trained)
-
-    monkeypatch.setattr(TrainedRun.params, "func", params_of_another)
-    evaluate_passkeys([run], Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3))
-    assert [row.step for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3]
 
 
 def test_too_little_memory_is_a_row_and_the_others_are_measured(tmp_path, monkeypatch):
