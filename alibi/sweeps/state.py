@@ -57,7 +57,8 @@ class RunState:
 
     def describe(self) -> str:
         """Returns the state in words: done, at step 200 of 600, missing, or failed and why."""
-        failed = f"failed: {' '.join((self.reason or self.failure).split())}"
+        why = self.reason if self.state == "conflict" else self.failure or self.reason
+        failed = f"failed: {' '.join(why.split())}"
         then_failed = f"; {failed}" if self.failure else ""
         progress = f"at step {self.step:,} of {self.run.config.train.steps:,}"
         match self.state:
