@@ -1,8 +1,8 @@
-"""Writes docs/methods.md: what each position method is, where it enters, what it adds, and what was measured of it.
+"""Writes docs/methods.md: formula, place in the model, parameters and measurements of each position method.
 
     python scripts/methods_page.py
 
-Measured are what results/ holds: methods/results.jsonl of configs/sweeps/all_methods.py, methods/speed.json of
+The measurements are in results/: methods/results.jsonl of configs/sweeps/all_methods.py, methods/speed.json of
 scripts/benchmark.py positions, and passkey/results.jsonl of configs/sweeps/passkey.py.
 """
 
@@ -10,7 +10,6 @@ import json
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -101,66 +100,61 @@ LENGTHS = (128, 512, 2_048, 8_192)  # at which speed was measured
 ASKED = ((1, 64), (8, 64), (8, 512))  # windows, as multiples of L, and distances of passkeys
 
 
-def page() -> str:
-    """The page, as Markdown."""
-    rows, keys = latest(read_rows(ROWS)), latest(read_rows(KEYS))
-    speeds = json.loads(SPEED.read_text()) if SPEED.exists() else []
-    parts = [HEAD.format(layers=LAYERS, **SIZES), _overview(), _measured(rows, keys, speeds)]
-    parts += [_section(name) for name in METHODS]
-    parts.append(_options())
-    return "\n".join(parts)
+def page(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
+    """Returns the page as Markdown, with the numbers of these rows of results, of passkeys and of speed."""
+    parts = [HEAD.format(layers=LAYERS, **SIZES), _overview(), _measured(latest(rows), latest(keys), speeds)]
+    for name, kind in METHODS.items():
+        about = kind.about
+        assert about is not None, f"{name} lacks `about`"
+        summary = " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split())
+        options = ", ".join(f"`{option}={default!r}`" for option, default in kind.options().items())
+        file = f"../alibi/positions/{kind.__module__.rpartition('.')[2]}.py"
+        section = [f"## {name}\n", f"{summary}\n", f"- Formula: {about.formula}"]
+        section.append(f"- Options: {options or 'none'} ([source code]({file}))")
+        parts.append("\n".join([*section, f"- Source: {about.source}", f"- Caveats: {about.caveats}", ""]))
+    parts.append("## Options of any method\n")
+    parts += [f"- `{option}`: {formula}. {source}" for option, formula, source, _ in OPTIONS]
+    return "\n".join(parts) + "\n"
 
 
 def _overview() -> str:
+    """Returns a line for each method: its formula, its places in the model and its parameters."""
     lines = ["| method | formula | enters | adds |", "|:--|:--|:--|--:|"]
-    for name in METHODS:
-        method = make_position(name, **SIZES)
-        lines.append(f"| [`{name}`](#{name}) | {_about(method).formula} | {_enters(method)} | {_added(method):,} |")
+    places = {"embed": "embeddings", "queries": "queries", "keys": "keys", "bias": "logits"}
+    places |= {"content_bias": "logits by content"}
+    for name, kind in METHODS.items():
+        owners = {place: next(owner for owner in kind.__mro__ if place in vars(owner)) for place in places}
+        enters = [places[place] for place, owner in owners.items() if owner is not PositionMethod]
+        method, key = make_position(name, **SIZES), jax.random.key(0)
+        shared, of_layer = (jax.tree.leaves(jax.eval_shape(init, key)) for init in (method.init, method.init_layer))
+        added = sum(leaf.size for leaf in shared) + LAYERS * sum(leaf.size for leaf in of_layer)
+        cells = [kind.about.formula, ", ".join(enters) or "nowhere", f"{added:,}"]
+        lines.append(f"| [`{name}`](#{name}) | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _about(method: PositionMethod) -> Any:
-    assert method.about is not None, f"{type(method).__name__} lacks `about`"
-    return method.about
-
-
-def _enters(method: PositionMethod) -> str:
-    """Where position enters, by the functions that the class overrides."""
-    places = {"embed": "embeddings", "queries": "queries", "keys": "keys", "bias": "logits"}
-    places |= {"keep": "", "content_bias": "logits by content"}
-    overridden = [word for name, word in places.items() if word and _overrides(type(method), name)]
-    return ", ".join(overridden) or "nowhere"
-
-
-def _overrides(kind: type[PositionMethod], function: str) -> bool:
-    owner = next(one for one in kind.__mro__ if function in vars(one))
-    return owner is not PositionMethod
-
-
-def _added(method: PositionMethod) -> int:
-    key = jax.random.key(0)
-    shared, of_layer = (jax.eval_shape(init, key) for init in (method.init, method.init_layer))
-    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (shared, of_layer)]
-    return sizes[0] + LAYERS * sizes[1]
-
-
 def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
-    """A line for each method, and for each method that was measured with an option of any."""
+    """Returns a line for each method, and for each measurement of a method with an option of any method."""
     lines = []
     for name in METHODS:
-        with_options = "".join(f", `{option}`" for option in _trained_with(name))
-        cells = [*_extrapolation(_of_method(name, rows)), *_passkeys(_of_method(name, keys)), *_speed(name, speeds)]
-        lines.append(f"| [`{name}`](#{name}){with_options} | {' | '.join(cells)} |")
+        series = name.replace("_", "-")
+        trained = all_methods.METHODS.get(series, {})
+        options = [f"{key.split('.')[1]}={one!r}" for key, one in trained.items() if key.startswith("position_options")]
+        of_method = []
+        for known in (rows, keys):
+            found = [row for row in known if row.override is None and row.series == series]
+            of_method.append(found or [row for row in known if row.override == Override(name)])
+        cells = [*_extrapolation(of_method[0]), *_passkeys(of_method[1]), *_speed(name, speeds)]
+        lines.append(f"| [`{name}`](#{name}){''.join(f', `{one}`' for one in options)} | {' | '.join(cells)} |")
     for option, _, _, measurements in OPTIONS:
         for plain, series in measurements:
-            of_run, asked = ([row for row in some if row.series == series] for some in (rows, keys))
+            of_run, asked = ([row for row in known if row.series == series] for known in (rows, keys))
             cells = [*_extrapolation(of_run), *_passkeys(asked), *_speed(series, speeds)]
-            short = option.partition(".")[2]
-            lines.append(f"| [`{plain}`](#{plain}), `{short}` | {' | '.join(cells)} |")
+            lines.append(f"| [`{plain}`](#{plain}), `{option.partition('.')[2]}` | {' | '.join(cells)} |")
     key_seeds = len({row.seed for row in keys})
     head = MEASURED.format(
         length=SIZES["train_length"],
-        steps=max(row.step for row in rows),
+        steps=max((row.step for row in rows), default=0),
         seeds=len({row.seed for row in rows}),
         key_seeds="one seed" if key_seeds == 1 else f"{key_seeds} seeds",
         of_keys=passkey.STEPS,
@@ -169,82 +163,38 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
     return head + "\n".join(lines) + "\n"
 
 
-def _trained_with(name: str) -> list[str]:
-    """The options that the method was trained with, where these are not the defaults."""
-    trained = all_methods.METHODS.get(name.replace("_", "-"), {})
-    return [f"{key.split('.')[1]}={value!r}" for key, value in trained.items() if key.startswith("position_options")]
-
-
-def _section(name: str) -> str:
-    method = METHODS[name]
-    about = _about(make_position(name, **SIZES))
-    summary = " ".join((method.__doc__ or "").strip().split("\n\n")[0].split())
-    options = ", ".join(f"`{option}={default!r}`" for option, default in method.options().items())
-    file = f"../alibi/positions/{method.__module__.rpartition('.')[2]}.py"
-    return "\n".join(
-        [
-            f"## {name}\n",
-            f"{summary}\n",
-            f"- Formula: {about.formula}",
-            f"- Options: {options or 'none'} ([source code]({file}))",
-            f"- Source: {about.source}",
-            f"- Caveats: {about.caveats}",
-            "",
-        ]
-    )
-
-
-def _options() -> str:
-    lines = ["## Options of any method", ""]
-    lines += [f"- `{option}`: {formula}. {source}" for option, formula, source, _ in OPTIONS]
-    return "\n".join(lines) + "\n"
-
-
 def _extrapolation(found: list[Row]) -> list[str]:
-    """Bits per byte at L and 16 L, and what the same tokens gain by 16 L: means over seeds."""
-
-    def mean(times: int, value: Callable[[Row], float | None]) -> float | None:
-        values = [
-            one for row in found if row.eval_length == times * row.train_length and (one := value(row)) is not None
-        ]
-        return statistics.fmean(values) if values else None
-
-    def of_the_text(row: Row) -> float | None:  # of the whole text, not of the tokens that all lengths have in common
-        return row.bits_per_byte if row.context_use is None and row.passkey is None else None
-
-    bits = [mean(times, of_the_text) for times in (1, 16)]
-    gain = mean(16, lambda row: row.context_use.gain_nats if row.context_use else None)
-    return [*("-" if one is None else f"{one:.3f}" for one in bits), "-" if gain is None else f"{gain:+.4f}"]
+    """Returns bits per byte at L and 16 L, and the gain of the same tokens at 16 L: means over seeds."""
+    cells = []
+    for times in (1, 16):
+        at = [row for row in found if row.eval_length == times * row.train_length and row.is_measured]
+        # Of the whole text, not of the tokens that all lengths have in common.
+        bits = [row.bits_per_byte for row in at if not (row.context_use or row.passkey) and row.bits_per_byte]
+        cells.append(f"{statistics.fmean(bits):.3f}" if bits else "-")
+    gains = [row.context_use.gain_nats for row in at if row.context_use and row.context_use.gain_nats is not None]
+    return [*cells, f"{statistics.fmean(gains):+.4f}" if gains else "-"]
 
 
 def _passkeys(rows: list[Row]) -> list[str]:
-    """Shares of passkeys that are found, means over seeds; marked where the runs had more updates than most."""
-
-    def share(times: int, distance: int) -> str:
-        found = [row for row in rows if row.passkey is not None and row.eval_length == times * row.train_length]
-        values = [row.passkey.accuracy for row in found if row.passkey.distance == distance and not row.error]
-        mark = MARKS.get(max((row.step for row in found), default=0), "")
-        return f"{statistics.fmean(values):.0%}{mark}" if values else "-"
-
-    return [share(*asked) for asked in ASKED]
-
-
-def _of_method(name: str, rows: list[Row]) -> list[Row]:
-    """Of runs that were trained with the method, or else of those that were tested as it."""
-    series = name.replace("_", "-")
-    found = [row for row in rows if row.override is None and row.series == series]
-    return found or [row for row in rows if row.override == Override(name)]
+    """Returns the shares of found passkeys, means over seeds; marked if the runs had more updates than most."""
+    cells = []
+    for times, distance in ASKED:
+        at = [row for row in rows if row.passkey is not None and row.eval_length == times * row.train_length]
+        shares = [row.passkey.accuracy for row in at if row.passkey.distance == distance and not row.error]
+        mark = MARKS.get(max((row.step for row in at), default=0), "")
+        cells.append(f"{statistics.fmean(shares):.0%}{mark}" if shares else "-")
+    return cells
 
 
 def _speed(name: str, speeds: list[dict[str, Any]]) -> list[str]:
-    """How many times as fast as without positions a model is trained, at each length."""
+    """Returns the training speed at each length, as a multiple of the speed without positions."""
     found = {row["length"]: row["run"]["of_none"] for row in speeds if row["contender"] == COSTS.get(name, name)}
     found |= dict.fromkeys(LENGTHS, 1.0) if name == "none" else {}
     return [f"{found[length]:.2f}" if found.get(length) else "-" for length in LENGTHS]
 
 
 def main() -> None:
-    PAGE.write_text(page())
+    PAGE.write_text(page(read_rows(ROWS), read_rows(KEYS), json.loads(SPEED.read_text())))
     print(f"written: {PAGE.relative_to(ROOT)}")
 
 
