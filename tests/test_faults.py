@@ -1,4 +1,4 @@
-"""The short form of scripts/fault_test.py: what is killed, damaged or starved ends with the numbers of what isn't."""
+"""The short form of scripts/fault_test.py: killed and damaged runs end with the numbers of an undisturbed run."""
 
 import pathlib
 import subprocess

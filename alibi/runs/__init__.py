@@ -1,4 +1,4 @@
-"""Trained runs: their work directories, what identifies and what made them; `alibi.runs.trained` loads their models."""
+"""Trained runs: work directory, identity and provenance; `alibi.runs.trained` loads a run for use."""
 
 from alibi.runs.directory import SECTIONS, RunDirectory
 from alibi.runs.identity import config_hash, evaluation_hash, may_differ

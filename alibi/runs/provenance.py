@@ -1,4 +1,4 @@
-"""What made a run: command, commit, versions and processor cores."""
+"""Provenance of a run: command, commit, versions and processor cores."""
 
 import functools
 import hashlib
@@ -15,7 +15,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "data
 
 @functools.cache
 def git_commit() -> str:
-    """The commit of this code, with "-dirty" where tracked files differ from it.
+    """Returns the commit of this code, with "-dirty" if tracked files differ from it.
 
     Outside a checkout, as in an image, it is $ALIBI_COMMIT, or "unknown".
     """
@@ -32,25 +32,25 @@ def git_commit() -> str:
 
 @functools.cache
 def code_hash() -> str:
-    """Twelve hex digits of the library's files, which tell changes that no commit does."""
+    """Returns twelve hex digits of the SHA-256 of the library's files, which also changes without a commit."""
     folder = pathlib.Path(__file__).resolve().parents[1]
-    files = sorted(folder.rglob("*.py"))
-    return hashlib.sha256(b"".join(str(f.relative_to(folder)).encode() + f.read_bytes() for f in files)).hexdigest()[
-        :12
-    ]
+    hashed = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        hashed.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+    return hashed.hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages by which a run computes."""
+    """Returns the versions of Python and of the packages by which a run computes."""
     return {package: importlib.metadata.version(package) for package in PACKAGES} | {"python": sys.version.split()[0]}
 
 
 def make_provenance(**more: Any) -> dict[str, Any]:
-    """What made a run: command, commit, versions, CPU cores; `more` adds devices, corpus, parameters."""
+    """Returns command, commit, versions and CPU cores; `more` adds devices, corpus, parameters."""
     made_by = {"command": sys.argv, "commit": git_commit(), "code": code_hash(), "versions": versions()}
     return {**made_by, "cores": usable_cores(), **more}
 
 
 def usable_cores() -> int:
-    """The processor cores that this process may use; all, where the system doesn't tell which (macOS)."""
+    """Returns the number of processor cores that this process may use; all cores on macOS."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""A trained run, loaded for use: its tokenizer, model and parameters from a work directory, on the devices here."""
+"""A trained run, loaded for use: tokenizer, model and parameters of a work directory, on this machine's devices."""
 
 import functools
 import logging
@@ -22,17 +22,20 @@ _log = logging.getLogger(__name__)
 
 
 class TrainedRun:
-    """One checkpoint of a run. What is costly, such as the parameters, is loaded when it is first used.
+    """One checkpoint of a run, whose tokenizer, model and parameters are loaded at their first use.
 
     Args:
       workdir: the run's work directory.
       checkpoint: "latest", "best" (by validation NLL) or a step.
       batch_tokens: inputs a device holds at one time; None: the run's eval.batch_tokens.
-      override: what `model` has in the place of what the run was trained with; `config` is that of training.
+      override: changes of the config for `model`; `config` stays the one of training.
+
+    Attributes:
+      step: the number of updates before the checkpoint.
 
     Raises:
-      ValueError: no work directory, or no such checkpoint in it, or an override that the run can't have; later, when
-        the parameters are used, a damaged one.
+      ValueError: no work directory, no such checkpoint, or an override that the parameters don't allow; later, at the
+        first use of the parameters, a damaged checkpoint.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class TrainedRun:
 
     @property
     def title(self) -> str:
-        """The name, and what the run is tested as."""
+        """The name, followed by the override."""
         return self.name if self.override is None else f"{self.name} {self.override}"
 
     @functools.cached_property
@@ -77,7 +80,7 @@ class TrainedRun:
         return evaluated(model, self.config)
 
     def undefined(self, length: int) -> str:
-        """Why the position method has no result at `length` tokens; empty: it has one."""
+        """Returns the reason why the position method has no result at `length` tokens; "" if it has one."""
         try:
             self.model.check_length(length)
         except ValueError as error:
@@ -86,7 +89,6 @@ class TrainedRun:
 
     @functools.cached_property
     def _shapes(self) -> PyTree:
-        """Of the parameters; the model is traced once for all who ask."""
         return param_shapes(self.model)
 
     @property
@@ -95,18 +97,17 @@ class TrainedRun:
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """The parameters, split over the mesh as in training.
+        """The parameters, sharded over the mesh as in training.
 
-        Where training has replaced the latest or best checkpoint by a newer one since, they and `step` are of that;
-        where it is damaged, of the next latest or best one that is whole. Either is said in a line.
+        If the latest or best checkpoint was replaced by a newer one since, or is damaged, the next whole one takes its
+        place: a line is logged, and `step` changes.
         """
         abstract = laid_out(self._shapes, self.mesh)
         failed: dict[int, ValueError] = {}
         while True:
             try:
                 with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
-                    # Older versions kept parameters beyond their limits, which they heeded when they used them.
-                    return self.model.position.within_limits(checkpoints.restore_params(self.step, abstract))
+                    return checkpoints.restore_params(self.step, abstract)
             except ValueError as error:
                 failed[self.step] = error
             there = hosts.broadcast(lambda: _find_steps(self.directory, self._checkpoint))
@@ -121,7 +122,7 @@ class TrainedRun:
 
 
 def fitting_mesh(mesh: MeshConfig) -> Mesh:
-    """The mesh that the run was trained on, or all devices along `data` where there are more or fewer of them."""
+    """Returns the mesh of training, or all devices along `data` if there are more or fewer devices here."""
     try:
         return make_mesh(mesh)
     except ValueError as error:
@@ -130,7 +131,7 @@ def fitting_mesh(mesh: MeshConfig) -> Mesh:
 
 
 def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
-    """The step that "latest", "best" or a number names, then those that stand in for it where it is damaged."""
+    """Returns the step that "latest", "best" or a number names, then the steps that replace it if it is damaged."""
     directory.check_checkpoints()
     status, steps = directory.status(), directory.saved_steps()
     if not steps:
