@@ -1,11 +1,10 @@
 """Trained runs: work directory, identity and provenance; `alibi.runs.trained` loads a run for use."""
 
-from alibi.runs.directory import SECTIONS, RunDirectory
+from alibi.runs.directory import RunDirectory
 from alibi.runs.identity import config_hash, evaluation_hash, may_differ
 from alibi.runs.provenance import code_hash, git_commit, make_provenance, usable_cores, versions
 
 __all__ = [
-    "SECTIONS",
     "RunDirectory",
     "code_hash",
     "config_hash",

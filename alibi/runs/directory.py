@@ -14,9 +14,6 @@ from alibi.runs.identity import defining
 from alibi.storage.claims import Claim
 from alibi.storage.files import check_writable, is_address, listed, made_whole, resolve, write_whole
 
-# Of every config, as in configs/base.py.
-SECTIONS = ("data", "model", "optimizer", "train", "eval", "checkpoint", "log", "mesh", "position_options")
-
 
 class RunDirectory:
     """One run's files: config, provenance and status as JSON, metrics, tokenizer/, checkpoints/, tensorboard/.
@@ -54,7 +51,11 @@ class RunDirectory:
 
     def config(self) -> Config:
         """Returns the resolved config that the run was trained with."""
-        return read_config(self._read("config.json", *SECTIONS))
+        content = self._read("config.json", *(field.name for field in dataclasses.fields(Config)))
+        try:
+            return read_config(content)
+        except ValueError as error:
+            raise self._damaged("config.json", error) from None
 
     def provenance(self) -> dict[str, Any]:
         """Returns commit, versions, devices, corpus and parameters of the run's last start."""
@@ -211,7 +212,8 @@ class RunDirectory:
             problem = f"{name} is missing; give train.py's --workdir"
             raise ValueError(f"{self} is no work directory of a run: {problem}") from None
         except ValueError as error:
-            raise ValueError(
-                f"{self}/{name} is damaged ({error}); restore it, or train the run again elsewhere"
-            ) from None
+            raise self._damaged(name, error) from None
         return content
+
+    def _damaged(self, name: str, error: Exception) -> ValueError:
+        return ValueError(f"{self}/{name} is damaged ({error}); restore it, or train the run again elsewhere")
