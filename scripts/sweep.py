@@ -5,12 +5,12 @@
 
 Writes results.jsonl, report.md and extrapolation.png to --workdir, and each run to
 runs/NAME in it. --dry_run shows each run's state, size and estimated time instead, and with
---device_kind and --devices what its training takes there. On several hosts start it on
+--device_kind and --devices the plan of its training there. On several hosts start it on
 each, with a shared --workdir and train.py's flags for that.
 
---task=I/N, or a run's name, does only these runs. Tasks need not know of each other: a run
-that one is at work on is left to it, and what was done is not done again. The one that finds
-all runs ended reports; the command without --task does what is left, and reports too.
+--task=I/N, or a run's name, does only these runs. Tasks need not know of each other: a run that
+another process is at work on is left to it (exit code 75), and finished work is not repeated. The
+task that finds all runs ended reports; the command without --task does all runs, and reports too.
 scripts/submit.py gives them to a cluster.
 """
 
@@ -28,7 +28,7 @@ from alibi.cli import command_line
 
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
 _WORKDIR = flags.DEFINE_string("workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "show what would be done, and do nothing")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the state and the plan of each run, and do nothing")
 _TASK = flags.DEFINE_string("task", None, "part of the runs: I/N, the I-th of N parts, from 0; or a run's name")
 _JOBS = command_line.define_jobs_flag()
 command_line.define_device_flags()

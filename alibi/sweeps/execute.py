@@ -46,8 +46,8 @@ class Sweeper:
       share: the runs of a task, which does only these; it reports if all runs of the sweep have ended. None: all runs.
 
     Attributes:
-      unfinished: names of runs that were stopped while the others went on.
-      left: names of runs that were left to other processes.
+      unfinished: names of runs that were stopped while the others went on, or held by another process.
+      left: names of runs that a process that started later has taken over.
     """
 
     def __init__(
@@ -135,7 +135,8 @@ class Sweeper:
         except (HeldError, LostError) as error:
             if self.flags:  # the other hosts wait for this run
                 raise
-            self.left.append(run.name)
+            # After a held run the same command goes on; after a lost one it would take the run back.
+            (self.unfinished if isinstance(error, HeldError) else self.left).append(run.name)
             say(f"{heading}: {error}; left to it")
             return
         except PreemptedError as stop:
@@ -250,7 +251,7 @@ def run_sweeper(sweeper: Sweeper) -> int:
     if failures:
         print("the same command tries the failed runs again", file=sys.stderr)
     if sweeper.left:
-        print(f"left to the processes at work on them: {', '.join(sweeper.left)}", file=sys.stderr)
+        print(f"left to processes that started later: {', '.join(sweeper.left)}", file=sys.stderr)
     if sweeper.unfinished:
         print(f"unfinished: {', '.join(sweeper.unfinished)}; the same command goes on there", file=sys.stderr)
         return REQUEUE

@@ -156,7 +156,8 @@ def test_tasks_that_overlap_make_each_run_once_and_one_of_them_reports(tmp_path)
     shares = [sweep.share(task) for task in ("0/1", "0/1", "none-L128-seed0")]
     tasks = [sweeper_of(sweep, tmp_path, trainer, lambda _: reports.append(1) or "", share=share) for share in shares]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(run_sweeper, tasks)) == [0, 0, 0]
+        codes = list(pool.map(run_sweeper, tasks))
+    assert set(codes) <= {0, REQUEUE}, "a held run may be begun again"
     assert len(trainer.commands) == 6, "a command was run twice"
     assert set(trainer.commands) == made("alibi", "t5", "none")
     assert 1 <= len(reports) <= 3
@@ -170,11 +171,11 @@ def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys):
     sweep = of_methods("alibi", "t5", "none")
     held, trainer = Claim(resolve(tmp_path) / TASKS / sweep.runs[0].name, "at work"), Trainer(sweep, tmp_path)
     task = sweeper_of(sweep, tmp_path, trainer, lambda _: pytest.fail("not all ended"), share=sweep.runs)
-    assert run_sweeper(task) == 0
+    assert run_sweeper(task) == REQUEUE, "if its owner was killed, the next start goes on"
     assert set(trainer.commands) == made("t5", "none")
     printed = capsys.readouterr()
     assert "2 of 3 runs of the sweep have ended; whichever task ends last reports" in printed.out
-    assert printed.err == "left to the processes at work on them: alibi-L128-seed0\n"
+    assert printed.err == "unfinished: alibi-L128-seed0; the same command goes on there\n"
     held.release()
     plain = Trainer(sweep, tmp_path)
     assert run_sweeper(sweeper_of(sweep, tmp_path, plain)) == 0
