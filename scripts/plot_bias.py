@@ -1,11 +1,10 @@
-"""What each position method adds to the logits of attention, head by head: a picture, and a curve by distance.
+"""Draws the additions of each position method to the logits of attention: a picture of each head, curves by distance.
 
     python scripts/plot_bias.py --methods=all --heads=8 --length=64
 
-Writes METHOD.png of each to --output_dir. Parameters are those that training starts with, and every token has the
-same content, drawn from a normal distribution, so that all differences are those of positions. What is shown is the
-logit with the method less that without it: of biases the bias, of rotary embeddings what the rotation does. Methods
-that add to the token embeddings alone have no such figure, and a line says so.
+Writes METHOD.png to --output_dir for each. Parameters are initial, and every token has the same content, drawn from a
+normal distribution, so that all differences come from positions. The figure shows the logit with the method minus the
+logit without it: a bias, or the effect of a rotation. Methods that change the token embeddings alone have no figure.
 """
 
 import pathlib
@@ -28,7 +27,7 @@ _OUTPUT_DIR = flags.DEFINE_string("output_dir", "workdirs/bias", "where the figu
 
 
 def added_to_logits(method):
-    """`[heads, q, k]`: the scaled logits with the method, less those without it; None if it adds nothing there."""
+    """Returns `[heads, q, k]`, the scaled logits with the method minus those without it; None if they are equal."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -69,4 +69,4 @@ def test_passkeys_are_marked_by_their_updates(script):
     cells = measured(script.page([], rows, []))
     assert cells["[`t5`](#t5)"][3:6] == ["100%", "62%", "25%"]
     assert cells["[`fire`](#fire)"][3:6] == ["0%*", "0%*", "0%*"]
-    assert cells["[`shaw`](#shaw), `max_distance=16`"][3:6] == ["-", "-", "-"]
+    assert cells["[`xpos`](#xpos)"][3:6] == ["-", "-", "-"]
