@@ -67,7 +67,6 @@ def _forward_saving(arrays: dict[str, Any], static: _Static) -> tuple[Array, dic
 
 def _backward(static: _Static, arrays: dict[str, Any], gradient: Array) -> tuple[dict[str, Any]]:
     # JAX can't differentiate a loop whose length depends on data in reverse mode. Few need a gradient of decoding.
-    arrays = jax.tree.map(jnp.asarray, arrays)  # constants come as NumPy's
     return jax.vjp(lambda arrays: dense(static.call(arrays).with_own_heads()), arrays)[1](gradient)
 
 

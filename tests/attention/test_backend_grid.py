@@ -53,7 +53,7 @@ CASES = [
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, window=100, hiding="mask"),
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, hiding="segments"),
     Case(2, 1, 150, 3, 8, 8, True, (), {"blocked", "decoding"}, hiding="mask"),
-    Case(1, 90, 150, 2, 8, 8, False, (), {"blocked"}, hiding="gaps"),
+    Case(1, 90, 150, 2, 8, 8, False, (), {"saved", "blocked"}, hiding="gaps"),
     Case(1, 90, 150, 2, 8, 8, True, (), {"blocked"}, window=40, hiding="gaps"),
 ]
 
@@ -115,11 +115,12 @@ def backends_for(case, arrays):
 def by(backend, case, arrays):
     """Value and gradients of the case as one program."""
     *learned, incoming = arrays
+    arguments = arguments_of(case)
 
     @jax.jit
     def value_and_gradients(*learned):
         def attention(query, key, value, slopes):
-            return attend(query, key, value, slopes=slopes, backend=backend, **arguments_of(case))
+            return attend(query, key, value, slopes=slopes, backend=backend, **arguments)
 
         attended, to_gradients = jax.vjp(attention, *learned)
         return attended, *to_gradients(jnp.asarray(incoming))
