@@ -42,7 +42,7 @@ fcntl.flock = flock
 """
 # The files of a work directory and of the cache, by kind.
 FILES = {
-    "tokens": "cache/tokens/*/tokens.bin",
+    "tokens": "cache/tokens/*/tokens-*.bin",
     "manifests": "cache/tokens/*/manifest.json",
     "tokenizers of the cache": "cache/token*/**/dict.txt",
     "configs": "runs/*/config.json",
