@@ -1,1 +1,1 @@
-"""What a run takes, before it is paid for: memory, operations and time on devices that need not be here."""
+"""Plans: memory, operations, time and checkpoints of a training run on devices elsewhere."""

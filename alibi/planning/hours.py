@@ -7,7 +7,7 @@ from alibi.model.flops import CPU_FLOPS_PER_SECOND
 
 @dataclasses.dataclass(frozen=True)
 class Processor:
-    """The speed of one or more devices: `utilisation` is the share of the peak that a program reaches."""
+    """The speed of devices: a peak, and `utilisation`, the share of the peak in use."""
 
     flops_per_second: float
     utilisation: float

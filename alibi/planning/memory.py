@@ -1,4 +1,4 @@
-"""Bytes of a training step on one device, from shapes and shardings; nothing is allocated or compiled."""
+"""Bytes of a training step on each device, from shapes and shardings; nothing is allocated or compiled."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ GATHERED_LAYERS = 2  # under fsdp with remat or a loop over layers: the current 
 
 @dataclasses.dataclass(frozen=True)
 class StepMemory:
-    """Bytes on one device.
+    """Bytes on each device.
 
     Attributes:
       parameters, optimizer: the state, exact: from its shapes, dtypes and shardings.
@@ -71,22 +71,22 @@ def step_memory(config: Config, vocab_size: int, mesh: AbstractMesh, state: Trai
 
 
 def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
-    """Returns the bytes that one layer keeps of one token for the backward pass, on one of `tensor` devices.
+    """Returns the bytes of a layer per token, kept for the backward pass on each of `tensor` devices.
 
-    With b bytes a number in the products (`model.dtype`), width w, feed-forward features f, h heads and length L:
+    With b bytes per number in the products (`model.dtype`), width w, feed-forward features f, h heads and length L:
 
         2 x 4 w                the input of each layer norm, float32 (the residual stream)
       + 2 b w                  the results of the norms, which the products read
       + (4 b w + 4 w + 4 h) / tensor   queries, keys, values, the result of attention: as the next product reads it,
-                               and in float32 with one lse per head, as blocked attention keeps them
+                               and in float32 with an lse per head, as blocked attention keeps them
       + 2 b f / tensor         the features before and after the activation
       + 4 h L / tensor         the weights of attention, if it is dense
-      + masks of one byte      for each dropout whose rate is not 0: 2 w, f / tensor, and h L / tensor if dense
+      + masks of 1 byte        for each dropout whose rate is not 0: 2 w, f / tensor, and h L / tensor if dense
 
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv
     2205.05198), equation 2, s b h (10 + 24 / t) with 5 a s / (h t) for dense attention. Here the residual stream is
-    float32, and blocked attention keeps its result and lse in place of the weights (Dao et al. 2022). Arrays that
-    a position method adds are not counted.
+    float32, and blocked attention keeps its result and lse in place of the weights (Dao et al. 2022). Arrays of
+    position methods are not counted.
     """
     model, b = config.model, jnp.dtype(DTYPES[config.model.dtype]).itemsize
     weights = model.num_heads * config.train_length if dense else 0
@@ -100,7 +100,7 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
 
 
 def _activation_bytes(config: Config, tokens: int, global_tokens: int, tensor: int) -> int:
-    """Returns the bytes of all layers for `tokens` tokens; with remat only each layer's input, and one whole layer."""
+    """Returns the bytes of all layers for `tokens` tokens; with remat, each layer's input and a whole layer."""
     model = config.model
     dense = global_tokens * config.train_length * model.num_heads <= DENSE_WEIGHTS
     layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
@@ -109,13 +109,13 @@ def _activation_bytes(config: Config, tokens: int, global_tokens: int, tensor: i
 
 
 def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
-    """Returns the bytes that one device holds of `tree`."""
+    """Returns the bytes of `tree` on each device."""
     leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(tree_shardings(tree, mesh)), strict=True)
     return sum(math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, sharding in leaves)
 
 
 def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
-    """Returns the bytes of the parameters that a device receives from others: of all layers, which both passes share.
+    """Returns the bytes of parameters from other devices: of all layers, since both passes share them.
 
     With remat or a loop over layers, of `GATHERED_LAYERS` layers and the embedding.
     """

@@ -1,4 +1,4 @@
-"""The cost of a training run on devices that need not be here: memory, operations, time, checkpoints."""
+"""The cost of a training run on devices elsewhere: memory, operations, time, checkpoints."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -27,14 +27,14 @@ WIKITEXT103_WORDS = 267_744  # entries of the dictionary that the paper's rule m
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The size of a run's vocabulary; `assumed` says why, if the size depends on a text that is not read here."""
+    """The size of a run's vocabulary; `assumed` says why, if the size depends on a text, which is not read here."""
 
     size: int
     assumed: str = ""
 
     @classmethod
     def of(cls, data: DataConfig) -> "Vocabulary":
-        """Returns the vocabulary of the config section `data`; ValueError for a tokenizer file that can't be read."""
+        """Returns the vocabulary of the config section `data`; ValueError for an unreadable tokenizer file."""
         if tokenizer := given_tokenizer(data):
             return cls(tokenizer.vocab_size)
         if data.tokenizer == "bpe":
@@ -50,10 +50,10 @@ class TrainingPlan:
 
     Attributes:
       mesh: devices along each axis.
-      parameters: numbers that the model learns.
-      flops_per_token: of training, without the operations that remat repeats.
+      parameters: learned numbers.
+      flops_per_token: of training, without the operations repeated by remat.
       checkpoint_bytes: of one checkpoint.
-      change: config keys that make the run fit, on `devices_needed`; None if it fits, empty if none was found.
+      change: config keys with which the run fits, on `devices_needed`; None if it fits, empty if none was found.
     """
 
     config: Config
@@ -85,7 +85,7 @@ class TrainingPlan:
 
     @property
     def checkpoints_written(self) -> int:
-        """The fewest checkpoints that are written; each better validation adds one."""
+        """The fewest checkpoints of the run; each better validation adds one."""
         steps, every = self.config.train.steps, self.config.checkpoint.every_steps
         return -(-steps // every) if every else 1
 
@@ -97,8 +97,8 @@ def make_plan(config: Config, devices: int, device_kind: str, vocab_size: int | 
       vocab_size: entries of the vocabulary, if known; None: by `Vocabulary.of`.
 
     Raises:
-      ValueError: an unknown kind of device, a mesh that the devices do not fill, and all that
-        training refuses before it reads any text.
+      ValueError: an unknown kind of device, a mesh of another number of devices, or a config
+        refused by training.
     """
     kind = known_device_kind(device_kind)
     if devices < 1:
@@ -142,7 +142,7 @@ def _fits(plan: TrainingPlan, change: Mapping[str, Any], devices: int, state: Tr
 
 
 def _changes(plan: TrainingPlan) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields config keys that take less memory, the cheapest first, each with a number of devices.
+    """Yields config keys for less memory, the cheapest first, each with a number of devices.
 
     First alone: smaller micro-batches, which cost nothing; parameters split by fsdp, which are then sent around;
     remat, which takes a third more time. Then these together; then bfloat16, which changes the numbers, and heads

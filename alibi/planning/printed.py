@@ -9,12 +9,12 @@ from alibi.reporting.writers import aligned, format_duration
 
 
 def describe(plan: TrainingPlan) -> str:
-    """Returns the text that `train.py --plan` prints."""
+    """Returns the text of `train.py --plan`."""
     return "\n".join([_facts(plan), _memory(plan), _time(plan), _checkpoints(plan)])
 
 
 def config_flags(change: Mapping[str, Any]) -> str:
-    """Returns config keys as the flags that set them."""
+    """Returns config keys as flags."""
     return " ".join(f"--config.{key}={value}" for key, value in change.items())
 
 

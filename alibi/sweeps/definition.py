@@ -7,8 +7,8 @@
             "multiples": [1, 2, 4],  # of the train length; or "lengths" in tokens
         }
 
-`product` makes one run of each combination of config keys; `runs` lists further runs as dictionaries of config keys,
-which may also hold a `name` and the evaluation keys. Evaluation keys, for the sweep or for one run: `multiples` or
+`product` makes a run of each combination of config keys; `runs` lists further runs as dictionaries of config keys,
+which may also hold a `name` and the evaluation keys. Evaluation keys, for the sweep or for a run: `multiples` or
 `lengths`, `stride` (a number or several; default: the length), `split` (default: valid), `context_use` (True: the same
 tokens at each length too), `passkey` (True: passkey retrieval at each length in place of perplexity), `override` (test
 the run with other values than it was trained with, any of {"position": "rotary_ntk", "options": {"factor": 4},
@@ -38,14 +38,14 @@ PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """One evaluation of a run.
+    """An evaluation of a run.
 
     Attributes:
       lengths: in tokens.
       stride: in tokens; None: each length's own.
       context_use: score the same tokens at each length too.
       passkey: measure passkey retrieval at each length in place of perplexity.
-      override: values that replace those of training, as `effective` returns them.
+      override: other values than in training, as `effective` returns them.
     """
 
     lengths: tuple[int, ...]
@@ -58,7 +58,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run: its name (and directory), config file, the keys that differ from it, and its evaluations."""
+    """A run: its name (and directory), config file, the keys with other values, and its evaluations."""
 
     name: str
     config_file: str
@@ -72,7 +72,7 @@ class Run:
         return sum(len(evaluation.lengths) for evaluation in self.evaluations)
 
     def config_flags(self) -> list[str]:
-        """Returns the --config flags that give this run's config to train.py."""
+        """Returns the --config flags of this run for train.py."""
         file, argument, others = _split(self.config_file, self.overrides)
         flags = [f"--config.{key}={value}" for key, value in others.items()]
         return [f"--config={resolve(file)}" + (f":{argument}" if argument else ""), *flags]
@@ -80,13 +80,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Runs that are trained, evaluated and reported together."""
+    """Runs trained, evaluated and reported together."""
 
     title: str
     runs: tuple[Run, ...]
 
     def share(self, task: str) -> tuple[Run, ...]:
-        """Returns the runs of `task`: I/N, every N-th run from run I on, counted from 0; or the name of one run.
+        """Returns the runs of `task`: I/N, every N-th run from run I on, counted from 0; or the name of a run.
 
         Raises:
           ValueError: a task of neither form, or a number beyond the tasks or the runs.
@@ -113,7 +113,7 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
 
     Raises:
       ValueError: a file that does not load or has no get_sweep(), an unknown key (the
-        nearest is suggested), a run that its config or the model refuses, equal names.
+        nearest is suggested), a run refused by its config or the model, equal names.
     """
     definition = config_files.call(path, "get_sweep", "configs/sweeps/quickstart.py")
     if not isinstance(definition, Mapping):
@@ -234,7 +234,7 @@ def _override(given: Mapping[str, Any], config: Config) -> Override | None:
 
 
 def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
-    """Raises ValueError for a run that the model, training or an evaluation would refuse, perhaps hours later."""
+    """Raises ValueError for a run refused by the model, training or an evaluation, before it begins."""
     # Imported only here: they load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.data.corpus import SPLITS
     from alibi.evaluation.windows import plan

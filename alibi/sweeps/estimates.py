@@ -1,4 +1,4 @@
-"""The time that a sweep still takes, by the speed of its finished runs, and plans of its runs on other devices."""
+"""The remaining time of a sweep, by the speed of its finished runs, and plans of its runs on other devices."""
 
 import dataclasses
 import statistics
@@ -30,7 +30,7 @@ class Speed:
         return cls(*(statistics.median(values) if values else None for values in (rates, seconds)))
 
     def seconds_left(self, states: Sequence[RunState], jobs: int = 1, *, rough: bool = False) -> float | None:
-        """Returns the time that `states` still take, `jobs` at a time; None if the speed is not known.
+        """Returns the remaining time of `states`, `jobs` at a time; None if the speed is not known.
 
         Args:
           rough: use `CPU_FLOPS_PER_SECOND` if no run has shown a speed.
@@ -73,7 +73,7 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
 
 
 def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size: int | None = None) -> str:
-    """Returns the plan of each run's training on `devices` of a kind, one run after the other, in a line each.
+    """Returns a line for each run with the plan of its training on `devices` of a kind, without other runs.
 
     Raises:
       ValueError: as `alibi.planning.plan.make_plan`, with the name of the run.
@@ -107,14 +107,14 @@ def _hours(plans: Sequence[TrainingPlan], devices: int) -> list[str]:
 
 
 def parameters(run: Run, vocab_size: int) -> int:
-    """Returns how many numbers the run's model learns; nothing is allocated."""
+    """Returns the number of parameters of the run's model; nothing is allocated."""
     from alibi.model.decoder import build_model, count_parameters
 
     return count_parameters(build_model(run.config, vocab_size))
 
 
 def _known_parameters(state: RunState) -> int | None:
-    """Returns the number that the run recorded, else counted; None while the vocabulary is not known."""
+    """Returns the recorded number, else the count; None while the vocabulary is not known."""
     try:
         return state.directory.provenance()["parameters"]
     except (ValueError, KeyError):

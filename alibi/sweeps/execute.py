@@ -33,8 +33,8 @@ class PreemptedError(Exception):
 class Sweeper:
     """Executes `sweep` in `workdir`, a directory or gs://BUCKET/PATH.
 
-    Each run is claimed while it is trained and evaluated: with file locks a run that another process is at work on
-    is left to it; at addresses the process that started last goes on, and the other one leaves the run.
+    Each run is claimed while it is trained and evaluated. With file locks, a run of another process is left to it; at
+    addresses the process with the latest start goes on, and the earlier one leaves the run.
 
     Args:
       flags: given to every process, those of several hosts.
@@ -47,7 +47,7 @@ class Sweeper:
 
     Attributes:
       unfinished: names of runs that were stopped while the others went on, or held by another process.
-      left: names of runs that a process that started later has taken over.
+      left: names of runs now made by a process with a later start.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class Sweeper:
         self.processes = processes or LocalProcesses()
 
     def execute(self) -> dict[str, str]:
-        """Does all that is left to do.
+        """Does the rest of the sweep.
 
         Returns:
           Why each failed run failed, by its name.
 
         Raises:
-          ValueError: a work directory that can't be written, or that holds another sweep; with several hosts also a
-            run that another process is at work on.
+          ValueError: an unwritable work directory, or one of another sweep; with several hosts also a run of another
+            process.
           Interrupted: a signal asked the sweep to stop; with several hosts, its run on any of them.
         """
         failures: dict[str, str] = {}
@@ -119,7 +119,7 @@ class Sweeper:
         return failures
 
     def _execute_run(self, run: Run, failures: dict[str, str]) -> None:
-        """Brings one run to its end, or leaves it to another process."""
+        """Brings a run to its end, or leaves it to another process."""
         if self.processes.stopped:
             raise Interrupted
         heading = f"[{self.sweep.runs.index(run) + 1}/{len(self.sweep.runs)}] {run.name}"
@@ -153,7 +153,7 @@ class Sweeper:
             self._record(run, failure, failures)
 
     def _record(self, run: Run, failure: str, failures: dict[str, str]) -> None:
-        """Records the end of a run, and writes the report if that takes less than a tenth of the time."""
+        """Records the end of a run, and writes the report, in at most a tenth of the time."""
         if failure:
             failures[run.name] = failure
             say(f"{run.name} failed: {failure}")
@@ -187,7 +187,7 @@ class Sweeper:
                 self._report()
 
     def _bring_to_end(self, run: Run, heading: str, slot: Slot) -> str:
-        """Trains and evaluates one run, as far as that is not done; returns why it failed, or ""."""
+        """Trains and evaluates a run, unless that is done; returns why it failed, or ""."""
         state = self._state(run)
         if state.state == "conflict":
             return f"{state.reason}; use another --workdir, or remove that directory"
@@ -259,7 +259,7 @@ def run_sweeper(sweeper: Sweeper) -> int:
 
 
 def is_primary(process_id: int | None, multihost: bool, environment: Mapping[str, str]) -> bool:
-    """Returns whether this process is the first one, or the only one.
+    """Returns whether this process is the first, or alone.
 
     The variables of launchers count only if the user says that there are several processes: a job of a single
     process may lie anywhere in its cluster.

@@ -37,9 +37,9 @@ class Slot:
 
     Attributes:
       number: the line of its progress bar on a terminal.
-      cores: processor cores that it may use; None: all.
-      gpus: NVIDIA GPUs that it alone sees; empty: all.
-      lock: a file descriptor that it inherits, so that the lock lasts as long as the process.
+      cores: its processor cores; None: all.
+      gpus: the NVIDIA GPUs it alone sees; empty: all.
+      lock: an inherited file descriptor: the lock lasts as long as the process.
       name: written before each line of its stderr, if that is no terminal.
     """
 
@@ -52,7 +52,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One of the project's scripts, such as train.py, with its flags."""
+    """A script of the project, such as train.py, with its flags."""
 
     script: str
     flags: tuple[str, ...]
@@ -79,9 +79,9 @@ class Ended:
 
 
 def make_slots(jobs: int) -> list[Slot]:
-    """Returns one slot for each of `jobs` processes at a time, with equal shares of this process's cores and GPUs.
+    """Returns a slot for each of `jobs` processes at a time, with equal shares of this process's cores and GPUs.
 
-    GPUs are shared out only if there is one for each; all processes see fewer GPUs.
+    With fewer GPUs than processes, all processes see all GPUs.
     """
     if jobs == 1 or not hasattr(os, "sched_getaffinity"):
         return [Slot(number) for number in range(jobs)]
@@ -91,13 +91,13 @@ def make_slots(jobs: int) -> list[Slot]:
 
 
 def _shares(items: Sequence[Item], jobs: int) -> list[Sequence[Item]]:
-    """Returns `items` in `jobs` parts whose sizes differ by one at most."""
+    """Returns `items` in `jobs` parts of nearly equal size."""
     bounds = itertools.pairwise(number * len(items) // jobs for number in range(jobs + 1))
     return [items[first:end] for first, end in bounds]
 
 
 def visible_gpus() -> list[str]:
-    """Returns the NVIDIA GPUs that processes started here see, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the visible NVIDIA GPUs, named as in CUDA_VISIBLE_DEVICES."""
     if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [gpu.strip() for gpu in given.split(",") if gpu.strip()]
     numbers = [path.removeprefix("/dev/nvidia") for path in glob.glob(ACCELERATORS[0])]
@@ -105,7 +105,7 @@ def visible_gpus() -> list[str]:
 
 
 def suitable_jobs() -> int:
-    """Returns the best number of small runs at a time: one with an accelerator, else one a core, at most four."""
+    """Returns the best number of small runs at a time: 1 with an accelerator, else the number of cores, at most 4."""
     return min(usable_cores(), MOST_JOBS) if is_on_cpu() else 1
 
 
@@ -115,7 +115,7 @@ def is_on_cpu() -> bool:
 
 
 class LocalProcesses:
-    """Runs commands, one for each thread that calls `run`; a context that passes signals on to them.
+    """Runs commands, in each thread that calls `run`; as a context it passes signals on to them.
 
     Attributes:
       stopped: whether a signal has asked to stop.
@@ -195,7 +195,7 @@ def _pass_lines(stream: IO[bytes] | None, name: str) -> None:
 
 
 def _settle(cores: frozenset[int] | None) -> None:
-    """Runs in the child: sets its cores, and SIGTERM if the parent is killed, so that no run goes on unseen."""
+    """Runs in the child: sets its cores, and SIGTERM if the parent is killed: no run goes on unseen."""
     assert LIBC is not None
     LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if cores is not None:

@@ -19,13 +19,13 @@ TASKS = "tasks"  # NAME/: the claim of the process that is at work on a run
 
 
 def fingerprint(run: Run) -> str:
-    """Returns a hash of the run's config and evaluations, which decide its results."""
+    """Returns a hash of the run's config and evaluations, and so of its results."""
     about = f"{evaluation_hash(run.config)} {run.config.train.steps} {run.evaluations}"
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
 def record_sweep(place: epath.Path, sweep: Sweep, *, replace: bool) -> None:
-    """Records the runs of `sweep`, so that all tasks have the same.
+    """Records the runs of `sweep`, which all tasks must share.
 
     Args:
       replace: replace the record of another sweep, unless one of its tasks is at work.
@@ -55,7 +55,7 @@ def recorded_runs(place: epath.Path) -> dict[str, str]:
 
 
 def record_end(place: epath.Path, run: Run, failure: str) -> None:
-    """Records why `run` failed; with an empty `failure`, that its results are complete."""
+    """Records why `run` failed; with an empty `failure`, its complete results."""
     record = place / FAILURES / f"{run.name}.txt"
     if failure:
         write_whole(record, failure)

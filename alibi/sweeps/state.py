@@ -1,4 +1,4 @@
-"""The state of a sweep: each run's progress, the results that exist, and the commands for the rest."""
+"""The state of a sweep: each run's progress, its results, and the commands for the rest."""
 
 import csv
 import dataclasses
@@ -21,14 +21,14 @@ Directory = str | os.PathLike[str]  # of a sweep: a directory or an address
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """One run of a sweep, by its work directory and the rows of results.
+    """A run of a sweep, by its work directory and the rows of results.
 
     Attributes:
       state: missing, running, interrupted, failed, finished, or conflict (a work directory of another config).
       reason: why it failed or conflicts.
-      missing: the evaluations that are still to be made.
+      missing: the evaluations without rows.
       failure: why the sweep last gave it up; "" if it did not.
-      seconds: that the existing results took to measure.
+      seconds: the time of measuring the existing results.
     """
 
     run: Run
@@ -47,7 +47,7 @@ class RunState:
 
     @property
     def results(self) -> int:
-        """The number of results that exist."""
+        """The number of existing results."""
         return self.run.results - sum(len(one.lengths) for one in self.missing)
 
     @property
@@ -77,17 +77,17 @@ class RunState:
 
 
 def run_directory(workdir: Directory, run: Run) -> RunDirectory:
-    """Returns a run's work directory; raises ValueError for an address that can't hold checkpoints."""
+    """Returns a run's work directory; raises ValueError for an address that Orbax can't write."""
     return RunDirectory(f"{os.fspath(workdir)}/runs/{run.name}")
 
 
 def train_command(run: Run, workdir: Directory) -> Command:
-    """Returns the command that trains `run`, from its last checkpoint on."""
+    """Returns the command to train `run`, from its last checkpoint on."""
     return Command("train.py", (*run.config_flags(), f"--workdir={run_directory(workdir, run)}"))
 
 
 def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> Command:
-    """Returns the command that makes the rows of `evaluation` of a trained run."""
+    """Returns the command for the rows of `evaluation` of a trained run."""
     flags = [f"--workdirs={run_directory(workdir, run)}", f"--lengths={','.join(map(str, evaluation.lengths))}"]
     if evaluation.stride is not None:
         flags.append(f"--stride={evaluation.stride}")

@@ -1,7 +1,7 @@
 """Templates of jobs: texts for sbatch, kubectl or bash with placeholders, such as configs/launch/slurm.sh.
 
-A placeholder is a name in double braces, {{NAME}}, or with a default, {{NAME=DEFAULT}}. A template with {{TASK}} makes
-one text for each task of a sweep; any other template makes one text, which sets the shell variable TASK.
+A placeholder is a name in double braces, {{NAME}}, or with a default, {{NAME=DEFAULT}}. A template with {{TASK}} is
+repeated for each task of a sweep; any other template sets the shell variable TASK itself.
 """
 
 import re
@@ -16,7 +16,7 @@ def fill(template: str, values: Mapping[str, str], given: Mapping[str, str]) -> 
     """Returns `template` with its placeholders filled from `given`, else from `values`, else by their defaults.
 
     Raises:
-      ValueError: a placeholder without a value, or a name in `given` that the template does not have.
+      ValueError: a placeholder without a value, or an unknown name in `given`.
     """
     names = {found[1] for found in PLACEHOLDER.finditer(template)}
     if unknown := sorted(given.keys() - names):
@@ -41,7 +41,7 @@ def fill_tasks(template: str, values: Mapping[str, str], given: Mapping[str, str
 
 
 def command_line(words: Sequence[str], tasks: int | None) -> str:
-    """Returns `words` for a shell; with `tasks`, the task that the shell variable TASK names."""
+    """Returns `words` for a shell; with `tasks`, the task is the shell variable TASK."""
     return shlex.join(words) + ("" if tasks is None else f' "--task=$TASK/{tasks}"')
 
 
@@ -51,7 +51,7 @@ def job_name(name: str) -> str:
 
 
 def submit_command(template: str) -> list[str]:
-    """Returns the command that takes the filled template on its standard input."""
+    """Returns the command for the filled template, which it reads from its standard input."""
     if "#SBATCH" in template:
         return ["sbatch"]
     return ["kubectl", "create", "--filename=-"] if "apiVersion:" in template else ["bash"]

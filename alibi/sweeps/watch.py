@@ -21,7 +21,7 @@ SUBMITTED_FILE = "submitted.json"  # of one training that was given to a cluster
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """The state of one run; None if something isn't known.
+    """The state of a run; None for unknown values.
 
     Attributes:
       state: waiting, starting, running, trained (results are missing), evaluating, interrupted, failed, finished or
@@ -48,7 +48,7 @@ class Standing:
 
 
 def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
-    """Returns the state of the run in `workdir`, or of each run of the sweep in it, also of those that wait.
+    """Returns the state of the run in `workdir`, or of each run of the sweep in it, waiting runs included.
 
     Raises:
       ValueError: there is neither a run nor a sweep.
@@ -75,7 +75,7 @@ def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
 def _standing(
     place: epath.Path, *, evaluated: bool, complete: bool | None, failure: str, now: datetime.datetime
 ) -> Standing:
-    """Returns the state of one run; `complete` says whether all results exist, None: no sweep knows the run."""
+    """Returns the state of a run; `complete`: whether all results exist, None: no sweep knows the run."""
     directory, held = RunDirectory(place), is_held(place)
     try:
         status = directory.status()
@@ -109,7 +109,7 @@ def _standing(
 
 
 def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
-    """Returns a line for each run, and one for each reason of a failure."""
+    """Returns a line for each run and for each reason of a failure."""
     lines = [["run", "state", "update", "loss", "tokens/s", "time left", "last sign"]]
     for one in standing:
         lines.append(
