@@ -13,25 +13,25 @@ from alibi.model.loss import Head, chunked_token_nll, selected_token_nll
 from alibi.parallel.sharding import batch_parts, split_batch
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
-# Rows whose logits over a tail exist at one time: few, since few words are rare, and 128 x
+# Rows whose logits over a tail exist at the same time: few, since few words are rare, and 128 x
 # 200,000 logits are 100 MB; but enough for products at full speed.
 TAIL_ROWS = 128
-# The head's columns are filled up to a multiple of this: a CPU takes half the time for the
-# weight gradient of 2,016 that it takes for 2,002.
+# The head's columns are filled up to a multiple of this: on a CPU the weight gradient of 2,016
+# takes half the time of that of 2,002.
 ALIGNED = 16
-NEVER = -1e30  # a logit that has no share in a softmax; finite, so that no gradient is NaN
+NEVER = -1e30  # a logit without a share in a softmax; finite, so that no gradient is NaN
 
 
 @dataclasses.dataclass(frozen=True)
 class Bands:
-    """How the vocabulary is divided: ids by falling frequency, as dictionaries have them.
+    """The division of the vocabulary, whose ids are ordered by falling frequency.
 
     Attributes:
-      cutoffs: first id of each band but the first, ascending.
-      factor: each band is this many times narrower than the one before.
+      cutoffs: first id of each band except the first, ascending.
+      factor: each band is this many times narrower than the band before.
       dropout: rate on the softmax's input, and again inside its tails.
-      padding_rows: take row 1 of each band for padding, as the paper's code does: it starts
-        at zero, and training leaves it out as a target of a tail, though not of the head.
+      padding_rows: row 1 of each band is padding, as in the paper's code: it starts at zero,
+        and is no target of a tail in training, but a target of the head.
     """
 
     cutoffs: tuple[int, ...]
@@ -41,16 +41,16 @@ class Bands:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "Bands":
-        """The bands of a model."""
+        """Returns the bands of a model."""
         return cls(config.cutoffs, config.adaptive_factor, config.softmax_dropout, config.padding_rows)
 
     def sizes(self, vocab_size: int) -> tuple[int, ...]:
-        """Words of each band."""
+        """Returns the words of each band."""
         ends = (*self.cutoffs, vocab_size)
         return tuple(end - start for start, end in zip((0, *self.cutoffs), ends, strict=True))
 
     def check(self, vocab_size: int, width: int) -> None:
-        """Raises ValueError where the bands don't fit a vocabulary or a width."""
+        """Raises ValueError if the bands don't fit a vocabulary or a width."""
         spelt = ":".join(map(str, self.cutoffs))
         if not self.cutoffs or min(self.sizes(vocab_size)) < 1:
             raise ValueError(
@@ -68,15 +68,15 @@ class AdaptiveEmbedding(nn.Module):
     """Bands of words, in inputs and softmax (paper, section 2.1, after Baevski and Auli 2019; fairseq's code).
 
     Band i has an embedding of width // factor^i features, and a projection to `width`. The
-    softmax is in two steps: the head gives the first band's words, by their embedding
-    alone, and one cluster for each further band; the words of that band are told apart by
-    its projection and embedding, both transposed. Inputs and softmax share all but the
+    softmax has two steps: the head scores the first band's words, by their embedding alone,
+    and a cluster for each further band; a tail scores the words of its band by the band's
+    projection and embedding, both transposed. Inputs and softmax share all parameters but the
     clusters' matrix.
 
     Attributes:
       vocab_size, width: of the model.
-      bands: how the vocabulary is divided.
-      head: how logits are computed.
+      bands: the division of the vocabulary.
+      head: computes the logits.
     """
 
     vocab_size: int
@@ -95,10 +95,10 @@ class AdaptiveEmbedding(nn.Module):
         self.input_dropout, self.tail_dropout = (nn.Dropout(self.bands.dropout) for _ in range(2))
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
-        """The projected vectors of tokens."""
+        """Returns the projected vectors of tokens."""
         starts = (0, *self.bands.cutoffs)
         parts = [band.rows(tokens - start) for band, start in zip(self.band, starts, strict=True)]
-        # One product for all bands: a token has zeros for those that are not its own.
+        # A single product for all bands: a token has zeros for the other bands.
         rows = jnp.concatenate(parts, axis=-1).astype(self.head.dtype)
         kernel = jnp.concatenate([band.kernel for band in self.band]).astype(self.head.dtype)
         return self.head.products.matmul(split_batch(rows, self.head.sharding), kernel)
@@ -106,7 +106,7 @@ class AdaptiveEmbedding(nn.Module):
     def logits(
         self, features: Float[Array, "batch length width"], deterministic: bool = True
     ) -> Float[Array, "batch length vocabulary"]:
-        """Log-probabilities of all words, float32."""
+        """Returns log-probabilities of all words, float32."""
         features = self.input_dropout(features, deterministic)
         head = jax.nn.log_softmax(self._head_logits(features))
         parts = [head[..., : self.bands.cutoffs[0]]]
@@ -123,11 +123,11 @@ class AdaptiveEmbedding(nn.Module):
         targets: Int[Array, "batch length"],
         deterministic: bool = True,
     ) -> Float[Array, "batch length"]:
-        """-log p of each target in nats, float32; 0 where a target is negative.
+        """Returns -log p of each target in nats, float32; 0 for negative targets.
 
-        A tail's softmax is computed only for the tokens whose target is in its band. (The
-        projection before it, a hundredth of the work, is computed for all, so that dropout
-        doesn't depend on how tokens are put together.)
+        A tail's softmax is computed only for tokens with a target in its band. (The projection
+        before it, a hundredth of the work, is computed for all tokens, so that dropout doesn't
+        depend on the selection.)
         """
         features = self.input_dropout(features, deterministic)
         starts = self.bands.cutoffs
@@ -153,7 +153,7 @@ class AdaptiveEmbedding(nn.Module):
         return nll
 
     def _head_logits(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length head"]:
-        """Logits of the first band's words, then of the other bands, then some of probability 0."""
+        """Returns logits of the first band's words, of the other bands, and of columns with probability 0."""
         used = self.bands.cutoffs[0] + len(self.bands.cutoffs)
         rows = [self.band[0].embedding, self.clusters.T, jnp.zeros((-used % ALIGNED, self.width))]
         logits = self.head.logits(features, jnp.concatenate(rows))
@@ -162,18 +162,18 @@ class AdaptiveEmbedding(nn.Module):
     def _hidden(
         self, band: "Band", features: Float[Array, "batch length width"], deterministic: bool
     ) -> Float[Array, "batch length features"]:
-        """What a tail's embedding is multiplied with."""
+        """Returns the projection of the features into a tail."""
         hidden = self.head.products.matmul(features.astype(self.head.dtype), band.kernel.astype(self.head.dtype).T)
         return self.tail_dropout(hidden, deterministic)
 
 
 class Band(nn.Module):
-    """The vectors of the words of one band and their projection.
+    """The vectors of a band's words and their projection.
 
     Attributes:
       size: words.
-      features: of their vectors.
-      width: of the projected ones.
+      features: of the vectors.
+      width: of the projected vectors.
       padding_row: see `Bands.padding_rows`.
     """
 
@@ -187,7 +187,7 @@ class Band(nn.Module):
         self.kernel = self.param("kernel", nn.initializers.xavier_uniform(), (self.features, self.width))
 
     def rows(self, words: Int[Array, "batch length"]) -> Float[Array, "batch length features"]:
-        """The vectors of words, counted from the band's first; zeros for those of other bands."""
+        """Returns the vectors of words, counted from the band's first; zeros for words of other bands."""
         inside = (words >= 0) & (words < self.size)
         rows = self.embedding[jnp.clip(words, 0, self.size - 1)]
         return jnp.where(inside[..., None], rows, 0.0)

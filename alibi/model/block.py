@@ -7,22 +7,30 @@ from typing import Any
 import flax.linen as nn
 import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from alibi.attention import method_attention_fn
+from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.attention.cache import Reading
 from alibi.attention.flax import AttentionFn, Cached
 from alibi.config import ModelConfig
 from alibi.cpu.products import Products
-from alibi.model.config import ACTIVATIONS, DTYPES, attention_options
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.positions import init_layer, scaled_queries
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import PositionMethod
 from alibi.positions.base import Params
 from alibi.positions.shapes import KnownPositions
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,  # Flax's default, by tanh
+    "gelu_exact": functools.partial(nn.gelu, approximate=False),
+    "silu": nn.silu,
+}
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 @flax.struct.dataclass
@@ -122,6 +130,14 @@ class Block(nn.Module):
         scale = None
         if config.logit_scale:
             scale = functools.partial(scaled_queries, config.logit_scale, position.train_length, params)
+        # Only the dense formula can be differentiated in any way.
+        plain = config.products == "plain" and config.attention == "auto"
+        options = AttentionOptions(
+            window=config.window or None,
+            skip_epsilon=config.skip_epsilon,
+            sharding=heads_sharding(self.sharding),
+            backend="reference" if plain else config.attention,
+        )
         return method_attention_fn(
             position,
             params,
@@ -132,7 +148,7 @@ class Block(nn.Module):
             ascending=call.ascending,
             scale=scale,
             max_position=config.max_position,
-            options=attention_options(config, heads_sharding(self.sharding)),
+            options=options,
             cache=cached,
         )
 

@@ -14,8 +14,7 @@ from alibi.attention.cache import Reading, Slots
 from alibi.config import Config, ModelConfig
 from alibi.cpu.products import Products
 from alibi.model.adaptive import AdaptiveEmbedding, Bands
-from alibi.model.block import Block, BlockCall, position_params
-from alibi.model.config import DTYPES
+from alibi.model.block import DTYPES, Block, BlockCall, position_params
 from alibi.model.layers import STACKED
 from alibi.model.loss import Head, TiedEmbedding
 from alibi.model.positions import randomised_positions

@@ -2,33 +2,33 @@
 
 from alibi.config import Config
 
-# What one training reaches on two CPU cores, for a guess before any speed is known. In float32, counted as here, 20 to
-# 70 GFLOP/s were measured at width 64 with adaptive embeddings, and 85 to 150 at width 128, by machine.
+# Speed of training on two CPU cores, a guess before the first measurement. In float32, counted as here, machines
+# reached 20 to 70 GFLOP/s at width 64 with adaptive embeddings, and 85 to 150 at width 128.
 CPU_FLOPS_PER_SECOND = 60e9
-# A forward pass, and a backward one of twice its products; with remat one more forward.
+# A forward pass and a backward pass of twice its products; remat adds a forward pass.
 TRAIN_PASSES, REMAT_PASSES = 3, 4
 
 
 def model_flops(config: Config, vocab_size: int) -> float:
-    """The operations of training on one token that the model asks for: without those that remat repeats.
+    """Returns the operations of training on a token, without those that remat repeats.
 
-    Model FLOPs utilisation is these a second, divided by the devices' peak (PaLM, arXiv 2204.02311, appendix B; there
-    attention counts the keys that the causal mask hides, and here it doesn't).
+    Model FLOPs utilisation is their number a second divided by the devices' peak (PaLM, arXiv 2204.02311, appendix B,
+    which also counts keys hidden by the causal mask).
     """
     return TRAIN_PASSES * forward_flops(config, vocab_size, config.train_length)
 
 
 def training_flops(config: Config, vocab_size: int) -> float:
-    """The operations of training on one token."""
+    """Returns the operations of training on a token."""
     passes = REMAT_PASSES if config.model.remat else TRAIN_PASSES
     return passes * forward_flops(config, vocab_size, config.train_length)
 
 
 def forward_flops(config: Config, vocab_size: int, length: int) -> float:
-    """The operations of one token in a sequence of `length`: two a weight, and attention to the keys it sees.
+    """Returns the operations of a token in a sequence of `length`: two a weight, and attention to visible keys.
 
-    Of an adaptive softmax only the head counts, which every token goes through, and of its
-    inputs only the first band's projection: tails see a few tokens in a hundred.
+    An adaptive softmax counts with its head and the first band's projection: tails see a few
+    tokens in a hundred.
     """
     model = config.model
     layers = model.num_layers * model.width * (4 * model.width + 2 * model.feed_forward)
@@ -42,6 +42,6 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
 
 
 def keys_seen(window: int, length: int) -> int:
-    """How many keys all `length` queries of a sequence see together, under `config.model.window`."""
+    """Returns the number of keys that the `length` queries of a sequence see in all."""
     reach = min(window or length, length)
     return reach * length - reach * (reach - 1) // 2

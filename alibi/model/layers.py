@@ -1,6 +1,6 @@
-"""The two ways in which the parameters of layers lie: a tree for each layer, or one whose leaves hold all layers.
+"""The two layouts of the layers' parameters: a tree for each layer, or a tree whose leaves hold all layers.
 
-`layers_0`, `layers_1`, ... are the trees of unrolled layers. `layers` is the tree of scanned ones, each leaf
+`layers_0`, `layers_1`, ... are the trees of unrolled layers. `layers` is the tree of scanned layers, each leaf
 `[layers, ...]`. Both hold the same numbers.
 """
 
@@ -18,12 +18,12 @@ def layer_name(number: int) -> str:
 
 
 def is_stacked(params: PyTree) -> bool:
-    """Whether one tree holds the parameters of all layers."""
+    """Returns whether the layers' parameters are stacked."""
     return STACKED in params
 
 
 def stacked(tree: PyTree) -> PyTree:
-    """Parameters, or a state that holds trees of them as an optimizer's does, with the layers' trees as one."""
+    """Returns parameters, or a state with trees of them such as an optimizer's, with the layers stacked."""
 
     def stack(params: dict) -> dict:
         names = [layer_name(number) for number in range(len(params)) if layer_name(number) in params]
@@ -34,7 +34,7 @@ def stacked(tree: PyTree) -> PyTree:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """The inverse of `stacked`."""
+    """Returns the inverse of `stacked`."""
 
     def unstack(params: dict) -> dict:
         others = {name: value for name, value in params.items() if name != STACKED}
@@ -45,7 +45,7 @@ def unstacked(tree: PyTree) -> PyTree:
 
 
 def _where(tree: PyTree, name: str, change: Callable[[dict], dict]) -> PyTree:
-    """The tree with `change` applied to each dictionary in it that has this name."""
+    """Returns the tree with `change` applied to each dictionary with the key `name`."""
 
     def has(node: PyTree) -> bool:
         return isinstance(node, dict) and name in node

@@ -16,13 +16,13 @@ from alibi.parallel.sharding import split_batch
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """How features become logits.
+    """The computation of logits from features.
 
     Attributes:
       dtype: of the product.
-      products: that compute it.
-      logits_chunk: tokens whose logits exist at one time.
-      sharding: how the batch dimension lies on the devices; None: as the compiler chooses.
+      products: compute it.
+      logits_chunk: tokens whose logits exist at the same time.
+      sharding: of the batch dimension on the devices; None: chosen by the compiler.
     """
 
     dtype: Any
@@ -33,7 +33,7 @@ class Head:
     def logits(
         self, features: Float[Array, "batch length width"], embedding: Float[Array, "vocabulary width"]
     ) -> Float[Array, "batch length vocabulary"]:
-        """features embedding^T, multiplied in `dtype`, float32."""
+        """Returns features embedding^T, multiplied in `dtype`, float32."""
         features = split_batch(features, self.sharding).astype(self.dtype)
         logits = self.products.matmul(features, embedding.astype(self.dtype).T)
         return split_batch(logits, self.sharding, split_features=True)
@@ -41,25 +41,24 @@ class Head:
 
 @dataclasses.dataclass(frozen=True)
 class TiedEmbedding:
-    """One matrix for inputs and softmax (Press and Wolf 2017).
+    """A matrix shared by inputs and softmax (Press and Wolf 2017).
 
     Attributes:
       embedding: the matrix.
-      head: how its logits are computed.
+      head: computes its logits.
     """
 
     embedding: Float[Array, "vocabulary width"]
     head: Head
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
-        """The vectors of tokens, as they are in the matrix."""
+        """Returns the rows of tokens in the matrix."""
         return self.embedding[tokens]
 
     def logits(
         self, features: Float[Array, "batch length width"], deterministic: bool = True
     ) -> Float[Array, "batch length vocabulary"]:
-        """Logits of features, float32."""
-        del deterministic
+        """Returns logits of features, float32."""
         return self.head.logits(features, self.embedding)
 
     def token_nll(
@@ -68,8 +67,7 @@ class TiedEmbedding:
         targets: Int[Array, "batch length"],
         deterministic: bool = True,
     ) -> Float[Array, "batch length"]:
-        """-log p of each target in nats, float32; 0 where a target is negative."""
-        del deterministic
+        """Returns -log p of each target in nats, float32; 0 for negative targets."""
         return chunked_token_nll(self.logits, features, targets, self.head.logits_chunk)
 
 
@@ -79,17 +77,17 @@ def chunked_token_nll(
     targets: Int[Array, "batch length"],
     chunk_tokens: int,
 ) -> Float[Array, "batch length"]:
-    """-log p of each target in nats, float32; 0 where a target is negative (there is none).
+    """Returns -log p of each target in nats, float32; 0 for negative targets.
 
-    The logits of about `chunk_tokens` tokens exist at one time; those of further chunks
-    are computed after them, and again in the backward pass. A chunk is a range of
-    positions of all sequences, so that a sharded batch stays as it is.
+    The logits of about `chunk_tokens` tokens exist at the same time; chunks are computed in
+    turn, and again in the backward pass. A chunk is a range of positions of all sequences,
+    so that a sharded batch stays on its devices.
 
     Args:
-      head: features to logits.
+      head: a function from features to logits.
     """
     batch, length = targets.shape
-    # A batch larger than a chunk is folded, neighbouring rows into one: rows stay on their devices.
+    # A batch larger than a chunk is folded, neighbouring rows together: rows stay on their devices.
     folds = next(n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= max(chunk_tokens, 1))
     if folds > 1:
         features, folded = (x.reshape(batch // folds, folds * length, *x.shape[2:]) for x in (features, targets))
@@ -111,7 +109,7 @@ def chunked_token_nll(
 def token_nll(
     logits: Float[Array, "batch length vocabulary"], targets: Int[Array, "batch length"]
 ) -> Float[Array, "batch length"]:
-    """-log softmax(logits)[target] in nats, float32; 0 where a target is negative."""
+    """Returns -log softmax(logits)[target] in nats, float32; 0 for negative targets."""
     logits = logits.astype(jnp.float32)
     # A comparison instead of a gather: its gradient is one fused pass and no scatter.
     is_target = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
@@ -128,15 +126,14 @@ def selected_token_nll(
     chunk_rows: int,
     parts: int = 1,
 ) -> Float[Array, "batch length"]:
-    """-log softmax(features embedding^T)[target] in nats, float32, computed only where a target is not negative.
+    """Returns -log softmax(features embedding^T)[target] in nats, float32; 0 for negative targets.
 
-    Elsewhere it is 0. Rows with a target are put together and taken `chunk_rows` at a
-    time, as often as there are any, so that the work follows the targets while all shapes
-    are known; only the logits of one chunk exist at one time, also in the backward pass,
-    which computes them again.
+    Rows with a target are put together and taken `chunk_rows` at a time, until none is left, so
+    that the work follows the number of targets while all shapes are known. Only the logits of
+    a chunk exist at the same time, also in the backward pass, which computes them again.
 
     Args:
-      parts: of the batch, each with its rows on devices of its own; they take their chunks side by side.
+      parts: of the batch, each with rows on its own devices; they compute their chunks side by side.
     """
     parts = parts if targets.shape[0] % parts == 0 else 1
     folded = targets.reshape(parts, -1)
@@ -192,7 +189,7 @@ def _selected_backward(
         probabilities = jnp.exp(_logits(part, embedding) - of_sums[:, None])
         is_target = jax.lax.broadcasted_iota(jnp.int32, probabilities.shape, 1) == of_chunk[:, None]
         of_logits = ((probabilities - is_target) * of_nll[:, None]).astype(embedding.dtype)
-        # Transposed until the end: this way the small factor is the one that is transposed for the product.
+        # Transposed until the end: then the product transposes its small factor.
         of_embedding += jnp.matmul(part.T, of_logits, preferred_element_type=jnp.float32)
         of_part = jnp.matmul(of_logits, embedding, preferred_element_type=jnp.float32)
         return of_embedding, _put(of_features, of_part, number)
@@ -209,14 +206,14 @@ _selected_nll.defvjp(_selected_forward, _selected_backward)
 def _selected_first(
     targets: Int[Array, " rows"], chunk_rows: int
 ) -> tuple[Int[Array, " padded"], Int[Array, " padded"]]:
-    """The rows with a target, then others, up to a multiple of `chunk_rows`; and their targets, -1 for the others."""
+    """Returns rows with a target, then others, up to a multiple of `chunk_rows`, and targets, -1 for the others."""
     padding = (0, -targets.size % chunk_rows)
     order = jnp.argsort(targets < 0, stable=True)
     return jnp.pad(order, padding), jnp.pad(targets[order], padding, constant_values=-1)
 
 
 def _unsorted(x: Float[Array, "..."], targets: Int[Array, " rows"]) -> Float[Array, "..."]:
-    """What `_selected_first` put together, back in its rows; 0 in those without a target."""
+    """Returns the results of `_selected_first`'s rows in their places; 0 for rows without a target."""
     selected = targets >= 0
     place = jnp.maximum(jnp.cumsum(selected) - 1, 0)
     return jnp.where(selected.reshape(-1, *(1,) * (x.ndim - 1)), x[place], 0.0)

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh
 
 from alibi.attention.backends import DENSE_WEIGHTS
 from alibi.config import Config
-from alibi.model.config import DTYPES
+from alibi.model.block import DTYPES
 from alibi.parallel.sharding import batch_parts, batch_sharding, tree_shardings
 from alibi.runs.checkpoint import TrainState
 from alibi.training.setup import micro_batches

@@ -1,4 +1,4 @@
-"""What any position method must hold: one call checks a method, of this project or of yours.
+"""The test of any position method, of this project or of yours.
 
 from alibi.testing import check_position_method
 
@@ -28,17 +28,16 @@ __all__ = [
 
 
 def check_position_method(method: str | type[PositionMethod] | PositionMethod, **options: Any) -> None:
-    """Checks what any position method must hold, by the properties that it declares; takes some seconds.
+    """Checks the contract of a position method and its own declarations; takes some seconds.
 
-    These are: a bias that attention can take, and can cut anywhere; no influence of later
-    tokens; the same result at shifted positions, if it is `shift_invariant`; a prompt in pieces,
-    with and without padding before it, and single tokens through a cache as the whole sequence;
-    tiles, 8 devices, bfloat16, recomputed and scanned layers as the dense formula in float32, in
-    value and in the gradient of every parameter and input; and, if its bias is `bounded`, that no
-    bias exceeds its bound and that skipping loses no more than it may.
+    Checked are: a bias that attention can take, and can cut anywhere; no influence of later
+    tokens; the same result at shifted positions, if it is `shift_invariant`; a cache, with a prompt in
+    pieces, padding and single tokens; tiles, 8 devices, bfloat16, recomputed and scanned layers against
+    the dense formula in float32, in value and in the gradient of every parameter and input; and, if
+    the bias is `bounded`, its bound and the loss by skipping.
 
-    Only the check of 8 devices needs more than one: it is made where JAX has 8 or more, as CPUs have after
-    `jax.config.update("jax_num_cpu_devices", 8)` before JAX is first used, and else is left out.
+    The check of 8 devices needs them, which CPUs have after `jax.config.update("jax_num_cpu_devices", 8)` before the
+    first use of JAX; otherwise it is left out.
 
     Args:
       method: a class, its name in the registry or `package.module:Class`, or an instance with
@@ -46,20 +45,14 @@ def check_position_method(method: str | type[PositionMethod] | PositionMethod, *
       options: of the method.
 
     Raises:
-      PositionMethodError: which property broke, with the smallest example.
+      PositionMethodError: names the broken property, with the smallest example.
       ValueError: from the method itself, see `alibi.positions.make_position`.
     """
-    made = _make(method, options)
-    model = SmallModel(made)
+    if not isinstance(method, PositionMethod):
+        sizes: dict[str, Any] = {"num_heads": HEADS, "head_dim": HEAD_DIM, "width": WIDTH, "train_length": TRAIN_LENGTH}
+        method = make_position(method, **sizes, options=options)
     for check in (check_blocks, check_tiles, check_bounds, check_half_precision):
-        check(made)
+        check(method)
+    model = SmallModel(method)
     for check_model in (check_causality, check_shift, check_cache, check_layers):
         check_model(model)
-
-
-def _make(method: str | type[PositionMethod] | PositionMethod, options: dict[str, Any]) -> PositionMethod:
-    if isinstance(method, PositionMethod):
-        return method
-    return make_position(
-        method, num_heads=HEADS, head_dim=HEAD_DIM, width=WIDTH, train_length=TRAIN_LENGTH, options=options
-    )

@@ -1,4 +1,4 @@
-"""Checks of one layer's attention: whatever computes it agrees with the dense formula in float32."""
+"""Checks of a layer's attention: every way to compute it agrees with the dense formula in float32."""
 
 import functools
 from typing import Any
@@ -23,14 +23,13 @@ from alibi.testing.samples import (
     compare,
     fail,
     inputs_of,
-    is_bounded,
     jit,
     params_of,
 )
 
 
 def check_blocks(method: PositionMethod) -> None:
-    """Any part of a bias, cut from it, is that part of the whole."""
+    """Checks that a part cut from a bias equals this part of the whole."""
 
     @jit
     def blocks() -> Any:
@@ -70,14 +69,14 @@ def check_blocks(method: PositionMethod) -> None:
 
 
 def check_tiles(method: PositionMethod) -> None:
-    """`blocked` and, where there are several devices, eight of them compute what the dense formula does."""
+    """Checks that `blocked`, also on eight devices if there are so many, agrees with the dense formula."""
     params, inputs = params_of(method), inputs_of(LENGTH)
 
     @functools.partial(jit, static_argnums=2)
     def value_and_gradients(params: Any, inputs: dict[str, Array], options: AttentionOptions) -> Any:
         def loss(params: Any, inputs: dict[str, Array]) -> tuple[Array, Array]:
             attended = attend(method, options, params, inputs)
-            return jnp.sin(3.0 * attended).sum(), attended  # sin: so that each entry has a gradient of its own
+            return jnp.sin(3.0 * attended).sum(), attended  # sin: each entry gets another gradient
 
         gradients, attended = jax.grad(loss, (0, 1), has_aux=True)(params, inputs)
         return {"value": attended, "parameters": gradients[0], "inputs": gradients[1]}
@@ -94,7 +93,7 @@ def check_tiles(method: PositionMethod) -> None:
 
 
 def check_half_precision(method: PositionMethod) -> None:
-    """In bfloat16 the result is that of float32 but for the rounding of queries, keys and values."""
+    """Checks that in bfloat16 only the rounding of queries, keys and values changes the result."""
     params, inputs = params_of(method), inputs_of(LENGTH)
 
     @jit
@@ -110,15 +109,15 @@ def check_half_precision(method: PositionMethod) -> None:
 
 
 def check_bounds(method: PositionMethod) -> None:
-    """No bias exceeds what its bound says, and skipping far keys loses no more than `skip_epsilon`."""
-    if not is_bounded(method):
-        return
+    """Checks that no bias exceeds its bound, and that skipping far keys loses no more than `skip_epsilon`."""
     length, block = 512, 32
     params, inputs = params_of(method), inputs_of(length)
 
     @jit
     def found() -> Any:
-        bias: Any = bias_of(method, params, inputs)
+        bias = bias_of(method, params, inputs)
+        if bias is None or not bias.bounded:
+            return None
         positions = np.arange(length)
         first = positions.reshape(-1, block)[:, 0]
         behind = first[:, None] - first[None, :] - (block - 1)
@@ -127,7 +126,9 @@ def check_bounds(method: PositionMethod) -> None:
         whole = bias(jnp.asarray(positions), jnp.asarray(positions))
         return whole, bias.upper_bound(blocks), bias.log_sum_bound(blocks)
 
-    whole, bound, log_sum = jax.device_get(found())
+    if (bounds := jax.device_get(found())) is None:
+        return
+    whole, bound, log_sum = bounds
     hidden = np.arange(length)[:, None] < np.arange(length) if method.causal else np.zeros((length, length), bool)
     tiles = np.where(hidden, -np.inf, whole).reshape(-1, HEADS, length // block, block, length // block, block)
     checks = {"upper_bound": (tiles.max(axis=(3, 5)), bound)}
@@ -141,20 +142,17 @@ def check_bounds(method: PositionMethod) -> None:
                 method,
                 f"its bias exceeds {name} in head {head} between queries {q_block * block} to "
                 f"{(q_block + 1) * block - 1} and keys {k_block * block} to {(k_block + 1) * block - 1}: up to "
-                f"{largest[..., head, q_block, k_block].max():.4g} where it says "
+                f"{largest[..., head, q_block, k_block].max():.4g} beyond its bound "
                 f"{np.broadcast_to(claimed, largest.shape)[..., head, q_block, k_block].max():.4g}",
             )
     _check_skipping(method, params)
 
 
 def _check_skipping(method: PositionMethod, params: Any) -> None:
-    """Skips far keys that weigh as much as they can: they lie along the queries, and near ones against them."""
-    inputs = inputs_of(LENGTH)
+    """Checks attention without far keys of the most weight: they lie along the queries, and near keys against them."""
     along = jnp.ones((2, LENGTH, HEADS, HEAD_DIM)) * 0.7
     far = (jnp.arange(LENGTH) < 4)[None, :, None, None]
-    inputs |= {"query": along, "key": jnp.where(far, along, -along)}
-    epsilon = 1e-3
-    most = 2 * epsilon * float(jnp.abs(inputs["value"]).max()) + 1e-6
+    inputs = inputs_of(LENGTH) | {"query": along, "key": jnp.where(far, along, -along)}
 
     @functools.partial(jit, static_argnums=(0, 1, 2))
     def attended(backend: str, queries: int, skip_epsilon: float | None) -> Array:
@@ -162,7 +160,8 @@ def _check_skipping(method: PositionMethod, params: Any) -> None:
         return attend(method, options, params, inputs, queries)
 
     exact = np.asarray(attended("reference", LENGTH, None))
-    for backend, queries in (("blocked", LENGTH), ("decoding", 1)):
+    for backend, queries, epsilon in (("blocked", LENGTH, 1e-3), ("decoding", 1, 1e-3), ("decoding", 1, 0.0)):
+        most = 2 * epsilon * float(jnp.abs(inputs["value"]).max()) + 1e-5
         lost = np.abs(exact[:, -queries:] - np.asarray(attended(backend, queries, epsilon))).max()
         if not lost <= most:
-            fail(method, f"{backend} with skip_epsilon={epsilon} is off by {lost:.2g}, where {most:.2g} is the most")
+            fail(method, f"{backend} with skip_epsilon={epsilon} is off by {lost:.2g}, and may be by {most:.2g}")

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.config import replaced
-from alibi.model.config import ModelConfig
+from alibi.config import ModelConfig, replaced
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.model.layers import unstacked
 from alibi.parallel.sharding import make_mesh
