@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, shared
-from alibi.positions.lookup import KeyProducts, QueryProducts
+from alibi.positions.products import KeyProducts, QueryProducts
 from alibi.positions.shapes import KeyPositions, PerKey, PerQuery, Positions, Queries, QueryPositions, Weights
 
 PARTS = 3  # of a logit: content to content, content to position, position to content

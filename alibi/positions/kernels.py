@@ -1,4 +1,4 @@
-"""Where XLA's CPU backend cuts a program into kernels."""
+"""The division of a program into kernels by XLA's CPU backend."""
 
 from collections.abc import Callable
 
@@ -9,16 +9,16 @@ from jaxtyping import Array
 
 
 def in_own_kernel(function: Callable[[Array], Array], x: Array) -> Array:
-    """The function of x, computed by a kernel of its own: x and the result are each written to memory once.
+    """Returns the function of x, computed by a kernel of its own, so that x and the result are written once.
 
-    On CPUs XLA would else compute both again in each kernel that uses the result, at a quarter of the speed where the
-    function transposes. A barrier doesn't keep it from that, but a branch does. Nothing is above infinity, nor is
-    NaN, so it is always the function that is computed. Where x is split over devices, its first element is sent to all.
+    On CPUs XLA otherwise computes both again in each kernel that uses the result, at a quarter of the speed if the
+    function transposes. A barrier doesn't prevent it, a branch does. No number is above infinity, nor is NaN, so
+    the function is always computed. If x is split over devices, its first element is sent to all.
     """
 
     def in_a_branch(x: Array) -> Array:
         of_all = jax.eval_shape(function, x)
-        # As a matrix, since XLA would else leave transposes to those who use the result.
+        # As a matrix, since XLA otherwise leaves transposes to the users of the result.
         shape = (-1, of_all.shape[-1])
         taken = lax.cond(
             x.reshape(-1)[0] > jnp.inf,

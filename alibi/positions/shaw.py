@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, consecutive, per_query, shared, static
-from alibi.positions.lookup import looked_up
+from alibi.positions.products import looked_up
 from alibi.positions.shapes import KeyPositions, KnownPositions, PerKey, PerQuery, Queries, QueryPositions, Weights
 
 

@@ -13,7 +13,7 @@ from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.positions.bias import Bias, Part
 from alibi.positions.deberta import Deberta
 from alibi.positions.fire import FireBias, LogDistance
-from alibi.positions.lookup import KeyProducts, QueryProducts
+from alibi.positions.products import KeyProducts, QueryProducts
 
 
 def compare(
