@@ -5,7 +5,6 @@ single process exchanges nothing. If a process is lost, JAX ends the others with
 collectives fail.
 """
 
-import functools
 import itertools
 import json
 import os
@@ -78,13 +77,6 @@ def is_primary() -> bool:
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
-@functools.cache
-def _barrier() -> Callable[..., None]:
-    from orbax.checkpoint import multihost  # its import takes seconds
-
-    return multihost.get_barrier_sync_fn()
-
-
 def gather(value: Any, *, seconds: int = WAIT_SECONDS) -> list[Any]:
     """Returns the `value` of each process, in their order; JSON must be able to hold it.
 
@@ -93,7 +85,9 @@ def gather(value: Any, *, seconds: int = WAIT_SECONDS) -> list[Any]:
     """
     if not jax.distributed.is_initialized():
         return [value]
-    _barrier()(key=f"alibi-{next(_exchanges)}", timeout_ms=1000 * seconds)
+    from orbax.checkpoint import multihost  # its import takes seconds
+
+    multihost.get_barrier_sync_fn()(key=f"alibi-{next(_exchanges)}", timeout_ms=1000 * seconds)
     text = json.dumps(value).encode()
     sizes = multihost_utils.process_allgather(np.int32(len(text)))
     width = 1 << int(sizes.max()).bit_length()  # few shapes, each compiled once

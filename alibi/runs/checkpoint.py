@@ -172,7 +172,10 @@ class Checkpoints:
         try:
             sums = self.about(step)[CHECKSUMS]
             change = self._layout_change(step, trees[PARAMS])
-            saved = trees if change is None else _abstract(change[0], trees)
+            saved = trees
+            if change is not None:
+                mesh = jax.tree.leaves(trees)[0].sharding.mesh
+                saved = laid_out(jax.eval_shape(change[0], trees), mesh)
             restored = {name: self._read(step, name, ocp.args.StandardRestore(tree)) for name, tree in saved.items()}
         except DamagedError as error:
             damage = str(error)
@@ -269,11 +272,6 @@ class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
         """Returns False: the loop asks JAX. Orbax would use the times of checkpoints, which it has not read."""
         return False
-
-
-def _abstract(change: Callable[[PyTree], PyTree], trees: PyTree) -> PyTree:
-    """Returns the shapes of `change(trees)`, with the shardings that such parameters have."""
-    return laid_out(jax.eval_shape(change, trees), jax.tree.leaves(trees)[0].sharding.mesh)
 
 
 def _is_of_machine(error: Exception) -> bool:

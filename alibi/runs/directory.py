@@ -22,7 +22,6 @@ class RunDirectory:
 
     Attributes:
       path: a directory, or an address gs://BUCKET/PATH.
-      started: the time at which `claim` was called, which statuses of this start repeat; "" before.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -35,7 +34,6 @@ class RunDirectory:
             )
         self.path = resolve(path)
         self._claim: Claim | None = None
-        self.started = ""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -136,20 +134,16 @@ class RunDirectory:
                         f"and is {manifests[split][key]}; restore the text, or use another --workdir"
                     )
 
-    def claim(self, config: Config, tokenizer: Tokenizer) -> str:
+    def claim(self, config: Config, tokenizer: Tokenizer) -> None:
         """Claims the directory for this process, and writes the config and, once, the tokenizer.
 
         From then on `write` raises LostError if a later start has claimed the directory, see `Claim`.
-
-        Returns:
-          `started`, by which the other processes of this start know its statuses.
 
         Raises:
           HeldError: another process is training here.
           ValueError: see `check`; or the tokenizer here is another.
         """
         self._claim = Claim(self.path, "training")
-        self.started = datetime.datetime.now(datetime.UTC).isoformat()
         try:
             self.check(config)
             self._keep(tokenizer)
@@ -157,7 +151,6 @@ class RunDirectory:
         except BaseException:
             self.release()
             raise
-        return self.started
 
     def _keep(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer if there is none; raises ValueError if there is another."""
@@ -199,7 +192,6 @@ class RunDirectory:
         saved = max(self.saved_steps(), default=0) if saved is None else saved
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         known = {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now, "saved": saved}
-        known |= {"started": self.started} if self.started else {}
         self.write("status.json", known | more)
 
     def _read(self, name: str, *keys: str) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def _start(job: Job, stack: contextlib.ExitStack) -> "Updates":
     done = int(state.step)  # less than `latest` if that is damaged
     peak = peak_tokens_per_second(config, job.vocab_size, mesh)
     record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, done, peak)))
-    return Updates(config, run, about, feed, compiled, validator, checkpoints, record, state)
+    return Updates(job, about, feed, compiled, validator, checkpoints, record, state)
 
 
 @dataclasses.dataclass
@@ -119,8 +119,7 @@ class Updates:
       state: after the latest update.
     """
 
-    config: Config
-    directory: RunDirectory
+    job: Job
     about: dict[str, Any]
     feed: Feed
     train_step: TrainStep
@@ -131,15 +130,15 @@ class Updates:
 
     def run(self, request: "StopRequest") -> None:
         """Makes all updates that are left, with their validations and checkpoints."""
-        step, steps = int(self.state.step), self.config.train.steps
-        saved_at = time.monotonic()
+        config, saved_at = self.job.config, time.monotonic()
+        step, steps = int(self.state.step), config.train.steps
         while step < steps:
             self.state, metrics = self.train_step(self.state, *self.feed.get(step, last=step + 1 == steps))
             step += 1
             self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
-            stop, save = request.reached(step), _is_save_due(self.config, step, saved_at)
+            stop, save = request.reached(step), _is_save_due(config, step, saved_at)
             # A run that stops is not validated: that may take longer than there is left to save.
-            validate = step == steps or (_due(step, self.config.eval.every_steps) and not stop)
+            validate = step == steps or (_due(step, config.eval.every_steps) and not stop)
             if (stop or save or validate) and self._save(step, stop or save, validate):
                 saved_at = time.monotonic()
             if stop and step < steps:
@@ -157,7 +156,7 @@ class Updates:
             nll = self.validator(self.state.params) if validate and self.validator else None
             improved = nll is not None and self.record.validated(step, nll)
             if save or improved:
-                hosts.broadcast(self.directory.check_claim)
+                hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(self.state, step, self.about | self.record.for_checkpoint(), nll)
         return save or improved
 
