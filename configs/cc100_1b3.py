@@ -35,7 +35,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         dropout=0.0,  # CHOICE: the run is one epoch, which can't overfit
         attention_dropout=0.0,
         activation_dropout=0.0,
-        dtype="bfloat16",  # CHOICE: what today's accelerators are made for; the paper's GPUs had half precision
+        dtype="bfloat16",  # CHOICE: today's accelerators are made for it; the paper's GPUs had half precision
         remat=True,
     )
     config.data.update(

@@ -1,4 +1,4 @@
-"""The quickstart's model on books in which keys are told and asked for again: see scripts/passkey.py.
+"""The quickstart's model on books with passkeys, a key in the text and later a question for it: see scripts/passkey.py.
 
 python train.py --config=configs/passkey.py:position=alibi,length=128 --workdir=workdirs/passkey-alibi
 """

@@ -1,15 +1,15 @@
-"""Every position method, trained at L = 128 with three seeds, tested at up to 16 times that.
+"""Every position method, trained at L = 128 with three seeds, tested at up to 16 times this length.
 
 python scripts/sweep.py --sweep=configs/sweeps/all_methods.py --workdir=workdirs/all-methods --jobs=0
 
-The quickstart's model after 3,000 updates. Methods that only change how a trained model is tested, such as
-interpolated positions or a sliding window as long as the training sequences, are tested on the runs of the method that
-they change. Each is also measured by what the same tokens gain from more context.
+The quickstart's model after 3,000 updates. Some methods change only the test of a trained model, such as
+interpolated positions or a sliding window as long as the training sequences: they are tested on the runs of the
+method they change. For each, the gain of the same tokens from more context is also measured.
 """
 
 SEEDS = (0, 1, 2)
 WINDOW = {"window": 128}
-# What else a run of a method is tested as; these have the parameters that it was trained with.
+# Further tests of a method's runs, by methods with the same parameters.
 TESTED_AS = {
     "alibi": ({"position": "alibi_interpolated"}, {"position": "alibi_ntk"}, WINDOW),
     "rotary": ({"position": "rotary_interpolated"}, {"position": "rotary_ntk"}, {"position": "yarn"}, WINDOW),
@@ -55,7 +55,7 @@ def get_sweep() -> dict:
 
 
 def run(name: str, seed: int) -> dict:
-    """One run, with all that it is tested as."""
+    """Returns a run of a method with all its tests."""
     keys = {"position": name, **METHODS[name], "seed": seed, "train.steps": 3000, "data.max_valid_bytes": 262_144}
     if keys.get("position_options.slopes") == "random":
         keys["position_options.draw"] = seed

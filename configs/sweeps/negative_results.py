@@ -1,11 +1,11 @@
-"""What the paper tried beside ALiBi: slopes that are trained or drawn at random, and a window for other methods.
+"""The paper's other attempts: slopes trained or drawn at random, and a window for other methods.
 
 python scripts/sweep.py --sweep=configs/sweeps/negative_results.py --workdir=workdirs/all-methods
 
-The paper says that trained slopes extrapolate worse (footnote 11), that random ones work at times (section 3), and that
-a window rescues neither sinusoidal nor learned embeddings (the latter aren't defined beyond their table, so they are
+By the paper trained slopes extrapolate worse (footnote 11), random slopes work at times (section 3), and a window
+rescues neither sinusoidal nor learned embeddings (the latter aren't defined beyond their table, so they are
 not here). A window of 128 tokens changes nothing in training at L = 128; beyond it, no query then meets a key at a
-distance that it hasn't been trained on. Rotary and ALiBi with a window are for comparison.
+distance unknown from training. Rotary and ALiBi with a window are for comparison.
 
 The runs are some of those of configs/sweeps/all_methods.py; in one --workdir each is trained once.
 """

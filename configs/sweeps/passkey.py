@@ -1,9 +1,9 @@
-"""Every position method on books in which keys are told and asked for again, and whether trained models find them.
+"""Every position method on books with passkeys: a text names a key and later asks for it.
 
 python scripts/sweep.py --sweep=configs/sweeps/passkey.py --workdir=workdirs/passkey --jobs=0
 
-Trained at L = 128, asked at up to 8 times that: `scripts/passkey.py` of each run. Methods that only change how a
-trained model is tested are asked on the runs of the method that they change.
+Trained at L = 128, asked at up to 8 times this length by `scripts/passkey.py`. Methods that change only the test of a
+trained model are asked on the runs of the method they change.
 """
 
 from configs.sweeps import all_methods
@@ -24,7 +24,7 @@ def get_sweep() -> dict:
 
 
 def run(name: str) -> dict:
-    """One run of a method, and the keys that it finds, as what it was trained with and as what else it is tested as."""
+    """Returns a run of a method, asked for keys under this method and under further ones."""
     keys = {"position": name, **all_methods.METHODS[name], "seed": 0, "train.steps": LATE.get(name, STEPS)}
     asked = LENGTHS | {"passkey": True}
     others = [asked | {"override": override} for override in all_methods.TESTED_AS.get(name, ())]
