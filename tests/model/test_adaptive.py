@@ -26,7 +26,7 @@ def make(tiny_config, **overrides: object) -> DecoderLM:
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    """Of the bands alone, larger than initial ones, so that no softmax is flat."""
+    """Parameters of the bands, larger than initial values, so that no softmax is flat."""
     rng = np.random.default_rng(0)
     adaptive: dict = {"clusters": rng.normal(size=(WIDTH, 2))}
     for band, (start, end) in enumerate(zip((0, *CUTOFFS), ENDS, strict=True)):
@@ -142,7 +142,7 @@ def test_eight_devices_and_one_give_the_same_loss_and_gradient(tiny_config, para
 
 
 def test_dropout_acts_on_the_input_and_again_inside_the_tails(tiny_config, params) -> None:
-    """Of one feature, dropout leaves two values; inside a tail it drops from what that becomes."""
+    """Dropout leaves two values of a feature; inside a tail it drops again from the projection."""
     model = make(tiny_config, model__softmax_dropout=0.5)
     features = np.broadcast_to(np.eye(WIDTH, dtype=np.float32)[0], (2, 64, WIDTH))
     targets = np.repeat([[3], [30]], 64, axis=1)

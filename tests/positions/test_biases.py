@@ -54,7 +54,7 @@ def learned(before: str, after: str):
 
 
 def t5(given):
-    """Of 8 buckets for each side 4 hold one distance, the others grow up to 20."""
+    """4 of 8 buckets for each side hold a distance each, the others grow up to 20."""
     bucket = np.empty(D.shape, int)
     for i, j in np.ndindex(D.shape):
         n = abs(i - j)
@@ -143,7 +143,7 @@ def double(given: dict[str, jax.Array]) -> dict[str, np.ndarray]:
 
 
 def check_derivatives(loss, given: dict[str, np.ndarray], gradients: dict[str, jax.Array]) -> None:
-    """Of a formula along a random direction of each of its inputs, by differences in float64."""
+    """Checks derivatives of a formula along a random direction of each input, by differences in float64."""
     rng = np.random.default_rng(2)
     for name, gradient in gradients.items():
         direction, step = rng.normal(size=np.shape(gradient)), 1e-6
@@ -223,7 +223,7 @@ def test_values_and_scale_of_content_methods(name, options, bias, how, causal) -
 
 @pytest.fixture(scope="module")
 def peers() -> dict[str, np.ndarray]:
-    """What make_bias_peers.py, which says how it is run, wrote."""
+    """The arrays that make_bias_peers.py wrote."""
     with np.load(pathlib.Path(__file__).with_name("bias_peers.npz")) as file:
         return dict(file)
 

@@ -1,15 +1,13 @@
-"""The methods beside the paper's against their papers' formulas, written out in float64 for each pair of tokens."""
+"""Initial parameters, randomised positions, and options that are refused."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from alibi.model.positions import randomised_positions
 from alibi.positions import PositionMethod, make_position
-from alibi.positions.base import Bias, Params
 
-HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH, LENGTH = 4, 8, 32, 16, 12
+HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH = 4, 8, 32, 16
 KEY = jax.random.key(0)
 
 
@@ -18,30 +16,8 @@ def make(name: str, **options: object) -> PositionMethod:
     return make_position(name, **sizes, options=options)
 
 
-def params_of(method: PositionMethod) -> dict[str, jax.Array]:
-    """As a model makes them, moved a little, so that none is at a start of zero or one."""
-    params = jax.jit(lambda: {**method.init(KEY), **method.init_layer(KEY)})()
-    return {name: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for name, x in params.items()}
-
-
-def inputs(length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
-    """A layer's input and its queries, of two sequences."""
-    rng = np.random.default_rng(0)
-    shapes = (2, length, WIDTH), (2, length, HEADS, HEAD_DIM)
-    x, query = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
-    return x, query
-
-
-def bias_of(method: PositionMethod, params: Params, x: jax.Array, query: jax.Array) -> Bias:
-    kept = method.keep(params, x, query, padding=None, before=None)
-    return method.content_bias(params, query, kept, kept)
-
-
-OPTIONS = {"kerple_log": {}, "fire": {"threshold": 7}, "shaw": {"max_distance": 3}, "fox": {}}
-
-
 def test_parameters_start_as_in_the_papers() -> None:
-    start = {name: {**make(name).init(KEY), **make(name).init_layer(KEY)} for name in OPTIONS}
+    start = {name: {**make(name).init(KEY), **make(name).init_layer(KEY)} for name in ("fire", "shaw", "fox")}
     many = make_position("kerple_log", num_heads=2000, head_dim=8, width=16_000, train_length=16).init(KEY)
     for name, most in (("r1", 2.0), ("r2", 1.0)):
         of_heads = np.asarray(many[name])
@@ -54,37 +30,6 @@ def test_parameters_start_as_in_the_papers() -> None:
     assert start["shaw"]["vectors"].shape == (2 * 16 + 1, HEAD_DIM)
     assert start["fox"]["kernel"].shape == (WIDTH, HEADS)
     np.testing.assert_array_equal(start["fox"]["bias"], 0.0)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_parameter_is_moved(name: str) -> None:
-    """By a random gradient of the bias: in the whole array, but for Shaw's vectors of keys after the query."""
-    method = make(name, **OPTIONS[name])
-    params = params_of(method)
-    rng = np.random.default_rng(1)
-    batch = 2 if name in ("shaw", "fox") else 1  # of those the bias depends on the sequence
-    wanted = np.tril(rng.normal(size=(batch, HEADS, LENGTH, LENGTH))).astype(np.float32)
-
-    @jax.jit
-    def gradients(params: Params, *given: jax.Array) -> Params:
-        def loss(params: Params) -> jax.Array:
-            block = bias_of(method, params, *given)(jnp.arange(LENGTH), jnp.arange(LENGTH))
-            return (block.reshape((-1, HEADS, LENGTH, LENGTH)) * wanted).sum()
-
-        return jax.grad(loss)(params)
-
-    for leaf, gradient in gradients(params, *inputs()).items():
-        assert np.isfinite(gradient).all(), leaf
-        moved = np.abs(np.asarray(gradient)) > 1e-6
-        if leaf == "vectors":
-            assert moved[:4].all(), "of keys 3 or more, 2 and 1 before the query, and of its own"
-            assert not moved[4:].any(), "of keys after the query, which are hidden"
-        elif leaf.startswith("hidden"):
-            assert moved.any(), leaf  # a unit of ReLU may be off for all distances
-        elif leaf == "kernel" and name == "fire":
-            assert moved.any(axis=0).all(), "of each head"
-        else:
-            assert moved.all(), leaf
 
 
 def test_randomised_positions_are_sorted_samples_without_replacement() -> None:

@@ -46,36 +46,6 @@ def test_learned_table_ends_at_the_training_length() -> None:
         method.check_length(17)
 
 
-def test_rotary_turns_pairs_by_position() -> None:
-    query = np.random.default_rng(0).normal(size=(1, 6, 4, 8)).astype(np.float32)
-    turned = np.asarray(jax.jit(make("rotary").queries)({}, query, np.arange(6)))
-    for position in range(6):
-        for k in range(4):
-            angle = position * 10_000 ** (-2 * k / 8)
-            pair = query[0, position, :, k] + 1j * query[0, position, :, k + 4]
-            expected = pair * np.exp(1j * angle)
-            np.testing.assert_allclose(turned[0, position, :, k], expected.real, atol=1e-5)
-            np.testing.assert_allclose(turned[0, position, :, k + 4], expected.imag, atol=1e-5)
-
-
-def test_rotary_logits_depend_on_distance_alone() -> None:
-    rng = np.random.default_rng(1)
-    query, key = (jnp.asarray(rng.normal(size=(1, 1, 4, 8)), jnp.float32) for _ in range(2))
-
-    @jax.jit
-    def logits(i: jax.Array, j: jax.Array) -> jax.Array:
-        method = make("rotary")
-        return jnp.einsum("bqhd,bkhd->h", method.queries({}, query, i[None]), method.keys({}, key, j[None]))
-
-    np.testing.assert_allclose(logits(7, 3), logits(1004, 1000), atol=1e-3)
-    assert np.abs(np.subtract(logits(7, 3), logits(7, 5))).max() > 1e-2
-
-
-def test_rotary_refuses_an_odd_head_dim() -> None:
-    with pytest.raises(ValueError, match="even head_dim and got 5"):
-        make_position("rotary", num_heads=2, head_dim=5, width=10, train_length=8)
-
-
 def test_t5_buckets() -> None:
     """Pinned from the method's definition; float32 logarithms put some edges on the wrong side."""
     pinned = {
@@ -96,20 +66,6 @@ def test_t5_buckets() -> None:
     }
     buckets = causal_buckets(32, 128)
     assert {distance: int(buckets[distance]) for distance in pinned} == pinned
-
-
-def test_t5_bias_looks_up_the_bucket_of_the_distance() -> None:
-    method = make("t5")
-    params = jax.jit(method.init)(jax.random.key(0))
-    table = np.asarray(params["table"])
-    assert table.shape == (32, 4)
-    compute = jax.jit(lambda params, *positions: method.bias(params)(*positions))
-    bias = np.asarray(compute(params, np.asarray([1000, 3]), np.asarray([0, 2, 3, 5])))
-    assert bias.shape == (4, 2, 4)
-    np.testing.assert_array_equal(bias[:, 0, 0], table[31])
-    np.testing.assert_array_equal(bias[:, 1, 0], table[3])
-    np.testing.assert_array_equal(bias[:, 1, 1], table[1])
-    np.testing.assert_array_equal(bias[:, 1, 3], table[0])
 
 
 def test_learned_slopes_start_as_the_fixed_ones_and_are_those_of_the_parameters() -> None:
@@ -143,13 +99,6 @@ def test_a_list_of_slopes_is_an_option(name: str) -> None:
 def test_slopes_to_be_trained_are_above_zero() -> None:
     with pytest.raises(ValueError, match=r"takes logarithms of slopes=.* must be above 0"):
         make("alibi_learned", slopes=[0.5, 0.25, 0.0, 1.0])
-
-
-def test_no_position_changes_nothing() -> None:
-    x = jnp.ones((1, 3, 32))
-    method = make("none")
-    np.testing.assert_array_equal(method.embed({}, x, jnp.arange(3)), x)
-    assert method.bias({}) is None
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

@@ -242,7 +242,7 @@ def test_options_that_are_refused(unchecked: None, name: str, options: dict[str,
 
 
 def test_sizes_that_are_refused() -> None:
-    for name in ("yarn", "rotary_ntk", "xpos"):
+    for name in ("rotary", "yarn", "rotary_ntk", "xpos"):
         with pytest.raises(ValueError, match="even head_dim and got 5; change num_heads or width"):
             make_position(name, num_heads=2, head_dim=5, width=10, train_length=8)
     with pytest.raises(ValueError, match="xpos needs causal=True: its products with keys after the query would grow"):
