@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-STARTS = "train,sweep without locks"
-KINDS = ("tokens", "status", "metrics", "tokenizers of runs", "rows")
+STARTS = "train,train without locks"
+KINDS = ("tokens", "status", "rows")
 
 
 def test_kills_flips_and_starts_leave_no_difference() -> None:
