@@ -1,4 +1,4 @@
-"""What was measured before is found again: no row is computed or written twice, and none is taken for another."""
+"""Existing rows are found again: no row is computed or written twice, and none is taken for another."""
 
 import dataclasses
 import errno
@@ -38,7 +38,7 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
 
 
 def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_beside_them(copied, alibi_run, folder):
-    """As rows did once: "text" and "hub" told nothing of which text."""
+    """Existing rows decide the name of a text, so that its later rows are compared with them."""
     file = copied / "results.jsonl"
     shutil.rmtree(copied / "rows")
     file.write_text(file.read_text().replace('"corpus": "text.txt"', '"corpus": "text"'))

@@ -1,4 +1,4 @@
-"""The results in this repository are what the writers make of their rows, and show what the README says of them."""
+"""The committed tables and reports follow from their rows, and the README quotes them rightly."""
 
 import csv
 import dataclasses

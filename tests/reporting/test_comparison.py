@@ -1,4 +1,4 @@
-"""A table beside the paper's: exact Markdown, text, CSV and LaTeX; what is best, missing, not comparable."""
+"""Our numbers beside the paper's: exact Markdown, text, CSV and LaTeX; best, missing and incomparable numbers."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ def number(value, kind):
 
 
 def cells(columns, rows, references, ratios):
-    """Of what the paper prints and ours, (printed, ours) or None by row and column."""
+    """The cells of (printed, ours) or None by row and column."""
     paper = [[one and published(one[0], kind) for one, kind in zip(row, columns, strict=True)] for row in rows]
     ours = [[one and number(one[1], kind) for one, kind in zip(row, columns, strict=True)] for row in rows]
     return compare(paper, ours, references, ratios=ratios)

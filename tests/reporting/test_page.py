@@ -1,4 +1,4 @@
-"""The report's page in a browser: what it shows, switches and sorts, and that it asks nobody for anything."""
+"""The report's page in a browser: it shows, switches and sorts, and sends no request."""
 
 import dataclasses
 import json

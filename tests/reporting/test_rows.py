@@ -1,4 +1,4 @@
-"""Rows survive kills, damage and writers at the same time; later ones replace earlier ones; old files are read."""
+"""Rows survive kills, damage and concurrent writers; later rows replace earlier rows."""
 
 import concurrent.futures
 import dataclasses
