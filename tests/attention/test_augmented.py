@@ -120,7 +120,7 @@ def test_splash_attention_interpreted(length, head_dim, value_dim, window):
     expected = jax.jit(lambda *x: _value_and_gradients(dense, *x, window))(*inputs, slopes)
 
     def splash(call):
-        return by_splash(call.query, call.key, call.value, call.bias.slopes, window=call.window, interpret=True)
+        return by_splash(call.query, call.key, call.value, call.bias.slopes, window=call.options.window, interpret=True)
 
     _assert_close(jax.jit(lambda *x: _value_and_gradients(splash, *x, window))(*inputs, slopes), expected)
 
