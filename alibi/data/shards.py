@@ -79,7 +79,9 @@ class Making:
                 pieces = shard.pieces if bar is None else watched(shard.pieces, bar)
                 shard = Shard(pieces, shard.after_open_line)
                 counts = write_shard(self.folder / shard_file(number), shard, tokenizer)
-                write_whole(self.counts_file(number), json.dumps(counts | {"revision": self.corpus.revision}))
+                counted = json.dumps(counts | {"revision": self.corpus.revision})
+                # The folder was renamed if another process has made all shards.
+                write_whole(self.counts_file(number), counted, parents=False)
         return total
 
     def _work(self, first: int, step: int) -> int:
@@ -145,7 +147,7 @@ def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[
                 counts["unk_in_text"] += piece.text.split().count("<unk>")
             yield piece
 
-    with made_whole(path) as temporary, temporary.open("wb") as stream:
+    with made_whole(path, parents=False) as temporary, temporary.open("wb") as stream:
         for ids in tokenizer.encode_stream(counted(), after_open_line=shard.after_open_line):
             stream.write(ids.astype(dtype, copy=False).data)
             counts["tokens"] += len(ids)

@@ -69,11 +69,14 @@ def listed(folder: epath.Path) -> list[epath.Path]:
 
 
 @contextlib.contextmanager
-def made_whole(place: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterator[pathlib.Path]:
     """Yields a local path for a new file or directory, which replaces `place` at the end of the block.
 
     If the block raises, nothing is left of the new one and `place` stays as it was. At an address the files are
     written one after the other.
+
+    Args:
+      parents: makes the folders above `place` if they are missing.
     """
     if is_address(place):
         with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +87,8 @@ def made_whole(place: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
                     (epath.Path(place) / path.relative_to(made)).write_bytes(path.read_bytes())
         return
     path = pathlib.Path(place)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if parents:
+        path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         yield temporary
@@ -96,9 +100,9 @@ def made_whole(place: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_whole(place: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
-    """Writes a file, text as UTF-8, with the folders above it."""
-    with made_whole(place) as temporary:
+def write_whole(place: str | os.PathLike[str], content: str | bytes | memoryview, *, parents: bool = True) -> None:
+    """Writes a file, text as UTF-8; see `made_whole`."""
+    with made_whole(place, parents=parents) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
