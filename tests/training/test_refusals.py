@@ -20,7 +20,7 @@ from alibi.training import loop
         ({"model__num_heads": 3}, "does not divide model.width=16; use 1, 2, 4"),
         ({"train_length": 8192, "train__batch_tokens": 65536}, "longer than the corpus, which has 6,000 tokens"),
         ({"data__train": "missing.txt"}, "missing.txt"),
-        ({"data__valid": "missing.txt"}, "missing.txt.*; set data.valid, or leave it empty for no validation"),
+        ({"data__valid": "missing.txt"}, "missing.txt.*; set data.valid, or leave it empty"),
         ({"model__embedding": "adaptive", "model__cutoffs": (4, 400)}, "below the 256 tokens of the vocabulary"),
         ({"model__embedding": "adaptive", "model__adaptive_factor": 8}, "no feature of model.width=16"),
         ({"position": "rotary", "position_options__base": 0.0}, "rotary needs a base above 0"),
