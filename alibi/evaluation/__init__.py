@@ -1,6 +1,6 @@
 """Perplexity of token streams at any sequence length, each token scored exactly once."""
 
 from alibi.evaluation.perplexity import Score, Scorer, model_nll
-from alibi.evaluation.windows import Windows, plan
+from alibi.evaluation.windows import Windows, windows_of
 
-__all__ = ["Score", "Scorer", "Windows", "model_nll", "plan"]
+__all__ = ["Score", "Scorer", "Windows", "model_nll", "windows_of"]

@@ -2,7 +2,7 @@
 
 In windows that don't overlap, longer windows are better because fewer of their tokens have little context (the early
 token curse; paper, appendix B): even a model without use for more than a hundred tokens gains. If the same tokens are
-scored at each length (`alibi.evaluation.windows.plan_contexts`), the gain is due to the context alone.
+scored at each length (`alibi.evaluation.windows.same_token_windows`), the gain is due to the context alone.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def gain_of(shortest: Score, score: Score) -> ContextUse:
     Its interval resamples the differences between the two lengths, so hard and easy windows cancel. The shortest
     length gains nothing by definition, and has no interval.
     """
-    saved = shortest.nll_nats.astype(np.float64) - score.nll_nats
+    saved = (shortest.nll_nats.astype(np.float64) - score.nll_nats).reshape(-1, score.windows.stride)
     counts = np.full(len(saved), saved.shape[1])
     between = None if score is shortest else interval(saved.sum(axis=1), counts)
     return ContextUse(len(saved), shortest.windows.length, float(saved.mean()), between)

@@ -22,7 +22,7 @@ from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, print_once, row_of
 from alibi.evaluation.perplexity import Score, run_scorer
-from alibi.evaluation.windows import SAME_TOKENS, Part, Windows, plan, plan_contexts
+from alibi.evaluation.windows import SAME_TOKENS, Windows, same_token_windows, windows_of
 from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
 from alibi.reporting.rows import ContextUse, Row
@@ -74,7 +74,7 @@ class Options(RunOptions):
         if self.context_windows < 0 or self.context_windows == 1:
             raise ValueError(f"context_windows={self.context_windows} must be 0, for none, or at least 2")
         for length in self.lengths:  # multiples become lengths with the run
-            plan(1, length, self.stride)
+            windows_of(1, length, self.stride)
 
 
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -139,7 +139,7 @@ class RunEvaluation:
         self.text, self.title = self._prepare_text()
         self.scorer = run_scorer(self.trained)
         lengths = options.lengths_of(self.trained.config.train_length)
-        self.windows = [plan(len(self.text.tokens), length, options.stride) for length in lengths]
+        self.windows = [windows_of(len(self.text.tokens), length, options.stride) for length in lengths]
 
     def run(self) -> None:
         """Measures what is missing, shortest length first; raises ValueError if the text is too short for all."""
@@ -161,8 +161,7 @@ class RunEvaluation:
             print_once(f"{self._title(windows)}: done before")
             return
         params = self.trained.params  # a failure to load them is no limit of this length
-        if self.trained.step != row.step:  # the checkpoint was replaced or is damaged: this is another one
-            return self._evaluate(windows)
+        row = self._unmeasured(windows)  # of another step, if the checkpoint was replaced or is damaged
         score = self.output.try_score(row, self._title(windows), lambda: self._score(params, windows))
         if score is not None:
             self._record(row, score)
@@ -175,18 +174,17 @@ class RunEvaluation:
             name = self.trained.name
             print_once(f"{name}: the gain of more context needs two lengths that can be measured, not {lengths}")
             return
-        parts = plan_contexts(len(self.text.tokens), lengths, self.options.context_windows)
-        use = ContextUse(len(parts[0]), lengths[0], longest=lengths[-1])
-        rows = [dataclasses.replace(self._unmeasured(part), context_use=use) for part in parts]
+        all_windows = same_token_windows(len(self.text.tokens), lengths, self.options.context_windows)
+        use = ContextUse(len(all_windows[0]), lengths[0], longest=lengths[-1])
+        rows = (dataclasses.replace(self._unmeasured(windows), context_use=use) for windows in all_windows)
         if broadcast(lambda: all(map(self._is_done, rows))):
             print_once(f"{self.trained.title}, the same tokens at each length: done before")
             return
         params = self.trained.params
-        if self.trained.step != rows[0].step:
-            return self._evaluate_contexts()
         shortest = None
-        for part, row in zip(parts, rows, strict=True):
-            score = self.output.try_score(row, self._title(part), functools.partial(self._score, params, part))
+        for windows in all_windows:
+            row = dataclasses.replace(self._unmeasured(windows), context_use=use)
+            score = self.output.try_score(row, self._title(windows), functools.partial(self._score, params, windows))
             if score is None:
                 break
             shortest = shortest or score
@@ -231,12 +229,9 @@ class RunEvaluation:
         dumps = self.options.dump_nll and row.context_use is None
         return measured and (not dumps or self.output.has_dump(row.scoring))
 
-    def _score(self, params: PyTree, windows: Windows | Part) -> Score:
-        tokens, scorer = self.text.tokens, self.scorer
+    def _score(self, params: PyTree, windows: Windows) -> Score:
         with Progress(self._title(windows), windows.num_tokens, "token", show=is_primary()) as bar:
-            if isinstance(windows, Part):
-                return scorer.score_windows(params, tokens, windows, progress=bar.update)
-            return scorer.score(params, tokens, windows.length, windows.stride, progress=bar.update)
+            return self.scorer.score_windows(params, self.text.tokens, windows, progress=bar.update)
 
     def _record(self, row: Row, score: Score) -> None:
         """Writes the dump, then the row: a row without its dump would count as done."""
@@ -255,7 +250,7 @@ class RunEvaluation:
         print_once(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
         self.output.add(measured)
 
-    def _unmeasured(self, windows: Windows | Part) -> Row:
+    def _unmeasured(self, windows: Windows) -> Row:
         """Returns the row without its results."""
         manifest = self.text.manifest
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
@@ -263,6 +258,6 @@ class RunEvaluation:
         row = row_of(self.trained, windows=windows, corpus=corpus, split=manifest.split, tokens_sha256=manifest.sha256)
         return dataclasses.replace(row, text_hash=text)
 
-    def _title(self, windows: Windows | Part) -> str:
+    def _title(self, windows: Windows) -> str:
         mode = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(windows.mode, "")
         return f"{self.trained.title} at {windows.length:,}{mode}"

@@ -12,7 +12,7 @@ from alibi import progress
 from alibi.config import flatten
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
-from alibi.evaluation.windows import Part, Windows
+from alibi.evaluation.windows import Windows
 from alibi.parallel.hosts import gather, is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import RunSource, write_report
@@ -131,7 +131,7 @@ def print_once(message: str) -> None:
         progress.print_line(message)
 
 
-def row_of(run: TrainedRun, *, windows: Windows | Part, corpus: str, split: str, tokens_sha256: str | None) -> Row:
+def row_of(run: TrainedRun, *, windows: Windows, corpus: str, split: str, tokens_sha256: str | None) -> Row:
     """Returns the row of `run` in these windows of a text, without results."""
     config = run.config
     return Row(

@@ -18,10 +18,10 @@ from alibi.data.books import DIGITS, LEAST_DISTANCE, Books, PassKeys, distances,
 from alibi.evaluation.extrapolation import RunOptions, evaluate_each
 from alibi.evaluation.output import Output, print_once, row_of
 from alibi.evaluation.perplexity import Scorer, unrounded
-from alibi.evaluation.windows import Part
+from alibi.evaluation.windows import Windows
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.hosts import broadcast
-from alibi.reporting.rows import Passkey
+from alibi.reporting.rows import Passkey, Row
 from alibi.runs.trained import TrainedRun
 
 
@@ -73,10 +73,14 @@ def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey
     distance, count, tokens = passkey.distance, passkey.prompts, length + 1
     too_short = why_too_short(text, length)
     scored = text if too_short else make_prompts(text, length, distance, count).tobytes()
-    windows = Part(tokens - DIGITS, count * tokens, length, DIGITS, spacing=tokens, mode="passkey")
+    windows = Windows(tokens - DIGITS, count * tokens, length, DIGITS, "passkey", spacing=tokens)
     sha256 = hashlib.sha256(scored).hexdigest()
-    row = row_of(run, windows=windows, corpus=Books.name, split="valid", tokens_sha256=sha256)
-    row = dataclasses.replace(row, passkey=passkey)
+
+    def make_row() -> Row:
+        row = row_of(run, windows=windows, corpus=Books.name, split="valid", tokens_sha256=sha256)
+        return dataclasses.replace(row, passkey=passkey)
+
+    row = make_row()
     title = f"{run.title}, a key {distance:,} tokens back in {length:,}"
     if limit := run.undefined(length) or too_short:
         output.add_error(dataclasses.replace(row, limit=True), title, limit)
@@ -85,12 +89,11 @@ def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey
         print_once(f"{title}: done before")
         return
     params = run.params
-    if run.step != row.step:  # the checkpoint was replaced or is damaged: this is another one
-        return _evaluate(run, scorer, text, length, passkey, output)
+    row = make_row()  # of another step, if the checkpoint was replaced or is damaged
     prompts = np.frombuffer(scored, np.uint8)
     score = output.try_score(row, title, lambda: scorer.score_windows(params, prompts, windows))
     if score is not None:
-        accuracy = float((score.nll_nats == 0).all(axis=1).mean())
+        accuracy = float((score.nll_nats.reshape(count, DIGITS) == 0).all(axis=1).mean())
         print_once(f"{title}: {accuracy:.0%} of {count} found")
         output.add(dataclasses.replace(row, passkey=dataclasses.replace(passkey, accuracy=accuracy)))
 

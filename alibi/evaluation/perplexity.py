@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Part, Tokens, Windows, gather, plan
+from alibi.evaluation.windows import Tokens, Windows, make_batch, windows_of
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.sharding import batch_parts, local_rows
 from alibi.runs.trained import TrainedRun
@@ -27,8 +27,8 @@ NllFunction = Callable[..., Array]
 class Score:
     """The NLL of scored tokens."""
 
-    windows: Windows | Part  # of the whole stream, or some of its rows
-    nll_nats: Float[np.ndarray, "*shape"]  # float32: [tokens] in stream order, or [windows, scored]
+    windows: Windows
+    nll_nats: Float[np.ndarray, " tokens"]  # float32, in the order of the windows
     seconds: float  # from reading the first batch to the last result on the host, without compilation
 
     @property
@@ -83,60 +83,52 @@ class Scorer:
         Raises:
           ValueError: no tokens, a stride outside 1..length, or a length beyond the model's.
         """
-        windows = plan(len(tokens), length, stride)
-        for part in windows.parts:
-            self._compile(params, part)
-        nll = np.empty(windows.num_tokens, np.float32)
-        start = time.perf_counter()
-        for part in windows.parts:
-            self._score_part(params, tokens, part, nll[part.start : part.stop], progress)
-        return Score(windows, nll, time.perf_counter() - start)
+        return self.score_windows(params, tokens, windows_of(len(tokens), length, stride), progress=progress)
 
     def score_windows(
-        self, params: PyTree, tokens: Tokens, part: Part, *, progress: Callable[[int], object] = lambda tokens: None
-    ) -> Score:
-        """Returns the NLL of the tokens that the rows of `part` score; `progress` as in `score`."""
-        self._compile(params, part)
-        nll = np.empty((len(part), part.scored), np.float32)
-        start = time.perf_counter()
-        self._score_part(params, tokens, part, nll.reshape(-1), progress)
-        return Score(part, nll, time.perf_counter() - start)
-
-    def _score_part(
         self,
         params: PyTree,
         tokens: Tokens,
-        part: Part,
-        nll: Float[np.ndarray, " tokens"],
-        progress: Callable[[int], object],
-    ) -> None:
-        """Fills `nll` with the NLL of the tokens that the rows of `part` score, in their order."""
-        function, batch_size = self._compile(params, part), self._batch_size(part)
+        windows: Windows,
+        *,
+        progress: Callable[[int], object] = lambda tokens: None,
+    ) -> Score:
+        """Returns the NLL of the tokens that `windows` score, in their order; `progress` as in `score`."""
+        compiled = [(group, *self._compile(params, group)) for group in windows.groups]
         running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
-        for first in range(0, len(part), batch_size):
-            rows = np.arange(first, first + batch_size)  # the last batch may extend beyond the last row
-            running.append((nll[first * part.scored :], function(params, *self._place(tokens, part, rows))))
-            if len(running) > 1:  # a batch is fetched only after the devices have the next one
-                progress(_fetch(*running.popleft()))
-        progress(_fetch(*running.popleft()))
+        nll, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
+        left = nll
+        for group, function, batch_size in compiled:
+            for first in range(0, len(group), batch_size):
+                rows = np.arange(first, first + batch_size)  # the last batch may extend beyond the last row
+                result = function(params, *self._place(tokens, group, rows))
+                size = min(batch_size * group.stride, group.num_tokens - first * group.stride)
+                running.append((left[:size], result))
+                left = left[size:]
+                if len(running) > 1:  # a batch is fetched only after the devices have the next one
+                    progress(_fetch(*running.popleft()))
+        while running:
+            progress(_fetch(*running.popleft()))
+        return Score(windows, nll, time.perf_counter() - start)
 
-    def _batch_size(self, part: Part) -> int:
-        """Returns the rows of a batch: as many as `batch_tokens` allows on each device, and not more than `part`."""
-        parts = batch_parts(self._sharding)
-        return parts * min(max(1, self._batch_tokens // part.length), -(-len(part) // parts))
+    def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
+        """Returns the function compiled for the shape of `windows`, and the rows of its batch.
 
-    def _compile(self, params: PyTree, part: Part) -> Any:
-        """Returns the function compiled for this shape; kept, so that validations during training compile once."""
-        shape = self._batch_size(part), part.length, part.scored
+        A batch has as many rows as `batch_tokens` allows on each device, and not more than `windows`. The function is
+        kept, so validations during training compile once.
+        """
+        devices = batch_parts(self._sharding)
+        rows = devices * min(max(1, self._batch_tokens // windows.length), -(-len(windows) // devices))
+        shape = rows, windows.length, windows.stride
         if shape not in self._compiled:
-            sizes = (shape[0], part.length), (shape[0], part.scored)
+            sizes = (rows, windows.length), (rows, windows.stride)
             batch = [jax.ShapeDtypeStruct(size, np.int32, sharding=self._sharding) for size in sizes]
             self._compiled[shape] = self._jitted.lower(params, *batch).compile()
-        return self._compiled[shape]
+        return self._compiled[shape], rows
 
-    def _place(self, tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"]) -> list:
+    def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> list:
         """Returns the batch on the devices; reads only the rows of this host's devices."""
-        batch = gather(tokens, part, rows[local_rows(self._sharding, rows.size)], self._boundary_id)
+        batch = make_batch(tokens, windows, rows[local_rows(self._sharding, rows.size)], self._boundary_id)
         return [
             jax.make_array_from_process_local_data(self._sharding, local, (rows.size, local.shape[1]))
             for local in batch
@@ -169,7 +161,6 @@ def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
 
 
 def _fetch(nll: Float[np.ndarray, " tokens"], result: Array) -> int:
-    """Waits for a batch, writes it to the start of `nll`, which may be shorter, and returns the number of values."""
-    count = min(nll.size, result.size)
-    nll[:count] = np.asarray(result).ravel()[:count]
-    return count
+    """Waits for a batch, writes its first values to `nll`, and returns their number."""
+    nll[:] = np.asarray(result).ravel()[: nll.size]
+    return nll.size

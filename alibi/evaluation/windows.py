@@ -30,56 +30,34 @@ class Tokens(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """All windows of a stream."""
-
-    num_tokens: int  # of the stream, each scored once
-    length: int  # inputs of a window at most (L)
-    stride: int  # tokens that a window scores at most (S)
-
-    @property
-    def mode(self) -> str:
-        """The mode in result rows: "nonoverlapping" or "sliding"."""
-        return "nonoverlapping" if self.stride == self.length else "sliding"
-
-    @property
-    def parts(self) -> list["Part"]:
-        """The rows to compute, in stream order, in parts of equal shape."""
-        if self.stride == self.length:
-            return [Part(0, self.num_tokens, self.length, self.length)]
-        begin_together = min(self.length // self.stride * self.stride, self.num_tokens)
-        parts = [Part(0, begin_together, self.length, self.length)]
-        if begin_together < self.num_tokens:
-            parts.append(Part(begin_together, self.num_tokens, self.length, self.stride))
-        return parts
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Rows of the same shape, which score tokens between `start` and `stop` of a stream."""
+    """Windows of the same length, which score tokens between `start` and `stop` of a stream."""
 
     start: int
     stop: int
-    length: int  # inputs of a row
-    scored: int  # each row scores the targets of its last inputs, this many; the last row may score fewer
-    spacing: int = 0  # tokens from the first scored token of a row to that of the next row; 0: `scored`
-    mode: str = ""  # the mode in result rows, if `spacing` is given
+    length: int  # inputs of a window at most (L)
+    stride: int  # tokens that a window scores (S); the last window may score fewer
+    mode: str  # the mode in result rows
+    spacing: int = 0  # tokens from the first scored token of a window to that of the next; 0: `stride`
 
     def __len__(self) -> int:
-        return -(-(self.stop - self.start) // (self.spacing or self.scored))
+        return -(-(self.stop - self.start) // (self.spacing or self.stride))
 
     @property
     def num_tokens(self) -> int:
         """The number of scored tokens."""
-        return self.stop - self.start if not self.spacing else len(self) * self.scored
+        return len(self) * self.stride if self.spacing else self.stop - self.start
 
     @property
-    def stride(self) -> int:
-        """The stride in result rows."""
-        return self.scored
-
-    def first_scored(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """Returns the index in the stream of the first scored token of each row; `stop` beyond the last row."""
-        return np.minimum(self.start + np.asarray(rows, np.int64) * (self.spacing or self.scored), self.stop)
+    def groups(self) -> list["Windows"]:
+        """The same windows as rows to compute, in groups of equal shape: the windows at the start share a row."""
+        if self.stride == self.length or self.start or self.spacing:
+            return [self]
+        together = min(self.length // self.stride * self.stride, self.stop)
+        row, rest = (
+            dataclasses.replace(self, stop=together, stride=self.length),
+            dataclasses.replace(self, start=together),
+        )
+        return [row, rest] if rest.num_tokens else [row]
 
 
 class Batch(NamedTuple):
@@ -89,7 +67,7 @@ class Batch(NamedTuple):
     targets: Int[np.ndarray, "rows scored"]  # of the last inputs; -1 for nothing to score
 
 
-def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
+def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windows:
     """Returns the windows that score a stream of `num_tokens` as the paper's code does (section 2.1, appendix B).
 
     Args:
@@ -110,10 +88,10 @@ def plan(num_tokens: int, length: int, stride: int | None = None) -> Windows:
             f"stride={stride} must be between 1 and the length {length}: "
             "a window scores its last `stride` tokens; leave it out for windows that do not overlap"
         )
-    return Windows(num_tokens, length, stride)
+    return Windows(0, num_tokens, length, stride, "nonoverlapping" if stride == length else "sliding")
 
 
-def plan_contexts(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Part]:
+def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Windows]:
     """Returns for each of `lengths`, ascending, windows of that length; all lengths score the same tokens.
 
     These are the last tenth of each window of the shortest length, so even there they have nearly all of its
@@ -123,40 +101,40 @@ def plan_contexts(num_tokens: int, lengths: Sequence[int], windows: int) -> list
     Raises:
       ValueError: the text is shorter than the longest window.
     """
-    longest, scored = max(lengths), max(1, min(lengths) // 10)
+    longest, stride = max(lengths), max(1, min(lengths) // 10)
     if num_tokens < longest:
         raise ValueError(f"the text has {num_tokens:,} tokens, fewer than one window of {longest:,}")
-    start, last = longest - scored, num_tokens - scored
-    count = min(windows, (last - start) // scored + 1)
-    spacing = (last - start) // (count - 1) if count > 1 else scored
-    stop = start + (count - 1) * spacing + scored
-    return [Part(start, stop, length, scored, spacing, SAME_TOKENS) for length in sorted(lengths)]
+    start, last = longest - stride, num_tokens - stride
+    count = min(windows, (last - start) // stride + 1)
+    spacing = (last - start) // (count - 1) if count > 1 else stride
+    stop = start + (count - 1) * spacing + stride
+    return [Windows(start, stop, length, stride, SAME_TOKENS, spacing) for length in sorted(lengths)]
 
 
-def gather(tokens: Tokens, part: Part, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:
-    """Returns the rows with these numbers; a row beyond the last scores nothing.
+def make_batch(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:
+    """Returns the windows with the numbers `rows`; a row beyond the last window scores nothing.
 
     Args:
       tokens: the stream; only the tokens of these rows are read (a memory map stays on disk).
       boundary_id: the token before the stream.
     """
-    first_scored = part.first_scored(rows)[:, None]
-    stop = np.minimum(first_scored + part.scored, part.stop)
-    first_input = first_scored - (part.length - part.scored)
+    step = windows.spacing or windows.stride
+    first_scored = np.minimum(windows.start + np.asarray(rows, np.int64) * step, windows.stop)[:, None]
+    stop = np.minimum(first_scored + windows.stride, windows.stop)
+    first_input = first_scored - (windows.length - windows.stride)
     first = np.maximum(first_input - 1, 0)
     # Neighbouring windows are read as one piece of the stream; between spaced windows may lie most of the stream.
-    begins, ends = (first, stop) if part.spacing else (first.min(keepdims=True), stop.max(keepdims=True))
+    begins, ends = (first, stop) if windows.spacing else (first.min(keepdims=True), stop.max(keepdims=True))
     pieces = [np.asarray(tokens[begin:end]) for begin, end in zip(begins.flat, ends.flat, strict=True)]
-    piece = np.concatenate(pieces).astype(np.int32)
-    if not piece.size:
-        piece = np.array([boundary_id], np.int32)
+    pieces.append(np.array([boundary_id]))  # at least one token, to index
+    piece = np.concatenate(pieces, dtype=np.int32, casting="unsafe")
     start = ends - np.cumsum(ends - begins)[:, None]  # a row finds token i of the stream at `piece[i - start]`
 
-    before = first_input + np.arange(part.length)[None, :] - 1  # u[i] = t[i - 1]
+    before = first_input + np.arange(windows.length)[None, :] - 1  # u[i] = t[i - 1]
     inputs = piece[np.clip(before - start, 0, piece.size - 1)]
     inputs = np.where((before >= 0) & (before < stop - 1), inputs, np.int32(boundary_id))
 
-    scored = first_scored + np.arange(part.scored)[None, :]
+    scored = first_scored + np.arange(windows.stride)[None, :]
     targets = piece[np.clip(scored - start, 0, piece.size - 1)]
     targets = np.where(scored < stop, targets, np.int32(-1))
     return Batch(inputs, targets)

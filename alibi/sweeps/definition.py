@@ -237,7 +237,7 @@ def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
     """Raises ValueError for a run refused by the model, training or an evaluation, before it begins."""
     # Imported only here: they load JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.data.corpus import SPLITS
-    from alibi.evaluation.windows import plan
+    from alibi.evaluation.windows import windows_of
     from alibi.training.setup import check_trainable
 
     check_trainable(config)
@@ -251,7 +251,7 @@ def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
         if one.stride is not None and not isinstance(one.stride, int):
             raise ValueError(f"stride={one.stride!r} must be a whole number of tokens, or a list of them")
         for length in one.lengths:
-            plan(1, length, one.stride)
+            windows_of(1, length, one.stride)
 
 
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], place: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from alibi.evaluation.context_use import gain_of, interval
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Score, Scorer
-from alibi.evaluation.windows import SAME_TOKENS, Part, gather, plan_contexts
+from alibi.evaluation.windows import SAME_TOKENS, Windows, make_batch, same_token_windows
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import ContextUse, latest, read_rows
 from tests.evaluation.runs import make_run
@@ -28,11 +28,11 @@ BOUNDARY = 999
 )
 def test_all_lengths_score_the_same_tokens_with_all_their_context(num_tokens, lengths, windows):
     tokens, targets = np.arange(num_tokens), []
-    parts = plan_contexts(num_tokens, lengths, windows)
+    parts = same_token_windows(num_tokens, lengths, windows)
     assert [part.length for part in parts] == sorted(lengths)
     for part in parts:
-        assert part.num_tokens == len(part) * part.scored <= windows * part.scored
-        batch = gather(tokens, part, np.arange(len(part) + 1), BOUNDARY)  # and one row that there is not
+        assert part.num_tokens == len(part) * part.stride <= windows * part.stride
+        batch = make_batch(tokens, part, np.arange(len(part) + 1), BOUNDARY)  # and one row that there is not
         assert (batch.targets[-1] == -1).all()
         for inputs, scored in zip(batch.inputs[:-1], batch.targets[:-1], strict=True):
             # All inputs are the text's own, up to the one before the last target.
@@ -47,10 +47,12 @@ def test_all_lengths_score_the_same_tokens_with_all_their_context(num_tokens, le
 
 def test_windows_reach_from_the_texts_start_to_its_end():
     """The first target that has the longest context, and the last token of the text."""
-    assert plan_contexts(1000, (20, 80), 5) == [Part(78, 1000, length, 2, 230, SAME_TOKENS) for length in (20, 80)]
-    assert plan_contexts(80, (20, 80), 5) == [Part(78, 80, length, 2, 2, SAME_TOKENS) for length in (20, 80)]
+    assert same_token_windows(1000, (20, 80), 5) == [
+        Windows(78, 1000, length, 2, SAME_TOKENS, 230) for length in (20, 80)
+    ]
+    assert same_token_windows(80, (20, 80), 5) == [Windows(78, 80, length, 2, SAME_TOKENS, 2) for length in (20, 80)]
     with pytest.raises(ValueError, match="the text has 79 tokens, fewer than one window of 80"):
-        plan_contexts(79, (20, 80), 5)
+        same_token_windows(79, (20, 80), 5)
 
 
 def nll_up_to(most):
@@ -69,11 +71,11 @@ def test_a_model_that_only_survives_gains_nothing(batch_tokens):
     """One that uses all context gains the logarithm of what it has more of; non-overlapping windows can't tell."""
     tokens = np.random.default_rng(0).integers(0, 10, 1000)
     params = jnp.linspace(0.0, 3.0, 10, dtype=jnp.float32)
-    parts, gains = plan_contexts(tokens.size, (20, 40, 80), 50), {}
+    parts, gains = same_token_windows(tokens.size, (20, 40, 80), 50), {}
     for most in (18, 80):
         scorer = Scorer(nll_up_to(most), boundary_id=0, batch_tokens=batch_tokens)
         scores = [scorer.score_windows(params, tokens, part) for part in parts]
-        assert [score.nll_nats.shape for score in scores] == [(50, 2)] * 3
+        assert [score.nll_nats.shape for score in scores] == [(100,)] * 3
         gains[most] = [gain_of(scores[0], score) for score in scores]
         blocks = [scorer.score(params, tokens, length).nll_nats.mean() for length in (20, 40, 80)]
         assert blocks[0] - blocks[1] > 0.1
@@ -87,7 +89,7 @@ def test_a_model_that_only_survives_gains_nothing(batch_tokens):
 
 def test_hard_windows_do_not_widen_the_interval():
     """The differences are resampled, not the costs, of which windows have very different ones."""
-    random, part = np.random.default_rng(1), Part(0, 100, 20, 4)
+    random, part = np.random.default_rng(1), Windows(0, 1600, 20, 4, SAME_TOKENS)
     hard = random.normal(5, 3, (400, 1))
     saved = random.normal(0.02, 0.05, (400, 4))
     gain = gain_of(Score(part, hard + saved, 1.0), Score(part, np.broadcast_to(hard, (400, 4)), 1.0))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alibi.evaluation.windows import gather, plan, plan_contexts
+from alibi.evaluation.windows import make_batch, same_token_windows, windows_of
 
 BOUNDARY = 7
 
@@ -29,21 +29,21 @@ shapes = st.integers(1, 40).flatmap(lambda length: st.tuples(st.just(length), st
 def test_windows_equal_the_literal_ones(num_tokens, shape, batch_size):
     length, stride = shape
     tokens = (np.arange(num_tokens) + 100).astype(np.uint16)
-    windows = plan(num_tokens, length, stride)
+    windows = windows_of(num_tokens, length, stride)
     expected, found = literal_windows(tokens.tolist(), length, stride), []
-    for part in windows.parts:
+    for part in windows.groups:
         for first in range(0, len(part), batch_size):
             numbers = np.arange(first, first + batch_size)
-            batch = gather(tokens, part, numbers, BOUNDARY)
+            batch = make_batch(tokens, part, numbers, BOUNDARY)
             assert batch.inputs.shape == (batch_size, length)
-            assert batch.targets.shape == (batch_size, part.scored)
+            assert batch.targets.shape == (batch_size, part.stride)
             assert {batch.inputs.dtype, batch.targets.dtype} == {np.dtype(np.int32)}
             for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
                 count = int((targets >= 0).sum())
                 assert (targets[count:] == -1).all()
                 # A causal model gives target i what it would give it as the last one of a shorter row.
                 for i in range(count):
-                    found.append((inputs[: length - part.scored + i + 1].tolist(), targets[i]))
+                    found.append((inputs[: length - part.stride + i + 1].tolist(), targets[i]))
     # Of each token: all inputs of its window up to its own.
     literal = []
     for inputs, targets in expected:
@@ -53,33 +53,32 @@ def test_windows_equal_the_literal_ones(num_tokens, shape, batch_size):
 
 def test_the_recipe_in_numbers():
     """N = 5, L = 4, S = 2: the first two windows are one row; the third reads two tokens of context and scores one."""
-    head, rest = plan(5, 4, 2).parts
+    head, rest = windows_of(5, 4, 2).groups
     assert (head.start, head.stop, len(head)) == (0, 4, 1)
-    assert rest.first_scored(np.arange(2)).tolist() == [4, 5]
     tokens = np.array([10, 11, 12, 13, 14])
-    assert (gather(tokens, rest, np.arange(2), BOUNDARY).targets >= 0).sum(axis=1).tolist() == [1, 0]
-    batch = gather(tokens, head, np.arange(1), BOUNDARY)
+    assert (make_batch(tokens, rest, np.arange(2), BOUNDARY).targets >= 0).sum(axis=1).tolist() == [1, 0]
+    batch = make_batch(tokens, head, np.arange(1), BOUNDARY)
     assert batch.inputs.tolist() == [[7, 10, 11, 12]]
     assert batch.targets.tolist() == [[10, 11, 12, 13]]
-    batch = gather(tokens, rest, np.arange(1), BOUNDARY)
+    batch = make_batch(tokens, rest, np.arange(1), BOUNDARY)
     assert batch.inputs.tolist() == [[11, 12, 13, 7]]
     assert batch.targets.tolist() == [[14, -1]]
 
 
 def test_a_length_that_the_stride_does_not_divide():
     """N = 9, L = 5, S = 2: windows 0 and 1 begin with the stream and score 4 tokens; window 2 reads 3 more."""
-    head, rest = plan(9, 5, 2).parts
-    batch = gather(np.arange(9) + 10, head, np.arange(1), BOUNDARY)
+    head, rest = windows_of(9, 5, 2).groups
+    batch = make_batch(np.arange(9) + 10, head, np.arange(1), BOUNDARY)
     assert batch.inputs.tolist() == [[7, 10, 11, 12, 7]]
     assert batch.targets.tolist() == [[10, 11, 12, 13, -1]]
-    batch = gather(np.arange(9) + 10, rest, np.arange(3), BOUNDARY)
+    batch = make_batch(np.arange(9) + 10, rest, np.arange(3), BOUNDARY)
     assert batch.inputs.tolist() == [[10, 11, 12, 13, 14], [12, 13, 14, 15, 16], [14, 15, 16, 17, 7]]
     assert batch.targets.tolist() == [[14, 15], [16, 17], [18, -1]]
 
 
 def test_mode():
-    assert plan(5, 4).mode == plan(5, 4, 4).mode == "nonoverlapping"
-    assert plan(5, 4, 3).mode == "sliding"
+    assert windows_of(5, 4).mode == windows_of(5, 4, 4).mode == "nonoverlapping"
+    assert windows_of(5, 4, 3).mode == "sliding"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_mode():
 )
 def test_out_of_range(arguments, message):
     with pytest.raises(ValueError, match=message):
-        plan(*arguments)
+        windows_of(*arguments)
 
 
 class Recorder:
@@ -114,22 +113,22 @@ class Recorder:
 def test_only_the_windows_own_part_of_the_stream_is_read():
     """A memory map of a large corpus must not be loaded for each batch."""
     recorder = Recorder()
-    _, sliding = plan(10**9, 512, 1).parts
-    gather(recorder, sliding, np.arange(5_000_000, 5_000_032), BOUNDARY)  # of the tokens 512 further on
+    _, sliding = windows_of(10**9, 512, 1).groups
+    make_batch(recorder, sliding, np.arange(5_000_000, 5_000_032), BOUNDARY)  # of the tokens 512 further on
     assert recorder.places == [(5_000_000, 5_000_544)]
 
 
 def test_nothing_between_windows_that_are_spread_over_the_text_is_read():
     """Windows of one length, 128 in a batch: of ten million tokens each row reads its own and the one before."""
-    for part in plan_contexts(10**7, [128, 1024], 512):
+    for part in same_token_windows(10**7, [128, 1024], 512):
         recorder = Recorder(10**7)
         rows = np.arange(448, 576)  # the last half of them beyond the last window
-        batch = gather(recorder, part, rows, BOUNDARY)
+        batch = make_batch(recorder, part, rows, BOUNDARY)
         assert recorder.read <= len(rows) * (part.length + 1)
         for row, inputs, targets in zip(rows, *batch, strict=True):
             first = part.start + row * part.spacing
             if row < len(part):
-                assert targets.tolist() == list(range(first, first + part.scored))
+                assert targets.tolist() == list(range(first, first + part.stride))
                 assert inputs.tolist() == list(range(targets[-1] - part.length, targets[-1]))
             else:
                 assert (targets == -1).all()
@@ -137,7 +136,7 @@ def test_nothing_between_windows_that_are_spread_over_the_text_is_read():
 
 def test_spread_windows_that_begin_with_the_text():
     """Of 7 tokens, the last of each 4 and of each 7 inputs: the longest window begins with the boundary."""
-    short, long = plan_contexts(7, [4, 7], 2)
+    short, long = same_token_windows(7, [4, 7], 2)
     tokens = np.arange(7) + 10
-    assert gather(tokens, long, np.arange(1), BOUNDARY).inputs.tolist() == [[7, 10, 11, 12, 13, 14, 15]]
-    assert gather(tokens, short, np.arange(2), BOUNDARY).inputs[0].tolist() == [12, 13, 14, 15]
+    assert make_batch(tokens, long, np.arange(1), BOUNDARY).inputs.tolist() == [[7, 10, 11, 12, 13, 14, 15]]
+    assert make_batch(tokens, short, np.arange(2), BOUNDARY).inputs[0].tolist() == [12, 13, 14, 15]
