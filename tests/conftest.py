@@ -5,7 +5,10 @@ import gc
 import os
 import pathlib
 import random
+import runpy
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
@@ -28,6 +31,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax
 import jaxtyping
 import pytest
+from absl import flags
 
 # Array annotations of the layers that compute are checked at each call, from their first
 # import on. Not those of `alibi.training`, whose states are also trees of shapes and
@@ -35,6 +39,7 @@ import pytest
 CHECKED = ["alibi.slopes", "alibi.positions", "alibi.attention", "alibi.model"]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
+from alibi.cli import command_line
 from alibi.config import Config, make_config
 
 # Tracing makes many small objects that live on; at Python's own pace, searching all of them for garbage again and
@@ -92,3 +97,30 @@ def tiny_config(tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.Tem
         )
 
     return make
+
+
+@pytest.fixture
+def run_script(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs an entry point in this process, which spares the imports of a new one; gives its exit code and output."""
+
+    def run(script: pathlib.Path, *words: object) -> subprocess.CompletedProcess[str]:
+        codes, known = [], set(flags.FLAGS)
+        arguments = [str(script), *map(str, words)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+
+        def execute(main: Callable[..., int | None], **options: object) -> None:
+            codes.append(command_line.execute(main, arguments, **options))
+
+        monkeypatch.setattr(command_line, "run", execute)
+        capfd.readouterr()
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        finally:
+            for name in set(flags.FLAGS) - known:
+                delattr(flags.FLAGS, name)
+        return subprocess.CompletedProcess(arguments, codes[0], *capfd.readouterr())
+
+    return run

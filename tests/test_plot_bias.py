@@ -2,8 +2,6 @@
 
 import importlib.util
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,24 +13,23 @@ from alibi.positions import make_position
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "plot_bias.py"
 
 
-def test_figures_and_what_has_none(tmp_path) -> None:
+def test_figures_and_a_method_without_any(run_script, tmp_path) -> None:
     arguments = ["--methods=t5,none,fox", "--heads=2", "--head_dim=4", "--length=6", f"--output_dir={tmp_path}"]
-    result = subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd="/", capture_output=True, text=True)
+    result = run_script(SCRIPT, *arguments)
     assert result.returncode == 0, result.stderr
     drawn, nothing, also = result.stdout.splitlines()
     assert (drawn, also) == (f"t5: {tmp_path}/t5.png", f"fox: {tmp_path}/fox.png")
     assert nothing == "none: adds nothing to the logits itself"
     assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("t5", "fox"))
     refused = [argument.replace("none", "nune") for argument in arguments]
-    result = subprocess.run([sys.executable, str(SCRIPT), *refused], cwd="/", capture_output=True, text=True)
+    result = run_script(SCRIPT, *refused)
     assert result.returncode == 1
     assert result.stderr.startswith("error: unknown position method 'nune'; did you mean 'none'?")
 
 
-def test_a_length_that_a_method_is_not_defined_for_is_not_drawn(tmp_path) -> None:
+def test_a_length_that_a_method_is_not_defined_for_is_not_drawn(run_script, tmp_path) -> None:
     sizes = ["--heads=2", "--head_dim=4", "--train_length=4", "--length=65", f"--output_dir={tmp_path / 'out'}"]
-    words = [sys.executable, str(SCRIPT), "--methods=learned", *sizes]
-    result = subprocess.run(words, capture_output=True, text=True)
+    result = run_script(SCRIPT, "--methods=learned", *sizes)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: position method Learned has 4 positions and got a sequence of 65 ")
     assert not (tmp_path / "out").exists()
@@ -50,8 +47,8 @@ def script():
         delattr(flags.FLAGS, name)
 
 
-def test_what_is_drawn_is_what_is_added(script) -> None:
-    """Of ALiBi the bias, of rotary embeddings what turning does to a product of equal features."""
+def test_the_drawing_is_the_addition(script) -> None:
+    """The bias of ALiBi; for rotary embeddings the change of a product of equal features by turning."""
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 6}
     distance = np.subtract.outer(np.arange(6), np.arange(6))
     added = script.added_to_logits(make_position("alibi", **sizes))

@@ -184,14 +184,10 @@ def test_an_option_of_the_quickstart_is_no_name_of_a_folder(tmp_path, option, co
     assert "usage: bash scripts/quickstart.sh [WORKDIR]" in result.stdout + result.stderr
 
 
-def sweep(*arguments):
-    command = [sys.executable, str(PROJECT / "scripts" / "sweep.py"), *arguments]
-    return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
-
-
-def test_dry_run_lists_the_quickstart_and_writes_nothing(tmp_path):
+def test_dry_run_lists_the_quickstart_and_writes_nothing(run_script, tmp_path):
     workdir = tmp_path / "work"
-    result = sweep(f"--sweep={PROJECT / 'configs/sweeps/quickstart.py'}", f"--workdir={workdir}", "--dry_run")
+    words = (f"--sweep={PROJECT / 'configs/sweeps/quickstart.py'}", f"--workdir={workdir}", "--dry_run")
+    result = run_script(PROJECT / "scripts" / "sweep.py", *words)
     assert result.returncode == 0, result.stderr
     names = [line.split()[0] for line in result.stdout.splitlines()[1:5]]
     assert names == ["sinusoidal-L128-seed0", "rotary-L128-seed0", "t5-L128-seed0", "alibi-L128-seed0"]

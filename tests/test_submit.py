@@ -1,9 +1,10 @@
 """Mistakes in a job are one line before anything is submitted; a job is printed as it is given to the cluster."""
 
+import functools
 import os
 import pathlib
 import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -13,9 +14,11 @@ SWEEP, CONFIG = "--sweep=configs/sweeps/quickstart.py", "--config=configs/quicks
 PAPER, TIME = "--config=configs/wikitext103.py", "--set=TIME=1:00:00"
 
 
-def submit(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "scripts" / "submit.py"), *words]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+@pytest.fixture
+def submit(run_script, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs submit.py in this process, from the project's root."""
+    monkeypatch.chdir(ROOT)
+    return functools.partial(run_script, ROOT / "scripts" / "submit.py")
 
 
 @pytest.mark.parametrize(
@@ -36,8 +39,9 @@ def submit(*words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedP
     ],
     ids=lambda value: None if isinstance(value, list) else value.split(";")[0],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path: pathlib.Path, words: list[str], message: str) -> None:
-    ended = submit(f"--workdir={tmp_path}/work", *words, path=str(tmp_path))
+def test_a_mistake_is_one_line_and_nothing_is_written(submit, monkeypatch, tmp_path, words, message) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = submit(f"--workdir={tmp_path}/work", *words)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: {message}")
@@ -45,11 +49,12 @@ def test_a_mistake_is_one_line_and_nothing_is_written(tmp_path: pathlib.Path, wo
     assert not (tmp_path / "work").exists()
 
 
-def test_a_sweep_is_printed_as_an_array_and_submitted(tmp_path: pathlib.Path) -> None:
+def test_a_sweep_is_printed_as_an_array_and_submitted(submit, monkeypatch, tmp_path: pathlib.Path) -> None:
     words = [SLURM, SWEEP, TIME, "--tasks=2", "--set=OPTIONS=--partition=gpu", f"--workdir={tmp_path}/New One"]
     (tmp_path / "sbatch").write_text(f"#!/bin/bash\ncat > {tmp_path}/given; echo 17\n")
     (tmp_path / "sbatch").chmod(0o700)
-    ended = submit(*words, "--go", path=f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    ended = submit(*words, "--go")
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "given").read_text() + "17\n" == ended.stdout
     assert "#SBATCH --job-name=new-one\n#SBATCH --array=0-1%1000\n" in ended.stdout
@@ -59,7 +64,7 @@ def test_a_sweep_is_printed_as_an_array_and_submitted(tmp_path: pathlib.Path) ->
     assert (tmp_path / "New One" / "sweep.json").exists()
 
 
-def test_a_training_is_printed_with_its_flags(tmp_path: pathlib.Path) -> None:
+def test_a_training_is_printed_with_its_flags(submit, tmp_path: pathlib.Path) -> None:
     """32 devices, of which 4 share each part of the batch, divide it."""
     words = [f"{PAPER}:position=t5", "--devices=32", "--config.mesh.tensor=4", "--noconfig.log.tensorboard"]
     ended = submit(JOBSET, *words, *(f"--set={name}=x" for name in ("IMAGE", "QUEUE", "TOPOLOGY", "HOSTS")),

@@ -4,8 +4,6 @@ import hashlib
 import math
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -235,11 +233,10 @@ def test_the_position_method_can_be_named(tmp_path, expected):
         import_run(CHECKPOINT, DICTIONARY, tmp_path / "other", config, position="rotary")
 
 
-def test_the_command_says_one_line(tmp_path):
+def test_the_command_says_one_line(run_script, tmp_path):
     (tmp_path / "x.pt").write_text("no checkpoint")
-    command = [sys.executable, ROOT / "scripts/import_fairseq.py", f"--checkpoint={tmp_path}/x.pt"]
-    command += [f"--dictionary={DICTIONARY}", f"--workdir={tmp_path}/run"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    words = (f"--checkpoint={tmp_path}/x.pt", f"--dictionary={DICTIONARY}", f"--workdir={tmp_path}/run")
+    done = run_script(ROOT / "scripts/import_fairseq.py", *words)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: checkpoint {tmp_path}/x.pt can't be read")
     assert len(done.stderr.splitlines()) == 1

@@ -1,23 +1,27 @@
-"""The command line: what it prints, and that a user's mistake is one line and not a traceback."""
+"""The command that prepares data: its output, and mistakes of the user in one line."""
 
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def prepare_data(cache, config, *arguments):
-    command = [sys.executable, ROOT / "scripts/prepare_data.py", f"--config={ROOT}/configs/base.py:{config}"]
-    command += [f"--config.data.cache_dir={cache}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cache, timeout=60)
+@pytest.fixture
+def prepare_data(run_script, monkeypatch, tmp_path):
+    """Runs prepare_data.py on the config of these keys, from a folder with the cache."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(config, *words):
+        words = (f"--config={ROOT}/configs/base.py:{config}", f"--config.data.cache_dir={tmp_path}", *words)
+        return run_script(ROOT / "scripts/prepare_data.py", *words)
+
+    return run
 
 
-def test_prepares_the_splits_the_config_names_from_any_directory(tmp_path):
-    done = prepare_data(tmp_path, "data.tokenizer=words", "--config.data.max_train_bytes=100000", "--noprogress")
+def test_prepares_the_splits_the_config_names_from_any_directory(prepare_data):
+    done = prepare_data("data.tokenizer=words", "--config.data.max_train_bytes=100000", "--noprogress")
     assert done.returncode == 0, done.stderr
     train, train_folder, valid, valid_folder = done.stdout.splitlines()
     assert re.match(r"train: [\d,]+ tokens \(words, vocabulary [\d,]+\), [\d,]+ words, 0 unknown, 100,000 bytes", train)
@@ -32,13 +36,13 @@ def test_prepares_the_splits_the_config_names_from_any_directory(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        # Told before train, which may take hours, is made into tokens.
+        # Before train, which may take hours, becomes tokens.
         (f"data.corpus=text,data.train={__file__}", "error: there is no file 'valid' (seen from "),
         ("data.corpus=hub", "error: data.name is empty, but corpus=hub needs the dataset's name; set data.name"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, argument, message):
-    done = prepare_data(tmp_path, argument)
+def test_a_mistake_is_one_line(prepare_data, argument, message):
+    done = prepare_data(argument)
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert len(done.stderr.splitlines()) == 1

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -106,14 +104,13 @@ def test_only_part_of_it_where_longer_context_helps():
     assert row.sliding_share == pytest.approx(1.0 - 2.0, abs=1e-3)  # the windows' gain is twice the blocks'
 
 
-def test_from_dumps_to_rows_and_figure(tmp_path):
+def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
     for length in (16, 64):
         for stride in (length, 1):
             one = measured(up_to(8), length, stride)
             write_dump(tmp_path / f"run-length={length}-stride={stride}.npz", one)
     assert read_dump(tmp_path / "run-length=16-stride=1.npz").of == Scoring("run", 1, "t", "c", 16, 1)
-    command = [sys.executable, ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = run_script(ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2826, 0.2853] |" in done.stdout
     assert "| 100% | 100% |" in done.stdout

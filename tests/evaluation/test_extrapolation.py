@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.evaluation import extrapolation
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Scorer
 from alibi.model.decoder import build_model, count_parameters
@@ -132,18 +131,18 @@ def test_options_are_checked_before_any_work(tmp_path):
         evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], Options(tmp_path))
 
 
-def command(*arguments, program="eval_extrapolation.py"):
-    program = pathlib.Path(extrapolation.__file__).parents[2] / program
-    return subprocess.run([sys.executable, program, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_the_command_line(tmp_path, alibi_run, folder):
     text = tmp_path / "t.txt"
     text.write_text("one, two, three, four\n")
-    done = command(
+    arguments = (
         f"--workdirs={folder / 'nowhere'},{alibi_run}", "--multiples=1", "--stride=1", f"--text_file={text}",
         "--dump_nll", f"--output_dir={tmp_path}", "--position_options=slopes=0.5:0.25", "--window=4",
     )  # fmt: skip
+    command = [sys.executable, ROOT / "eval_extrapolation.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "error: 1 of 2 work directories failed" in done.stderr
@@ -154,8 +153,9 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
 
 
-def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi_run):
-    done = command(f"--workdirs={alibi_run}", f"--output_dir={tmp_path}", "--position_options=slope=1.0")
+def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp_path, alibi_run):
+    words = (f"--workdirs={alibi_run}", f"--output_dir={tmp_path}", "--position_options=slope=1.0")
+    done = run_script(ROOT / "eval_extrapolation.py", *words)
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {alibi_run}: position method 'alibi' has no option 'slope'; did you mean 'slopes'?")
     assert (done.returncode, done.stdout) == (1, "")
@@ -172,7 +172,7 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(tmp_path, alibi
         ("eval_extrapolation.py", ["--split=tset", "--text_file=mine.txt"], "--split=tset names a split"),
     ],
 )
-def test_flags_that_cannot_be(alibi_run, program, flags, message):
-    done = command(f"--workdirs={alibi_run}", *flags, program=program)
+def test_flags_that_cannot_be(run_script, alibi_run, program, flags, message):
+    done = run_script(ROOT / program, f"--workdirs={alibi_run}", *flags)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {message}")

@@ -1,8 +1,7 @@
 """A plan against the step that XLA compiles, and against arithmetic by hand."""
 
+import functools
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -152,13 +151,10 @@ def test_vocabularies_that_need_no_text() -> None:
     assert not Vocabulary.of(load_config(str(ROOT / "configs/wikitext103.py")).data).assumed
 
 
-def test_the_command_lines(tmp_path: pathlib.Path) -> None:
+def test_the_command_lines(run_script, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Neither needs a work directory or makes anything; --print_config prints a config file."""
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "train.py"), f"--config={ROOT / 'configs/quickstart.py'}", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-
+    monkeypatch.chdir(tmp_path)
+    run = functools.partial(run_script, ROOT / "train.py", f"--config={ROOT / 'configs/quickstart.py'}")
     printed = run("--print_config", "--config.train.steps=123", "--config.position_options.num_buckets=64")
     (tmp_path / "mine.py").write_text(printed.stdout)
     config = load_config(str(tmp_path / "mine.py"))
