@@ -64,8 +64,7 @@ def _plan(config: Config, devices: int, device_kind: str) -> None:
 
     jax.config.update("jax_platforms", "cpu")  # the devices of this machine belong to other processes
     from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
-    from alibi.planning.plan import make_plan
-    from alibi.planning.printed import describe
+    from alibi.planning.plan import describe, make_plan
     from alibi.training.parent import Parent
 
     plan = make_plan(config, devices, device_kind)

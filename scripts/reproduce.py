@@ -55,9 +55,8 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, overview
+    from alibi.paper.costs import PROCESSORS, Processor, describe_costs, describe_text, overview
     from alibi.paper.definitions import TABLES
-    from alibi.planning.hours import Processor
     from alibi.sweeps.estimates import device_table
 
     planned = _TABLE.value is not None and not (_LIST.value or _RUN.value)

@@ -7,10 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from alibi.data.tokens import prepare
-from alibi.model.flops import forward_flops, training_flops
+from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
 from alibi.paper.definitions import parse_printed
 from alibi.paper.reproduction import Reproduction
-from alibi.planning.hours import CPU, Processor
 from alibi.reporting.recorded import ROWS_FILE, find_rows
 from alibi.reporting.rows import latest
 from alibi.reporting.tables import TRAINING_SPEED
@@ -19,6 +18,24 @@ from alibi.storage.files import listed
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.estimates import parameters
 from alibi.sweeps.state import evaluation_command, survey, train_command
+
+
+@dataclasses.dataclass(frozen=True)
+class Processor:
+    """The speed of a device: its peak, and `utilisation`, the share of the peak in use."""
+
+    flops_per_second: float
+    utilisation: float
+
+    def hours(self, flops: float) -> float:
+        """Returns the hours that `flops` operations take."""
+        return flops / (self.flops_per_second * self.utilisation) / 3600
+
+
+CPU_PEAK = 200e9  # two cores of a server CPU, float32
+CPU = Processor(CPU_PEAK, CPU_FLOPS_PER_SECOND / CPU_PEAK)
+# The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
+PROCESSORS = {"paper": Processor(125e12, 0.3), "medium": CPU, "small": CPU}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +75,6 @@ def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Pro
         for length in evaluation.lengths
     )
     return Cost(tokens * len(evaluation.lengths), flops, processor.hours(flops))
-
-
-# The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
-PROCESSORS = {"paper": Processor(125e12, 0.3), "medium": CPU, "small": CPU}
 
 
 def describe_costs(reproduction: Reproduction, processor: Processor, *, measured: bool) -> str:

@@ -56,17 +56,23 @@ def step_memory(config: Config, vocab_size: int, mesh: AbstractMesh, state: Trai
     The state is exact, the rest is an estimate; `scripts/compile_plan.py` compares it with a compiled TPU program
     (results/benchmarks/planning.md).
     """
-    parts = batch_parts(batch_sharding(mesh))
+    model, tensor, parts = config.model, mesh.shape["tensor"], batch_parts(batch_sharding(mesh))
     micro = micro_batches(config, parts)
     tokens = config.train.batch_tokens // parts // micro
+    dense = tokens * parts * config.train_length * model.num_heads <= DENSE_WEIGHTS
+    layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
+    layers = model.num_layers * layer_input + layer if model.remat else model.num_layers * layer
+    columns, split = vocab_size, tensor if vocab_size % tensor == 0 else 1
+    if model.embedding == "adaptive":  # its head alone has logits of all tokens
+        columns, split = model.cutoffs[0] + len(model.cutoffs), 1
     parameters = _local_bytes(state.params, mesh)
     return StepMemory(
         parameters=parameters,
         optimizer=_local_bytes(state.opt_state, mesh),
         gradients=parameters * (2 if micro > 1 else 1),
-        activations=_activation_bytes(config, tokens, tokens * parts, mesh.shape["tensor"]),
+        activations=tokens * (layers + layer_input),  # the final norm reads the last layer's output
         gathered=_gathered_bytes(config, state.params, mesh),
-        logits=_logits_bytes(config, vocab_size, tokens, mesh.shape["tensor"]),
+        logits=2 * FLOAT32 * min(model.logits_chunk, tokens) * columns // split,
     )
 
 
@@ -99,15 +105,6 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
     return whole + split // tensor
 
 
-def _activation_bytes(config: Config, tokens: int, global_tokens: int, tensor: int) -> int:
-    """Returns the bytes of all layers for `tokens` tokens; with remat, each layer's input and a whole layer."""
-    model = config.model
-    dense = global_tokens * config.train_length * model.num_heads <= DENSE_WEIGHTS
-    layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
-    layers = model.num_layers * layer_input + layer if model.remat else model.num_layers * layer
-    return tokens * (layers + layer_input)  # the last layer's output, which the final norm reads
-
-
 def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
     """Returns the bytes of `tree` on each device."""
     leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(tree_shardings(tree, mesh)), strict=True)
@@ -128,12 +125,3 @@ def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
     if model.remat or model.scan_layers:
         received -= of_layers * max(model.num_layers - GATHERED_LAYERS, 0) // model.num_layers
     return received * jnp.dtype(DTYPES[model.dtype]).itemsize // FLOAT32
-
-
-def _logits_bytes(config: Config, vocab_size: int, tokens: int, tensor: int) -> int:
-    """Returns the bytes of a chunk's logits and their gradient; of an adaptive softmax, those of its head."""
-    model = config.model
-    columns, split = vocab_size, tensor if vocab_size % tensor == 0 else 1
-    if model.embedding == "adaptive":
-        columns, split = model.cutoffs[0] + len(model.cutoffs), 1
-    return 2 * FLOAT32 * min(model.logits_chunk, tokens) * columns // split

@@ -1,4 +1,4 @@
-"""The cost of a training run on devices elsewhere: memory, operations, time, checkpoints."""
+"""The plan of a training run on devices elsewhere (memory, operations, time, checkpoints), and its text."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,10 @@ from alibi.config import Config, DataConfig, replaced
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import build_model
 from alibi.model.flops import model_flops
-from alibi.parallel.device_kinds import DeviceKind, known_device_kind
+from alibi.parallel.device_kinds import GIB, DeviceKind, known_device_kind
 from alibi.parallel.sharding import AXES, abstract_mesh, batch_parts, batch_sharding
-from alibi.planning.hours import Processor
 from alibi.planning.memory import StepMemory, step_memory
+from alibi.reporting.writers import aligned, format_duration
 from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import check_trainable, micro_batches
@@ -81,13 +81,7 @@ class TrainingPlan:
     def hours(self, utilisation: float) -> float:
         """Returns the hours of training on all devices at this share of their peak."""
         peak = self.devices * self.kind.peak(self.config.model.dtype)
-        return Processor(peak, utilisation).hours(self.tokens * self.flops_per_token)
-
-    @property
-    def checkpoints_written(self) -> int:
-        """The fewest checkpoints of the run; each better validation adds one."""
-        steps, every = self.config.train.steps, self.config.checkpoint.every_steps
-        return -(-steps // every) if every else 1
+        return self.tokens * self.flops_per_token / (peak * utilisation) / 3600
 
 
 def make_plan(config: Config, devices: int, device_kind: str, vocab_size: int | None = None) -> TrainingPlan:
@@ -168,3 +162,77 @@ def _changes(plan: TrainingPlan) -> Iterator[tuple[dict[str, Any], int]]:
     for doublings in range(1, MOST_DOUBLINGS + 1):
         smallest = {"train.max_device_tokens": length, "mesh.data": 1, "mesh.fsdp": -1, **again}
         yield smallest, plan.devices * 2**doublings
+
+
+def describe(plan: TrainingPlan) -> str:
+    """Returns the text of `train.py --plan`."""
+    kind, model, train, length = plan.kind, plan.config.model, plan.config.train, plan.config.train_length
+    device_tokens = train.batch_tokens // (plan.mesh["data"] * plan.mesh["fsdp"] * plan.micro_batches)
+    repeated = "; remat computes a third more" if model.remat else ""
+    assumed = f" ({plan.vocabulary.assumed})" if plan.vocabulary.assumed else ""
+    peak = f"{kind.bandwidth / 1e9:,.0f} GB/s, {kind.peak(model.dtype) / 1e12:,.4g} TFLOP/s in {model.dtype}"
+    facts = {
+        "devices": f"{plan.devices:,} x {kind.name}: {kind.memory / GIB:g} GiB, {peak}",
+        "": kind.source,
+        "mesh": ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items()),
+        "model": f"{plan.config.position}, {plan.parameters:,} parameters, a vocabulary of "
+        f"{plan.vocabulary.size:,}{assumed}",
+        "step": f"{train.batch_tokens:,} tokens, {plan.flops_per_token * train.batch_tokens:.3g} FLOPs{repeated}; "
+        f"{plan.micro_batches} x {train.batch_tokens // length // plan.micro_batches:,} sequences of {length:,}, "
+        f"{device_tokens:,} tokens a device at a time",
+        "run": f"{train.steps:,} steps, {plan.tokens:,} tokens, {plan.flops_per_token * plan.tokens:.3g} FLOPs",
+    }
+    lines = "".join(f"{name:<9}{text}\n" for name, text in facts.items())
+    return "\n".join([lines, _memory_text(plan), _time_text(plan)])
+
+
+def _memory_text(plan: TrainingPlan) -> str:
+    """Returns a line for each part of the memory, and whether the run fits, or the change with which it would."""
+    memory, model = plan.memory, plan.config.model
+    kept = "the inputs of all layers, and one layer" if model.remat else "of all layers"
+    twice = ", twice, since micro-batches add up" if plan.micro_batches > 1 else ""
+    parts = [
+        ("parameters", memory.parameters, "exact"),
+        ("optimizer state", memory.optimizer, "exact"),
+        ("gradients", memory.gradients, f"as large as the parameters{twice}"),
+        ("activations", memory.activations, f"estimated by a formula: {kept}"),
+        ("gathered", memory.gathered, "estimated: parameters of other devices, as they are needed here"),
+        ("logits", memory.logits, f"and their gradient, of up to {model.logits_chunk:,} tokens (model.logits_chunk)"),
+    ]
+    rows = [["memory of a device", "GiB", ""]]
+    rows += [[f"  {name}", f"{size / GIB:.2f}", note] for name, size, note in parts if size]
+    peak = "at one time: the state, and what the loss or the update needs"
+    rows.append(["  at most", f"{memory.total / GIB:.2f}", peak])
+    flags = " ".join(f"--config.{key}={value}" for key, value in (plan.change or {}).items())
+    if plan.fits:
+        verdict = "fits"
+    elif not flags:
+        verdict = "does not fit, nor on more devices; use some with more memory, or a smaller model"
+    elif plan.devices_needed == plan.devices:
+        verdict = f"does not fit; it would with {flags}"
+    else:
+        verdict = f"does not fit on {plan.devices:,} in any way; it would on {plan.devices_needed:,} with {flags}"
+    usable = f"of {plan.kind.usable_memory / GIB:.2f} GiB that a program can use"
+    return f"{aligned(rows, left=(0, 2))}{usable}: {verdict}\n"
+
+
+def _time_text(plan: TrainingPlan) -> str:
+    """Returns a line for each share of the peak, and the size of the checkpoints."""
+    rows = [["training", "time", "device-hours", "tokens/s"]]
+    for share in UTILISATIONS:
+        hours = plan.hours(share)
+        device_hours = plan.devices * hours
+        counted = f"{device_hours:,.0f}" if device_hours >= 100 else f"{device_hours:.3g}"
+        speed = f"{plan.tokens / hours / 3600:,.0f}"
+        rows.append([f"  at {share:.0%} of the peak", format_duration(3600 * hours), counted, speed])
+    remat = "; with remat 75% can be reached at most" if plan.config.model.remat else ""
+    each, every = plan.checkpoint_bytes, plan.config.checkpoint.every_steps
+    kept = plan.config.checkpoint.keep + 1  # the latest, and the best or a spare
+    written = -(-plan.config.train.steps // every) if every else 1  # each better validation adds a checkpoint
+    return (
+        f"{aligned(rows, left=(0,))}"
+        "the share is mfu in metrics.jsonl: products of layers and softmax, and attention to the keys that are seen\n"
+        f"not counted: compiling, input, validations, saving{remat}\n\n"
+        f"checkpoints  {each / 1e9:,.3g} GB each; {kept} are kept, and one more while it is written: "
+        f"{(kept + 1) * each / 1e9:,.3g} GB; {written:,} or more are written, {written * each / 1e9:,.4g} GB\n"
+    )

@@ -13,8 +13,7 @@ from alibi.model.decoder import build_model
 from alibi.model.flops import training_flops
 from alibi.parallel.device_kinds import GIB
 from alibi.parallel.sharding import batch_sharding, make_mesh
-from alibi.planning.plan import TrainingPlan, Vocabulary, make_plan
-from alibi.planning.printed import config_flags, describe
+from alibi.planning.plan import TrainingPlan, Vocabulary, describe, make_plan
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, make_train_step
 
@@ -84,7 +83,7 @@ def test_hours_and_checkpoints_by_hand() -> None:
     assert plan.tokens == 50_000 * 2_097_152
     assert plan.hours(0.5) == pytest.approx(plan.tokens * per_token / (256 * 197e12 * 0.5) / 3600)
     assert plan.checkpoint_bytes == pytest.approx(3 * 4 * plan.parameters, rel=1e-6), "Adam has two numbers for each"
-    assert plan.checkpoints_written == 50
+    assert "; 50 or more are written" in describe(plan)
     assert plan.micro_batches == 1
     # XLA's own figure of this step, compiled for such a slice by libtpu 0.0.42 with model.scan_layers.
     assert plan.memory.total == pytest.approx(3.235 * GIB, rel=0.1)
@@ -106,7 +105,8 @@ def test_the_first_change_that_fits(overrides: dict[str, Any], change: dict[str,
     assert not plan.fits
     assert plan.change is not None
     assert dict(plan.change).items() >= change.items()
-    assert f"does not fit; it would with {config_flags(plan.change)}" in describe(plan)
+    flags = " ".join(f"--config.{key}={value}" for key, value in plan.change.items())
+    assert f"does not fit; it would with {flags}" in describe(plan)
     config = replaced(config, plan.change)
     assert planned(config).fits
     assert planned(config).change is None
