@@ -18,7 +18,6 @@ hub (PG-19), or of such files: ten minutes a run. The paper scale takes WikiText
 the hub, unless files are given, and needs files for its books and CC100.
 """
 
-import os
 import pathlib
 import sys
 
@@ -93,7 +92,7 @@ def _run(reproduction) -> int:
         reproduction.sweep,
         reproduction.directory,
         flags=command_line.host_flags(),
-        primary=is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ),
+        primary=is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost),
         jobs=_JOBS.value,
         report=functools.partial(write_table, reproduction),
     )

@@ -45,7 +45,7 @@ def main() -> int:
     from alibi.storage.files import is_address, resolve, write_whole
     from alibi.sweeps import templates
     from alibi.sweeps.definition import load_sweep
-    from alibi.sweeps.records import record_sweep
+    from alibi.sweeps.state import record_sweep
     from alibi.sweeps.watch import SUBMITTED_FILE
 
     if (_SWEEP.value is None) == (flags.FLAGS.config is None):

@@ -15,7 +15,6 @@ scripts/submit.py gives them to a cluster.
 """
 
 import dataclasses
-import os
 import pathlib
 import sys
 
@@ -49,7 +48,7 @@ def main() -> int:
     devices = command_line.planned_devices(_DRY_RUN.value, "--dry_run")
     workdir = resolve(_WORKDIR.value)
     sweep = load_sweep(_SWEEP.value)
-    primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost, os.environ)
+    primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost)
     share = None if _TASK.value is None else sweep.share(_TASK.value)
     sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value, share=share)
     if _DRY_RUN.value:

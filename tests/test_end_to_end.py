@@ -18,7 +18,7 @@ from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.sweeps.records import read_failures
+from alibi.sweeps.state import read_failures
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state
 

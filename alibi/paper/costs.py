@@ -1,12 +1,12 @@
 """The plan of a table: its commands with their costs; and the list of all tables with the progress of each."""
 
 import dataclasses
-import functools
 import pathlib
 import shlex
 from collections.abc import Mapping, Sequence
 
 from alibi.data.tokens import prepare
+from alibi.model.decoder import build_model, count_parameters
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
 from alibi.paper.definitions import parse_printed
 from alibi.paper.reproduction import Reproduction
@@ -16,7 +16,6 @@ from alibi.reporting.tables import TRAINING_SPEED
 from alibi.reporting.writers import aligned
 from alibi.storage.files import listed
 from alibi.sweeps.definition import Evaluation, Run
-from alibi.sweeps.estimates import parameters
 from alibi.sweeps.state import evaluation_command, survey, train_command
 
 
@@ -87,9 +86,9 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     text = describe_text(reproduction)
     published = not reproduction.files and (setting.scale, setting.name) == ("paper", "wikitext103")
     speeds = paper_speeds() if measured and published else {}
-    # Once per method: none of the tables' methods has parameters that depend on the length.
-    methods = {run.config.position: run for run in reproduction.sweep.runs}
-    counts = {position: parameters(run, text.vocab_size) for position, run in methods.items()}
+    # Once per method: the tables' methods have as many parameters at any length.
+    configs = {run.config.position: run.config for run in reproduction.sweep.runs}
+    counts = {name: count_parameters(build_model(config, text.vocab_size)) for name, config in configs.items()}
     states = survey(reproduction.sweep, directory)
     title = f"Table {reproduction.number} ({definition.title}), {setting.scale} scale"
     title += f": {len(states)} runs in {directory}"
@@ -175,7 +174,6 @@ def describe_text(reproduction: Reproduction) -> Text:
     return Text(tokenizer.vocab_size, {split: prepare(data, split, tokenizer).manifest.tokens for split in splits})
 
 
-@functools.cache
 def paper_speeds() -> dict[tuple[str, int], float]:
     """Returns words per second in training on a V100 (table 1), by position method and train length."""
     table, found = Reproduction(1, "paper", pathlib.Path()), {}

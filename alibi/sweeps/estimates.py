@@ -1,10 +1,10 @@
 """The remaining time of a sweep, by the speed of its finished runs, and plans of its runs on other devices."""
 
-import dataclasses
 import statistics
 from collections.abc import Sequence
 
 from alibi.config import replaced
+from alibi.model.decoder import build_model, count_parameters
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, training_flops
 from alibi.parallel.device_kinds import GIB, known_device_kind
 from alibi.planning.plan import UTILISATIONS, TrainingPlan, Vocabulary, make_plan
@@ -16,53 +16,50 @@ from alibi.sweeps.state import RunState
 START_SECONDS = 15.0  # of each process: imports and compilation, before the first token
 
 
-@dataclasses.dataclass(frozen=True)
-class Speed:
-    """The medians of the finished runs of a sweep; None if there is none."""
+def seconds_left(
+    states: Sequence[RunState], finished: Sequence[RunState], jobs: int = 1, *, rough: bool = False
+) -> float | None:
+    """Returns the remaining time of `states`, `jobs` runs at a time; None if the speed is not known.
 
-    tokens_per_second: float | None
-    evaluation_seconds: float | None  # of all results of a run
-
-    @classmethod
-    def of(cls, states: Sequence[RunState]) -> "Speed":
-        rates = [state.tokens_per_second for state in states if state.tokens_per_second]
-        seconds = [state.seconds for state in states if state.seconds and not state.missing]
-        return cls(*(statistics.median(values) if values else None for values in (rates, seconds)))
-
-    def seconds_left(self, states: Sequence[RunState], jobs: int = 1, *, rough: bool = False) -> float | None:
-        """Returns the remaining time of `states`, `jobs` at a time; None if the speed is not known.
-
-        Args:
-          rough: use `CPU_FLOPS_PER_SECOND` if no run has shown a speed.
-        """
-        seconds, left = 0.0, 0
-        for state in states:
-            if not state.is_trained:
-                rate = self.tokens_per_second
-                if rate is None and rough and (vocab_size := _vocab_size(state.run)):
-                    rate = CPU_FLOPS_PER_SECOND / training_flops(state.run.config, vocab_size)
-                if rate is None:
-                    return None
-                seconds += START_SECONDS + state.tokens_left / rate
-            if state.missing:
-                seconds += START_SECONDS + (self.evaluation_seconds or 0.0)
-            left += bool(state.missing) or not state.is_trained
-        return seconds / max(1, min(jobs, left))
+    Args:
+      finished: runs whose median speeds count, if they have finished.
+      rough: use `CPU_FLOPS_PER_SECOND` if no run has shown a speed.
+    """
+    rates = [state.tokens_per_second for state in finished if state.tokens_per_second]
+    evaluations = [state.seconds for state in finished if state.seconds and not state.missing]
+    seconds, left = 0.0, 0
+    for state in states:
+        if not state.is_trained:
+            vocab_size = _vocab_size(state.run)
+            if rates:
+                rate = statistics.median(rates)
+            elif rough and vocab_size:
+                rate = CPU_FLOPS_PER_SECOND / training_flops(state.run.config, vocab_size)
+            else:
+                return None
+            seconds += START_SECONDS + state.tokens_left / rate
+        if state.missing:
+            seconds += START_SECONDS + (statistics.median(evaluations) if evaluations else 0.0)
+        left += bool(state.missing) or not state.is_trained
+    return seconds / max(1, min(jobs, left))
 
 
 def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
     """Returns the table of --dry_run: each run's parameters, tokens to train on, estimated time left and state."""
-    speed = Speed.of(states)
     # Only on CPUs: accelerators differ a thousandfold.
-    rough = speed.tokens_per_second is None and is_on_cpu()
+    rough = not any(state.tokens_per_second for state in states) and is_on_cpu()
     lines = [["run", "parameters", "tokens", "time left", "state"]]
     for state in states:
-        train, count = state.run.config.train, _known_parameters(state)
-        seconds = speed.seconds_left([state], rough=rough)
+        train, parameters = state.run.config.train, "not known yet"
+        try:
+            parameters = f"{state.directory.provenance()['parameters']:,}"
+        except (ValueError, KeyError):  # not started
+            if vocab_size := _vocab_size(state.run):
+                parameters = f"{count_parameters(build_model(state.run.config, vocab_size)):,}"
+        seconds = seconds_left([state], states, rough=rough)
         time = ("~" if rough and seconds else "") + format_duration(seconds)
-        parameters = f"{count:,}" if count else "not known yet"
         lines.append([state.run.name, parameters, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
-    total, until = speed.seconds_left(states, jobs, rough=rough), "until one run has shown the speed"
+    total, until = seconds_left(states, states, jobs, rough=rough), "until one run has shown the speed"
     left = f"about {format_duration(total)}"
     if total is None:
         left = f"unknown {until}"
@@ -79,18 +76,18 @@ def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size
       ValueError: as `alibi.planning.plan.make_plan`, with the name of the run.
     """
     kind = known_device_kind(device_kind)
+    shares = [f"at {share:.0%}" for share in UTILISATIONS]
+    rows = [["run", "GiB a device", *shares, "device-hours at 50%", "fits, or would with"]]
     by_config: dict[str, TrainingPlan] = {}  # without the seed
     plans = []
     for run in runs:
-        same = str(replaced(run.config, {"seed": 0}))
+        key = str(replaced(run.config, {"seed": 0}))
         try:
-            by_config[same] = by_config.get(same) or make_plan(run.config, devices, device_kind, vocab_size)
+            plan = by_config.get(key) or make_plan(run.config, devices, device_kind, vocab_size)
         except ValueError as error:
             raise ValueError(f"run {run.name}: {error}") from None
-        plans.append(by_config[same])
-    shares = [f"at {share:.0%}" for share in UTILISATIONS]
-    rows = [["run", "GiB a device", *shares, "device-hours at 50%", "fits, or would with"]]
-    for run, plan in zip(runs, plans, strict=True):
+        by_config[key] = plan
+        plans.append(plan)
         change = ",".join(f"{key}={value}" for key, value in (plan.change or {}).items())
         fits = "fits" if plan.fits else change or "does not fit"
         rows.append([run.name, f"{plan.memory.total / GIB:.2f}", *_hours([plan], devices), fits])
@@ -103,23 +100,7 @@ def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size
 def _hours(plans: Sequence[TrainingPlan], devices: int) -> list[str]:
     """Returns the hours of all plans at each share of the peak, and the device-hours at half of it."""
     hours = {share: sum(plan.hours(share) for plan in plans) for share in UTILISATIONS}
-    return [*(format_duration(3600 * one) for one in hours.values()), f"{devices * hours[0.5]:,.3g}"]
-
-
-def parameters(run: Run, vocab_size: int) -> int:
-    """Returns the number of parameters of the run's model; nothing is allocated."""
-    from alibi.model.decoder import build_model, count_parameters
-
-    return count_parameters(build_model(run.config, vocab_size))
-
-
-def _known_parameters(state: RunState) -> int | None:
-    """Returns the recorded number, else the count; None while the vocabulary is not known."""
-    try:
-        return state.directory.provenance()["parameters"]
-    except (ValueError, KeyError):
-        vocab_size = _vocab_size(state.run)
-    return None if vocab_size is None else parameters(state.run, vocab_size)
+    return [*(format_duration(3600 * value) for value in hours.values()), f"{devices * hours[0.5]:,.3g}"]
 
 
 def _vocab_size(run: Run) -> int | None:

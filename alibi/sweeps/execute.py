@@ -1,13 +1,14 @@
-"""Runs a sweep: trains what is missing, evaluates, reports; each step in a process of its own."""
+"""Runs a sweep: trains, evaluates and reports its unfinished runs; each step in a process of its own."""
 
 import concurrent.futures
 import dataclasses
 import functools
+import os
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from alibi.config import flatten
 from alibi.errors import FAILED, REQUEUE, Interrupted, UserError, disk_errors_named
@@ -17,24 +18,35 @@ from alibi.runs import usable_cores
 from alibi.storage.claims import Claim, HeldError, LostError
 from alibi.storage.files import resolve
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
-from alibi.sweeps.estimates import Speed
+from alibi.sweeps.estimates import seconds_left
 from alibi.sweeps.processes import Command, Ended, LocalProcesses, Slot, make_slots, suitable_jobs
-from alibi.sweeps.records import TASKS, read_failures, record_end, record_sweep
-from alibi.sweeps.state import Directory, RunState, evaluation_command, run_directory, survey, train_command
+from alibi.sweeps.state import (
+    TASKS,
+    Directory,
+    RunState,
+    evaluation_command,
+    read_failures,
+    record_end,
+    record_sweep,
+    run_directory,
+    survey,
+    train_command,
+)
 
 # The ranks that launchers of clusters set. Asking JAX would claim this host's devices, which the runs need.
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
 class PreemptedError(Exception):
-    """A run was stopped, though the sweep was not; it is unfinished and can go on."""
+    """A run was stopped, but the sweep was not; the run is unfinished and can go on."""
 
 
 class Sweeper:
     """Executes `sweep` in `workdir`, a directory or gs://BUCKET/PATH.
 
-    Each run is claimed while it is trained and evaluated. With file locks, a run of another process is left to it; at
-    addresses the process with the latest start goes on, and the earlier one leaves the run.
+    A run is claimed while it is trained and evaluated. With file locks, a run claimed by another process is left to
+    it. At addresses, which have no locks, the process that started last goes on, and an earlier process leaves the
+    run.
 
     Args:
       flags: given to every process, those of several hosts.
@@ -43,11 +55,11 @@ class Sweeper:
       report: writes the report of the results and returns it as text, given the reasons of failed runs; by default
         `write_report`.
       processes: runs the commands; by default processes of this machine.
-      share: the runs of a task, which does only these; it reports if all runs of the sweep have ended. None: all runs.
+      share: the runs of a task, which reports if all runs of the sweep have ended; None: all runs.
 
     Attributes:
-      unfinished: names of runs that were stopped while the others went on, or held by another process.
-      left: names of runs now made by a process with a later start.
+      unfinished: names of runs that were stopped while the others went on, or are held by another process.
+      left: names of runs that a process with a later start has taken over.
     """
 
     def __init__(
@@ -92,15 +104,12 @@ class Sweeper:
         self.processes = processes or LocalProcesses()
 
     def execute(self) -> dict[str, str]:
-        """Does the rest of the sweep.
-
-        Returns:
-          Why each failed run failed, by its name.
+        """Trains, evaluates and reports the unfinished runs; returns the reasons of failures by the run's name.
 
         Raises:
-          ValueError: an unwritable work directory, or one of another sweep; with several hosts also a run of another
-            process.
-          Interrupted: a signal asked the sweep to stop; with several hosts, its run on any of them.
+          ValueError: the work directory is not writable or holds another sweep; with several hosts, another process
+            holds a run.
+          Interrupted: a signal asked the sweep to stop, or with several hosts, a run on any of them.
         """
         failures: dict[str, str] = {}
         started = time.monotonic()
@@ -163,7 +172,7 @@ class Sweeper:
             with disk_errors_named(self.workdir):
                 record_end(self.workdir, run, failure)
                 self._is_stale = True
-                # A task reports at its end alone: another one may have ended since this one has read the rows.
+                # A task reports only at its end: another task may have ended since this task has read the rows.
                 if not self.is_task and time.monotonic() >= self._report_due:
                     self._report()
         except UserError as error:  # a full disk
@@ -171,7 +180,7 @@ class Sweeper:
             say(str(error))
 
     def _report(self) -> None:
-        # With the failures of an earlier start, but not those of another sweep.
+        # Includes failures of an earlier start, but no failures of another sweep.
         names, begun = {run.name for run in self.sweep.runs}, time.monotonic()
         self._shown = self.report({name: why for name, why in read_failures(self.workdir).items() if name in names})
         self._is_stale, self._report_due = False, time.monotonic() + 10 * (time.monotonic() - begun)
@@ -181,13 +190,13 @@ class Sweeper:
         states = survey(self.sweep, self.workdir) if self.is_task else []
         ended = [bool(state.failure) or (state.is_trained and not state.missing) for state in states]
         if not all(ended):
-            self._shown = f"{sum(ended)} of {len(ended)} runs of the sweep have ended; whichever task ends last reports"
+            self._shown = f"{sum(ended)} of {len(ended)} runs of the sweep have ended; the last task reports"
         elif self.is_task or self._is_stale:
             with disk_errors_named(self.workdir):
                 self._report()
 
     def _bring_to_end(self, run: Run, heading: str, slot: Slot) -> str:
-        """Trains and evaluates a run, unless that is done; returns why it failed, or ""."""
+        """Trains and evaluates a run if needed; returns why it failed, or ""."""
         state = self._state(run)
         if state.state == "conflict":
             return f"{state.reason}; use another --workdir, or remove that directory"
@@ -215,10 +224,8 @@ class Sweeper:
 
     def _time_left(self) -> str:
         states = survey(dataclasses.replace(self.sweep, runs=self._runs), self.workdir)
-        left = Speed.of(states).seconds_left(states, self.jobs)
-        if left is None:
-            return "the time left in all shows when one run is trained"
-        return f"about {format_duration(left)} left in all"
+        left = seconds_left(states, states, self.jobs)
+        return f"{'time' if left is None else 'about'} {format_duration(left)} left in all"
 
     def _run(self, command: Command, slot: Slot) -> Ended:
         """Runs `command`; raises PreemptedError, or with several hosts Interrupted, if it was stopped."""
@@ -258,17 +265,16 @@ def run_sweeper(sweeper: Sweeper) -> int:
     return FAILED if failures else 0
 
 
-def is_primary(process_id: int | None, multihost: bool, environment: Mapping[str, str]) -> bool:
+def is_primary(process_id: int | None, multihost: bool) -> bool:
     """Returns whether this process is the first, or alone.
 
-    The variables of launchers count only if the user says that there are several processes: a job of a single
-    process may lie anywhere in its cluster.
+    The variables of launchers count only with --multihost: a job of a single process may have any rank in its cluster.
     """
     if process_id is not None:
         return process_id == 0
     if not multihost:
         return True
-    ranks = (environment.get(name, "") for name in RANK_VARIABLES)
+    ranks = (os.environ.get(name, "") for name in RANK_VARIABLES)
     return int(next(filter(str.isdigit, ranks), "0")) == 0
 
 

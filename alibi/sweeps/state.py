@@ -1,22 +1,94 @@
-"""The state of a sweep: each run's progress, its results, and the commands for the rest."""
+"""The state of a sweep: its records, each run's progress and results, and the commands for the rest."""
 
+import contextlib
 import csv
 import dataclasses
+import hashlib
 import io
+import json
 import os
 from collections.abc import Sequence
+
+from etils import epath
 
 from alibi.data.books import distances
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Row
 from alibi.runs import RunDirectory, evaluation_hash
 from alibi.storage.claims import is_held
-from alibi.storage.files import resolve
+from alibi.storage.files import listed, resolve, write_whole
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 from alibi.sweeps.processes import Command
-from alibi.sweeps.records import read_failures
 
 Directory = str | os.PathLike[str]  # of a sweep: a directory or an address
+
+# The records of a sweep in its work directory.
+SWEEP_FILE = "sweep.json"  # the fingerprint of each run by name
+FAILURES = "failures"  # NAME.txt: why a run failed, until it succeeds
+DONE = "done"  # NAME.txt: the fingerprint of a run whose results are complete
+TASKS = "tasks"  # NAME/: the claim of the process that trains or evaluates a run
+
+
+def fingerprint(run: Run) -> str:
+    """Returns a hash of the run's config and evaluations, and so of its results."""
+    about = f"{evaluation_hash(run.config)} {run.config.train.steps} {run.evaluations}"
+    return hashlib.sha256(about.encode()).hexdigest()[:16]
+
+
+def record_sweep(workdir: epath.Path, sweep: Sweep, *, replace: bool) -> None:
+    """Records the runs of `sweep`, which all tasks must share.
+
+    Args:
+      replace: replace the record of another sweep, unless a process works on its runs.
+
+    Raises:
+      ValueError: the record of another sweep stays.
+    """
+    before, now = recorded_runs(workdir), {run.name: fingerprint(run) for run in sweep.runs}
+    if before and list(before.items()) != list(now.items()):
+        at_work = [name for name in before if is_held(workdir / TASKS / name)]
+        if at_work or not replace:
+            names = sorted({name for name, _ in before.items() ^ now.items()})
+            raise ValueError(
+                f"the runs of the sweep have changed since it began in {workdir} "
+                f"({', '.join(names) or 'their order'}); give the sweep and its config as they were, or another "
+                f"--workdir" + (f"; at work are tasks on {', '.join(at_work)}" if at_work else "")
+            )
+    write_whole(workdir / SWEEP_FILE, json.dumps({"title": sweep.title, "runs": now}, indent=2) + "\n")
+
+
+def recorded_runs(workdir: epath.Path) -> dict[str, str]:
+    """Returns the fingerprint of each run of the recorded sweep by name, in order; empty without a whole record."""
+    try:
+        return dict(json.loads((workdir / SWEEP_FILE).read_text())["runs"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def record_end(workdir: epath.Path, run: Run, failure: str) -> None:
+    """Records why `run` failed; with an empty `failure`, its complete results."""
+    record = workdir / FAILURES / f"{run.name}.txt"
+    if failure:
+        write_whole(record, failure)
+    else:
+        record.unlink(missing_ok=True)
+        write_whole(workdir / DONE / record.name, fingerprint(run))
+
+
+def is_done(workdir: epath.Path, name: str, expected: str) -> bool:
+    """Returns whether the run `name` with the fingerprint `expected` has all its results."""
+    with contextlib.suppress(FileNotFoundError):
+        return (workdir / DONE / f"{name}.txt").read_text() == expected
+    return False
+
+
+def read_failures(workdir: Directory) -> dict[str, str]:
+    """Returns why runs failed, by name."""
+    failures = {}
+    for path in listed(resolve(workdir) / FAILURES):
+        with contextlib.suppress(FileNotFoundError):  # another task's run has succeeded meanwhile
+            failures[path.name.removesuffix(".txt")] = path.read_text()
+    return failures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +100,7 @@ class RunState:
       reason: why it failed or conflicts.
       missing: the evaluations without rows.
       failure: why the sweep last gave it up; "" if it did not.
-      seconds: the time of measuring the existing results.
+      seconds: the time of measuring the existing results; None if unknown.
     """
 
     run: Run
@@ -48,7 +120,7 @@ class RunState:
     @property
     def results(self) -> int:
         """The number of existing results."""
-        return self.run.results - sum(len(one.lengths) for one in self.missing)
+        return self.run.results - sum(len(evaluation.lengths) for evaluation in self.missing)
 
     @property
     def tokens_left(self) -> int:
@@ -121,8 +193,9 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
         status, differing = {"state": "failed", "step": 0, "reason": str(error)}, {}
     state, step, reason = status["state"], status["step"], status["reason"]
     # Rows can be complete without a work directory, such as on a machine that has only a copy of the rows.
-    known = _known_rows(run, rows, run.config.train.steps if state == "missing" else step)
-    missing = tuple(left for one in run.evaluations if (left := _still_missing(one, known)))
+    key = run.name, run.config.train.steps if state == "missing" else step, evaluation_hash(run.config)
+    known = [row for row in rows if (row.run, row.step, row.config_hash) == key]
+    missing = tuple(left for evaluation in run.evaluations if (left := _still_missing(evaluation, known)))
     if state == "missing" and not missing:
         state = "finished"
     if differing:
@@ -138,7 +211,6 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
                 state, step = "interrupted", saved[-1]
         except ValueError as error:
             state, reason = "failed", str(error)
-    seconds = [row.seconds for row in known if row.seconds is not None]
     return RunState(
         run=run,
         directory=directory,
@@ -148,18 +220,12 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
         tokens_per_second=status.get("tokens_per_second"),
         missing=missing,
         failure=failure,
-        seconds=sum(seconds) if seconds else None,
+        seconds=sum(row.seconds for row in known if row.seconds is not None) or None,
     )
 
 
-def _known_rows(run: Run, rows: Sequence[Row], step: int) -> list[Row]:
-    """Returns the rows of `run` at `step`, of its own config."""
-    key = (run.name, step, evaluation_hash(run.config))
-    return [row for row in rows if (row.run, row.step, row.config_hash) == key]
-
-
 def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
-    """Returns the part of `evaluation` without rows, of the `rows` of its run; None: it is complete."""
+    """Returns `evaluation` with the lengths that lack rows among `rows`, all of the same run; None if none lacks."""
     # A limit is final; any other error may be gone when it is tried again.
     known = [row for row in rows if (row.is_measured or row.limit) and row.override == evaluation.override]
     known = [row for row in known if row.split == evaluation.split]

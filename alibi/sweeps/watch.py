@@ -12,7 +12,7 @@ from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import RunDirectory
 from alibi.storage.claims import is_held
 from alibi.storage.files import listed
-from alibi.sweeps.records import TASKS, is_done, read_failures, recorded_runs
+from alibi.sweeps.state import TASKS, is_done, read_failures, recorded_runs
 
 # Without file locks a run counts as running for this long after its last status.
 BELIEVED = datetime.timedelta(minutes=5)

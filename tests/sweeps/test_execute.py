@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import os
 import pathlib
 import time
 import types
@@ -16,7 +17,7 @@ from alibi.storage.files import resolve
 from alibi.sweeps import execute
 from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
 from alibi.sweeps.processes import Ended
-from alibi.sweeps.records import SWEEP_FILE, TASKS, read_failures, record_sweep, recorded_runs
+from alibi.sweeps.state import SWEEP_FILE, TASKS, read_failures, record_sweep, recorded_runs
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
@@ -174,7 +175,7 @@ def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys):
     assert run_sweeper(task) == REQUEUE, "if its owner was killed, the next start goes on"
     assert set(trainer.commands) == made("t5", "none")
     printed = capsys.readouterr()
-    assert "2 of 3 runs of the sweep have ended; whichever task ends last reports" in printed.out
+    assert "2 of 3 runs of the sweep have ended; the last task reports" in printed.out
     assert printed.err == "unfinished: alibi-L128-seed0; the same command goes on there\n"
     held.release()
     plain = Trainer(sweep, tmp_path)
@@ -247,5 +248,6 @@ def test_a_changed_sweep_is_refused_with_the_runs_that_differ(tmp_path):
         (None, False, {"SLURM_PROCID": "2"}, True),  # a single process in a cluster's job
     ],
 )
-def test_one_process_of_many_writes_the_report(process_id, multihost, environment, primary):
-    assert is_primary(process_id, multihost, environment) is primary
+def test_one_process_of_many_writes_the_report(monkeypatch, process_id, multihost, environment, primary):
+    monkeypatch.setattr(os, "environ", environment)
+    assert is_primary(process_id, multihost) is primary

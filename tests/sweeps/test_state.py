@@ -14,10 +14,9 @@ from alibi.paper.costs import PROCESSORS
 from alibi.reporting.writers import format_duration
 from alibi.storage.claims import Claim
 from alibi.sweeps import estimates
-from alibi.sweeps.estimates import Speed, plan_table
+from alibi.sweeps.estimates import plan_table, seconds_left
 from alibi.sweeps.processes import Ended
-from alibi.sweeps.records import read_failures, record_end
-from alibi.sweeps.state import evaluation_command, survey
+from alibi.sweeps.state import evaluation_command, read_failures, record_end, survey
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
@@ -113,11 +112,11 @@ def test_why_a_run_was_given_up_is_kept_until_it_succeeds(tmp_path):
 def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     sweep = sweep_of()
     states = survey(sweep, tmp_path)
-    assert Speed.of(states).seconds_left(states) is None
+    assert seconds_left(states, states) is None
     # Three passes of two operations for each of 4 x 196,608 + 256 x 128 weights, attention to 64.5 keys a query:
     # 1,024,000 tokens at 60e9 operations a second, and 15 s for each of two processes.
     flops = 3 * 2 * (4 * 196_608 + 256 * 128 + 2 * 4 * 128 * 64.5)
-    assert Speed.of(states).seconds_left(states[:1], rough=True) == pytest.approx(1_024_000 * flops / 60e9 + 30)
+    assert seconds_left(states[:1], states, rough=True) == pytest.approx(1_024_000 * flops / 60e9 + 30)
     rough = "time left in all: ~{} (~: rough, training at 60 GFLOP/s a run, until one run has shown the speed)\n"
     # One rule for sweeps and for the paper's tables at the small scale.
     assert PROCESSORS["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(1_024_000 * flops / 60e9)
@@ -131,7 +130,7 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     )
     states = survey(sweep, tmp_path)
     # 500 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of the two.
-    assert Speed.of(states).seconds_left(states) == pytest.approx(500 + 5 + 2 * 15)
+    assert seconds_left(states, states) == pytest.approx(500 + 5 + 2 * 15)
     assert [format_duration(s) for s in (None, 45, 634, 7200)] == ["unknown", "45 s", "11 min", "2.0 h"]
     assert plan_table(states) == (
         "run               parameters     tokens  time left  state\n"

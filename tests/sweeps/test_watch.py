@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from alibi.storage.claims import Claim
-from alibi.sweeps.records import TASKS, record_end, record_sweep
+from alibi.sweeps.state import TASKS, record_end, record_sweep
 from alibi.sweeps.watch import SUBMITTED_FILE, standings, summary, table
 from tests.sweeps.sweepmaker import finish, sweep_of
 
