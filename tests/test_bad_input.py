@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-import re
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from etils import epath
 from alibi import alibi_bias, alibi_slopes, errors, make_position
 from alibi.cli import command_line
 from alibi.config import Config, flatten, load_config
-from alibi.reporting.rows import Device, Row, read_rows
+from alibi.reporting.rows import read_rows
 from alibi.storage.files import drop_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -167,33 +166,6 @@ def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message
 def test_conventions_that_are_none(convention: Any) -> None:
     with pytest.raises(ValueError, match=r"is unknown; use .*paper, closed_form, random, or a tuple of numbers"):
         alibi_slopes(8, convention)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("run", 3, "run=3, which must be text"),
-        ("eval_length", "16", "eval_length='16', which must be a whole number"),
-        ("seed", 0.5, "seed=0.5, which must be a whole number"),
-        ("step", True, "step=True, which must be a whole number"),
-        ("nll_nats", [1.0], "nll_nats=[1.0], which must be a number or null"),
-        ("limit", "yes", "limit='yes', which must be true or false"),
-        ("device", {"kind": "cpu", "count": "two"}, "count='two', which must be a whole number"),
-        ("device", 5, "5 where an object of Device is needed"),
-    ],
-)
-def test_results_of_another_type(key: str, value: Any, message: str) -> None:
-    row = Row("r", "alibi", 16, 16, "sliding", 4, "text", "valid", 0, 6, 100, nll_nats=1, device=Device("cpu", 1))
-    line = row.to_json()
-    assert Row.from_json(line) == row
-    with pytest.raises(ValueError, match=re.escape(f"a result row has {message}")):
-        Row.from_json(line | {key: value})
-
-
-@pytest.mark.parametrize("content", [5, None, "x", [1]])
-def test_results_that_are_no_object(content: Any) -> None:
-    with pytest.raises(ValueError, match="an object of Row is needed"):
-        Row.from_json(content)
 
 
 @pytest.mark.parametrize("line", [b"{", b"nonsense", b"5", b'"x"', b"null", b"[1]", b'{"a": 1}', b'{"step": "x"}',

@@ -14,7 +14,7 @@ import re
 
 from etils import epath
 
-from alibi.reporting.rows import Row, parse_rows
+from alibi.reporting.rows import Row, read_rows
 from alibi.storage.files import listed, resolve, write_whole
 
 ROWS_FILE = "results.jsonl"  # for readers
@@ -64,8 +64,7 @@ def _find(folder: epath.Path) -> tuple[list[Row], list[epath.Path]]:
     lines = folder / (BEFORE if files else ROWS_FILE)
     with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each file takes its time
         recorded = sorted(filter(None, pool.map(_parse, files)), key=lambda pair: pair[0])
-    rows = parse_rows(lines.read_bytes(), str(lines)) if lines.exists() else []
-    return rows + [row for _, row in recorded], files
+    return read_rows(lines) + [row for _, row in recorded], files
 
 
 def _parse(file: epath.Path) -> tuple[str, Row] | None:

@@ -5,18 +5,16 @@ import json
 import logging
 import math
 import os
-import pathlib
 import re
-import types
-import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
+from etils import epath
+
+from alibi.config.fields import without_lists
 from alibi.config.override import Override
 
 _log = logging.getLogger(__name__)
-
-Parsed = TypeVar("Parsed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,13 +167,15 @@ class Row:
         )
 
     @classmethod
-    def from_json(cls, content: Any) -> "Row":
-        """Returns the row of a line's content.
-
-        Raises:
-          ValueError: a key is missing or has another type.
-        """
-        return _parse(cls, content)
+    def from_json(cls, content: Mapping[str, Any]) -> "Row":
+        """Returns the row of a line's content; raises TypeError if a key is missing or unknown."""
+        values = without_lists(content)
+        for key, kind in (("device", Device), ("context_use", ContextUse), ("passkey", Passkey)):
+            if values.get(key) is not None:
+                values[key] = kind(**values[key])
+        if values.get("override") is not None:
+            values["override"] = Override.from_json(values["override"])
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the row's line; keys without a value are left out."""
@@ -185,53 +185,22 @@ class Row:
         return {key: value for key, value in line.items() if value is not None and value is not False}
 
 
-_JSON = {str: "text", bool: "true or false", int: "a whole number", float: "a number", types.NoneType: "null"}
+def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """Returns the rows of a file of JSON lines in their order; none if there is no such file.
 
-
-def _parse(kind: type[Parsed], content: Any) -> Parsed:
-    """Returns the dataclass `kind` with the fields in `content`; ValueError if a field is missing or mistyped."""
-    if not isinstance(content, Mapping):
-        raise ValueError(f"a result row has {content!r:.60} where an object of {kind.__name__} is needed")
-    values = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name not in content:
-            if field.default is dataclasses.MISSING:
-                raise ValueError(f"a result row lacks {field.name}")
-            continue
-        value, hint = content[field.name], typing.get_type_hints(kind)[field.name]
-        allowed = set(typing.get_args(hint) or [hint])
-        nested = next((type_ for type_ in allowed if dataclasses.is_dataclass(type_)), None)
-        if nested is not None and value is not None:
-            value = Override.from_json(value) if nested is Override else _parse(typing.cast(type, nested), value)
-        elif allowed <= _JSON.keys() and type(value) not in allowed | ({int} if float in allowed else set()):
-            needed = " or ".join(words for type_, words in _JSON.items() if type_ in allowed)
-            raise ValueError(f"a result row has {field.name}={value!r:.60}, which must be {needed}")
-        values[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**values)
-
-
-def parse_rows(content: bytes, source: str) -> list[Row]:
-    """Returns the rows of JSON lines, in their order.
-
-    A damaged line is left out, and a logged warning names it and its `source`: its measurement will be repeated.
+    A damaged line is left out, and a logged warning names it: its measurement will be repeated.
     """
-    rows = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(Row.from_json(json.loads(line)))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            _log.warning(
-                "%s line %d is no whole row and was left out; a killed process may have cut it", source, number
-            )
+    file, rows = epath.Path(path), []
+    lines = file.read_bytes().split(b"\n") if file.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rows.append(Row.from_json(json.loads(line)))
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                _log.warning(
+                    "%s line %d is no whole row and was left out; a killed process may have cut it", file, number
+                )
     return rows
-
-
-def read_rows(path: str | os.PathLike) -> list[Row]:
-    """Returns the rows of a JSONL file; none if it does not exist."""
-    path = pathlib.Path(path)
-    return parse_rows(path.read_bytes(), str(path)) if path.exists() else []
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

@@ -94,7 +94,7 @@ def test_a_line_that_is_json_but_no_row_is_left_out(tmp_path):
 def test_a_row_without_a_key_is_refused():
     content = make_row().to_json()
     del content["stride"]
-    with pytest.raises(ValueError, match="lacks stride"):
+    with pytest.raises(TypeError, match="stride"):
         Row.from_json(content)
 
 
