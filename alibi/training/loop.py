@@ -8,23 +8,22 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
-from jaxtyping import PyTree
 
 from alibi.config import Config, flatten
 from alibi.errors import SIGNALS, Interrupted, disk_errors_named, is_watched, signals_handled, signals_raised
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, code_hash, make_provenance, versions
-from alibi.runs.checkpoint import Checkpoints, TrainState
+from alibi.runs.checkpoint import Checkpoints
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
-from alibi.training.record import NonFiniteLossError, Record, peak_tokens_per_second
+from alibi.training.record import NonFiniteLossError, Record
 from alibi.training.setup import Job, make_job, make_validator, micro_batches
 from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
 
@@ -62,7 +61,7 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
         if hosts.is_primary():
             stack.callback(run.release)
             stack.enter_context(_failure_recorded(run, config.train.steps))
-        updates, stop = _start(job, stack), StopRequest()
+        updates, stop = Updates(job, stack), StopRequest()
         if received:
             raise Interrupted
         with signals_handled(stop.answer, signals):
@@ -72,61 +71,56 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
         return run.status()
 
 
-def _start(job: Job, stack: contextlib.ExitStack) -> "Updates":
-    """Compiles the step and restores or makes the state; `stack` closes the files and threads that it opens."""
-    config, run, model, mesh = job.config, job.run, job.model, job.mesh
-    checkpoints = stack.enter_context(Checkpoints(run.checkpoints, keep=config.checkpoint.keep))
-    latest = hosts.broadcast(lambda: checkpoints.latest) or 0
-    abstract = abstract_state(model, job.optimizer, mesh)
-    about = _about(job, abstract)
-    if hosts.is_primary() and not is_watched():
-        print(_headline(job, about), file=sys.stderr)
-
-    micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
-    feed = stack.enter_context(contextlib.closing(Feed(job.batches, mesh, micro)))
-    feed.read_ahead(latest)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    step = make_train_step(model, job.optimizer, config.seed, schedule=job.schedule, state_shardings=shardings)
-    compiled = step.lower(abstract, *feed.abstract).compile()
-    validator = make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
-
-    if latest:
-        state = checkpoints.restore_newest(abstract)
-        if config.init_from:
-            about["parent"] = hosts.broadcast(lambda: run.provenance().get("parent"))
-    elif job.parent:
-        state = job.parent.state(model, job.optimizer, mesh, config.seed)
-        about["parent"] = job.parent.about()
-        if hosts.is_primary():
-            print(f"starting {job.parent.describe()}", file=sys.stderr)
-    else:
-        state = initial_state(model, job.optimizer, mesh, config.seed)
-    if hosts.is_primary():
-        run.write("provenance.json", about)
-    done = int(state.step)  # less than `latest` if that is damaged
-    peak = peak_tokens_per_second(config, job.vocab_size, mesh)
-    record = stack.enter_context(contextlib.closing(Record(config, run, checkpoints, done, peak)))
-    return Updates(job, about, feed, compiled, validator, checkpoints, record, state)
-
-
-@dataclasses.dataclass
 class Updates:
-    """A run between two updates.
+    """The updates of a run: the compiled step, its batches, and the state after the latest update.
 
-    Attributes:
-      about: content of its provenance and of each checkpoint.
-      validator: a function from parameters to the NLL of the validation text, if there is any.
-      state: after the latest update.
+    Args:
+      stack: closes the files and threads that are opened here.
     """
 
-    job: Job
-    about: dict[str, Any]
-    feed: Feed
-    train_step: TrainStep
-    validator: Callable[[PyTree], float] | None
-    checkpoints: Checkpoints
-    record: Record
-    state: TrainState
+    def __init__(self, job: Job, stack: contextlib.ExitStack):
+        config, run, model, optimizer, mesh = job.config, job.run, job.model, job.optimizer, job.mesh
+        self.job, self.checkpoints = job, Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
+        stack.enter_context(self.checkpoints)
+        latest = hosts.broadcast(lambda: self.checkpoints.latest) or 0
+        abstract = abstract_state(model, optimizer, mesh)
+        self.about = {  # content of provenance.json and of each checkpoint
+            "config": dataclasses.asdict(config),
+            **make_provenance(
+                devices=sorted({device.device_kind for device in jax.devices()}),
+                device_count=jax.device_count(),
+                process_count=jax.process_count(),
+                parameters=sum(leaf.size for leaf in jax.tree.leaves(abstract.params)),
+                vocab_size=job.vocab_size,
+                corpus=job.corpus,
+            ),
+        }
+        if hosts.is_primary() and not is_watched():
+            print(_headline(job, self.about), file=sys.stderr)
+
+        micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
+        self.feed = stack.enter_context(contextlib.closing(Feed(job.batches, mesh, micro)))
+        self.feed.read_ahead(latest)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        step = make_train_step(model, optimizer, config.seed, schedule=job.schedule, state_shardings=shardings)
+        self.train_step: TrainStep = step.lower(abstract, *self.feed.abstract).compile()
+        self.validator = make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
+
+        if latest:
+            self.state = self.checkpoints.restore_newest(abstract)
+            if config.init_from:
+                self.about["parent"] = hosts.broadcast(lambda: run.provenance().get("parent"))
+        else:
+            self.state = initial_state(model, optimizer, mesh, config.seed)
+            if job.parent:
+                self.state = job.parent.replace_in(self.state, mesh)
+                self.about["parent"] = job.parent.about()
+                if hosts.is_primary():
+                    print(f"starting {job.parent.describe()}", file=sys.stderr)
+        if hosts.is_primary():
+            run.write("provenance.json", self.about)
+        done = int(self.state.step)  # less than `latest` if that is damaged
+        self.record = stack.enter_context(contextlib.closing(Record(job, self.checkpoints, done)))
 
     def run(self, request: "StopRequest") -> None:
         """Makes all updates that are left, with their validations and checkpoints."""
@@ -147,7 +141,7 @@ class Updates:
                 raise Interrupted(f"stopped at update {step} of {steps}; the same command goes on there")
         self.checkpoints.wait()
         self.record.write_status("finished", step)
-        self.record.close()
+        self.record.close()  # before the line that says so
 
     def _save(self, step: int, save: bool, validate: bool) -> bool:
         """Validates, and saves if `save` is set or the validation was the best; returns whether it saved."""
@@ -257,18 +251,3 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
             if not stopped:
                 write_whole(run.path / "error.txt", traceback.format_exc())
         raise
-
-
-def _about(job: Job, state: TrainState) -> dict[str, Any]:
-    """Returns the content of provenance.json and of each checkpoint: the config, and the origin of the run."""
-    return {
-        "config": dataclasses.asdict(job.config),
-        **make_provenance(
-            devices=sorted({device.device_kind for device in jax.devices()}),
-            device_count=jax.device_count(),
-            process_count=jax.process_count(),
-            parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-            vocab_size=job.vocab_size,
-            corpus=job.corpus,
-        ),
-    }

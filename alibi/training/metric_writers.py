@@ -1,26 +1,26 @@
 """Writers of a run's metrics: JSON lines, which the project itself reads, TensorBoard, W&B and Trackio.
 
-A further writer is a subclass of `MetricWriter` and a line in `open_writers`.
+A further writer is a subclass of `MetricWriter` and a line in `open_writers`, a further service a line in `SERVICES`.
 """
 
 import abc
 import contextlib
 import dataclasses
+import functools
 import importlib
 import io
 import json
 import os
 import re
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from alibi.config import Config
 from alibi.progress import print_line
 from alibi.runs import RunDirectory
 from alibi.storage.files import append_row, drop_rows, is_address
 
-OPTIONAL = ("wandb", "trackio")  # packages that the config key log.PACKAGE asks for
 METRICS_FILE = "metrics.jsonl"
 TRACKED_FILE = "tracked.json"  # in the work directory: the run's id and project at W&B and Trackio
 INIT_SECONDS = 20.0  # wait for W&B's service at the start of a run
@@ -46,7 +46,7 @@ def check_writers(config: Config) -> None:
     """
     if config.log.tensorboard:
         importlib.import_module("tensorboardX")
-    for package in OPTIONAL:
+    for package in SERVICES:
         if not config.log[package]:
             continue
         try:
@@ -65,12 +65,7 @@ def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWri
         print_line(f"TensorBoard's files need a directory, and {run} is an address: none are written")
     elif config.log.tensorboard:
         writers.append(TensorBoard(run, step))
-    if config.log.wandb or config.log.trackio:
-        known = tracked(run, config.log.project)
-        if config.log.wandb:
-            writers.append(WeightsAndBiases(run, known, dataclasses.asdict(config)))
-        if config.log.trackio:
-            writers.append(Trackio(run, known, dataclasses.asdict(config)))
+    writers += [Service(*service, run, config) for package, service in SERVICES.items() if config.log[package]]
     return writers
 
 
@@ -130,40 +125,32 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
 
 
-class _Service(MetricWriter):
+class Service(MetricWriter):
     """A package that sends metrics to a service; its errors become lines on stderr, and training goes on.
 
     Args:
-      known: the result of `tracked`.
-      config: the run's config.
+      title: name of the service in these lines.
+      connect: one of the functions of `SERVICES`.
     """
 
-    title: str
-
-    def __init__(self, run: RunDirectory, known: dict[str, str], config: dict[str, Any]):
-        self._name, self._known, self._config = run.name, known, config
-        self._opened: Any = None  # the package's own run
+    def __init__(self, title: str, connect: "Connect", run: RunDirectory, config: Config):
+        self._title, self._name = title, run.name
+        self._session: Session | None = None
+        known = tracked(run, config.log.project)
         with self._errors_printed("no metrics are written there"):
             with _quiet():
-                self._opened, place = self._open(run)
+                self._session, place = connect(run, known, dataclasses.asdict(config))
             print_line(f"{self._name}: {place}")
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        if self._opened is not None:
+        if self._session:
             with self._errors_printed("no more metrics are written there"):
-                self._opened.log(values, step=step)
+                self._session.log(values, step=step)
 
     def close(self, finished: bool) -> None:
-        if self._opened is not None:
+        if self._session:
             with self._errors_printed("its last metrics may not be there"), _quiet():
-                self._finish(finished)
-
-    @abc.abstractmethod
-    def _open(self, run: RunDirectory) -> tuple[Any, str]:
-        """Returns the package's own run, which has a method `log`, and a line with the place to watch it."""
-
-    def _finish(self, finished: bool) -> None:
-        self._opened.finish()
+                self._session.finish(finished)
 
     @contextlib.contextmanager
     def _errors_printed(self, effect: str) -> Iterator[None]:
@@ -171,60 +158,60 @@ class _Service(MetricWriter):
         try:
             yield
         except Exception as error:
-            self._opened = None
-            print_line(f"{self._name}: {self.title} failed, {effect}, and training goes on ({_first_line(error)})")
+            self._session = None
+            print_line(f"{self._name}: {self._title} failed, {effect}, and training goes on ({_first_line(error)})")
 
 
-class WeightsAndBiases(_Service):
-    """Weights & Biases; if its service can't be reached the run is kept offline.
+class Session(NamedTuple):
+    """An open run of a service: its function to log values, and its function to finish."""
+
+    log: Callable[..., object]
+    finish: Callable[[bool], object]
+
+
+Connect = Callable[[RunDirectory, dict[str, str], dict[str, Any]], tuple[Session, str]]
+
+
+def _connect_wandb(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> tuple[Session, str]:
+    """Returns a session of Weights & Biases, offline if it can't be reached, and a line with the place to watch it.
 
     Its files are in wandb/ of the work directory, or of the current directory if that is in a bucket; WANDB_DIR names
     another place.
     """
+    import wandb
 
-    title = "W&B"
-
-    def _open(self, run: RunDirectory) -> tuple[Any, str]:
-        import wandb
-
-        why = ""
-        try:
-            opened = self._init(wandb, run)
-        except Exception as error:
-            wandb.teardown()  # or the id would still be in use
-            opened, why = self._init(wandb, run, mode="offline"), f" ({_first_line(error)})"
-        if opened.offline:
-            return opened, f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
-        return opened, f"W&B: {opened.url}"
-
-    def _init(self, wandb: Any, run: RunDirectory, **mode: str) -> Any:
-        folder = None if is_address(str(run)) or "WANDB_DIR" in os.environ else str(run)
-        times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
-        return wandb.init(
-            project=self._known["project"], id=self._known["id"], resume="allow", name=run.name, config=self._config,
-            dir=folder, settings=wandb.Settings(console="off", silent=True, **times), **mode,
-        )  # fmt: skip
-
-    def _finish(self, finished: bool) -> None:
-        self._opened.finish(exit_code=0 if finished else 1)
+    folder = None if is_address(str(run)) or "WANDB_DIR" in os.environ else str(run)
+    times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
+    settings = wandb.Settings(console="off", silent=True, **times)
+    init = functools.partial(wandb.init, **known, name=run.name, config=config, dir=folder, settings=settings)
+    why = ""
+    try:
+        opened = init(resume="allow")
+    except Exception as error:
+        wandb.teardown()  # or the id would still be in use
+        opened, why = init(resume="allow", mode="offline"), f" ({_first_line(error)})"
+    place = f"W&B: {opened.url}"
+    if opened.offline:
+        place = f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
+    return Session(opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1)), place
 
 
-class Trackio(_Service):
-    """Trackio, with its database in $TRACKIO_DIR, or else in Hugging Face's cache."""
+def _connect_trackio(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> tuple[Session, str]:
+    """Returns a session of Trackio, with its database in $TRACKIO_DIR or Hugging Face's cache, and a line to watch it.
 
-    title = "Trackio"
+    Its runs have no ids but names.
+    """
+    import trackio
 
-    def _open(self, run: RunDirectory) -> tuple[Any, str]:
-        import trackio
+    opened = trackio.init(project=known["project"], name=known["id"], resume="allow", config=config, embed=False)
+    # The session's own `finish` would be called again when the process ends.
+    return Session(opened.log, lambda finished: trackio.finish()), f"Trackio: trackio show --project={known['project']}"
 
-        project, name = self._known["project"], self._known["id"]  # its runs have no ids but names
-        opened = trackio.init(project=project, name=name, resume="allow", config=self._config, embed=False)
-        return opened, f"Trackio: trackio show --project={project}"
 
-    def _finish(self, finished: bool) -> None:
-        import trackio
-
-        trackio.finish()  # the run's own method would be called again when the process ends
+SERVICES: dict[str, tuple[str, Connect]] = {  # by the package that the config key log.PACKAGE asks for
+    "wandb": ("W&B", _connect_wandb),
+    "trackio": ("Trackio", _connect_trackio),
+}
 
 
 @contextlib.contextmanager

@@ -13,17 +13,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from alibi.config import Config
 from alibi.errors import UserError
 from alibi.model.flops import model_flops
 from alibi.parallel import hosts
 from alibi.parallel.device_kinds import find_device_kind
 from alibi.progress import Progress, print_line
-from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints
 from alibi.training.metric_writers import open_writers
+from alibi.training.setup import Job
 from alibi.training.step import Metrics
 
 UNLOGGED = "unlogged"  # key of a checkpoint's `about`: NLL and tokens since the last row
@@ -41,22 +39,14 @@ class Record:
     Updates don't wait for writing, since a bucket may need several requests of some tenths of a second. A failed write
     is raised at the next row, checkpoint or final status.
 
-    Args:
-      peak: tokens per second at the peak of the devices, for `mfu`; None if unknown.
-
     Attributes:
       best: the update with the lowest validation NLL, and that NLL; None before the first validation.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        run: RunDirectory,
-        checkpoints: Checkpoints,
-        step: int,
-        peak: float | None = None,
-    ):
-        self._config, self._run, self._checkpoints, self._peak = config, run, checkpoints, peak
+    def __init__(self, job: Job, checkpoints: Checkpoints, step: int):
+        config, run = job.config, job.run
+        self._config, self._run, self._checkpoints = config, run, checkpoints
+        self._peak = _peak_tokens_per_second(job)
         self._before = run.status()  # of the process that trained here last
         self.best = hosts.broadcast(lambda: checkpoints.best)
         self._writers = open_writers(config, run, step) if hosts.is_primary() else []
@@ -123,7 +113,7 @@ class Record:
             if self._peak:
                 row["mfu"] = rate / self._peak
         self._write(step, row)
-        self._write_status("running", step)
+        self.write_status("running", step)
 
     def validated(self, step: int, nll: float) -> bool:
         """Records a validation; returns whether it is the best so far. Raises NonFiniteLossError."""
@@ -153,22 +143,20 @@ class Record:
         self._paused += time.perf_counter() - start
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
-        """Writes where the run ended, with its last loss, speed, memory and best checkpoint so far."""
-        self._finished = state == "finished"
-        self._write_status(state, step, reason)
-        self._finish_writes()
-
-    def _write_status(self, state: str, step: int, reason: str = "") -> None:
+        """Writes status.json, with the last loss, speed, memory and best checkpoint so far; waits if the run ends."""
         if not hosts.is_primary():
             return
+        self._finished = state == "finished"
         figures: dict[str, Any] = {
             "train_nll": self._train_nll,
             "tokens_per_second": self._speed.tokens_per_second or self._before.get("tokens_per_second"),
-            "peak_memory_bytes": max(peak_memory_bytes(), self._before.get("peak_memory_bytes", 0)),
+            "peak_memory_bytes": max(_peak_memory_bytes(), self._before.get("peak_memory_bytes", 0)),
             "best": None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]},
         }
         figures |= {"step": step, "steps": self._config.train.steps, "reason": reason}
         self._queue(functools.partial(self._run.write_status, state, **figures))
+        if state != "running":
+            self._finish_writes()
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         for writer in self._writers:
@@ -214,14 +202,14 @@ class Speed:
         return len(self._seconds) * self._tokens_per_step / seconds if seconds else None
 
 
-def peak_tokens_per_second(config: Config, vocab_size: int, mesh: Mesh) -> float | None:
-    """Returns the training speed at the peak of the devices of `mesh`; None if a device is of an unknown kind."""
-    kinds = [find_device_kind(device.device_kind) for device in mesh.devices.flat]
-    known = [kind.peak(config.model.dtype) for kind in kinds if kind]
-    return sum(known) / model_flops(config, vocab_size) if len(known) == len(kinds) else None
+def _peak_tokens_per_second(job: Job) -> float | None:
+    """Returns the training speed at the peak of the run's devices; None if a device is of an unknown kind."""
+    kinds = [find_device_kind(device.device_kind) for device in job.mesh.devices.flat]
+    known = [kind.peak(job.config.model.dtype) for kind in kinds if kind]
+    return sum(known) / model_flops(job.config, job.vocab_size) if len(known) == len(kinds) else None
 
 
-def peak_memory_bytes() -> int:
+def _peak_memory_bytes() -> int:
     """Returns the most memory held so far: on one device, or of this process if devices don't count theirs (CPUs)."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
     if any(peaks):

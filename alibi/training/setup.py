@@ -61,10 +61,14 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     model.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
-    begun = hosts.broadcast(lambda: bool(run.saved_steps()))
+    state, begun = hosts.broadcast(lambda: (run.status()["state"], bool(run.saved_steps())))
+    if config.imported_from and state == "missing":
+        raise ValueError(
+            f"imported_from={config.imported_from!r} is the hash of a checkpoint that scripts/import_fairseq.py made a "
+            f"run of, and {run} holds no run; leave it empty, or give the imported run's --workdir"
+        )
     parent = Parent(config, model) if config.init_from and not begun else None
     hosts.broadcast(lambda: run.check(config))
-    hosts.broadcast(lambda: _check_imported(config, run))
 
     files = prepare_files(config.data)
     text = files["train"].manifest
@@ -106,14 +110,6 @@ def check_trainable(config: Config, devices: int | None = None) -> None:
     check_config(config, abstract_mesh(config.mesh, devices or fewest))
     build_model(config, UNKNOWN_VOCABULARY).check_length(config.train_length)
     make_optimizer(config.optimizer, config.train.steps)
-
-
-def _check_imported(config: Config, run: RunDirectory) -> None:
-    if config.imported_from and run.status()["state"] == "missing":
-        raise ValueError(
-            f"imported_from={config.imported_from!r} is the hash of a checkpoint that scripts/import_fairseq.py made a "
-            f"run of, and {run} holds no run; leave it empty, or give the imported run's --workdir"
-        )
 
 
 def sequences_per_update(config: Config, shards: int) -> int:

@@ -42,14 +42,14 @@ def test_signals_of_a_launcher_that_sends_them_twice_are_answered_once() -> None
 def test_a_signal_whose_exception_is_lost_in_a_callback_counts_before_the_first_update(
     tiny_config, tmp_path: pathlib.Path, monkeypatch
 ) -> None:
-    start = loop._start
+    begin = loop.Updates
 
     def losing(*arguments: object) -> loop.Updates:
         with contextlib.suppress(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM)
-        return start(*arguments)
+        return begin(*arguments)
 
-    monkeypatch.setattr(loop, "_start", losing)
+    monkeypatch.setattr(loop, "Updates", losing)
     with pytest.raises(Interrupted):
         loop.train(tiny_config(), str(tmp_path / "run"))
     assert RunDirectory(tmp_path / "run").status()["state"] == "missing"

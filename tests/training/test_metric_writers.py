@@ -38,7 +38,7 @@ def init(**given):
 """
 
 
-@pytest.mark.parametrize("package", metric_writers.OPTIONAL)
+@pytest.mark.parametrize("package", metric_writers.SERVICES)
 def test_a_missing_package_is_one_line_before_any_work(tiny_config, tmp_path, monkeypatch, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as Python sees a package that isn't there
     monkeypatch.setattr(setup, "prepare_files", lambda *_: pytest.fail("text was prepared"))
