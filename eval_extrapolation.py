@@ -31,7 +31,7 @@ command_line.define_host_flags()
 
 
 def _check_flags() -> None:
-    """Raises ValueError for a flag that would be ignored."""
+    """Raises ValueError for a flag without effect."""
     if _CONTEXT_WINDOWS.value is not None and not _CONTEXT_USE.value:
         raise ValueError(f"--context_windows={_CONTEXT_WINDOWS.value} is for --context_use; add it, or leave both out")
     if _SPLIT.present and _TEXT_FILE.value:

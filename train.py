@@ -6,7 +6,7 @@ itself (TPU pods, SLURM), or with --coordinator_address, --num_processes and --p
 
 SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update, or leave at once before the
 first update, and exit with code 75: the same command goes on from there (for launchers: requeue). A process that loses
-another process does the same. Code 1: an error that starting again does not fix; its message names the cause.
+another process does the same. Code 1: an error to fix before the next start; its message names the cause.
 
 --plan, with --devices and --device_kind, prints the memory and time of the run on those devices, and --print_config
 the whole config; both need no --workdir and no device, and train nothing. A plan looks at the run of --init_from too.

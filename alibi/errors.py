@@ -1,4 +1,4 @@
-"""How a process ends: exit codes, errors that become a line on stderr, and signals."""
+"""How a process ends: exit codes, errors in a line on stderr, and signals."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class UserError(RuntimeError):
-    """An error that the user can fix: the message says what, got, needed and how to fix it."""
+    """An error for the user to fix: the message names the cause, the need and the remedy."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def disk_errors_named(place: object) -> Iterator[None]:
-    """Turns the error of a full disk, raised by Python or by a library, into a UserError that says what to do."""
+    """Turns the error of a full disk, raised by Python or by a library, into a UserError with the remedy."""
     try:
         yield
     except Exception as error:
@@ -41,7 +41,7 @@ def disk_errors_named(place: object) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Returns whether a sweep started this process and prints its output among that of other processes."""
+    """Returns whether a sweep started this process and prints its output among the output of others."""
     return OF_SWEEP in os.environ
 
 
@@ -54,7 +54,7 @@ def print_error(reason: str) -> None:
 
 
 def explain(error: Exception) -> str | None:
-    """Returns the line that says how to fix `error`; None if the error is a bug of this project."""
+    """Returns a line with the remedy of `error`; None if the error is a bug of this project."""
     text = str(error)
     first_line = text.strip().partition("\n")[0][:300]
     if "too many open files" in text.lower():
@@ -76,7 +76,7 @@ def explain(error: Exception) -> str | None:
 def signals_handled(
     handler: Callable[[int, FrameType | None], None], signals: Iterable[signal.Signals] = SIGNALS
 ) -> Iterator[None]:
-    """Makes `handler` the handler of `signals` inside; a hangup that was ignored, as by `nohup`, stays ignored."""
+    """Makes `handler` the handler of `signals` inside; a hangup stays ignored if it was, as by `nohup`."""
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     before = {number: signal.signal(number, handler) for number in signals if number not in ignored}
     try:
@@ -87,7 +87,7 @@ def signals_handled(
 
 
 def ignore_signals() -> None:
-    """Ignores SIGNALS from now on, in a process that ends: launchers signal a job twice."""
+    """Ignores SIGNALS from now on, in a process at its end: launchers signal a job twice."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -96,7 +96,7 @@ def ignore_signals() -> None:
 def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
     """Makes the first of `signals` raise Interrupted in the main thread inside; of later signals only a Ctrl-C does.
 
-    Yields a list of those that came. The exception is lost if a destructor or a library's callback was interrupted.
+    Yields the list of received signals. The exception is lost if a destructor or a library's callback was interrupted.
     """
     received: list[int] = []
 

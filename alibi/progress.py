@@ -1,8 +1,8 @@
 """The progress of a piece of work on stderr: a bar on a terminal, elsewhere a whole line every half minute."""
 
+import contextlib
 import sys
 import time
-from types import TracebackType
 
 import tqdm
 
@@ -10,8 +10,8 @@ LINE_SECONDS = 30.0  # between two lines if stderr is no terminal
 DELAY_SECONDS = 0.5  # before a bar appears, if the work may be quick or fail at once
 
 
-class Progress:
-    """The progress of a piece of work, as a context that ends with it.
+class Progress(contextlib.AbstractContextManager["Progress", None]):
+    """The progress of a piece of work, as a context.
 
     Log files, pipes and the output of batch systems get whole lines and no carriage return.
 
@@ -19,12 +19,12 @@ class Progress:
       title: the work; each line begins with it.
       total: units of work in all; None if unknown.
       unit: name of a unit, such as update; bytes are shown with a prefix, such as 1.50M.
-      done: units that were done before.
+      done: units done before.
       show: whether to show anything.
       last: whether to show the end too, and leave it on a terminal.
 
     Attributes:
-      done: units that are done.
+      done: units done.
     """
 
     def __init__(
@@ -44,12 +44,7 @@ class Progress:
                 unit_scale=not last, bar_format=f"{{desc}}: {unit} {ending}",
             )  # fmt: skip
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def update(self, units: int, note: str = "") -> None:

@@ -62,14 +62,14 @@ def execute(
     """Parses the flags in `argv`, which begins with the program, calls `main` and returns the exit code.
 
     The code is the result of `main`, 0 for None; 1 (FAILED) after an error of the user; 75 (REQUEUE) if a
-    signal stopped a command that can go on, or another process was lost; 130 after any other
+    signal stopped a resumable command, or another process was lost; 130 after any other
     Ctrl-C. Other exceptions are bugs, and are raised.
 
     Args:
       takes: describes the other words, which `main` gets, for messages; "": no such words.
-      required: flags that must be given.
-      addresses: flags that may name places of object stores, such as gs://BUCKET/PATH; any other flag may not.
-      resumes: for a command that can go on: the message after a signal. SIGNALS raise Interrupted in `main`.
+      required: necessary flags.
+      addresses: flags for which an address such as gs://BUCKET/PATH is allowed.
+      resumes: of a resumable command: the message after a signal. SIGNALS raise Interrupted in `main`.
     """
     try:
         words = _parse(argv, takes, required)
@@ -149,7 +149,7 @@ def _split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Any]]]
 
 
 def _suggest(name: str) -> str:
-    """Returns a question for a flag that is near `name`, or for the config keys whose last part it is."""
+    """Returns a question for a flag near `name`, or for the config keys whose last part it is."""
     keys = sorted(KEYS) if "config" in flags.FLAGS else []
     meant = [f"config.{key}" for key in keys if f".{key}".endswith(f".{SHORT_NAMES.get(name, name)}")]
     meant = meant or [nearest(name, [*flags.FLAGS, *(f"config.{key}" for key in keys)], cutoff=0.6)]
@@ -223,7 +223,7 @@ def define_host_flags() -> None:
 
 
 def host_flags() -> list[str]:
-    """Returns the flags of `define_host_flags` that were given, for another process."""
+    """Returns the given flags of `define_host_flags`, for another process."""
     names = ("multihost", "coordinator_address", "num_processes", "process_id")
     values = {name: flags.FLAGS[name].value for name in names}
     return [f"--{name}={value}" for name, value in values.items() if value is not None and value is not False]

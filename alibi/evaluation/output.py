@@ -76,8 +76,10 @@ class Output:
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            # If this process fails alone, it ends here: the others wait for it within the computation.
-            gather(None, seconds=ALIKE_SECONDS)
+            try:
+                gather(None, seconds=ALIKE_SECONDS)
+            except jax.errors.JaxRuntimeError:  # this process fails alone: the others wait for it in the computation
+                raise error from None
             message = f"out of memory at {row.eval_length} tokens; try fewer batch_tokens or more devices"
             self.add_error(row, title, message)
             return None

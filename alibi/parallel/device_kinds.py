@@ -1,4 +1,4 @@
-"""Peak speed, memory and bandwidth of devices, by the names that JAX and their makers use."""
+"""Peak speed, memory and bandwidth of devices, by the names of JAX and of their makers."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKind:
-    """One device as JAX counts them: a core, half a chip, of TPU v2, v3 and 7x; else a chip or GPU.
+    """A device as JAX counts them: a core, half a chip, of TPU v2, v3 and 7x; else a chip or GPU.
 
     Attributes:
       name: the maker's name.
@@ -38,7 +38,7 @@ class DeviceKind:
 
     @property
     def usable_memory(self) -> int:
-        """The bytes for a program: on GPUs the 75% that JAX takes by default, on TPUs all but the system's part."""
+        """The bytes for a program: on GPUs 75%, the default of JAX, on TPUs all but the system's part."""
         return int(self.memory * (0.95 if self.platform == "tpu" else 0.75))
 
     def peak(self, dtype: str) -> float:
@@ -46,14 +46,7 @@ class DeviceKind:
         return {"bfloat16": self.bfloat16, "float32": self.float32}[dtype]
 
 
-def _tpu(
-    name: str, names: tuple[str, ...], tera_flops: float, gibibytes: float, gigabytes_a_second: float, page: str
-) -> DeviceKind:
-    flops = tera_flops * 1e12
-    return DeviceKind(name, names, flops, flops, int(gibibytes * GIB), gigabytes_a_second * 1e9, _TPU + page)
-
-
-def _gpu(
+def _kind(
     name: str,
     names: tuple[str, ...],
     tera_flops: tuple[float, float],
@@ -66,37 +59,37 @@ def _gpu(
 
 
 DEVICE_KINDS = (
-    _tpu("TPU v2", (), 22.5, 8, 350, "v2"),
-    _tpu("TPU v3", (), 61.5, 16, 450, "v3"),
-    _tpu("TPU v4", (), 275, 32, 1200, "v4"),
-    _tpu("TPU v5e", ("TPU v5 lite", "v5litepod"), 197, 16, 819, "v5e"),
-    _tpu("TPU v5p", ("TPU v5",), 459, 95, 2765, "v5p"),
-    _tpu("TPU v6e", ("TPU v6 lite", "Trillium"), 918, 32, 1638, "v6e"),
-    _tpu("TPU 7x", ("TPU7x", "TPU v7x", "TPU v7", "Ironwood"), 1153.5, 96, 3690, "tpu7x"),
-    _gpu("RTX 3090", (), (71, 35.6), 24, 936, "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"),
-    _gpu("RTX 4090", (), (165.2, 82.6), 24, 1008, "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"),
+    _kind("TPU v2", (), (22.5, 22.5), 8, 350, _TPU + "v2"),
+    _kind("TPU v3", (), (61.5, 61.5), 16, 450, _TPU + "v3"),
+    _kind("TPU v4", (), (275, 275), 32, 1200, _TPU + "v4"),
+    _kind("TPU v5e", ("TPU v5 lite", "v5litepod"), (197, 197), 16, 819, _TPU + "v5e"),
+    _kind("TPU v5p", ("TPU v5",), (459, 459), 95, 2765, _TPU + "v5p"),
+    _kind("TPU v6e", ("TPU v6 lite", "Trillium"), (918, 918), 32, 1638, _TPU + "v6e"),
+    _kind("TPU 7x", ("TPU7x", "TPU v7x", "TPU v7", "Ironwood"), (1153.5, 1153.5), 96, 3690, _TPU + "tpu7x"),
+    _kind("RTX 3090", (), (71, 35.6), 24, 936, "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"),
+    _kind("RTX 4090", (), (165.2, 82.6), 24, 1008, "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"),
     # The V100s and T4 have neither products of bfloat16, which XLA computes in float32, nor TF32.
-    _gpu("V100 16GB", ("V100", "V100-SXM2-16GB"), (15.7, 15.7), 16, 900, _NVIDIA + "v100/"),
-    _gpu("V100 32GB", ("V100-SXM2-32GB",), (15.7, 15.7), 32, 900, _NVIDIA + "v100/"),
-    _gpu("V100 PCIe 16GB", (), (14, 14), 16, 900, _NVIDIA + "v100/"),
-    _gpu("V100 PCIe 32GB", (), (14, 14), 32, 900, _NVIDIA + "v100/"),
-    _gpu("T4", (), (8.1, 8.1), 15, 320, _NVIDIA + "tesla-t4/"),
-    _gpu("A100 40GB", ("A100-SXM4-40GB", "A100-PCIE-40GB"), (312, 156), 40, 1555, _NVIDIA + "a100/"),
-    _gpu("A100 80GB", ("A100", "A100-SXM4-80GB"), (312, 156), 80, 2039, _NVIDIA + "a100/"),
-    _gpu("A100 80GB PCIe", (), (312, 156), 80, 1935, _NVIDIA + "a100/"),
-    _gpu("A10", (), (125, 62.5), 22, 600, _NVIDIA + "products/a10-gpu/"),
-    _gpu("A10G", (), (70, 35), 22, 600, "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"),
-    _gpu("L4", (), (121, 60), 22, 300, _NVIDIA + "l4/"),
-    _gpu("L40", (), (181, 90.5), 45, 864, _NVIDIA + "l40/"),
-    _gpu("L40S", (), (362, 183), 45, 864, _NVIDIA + "l40s/"),
-    _gpu("H100", ("H100 80GB HBM3", "H100 SXM"), (989.4, 494.7), 80, 3350, _NVIDIA + "h100/"),
-    _gpu("H100 PCIe", (), (756, 378), 80, 2000, _NVIDIA + "h100/"),
-    _gpu("H100 NVL", (), (835, 417), 94, 3900, _NVIDIA + "h100/"),
-    _gpu("H200", ("GH200 144G HBM3e",), (989.4, 494.7), 140, 4800, _NVIDIA + "h200/"),
-    _gpu("H200 NVL", (), (835, 417), 140, 4800, _NVIDIA + "h200/"),
-    _gpu("GH200", ("GH200 480GB",), (989.4, 494.7), 94, 4000, _NVIDIA + "grace-hopper-superchip/"),
-    _gpu("B200", (), (2250, 1100), 179, 8000, _NVIDIA + "dgx-b200/"),
-    _gpu("GB200", (), (2500, 1250), 185, 8000, _NVIDIA + "gb200-nvl72/"),
+    _kind("V100 16GB", ("V100", "V100-SXM2-16GB"), (15.7, 15.7), 16, 900, _NVIDIA + "v100/"),
+    _kind("V100 32GB", ("V100-SXM2-32GB",), (15.7, 15.7), 32, 900, _NVIDIA + "v100/"),
+    _kind("V100 PCIe 16GB", (), (14, 14), 16, 900, _NVIDIA + "v100/"),
+    _kind("V100 PCIe 32GB", (), (14, 14), 32, 900, _NVIDIA + "v100/"),
+    _kind("T4", (), (8.1, 8.1), 15, 320, _NVIDIA + "tesla-t4/"),
+    _kind("A100 40GB", ("A100-SXM4-40GB", "A100-PCIE-40GB"), (312, 156), 40, 1555, _NVIDIA + "a100/"),
+    _kind("A100 80GB", ("A100", "A100-SXM4-80GB"), (312, 156), 80, 2039, _NVIDIA + "a100/"),
+    _kind("A100 80GB PCIe", (), (312, 156), 80, 1935, _NVIDIA + "a100/"),
+    _kind("A10", (), (125, 62.5), 22, 600, _NVIDIA + "products/a10-gpu/"),
+    _kind("A10G", (), (70, 35), 22, 600, "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"),
+    _kind("L4", (), (121, 60), 22, 300, _NVIDIA + "l4/"),
+    _kind("L40", (), (181, 90.5), 45, 864, _NVIDIA + "l40/"),
+    _kind("L40S", (), (362, 183), 45, 864, _NVIDIA + "l40s/"),
+    _kind("H100", ("H100 80GB HBM3", "H100 SXM"), (989.4, 494.7), 80, 3350, _NVIDIA + "h100/"),
+    _kind("H100 PCIe", (), (756, 378), 80, 2000, _NVIDIA + "h100/"),
+    _kind("H100 NVL", (), (835, 417), 94, 3900, _NVIDIA + "h100/"),
+    _kind("H200", ("GH200 144G HBM3e",), (989.4, 494.7), 140, 4800, _NVIDIA + "h200/"),
+    _kind("H200 NVL", (), (835, 417), 140, 4800, _NVIDIA + "h200/"),
+    _kind("GH200", ("GH200 480GB",), (989.4, 494.7), 94, 4000, _NVIDIA + "grace-hopper-superchip/"),
+    _kind("B200", (), (2250, 1100), 179, 8000, _NVIDIA + "dgx-b200/"),
+    _kind("GB200", (), (2500, 1250), 185, 8000, _NVIDIA + "gb200-nvl72/"),
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ _exchanges = itertools.count()  # all processes count alike
 
 
 def join(address: str | None, count: int | None, number: int | None, *, keep_sigterm: bool = True) -> None:
-    """Connects to the other processes; the first three arguments are those of `jax.distributed.initialize`.
+    """Connects to the other processes; see `jax.distributed.initialize` for the first three arguments.
 
     Args:
       keep_sigterm: restore this process's handler of SIGTERM. Else JAX keeps the signal, and tells all processes of
@@ -52,10 +52,10 @@ def join(address: str | None, count: int | None, number: int | None, *, keep_sig
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
-    """Returns the visible GPUs that a Slurm task computes on; None leaves the choice to JAX.
+    """Returns the visible GPUs for a Slurm task; None leaves the choice to JAX.
 
     JAX takes one GPU for each task. Here the only task of a node takes all GPUs of the node, several tasks share them
-    evenly, and tasks that Slurm has bound to GPUs of their own take these.
+    evenly, and a task takes its own GPUs if Slurm has bound it to some.
     """
     gpus = len([gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()])
     tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -118,7 +118,7 @@ def broadcast(ask: Callable[[], Result]) -> Result:
 
 
 def check_alike(facts: dict[str, Any]) -> None:
-    """Raises ValueError on every process, naming all keys that differ, if `facts` differ between processes."""
+    """Raises ValueError on every process, naming all differing keys, if `facts` differ between processes."""
     everywhere = gather(facts)
     differing = []
     for key in sorted(set().union(*everywhere)):

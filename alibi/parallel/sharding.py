@@ -39,7 +39,7 @@ def make_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh
 
 
 def abstract_mesh(mesh: MeshConfig, devices: int) -> AbstractMesh:
-    """Returns the mesh of so many devices that need not be here, for shapes, shardings and traces; see `make_mesh`."""
+    """Returns the mesh of so many devices, here or elsewhere, for shapes, shardings and traces; see `make_mesh`."""
     return AbstractMesh(mesh_sizes(mesh, devices), AXES, axis_types=_AXIS_TYPES)
 
 
@@ -47,7 +47,7 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
     """Returns the number of devices along each of `AXES`.
 
     Raises:
-      ValueError: the sizes don't multiply to `devices`, or more than one is -1.
+      ValueError: the sizes don't multiply to `devices`, or several are -1.
     """
     sizes = [mesh[axis] for axis in AXES]
     got = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
@@ -66,16 +66,24 @@ def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding
     return NamedSharding(mesh, P(*(None,) * leading, BATCH_AXES))
 
 
-def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    return NamedSharding(mesh, P())
-
-
 def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
     """Returns the sharding of each leaf of parameters or optimizer state, by `RULES`; other leaves are replicated.
 
-    A dimension that the devices don't divide is not split.
+    A dimension is whole if the devices don't divide it.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _leaf_sharding(path, leaf, mesh), tree)
+
+    def sharding(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        stacked = "/layers/" in f"/{name}/"  # parameters of all layers in one, see alibi.model.layers
+        for pattern, axes in RULES:
+            axes = (None, *axes) if stacked else axes
+            if re.search(pattern, name) and len(axes) == len(leaf.shape):
+                sizes = zip(axes, leaf.shape, strict=True)
+                split = (axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes)
+                return NamedSharding(mesh, P(*split))
+        return NamedSharding(mesh, P())
+
+    return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
 def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
@@ -85,19 +93,6 @@ def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
         shapes,
         tree_shardings(shapes, mesh),
     )
-
-
-def _leaf_sharding(path: tuple, leaf: jax.ShapeDtypeStruct, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    stacked = "/layers/" in f"/{name}/"  # parameters of all layers in one, see alibi.model.layers
-    for pattern, axes in RULES:
-        axes = (None, *axes) if stacked else axes
-        if re.search(pattern, name) and len(axes) == len(leaf.shape):
-            sizes = zip(axes, leaf.shape, strict=True)
-            return NamedSharding(
-                mesh, P(*(axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes))
-            )
-    return replicated(mesh)
 
 
 def batch_parts(sharding: Sharding | None) -> int:
@@ -134,7 +129,7 @@ def split_batch(
 def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:
     """Returns the sharding of queries, keys and values `[batch, length, heads, head_dim]`.
 
-    The axes of the mesh that don't split the batch in `sharding`, of activations, split the heads.
+    Those axes of the mesh split the heads which don't split the batch in `sharding`, of activations.
     """
     if sharding is None:
         return None

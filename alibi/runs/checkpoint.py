@@ -55,7 +55,7 @@ class DamagedError(ValueError):
     """A checkpoint can't be read, or differs from the saved one."""
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     """The checkpoints of a run.
 
     A checkpoint holds the parameters, the optimizer state and, as JSON, the config and provenance of the run, its
@@ -83,7 +83,10 @@ class Checkpoints:
                 lightweight_initialize=True,  # else a damaged checkpoint makes all unreadable
             ),
         )
-        self._valid_nll = {step: self._read_valid_nll(step) for step in self._manager.all_steps()}
+        self._valid_nll: dict[int, float | None] = {}
+        for step in self._manager.all_steps():
+            with contextlib.suppress(DamagedError):
+                self._valid_nll[step] = self.about(step)[VALID_NLL]
 
     @property
     def latest(self) -> int | None:
@@ -92,12 +95,12 @@ class Checkpoints:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The saved step with the lowest validation NLL, and that NLL; None if no saved step was validated."""
+        """The saved step with the lowest validation NLL, and this NLL; None if no saved step was validated."""
         return next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[tuple[int, float]]:
-        """The saved steps that were validated, each with its validation NLL, in ascending order of it."""
+        """The validated steps among the saved, each with its validation NLL, in ascending order of it."""
         scored = [(step, nll) for step in self._manager.all_steps() if (nll := self._valid_nll.get(step)) is not None]
         return sorted(scored, key=lambda entry: entry[::-1])
 
@@ -168,14 +171,16 @@ class Checkpoints:
     def _restore(self, step: int, trees: dict[str, PyTree]) -> dict[str, PyTree]:
         """Returns the items `trees` of a checkpoint; all processes raise if any meets damage."""
         self._check_seen(step)
-        change, restored, sums, damage = None, {}, {}, ""
+        restored, sums, damage = {}, {}, ""
+        here = there = is_stacked(trees[PARAMS])  # the layout of the layers
         try:
             sums = self.about(step)[CHECKSUMS]
-            change = self._layout_change(step, trees[PARAMS])
+            with self._damage_named(step, "metadata"):
+                there = is_stacked(ocp.StandardCheckpointHandler().metadata(self._folder / str(step) / PARAMS))
             saved = trees
-            if change is not None:
-                mesh = jax.tree.leaves(trees)[0].sharding.mesh
-                saved = laid_out(jax.eval_shape(change[0], trees), mesh)
+            if there != here:
+                shapes = jax.eval_shape(stacked if there else unstacked, trees)
+                saved = laid_out(shapes, jax.tree.leaves(trees)[0].sharding.mesh)
             restored = {name: self._read(step, name, ocp.args.StandardRestore(tree)) for name, tree in saved.items()}
         except DamagedError as error:
             damage = str(error)
@@ -183,11 +188,12 @@ class Checkpoints:
             raise DamagedError(damage)
         if wrong := [path for path, checksum in checksums(restored).items() if sums[path] != checksum]:
             raise self._damaged(step, f"{len(wrong)} arrays differ from the saved ones, first {wrong[0]}")
-        if change is None:
+        if there == here:
             return restored
         shardings = jax.tree.map(lambda leaf: leaf.sharding, trees)
+        change = stacked if here else unstacked
         # One tree at a time, so that only this is held twice.
-        return {name: jax.jit(change[1], out_shardings=shardings[name])(restored.pop(name)) for name in trees}
+        return {name: jax.jit(change, out_shardings=shardings[name])(restored.pop(name)) for name in trees}
 
     def _check_seen(self, step: int) -> None:
         """Raises MissingError on all processes if any does not see the checkpoint."""
@@ -199,29 +205,15 @@ class Checkpoints:
         if not all(seen):
             raise MissingError(f"process {seen.index(False)} does not see {place}; all need the same work directory")
 
-    def _layout_change(self, step: int, params: PyTree) -> tuple[Callable[[PyTree], PyTree], ...] | None:
-        """Returns functions from the layers' layout in `params` to the saved one and back; None if they are alike."""
-        with self._damage_named(step, "metadata"):
-            saved = ocp.StandardCheckpointHandler().metadata(self._folder / str(step) / PARAMS)
-        if is_stacked(params) == is_stacked(saved):
-            return None
-        return (unstacked, stacked) if is_stacked(params) else (stacked, unstacked)
-
     def about(self, step: int) -> dict[str, Any]:
-        """Returns the `about` that `save` got, with the keys of this file; raises DamagedError if it is damaged."""
+        """Returns the `about` of `save`, with the keys of this file; raises DamagedError if it is damaged."""
         content = dict(self._read(step, ABOUT, ocp.args.JsonRestore()))
         if content.pop(SHA256, None) != _digest(content):
             raise self._damaged(step, f"{ABOUT} differs from the saved one")
         return content
 
-    def _read_valid_nll(self, step: int) -> float | None:
-        try:
-            return self.about(step)[VALID_NLL]
-        except DamagedError:
-            return None
-
     def _read(self, step: int, item: str, how: ocp.args.CheckpointArgs) -> Any:
-        """Returns one item of a checkpoint, read by this process alone."""
+        """Returns an item of a checkpoint, read by this process alone."""
         handler = ocp.JsonCheckpointHandler() if item == ABOUT else ocp.StandardCheckpointHandler()
         with self._damage_named(step, item):
             return handler.restore(self._folder / str(step) / item, args=how)
@@ -244,15 +236,9 @@ class Checkpoints:
         """Returns when all saves are on disk; raises their errors."""
         self._manager.wait_until_finished()
 
-    def close(self) -> None:
-        """Waits, then releases the manager's threads."""
-        self._manager.close()
-
-    def __enter__(self) -> "Checkpoints":
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Waits as `wait` does, then releases the manager's threads."""
+        self._manager.close()
 
 
 class _LatestAndBest:

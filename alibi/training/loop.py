@@ -33,14 +33,14 @@ __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 def train(config: Config, workdir: str) -> dict[str, Any]:
     """Trains the run of `config` in `workdir`, from its latest checkpoint if there is any.
 
-    Without a checkpoint it starts with the parameters of the run `config.init_from`, if that key is set.
+    Without a checkpoint it starts with the parameters of the run `config.init_from`, if the key is set.
 
     Returns:
       The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless its last checkpoint
       was lost: then it goes on from an earlier checkpoint.
 
     Raises:
-      ValueError: before any work, a config, corpus or work directory that can't be used, or all checkpoints are lost.
+      ValueError: before any work, a config, corpus or work directory is refused, or all checkpoints are lost.
       NonFiniteLossError: the loss diverged.
       UserError: no space left.
       Interrupted: one of SIGNALS arrived; from the first update on a checkpoint was saved.
@@ -75,7 +75,7 @@ class Updates:
     """The updates of a run: the compiled step, its batches, and the state after the latest update.
 
     Args:
-      stack: closes the files and threads that are opened here.
+      stack: closes the files and threads of the run.
     """
 
     def __init__(self, job: Job, stack: contextlib.ExitStack):
@@ -123,7 +123,7 @@ class Updates:
         self.record = stack.enter_context(contextlib.closing(Record(job, self.checkpoints, done)))
 
     def run(self, request: "StopRequest") -> None:
-        """Makes all updates that are left, with their validations and checkpoints."""
+        """Makes all remaining updates, with their validations and checkpoints."""
         config, saved_at = self.job.config, time.monotonic()
         step, steps = int(self.state.step), config.train.steps
         while step < steps:

@@ -32,7 +32,7 @@ class MetricWriter(abc.ABC):
 
     @abc.abstractmethod
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes values after `step` updates, in addition to earlier values of that step."""
+        """Writes values after `step` updates, in addition to earlier values of the step."""
 
     def close(self, finished: bool) -> None:  # noqa: B027, most have nothing to do
         """Ends the writing; `finished` is False if the run may go on."""
@@ -42,7 +42,7 @@ def check_writers(config: Config) -> None:
     """Raises ValueError if the config asks for a writer whose package can't be imported.
 
     The packages are imported here, before other threads start: a thread may make imports lazy for a moment (etils),
-    also those of the main thread, which would fail.
+    also in the main thread, which would fail.
     """
     if config.log.tensorboard:
         importlib.import_module("tensorboardX")
@@ -59,7 +59,7 @@ def check_writers(config: Config) -> None:
 
 
 def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWriter]:
-    """Returns the writers that `config` names, for a run that goes on after update `step`."""
+    """Returns the writers of `config` for a run after update `step`."""
     writers: list[MetricWriter] = [JsonLines(run, step)]
     if config.log.tensorboard and is_address(run.path):
         print_line(f"TensorBoard's files need a directory, and {run} is an address: none are written")
@@ -72,7 +72,7 @@ def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWri
 class JsonLines(MetricWriter):
     """Rows of metrics.jsonl, in a bucket files metrics/STEP.jsonl.
 
-    Rows after `resume_step`, of a run that was stopped later than it was saved, are dropped.
+    Rows after `resume_step` are dropped: the run was stopped later than it was saved.
     """
 
     def __init__(self, run: RunDirectory, resume_step: int):
@@ -121,7 +121,7 @@ def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
 
 
 def _plain(name: str) -> str:
-    """Returns the name in characters that services and file names allow."""
+    """Returns the name in characters of services and file names."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
 
 
@@ -130,7 +130,7 @@ class Service(MetricWriter):
 
     Args:
       title: name of the service in these lines.
-      connect: one of the functions of `SERVICES`.
+      connect: a function of `SERVICES`.
     """
 
     def __init__(self, title: str, connect: "Connect", run: RunDirectory, config: Config):
@@ -175,8 +175,8 @@ Connect = Callable[[RunDirectory, dict[str, str], dict[str, Any]], tuple[Session
 def _connect_wandb(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> tuple[Session, str]:
     """Returns a session of Weights & Biases, offline if it can't be reached, and a line with the place to watch it.
 
-    Its files are in wandb/ of the work directory, or of the current directory if that is in a bucket; WANDB_DIR names
-    another place.
+    Its files are in wandb/ of the work directory, or of the current directory if the run is in a bucket; WANDB_DIR
+    names another place.
     """
     import wandb
 

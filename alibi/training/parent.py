@@ -96,7 +96,7 @@ class Parent:
         return found | {"taken": self.parameters, "new": self._new, "dropped": self._dropped}
 
     def describe(self) -> str:
-        """Returns a line with the taken, new and dropped parameters, and the position options that differ."""
+        """Returns a line with the taken, new and dropped parameters, and the differing position options."""
         new, dropped = (", ".join(names) or "none" for names in (self._new, self._dropped))
         line = f"from {self.run} after {self.step:,} updates: {self.parameters:,} parameters taken; "
         line += f"new: {new}; dropped: {dropped}"

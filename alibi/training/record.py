@@ -40,7 +40,7 @@ class Record:
     is raised at the next row, checkpoint or final status.
 
     Attributes:
-      best: the update with the lowest validation NLL, and that NLL; None before the first validation.
+      best: the update with the lowest validation NLL, and this NLL; None before the first validation.
     """
 
     def __init__(self, job: Job, checkpoints: Checkpoints, step: int):
@@ -68,14 +68,14 @@ class Record:
         """Keeps the metrics of update `step`, which the devices still compute, and fetches the metrics before.
 
         Args:
-          data_wait_seconds: seconds that updates have waited for their tokens since the process began.
+          data_wait_seconds: seconds in which updates waited for their tokens, since the process began.
         """
         self.fetch()
         self._dispatched = step, metrics
         self._waited = data_wait_seconds
 
     def fetch(self) -> None:
-        """Waits for the metrics that are kept; raises NonFiniteLossError if any is not finite."""
+        """Waits for the kept metrics; raises NonFiniteLossError if any is not finite."""
         if self._dispatched is None:
             return
         (step, metrics), self._dispatched = self._dispatched, None
@@ -181,7 +181,7 @@ class Record:
 
 
 class Speed:
-    """The tokens per second over the last updates, so that a slowdown shows."""
+    """The tokens per second over the last updates: a slowdown shows."""
 
     def __init__(self, tokens_per_step: int):
         self._tokens_per_step = tokens_per_step

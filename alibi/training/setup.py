@@ -1,4 +1,4 @@
-"""The work before the first update: checks that cost nothing, then the text, then a job that can be trained."""
+"""The work before the first update: checks without cost, then the text, then a job to train."""
 
 import dataclasses
 import math
@@ -28,10 +28,10 @@ SAME_TEXT = ("sha256", "tokenizer_fingerprint", "tokens")
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run that can be trained: all its parts are checked, and none of it is written yet.
+    """A run to train: all its parts are checked, and none is written yet.
 
     Attributes:
-      parent: the run whose parameters this one starts with; None without init_from, or with a checkpoint.
+      parent: the run with the first parameters of this run; None without init_from, or with a checkpoint.
       model: for the vocabulary of the text.
       files: the tokens of each split.
       corpus: the manifest of each split.
@@ -54,7 +54,7 @@ class Job:
 
 
 def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
-    """Checks a run and prepares its text; raises ValueError for a config, corpus or directory that can't be used."""
+    """Checks a run and prepares its text; raises ValueError for an unusable config, corpus or directory."""
     sharding = batch_sharding(mesh)
     check_config(config, mesh)
     hosts.broadcast(lambda: check_writers(config))
@@ -100,7 +100,7 @@ def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
 
 
 def check_trainable(config: Config, devices: int | None = None) -> None:
-    """Raises ValueError for a config that training would refuse before it reads its text.
+    """Raises ValueError for a config as training does before it reads the text.
 
     Args:
       devices: number of devices; None, if unknown, takes as few as the mesh asks for.
@@ -147,8 +147,8 @@ def micro_batches(config: Config, shards: int) -> int:
 def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
     """Returns the token files of train and, if the config has it, valid; process 0 makes its own first.
 
-    If the config names a dataset without a revision, it prints the revision of the tokens, and whether those of train,
-    of valid and of the tokenizer's text differ.
+    If the config names a dataset without a revision, it prints the revision of the tokens, and whether the revisions
+    of train, of valid and of the tokenizer's text differ.
     """
     files: dict[str, TokenFile] = {}
 

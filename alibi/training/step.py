@@ -1,4 +1,4 @@
-"""One update: its batch on the devices, the state, and the jitted step."""
+"""An update: its batch on the devices, the state, and the jitted step."""
 
 import concurrent.futures
 import functools
@@ -31,7 +31,7 @@ class Feed:
     sequences, so the data of an update depends neither on the devices nor on the hosts.
 
     Attributes:
-      waited: seconds that `get` has waited for rows in all.
+      waited: seconds in which `get` waited for rows, in all.
     """
 
     def __init__(self, batches: TrainBatches, mesh: Mesh, micro_batches: int):

@@ -112,14 +112,11 @@ def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, caps
     run.write("status.json", finished_status)
     assert "was finished before, but its checkpoint of update 6 was lost since" in capsys.readouterr().err
     shutil.rmtree(run.checkpoints)
+    run.write("status.json", run.status() | {"state": "interrupted", "saved": 4})
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    older = {key: value for key, value in run.status().items() if key != "saved"}  # which knows no saved step
-    for status in (run.status() | {"state": "interrupted", "saved": 4}, older):
-        run.write("status.json", status)
-        before[finished / "status.json"] = (finished / "status.json").read_bytes()
-        with pytest.raises(ValueError, match=rf"run has no checkpoint, but that of step {status.get('saved', 6)} was"):
-            loop.train(tiny_config(), str(finished))
-        assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+    with pytest.raises(ValueError, match="run has no checkpoint, but that of step 4 was"):
+        loop.train(tiny_config(), str(finished))
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
     # A run that was stopped before it first saved begins again.
     run.write_status("interrupted", step=1, steps=6)
     run.check_checkpoints()
