@@ -91,7 +91,7 @@ class Updates:
                 device_count=jax.device_count(),
                 process_count=jax.process_count(),
                 parameters=sum(leaf.size for leaf in jax.tree.leaves(abstract.params)),
-                vocab_size=job.vocab_size,
+                vocab_size=model.vocab_size,
                 corpus=job.corpus,
             ),
         }

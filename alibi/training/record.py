@@ -206,7 +206,7 @@ def _peak_tokens_per_second(job: Job) -> float | None:
     """Returns the training speed at the peak of the run's devices; None if a device is of an unknown kind."""
     kinds = [find_device_kind(device.device_kind) for device in job.mesh.devices.flat]
     known = [kind.peak(job.config.model.dtype) for kind in kinds if kind]
-    return sum(known) / model_flops(job.config, job.vocab_size) if len(known) == len(kinds) else None
+    return sum(known) / model_flops(job.config, job.model.vocab_size) if len(known) == len(kinds) else None
 
 
 def _peak_memory_bytes() -> int:

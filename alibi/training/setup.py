@@ -48,10 +48,6 @@ class Job:
     corpus: dict[str, Any]
     batches: TrainBatches
 
-    @property
-    def vocab_size(self) -> int:
-        return self.files["train"].manifest.vocab_size
-
 
 def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     """Checks a run and prepares its text; raises ValueError for an unusable config, corpus or directory."""
