@@ -32,8 +32,8 @@ _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.data.corpus import SPLITS
-    from alibi.data.shards import Makers
-    from alibi.data.tokens import UnfinishedError, check_sources, prepare
+    from alibi.data.shards import Makers, UnfinishedError
+    from alibi.data.tokens import check_sources, prepare
 
     hosts = re.fullmatch(r"(\d+)/(\d+)", _HOSTS.value)
     if hosts is None or int(hosts[1]) >= int(hosts[2]):

@@ -34,12 +34,12 @@ _BLANK_LINES = re.compile(rb"\n(?:\r?\n)+(?=[^\r\n]|\r[^\n])")
 
 @dataclasses.dataclass(frozen=True)
 class _Range:
-    """The bytes from `start` to `stop` of a plain file."""
+    """A file, or the bytes from `start` to `stop` of a plain file."""
 
     path: pathlib.Path
-    start: int
-    stop: int
-    ends_file: bool
+    start: int = 0
+    stop: int = sys.maxsize
+    ends_file: bool = True
 
 
 class TextFiles(Corpus):
@@ -73,9 +73,8 @@ class TextFiles(Corpus):
         return [pathlib.Path(name) for part in parts for name in _find_files(os.path.expanduser(part), split)]
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields the documents; raises ValueError for a file that is empty, damaged or not UTF-8."""
-        for path in self.files(split):
-            yield from self._documents(_texts(path))
+        """Returns the documents; raises ValueError for a file that is empty, damaged or not UTF-8."""
+        return self._read(_Range(path) for path in self.files(split))
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
         """Yields the shards; a plain file is read only for the pieces of a shard, a packed file from its beginning."""
@@ -88,7 +87,11 @@ class TextFiles(Corpus):
                 return
             yield Shard(limit_bytes(self._read(ranges), left), line_open)
             last = ranges[-1]
-            line_open = last.ends_file and not _ends_in_line_end(last.path)
+            line_open = last.ends_file and last.stop > 0
+            if line_open:
+                with last.path.open("rb") as stream:
+                    stream.seek(-1, os.SEEK_END)
+                    line_open = stream.read() != b"\n"
             left -= sum(part.stop - part.start for part in ranges) if max_bytes >= 0 else 0
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
@@ -122,22 +125,18 @@ class TextFiles(Corpus):
         files = self.files(split)
         return None if any(path.suffix in _PACKED for path in files) else sum(path.stat().st_size for path in files)
 
-    def _documents(self, texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece]:
-        return _at_blank_lines(texts) if self._blank_lines else one_document(texts, ends=ends)
-
-    def _read(self, ranges: list[_Range]) -> Iterator[Piece]:
+    def _read(self, ranges: Iterable[_Range]) -> Iterator[Piece]:
         for part in ranges:
-            yield from self._documents(_texts(part.path, part.start, part.stop), ends=part.ends_file)
+            texts = _texts(part)
+            yield from _at_blank_lines(texts) if self._blank_lines else one_document(texts, ends=part.ends_file)
 
     def _ranges(self, split: str, shard_bytes: int) -> Iterator[list[_Range]]:
         """Yields the ranges of plain files that each shard of `split` consists of."""
         shard: list[_Range] = []
         room = shard_bytes
         for path in self.files(split):
-            size, start = path.stat().st_size, 0
-            if not size:
-                raise _empty(path)
-            while start < size:
+            size, start, stop = path.stat().st_size, 0, -1
+            while stop < size:  # an empty file is a range too: its reader raises an error
                 stop = self._border(path, start + room) if start + room < size else size
                 shard.append(_Range(path, start, stop, stop == size))
                 room -= stop - start
@@ -172,12 +171,6 @@ def _find_files(part: str, split: str) -> list[str]:
     return found
 
 
-def _ends_in_line_end(path: pathlib.Path) -> bool:
-    with path.open("rb") as stream:
-        stream.seek(-1, os.SEEK_END)
-        return stream.read(1) == b"\n"
-
-
 def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
     """Yields the documents of a text, each with the blank lines after it: nothing of the text is lost."""
     rest = b""
@@ -194,10 +187,10 @@ def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
     yield Piece(rest, ends_document=True)
 
 
-def _texts(path: pathlib.Path, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+def _texts(part: _Range) -> Iterator[bytes]:
     """Yields successive texts of a range of a file, cut after a line end, else after a space or a character."""
-    offset, rest = start, b""
-    for block in itertools.chain(_blocks(path, start, stop), [b""]):  # the last one leaves no character open
+    path, offset, rest = part.path, part.start, b""
+    for block in itertools.chain(_blocks(part), [b""]):  # the last one leaves no character open
         rest += block
         cut = rest.rfind(b"\n") + 1 if block else len(rest)
         if not cut and len(rest) >= PIECE_BYTES:
@@ -211,23 +204,19 @@ def _texts(path: pathlib.Path, start: int = 0, stop: int | None = None) -> Itera
             ) from None
         yield rest[:cut]
         offset, rest = offset + cut, rest[cut:]
-    if offset == start:
-        raise _empty(path)
+    if offset == part.start:
+        raise ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
 
 
-def _empty(path: pathlib.Path) -> ValueError:
-    return ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
-
-
-def _blocks(path: pathlib.Path, start: int, stop: int | None) -> Iterator[bytes]:
+def _blocks(part: _Range) -> Iterator[bytes]:
     """Yields the bytes of a range of a file, unpacked."""
+    path, left = part.path, part.stop - part.start
     try:
         if path.suffix == ".zst":
             yield from filter(None, _zst_blocks(path))
             return
         with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            stream.seek(start)
-            left = sys.maxsize if stop is None else stop - start
+            stream.seek(part.start)
             while block := stream.read(min(left, PIECE_BYTES)):
                 left -= len(block)
                 yield block

@@ -99,13 +99,6 @@ class ByteTokenizer(Tokenizer):
         return hashlib.sha256(b"bytes").hexdigest()
 
 
-class _Ids(dict[str, int]):
-    """Ids by word, the unknown id for others: a lookup needs no call of Python for each word."""
-
-    def __missing__(self, word: str) -> int:
-        return WordTokenizer.unknown_id
-
-
 class WordTokenizer(Tokenizer):
     """Words between white space by a fixed dictionary, `</s>` after every line (arXiv 2108.12409; fairseq)."""
 
@@ -117,7 +110,7 @@ class WordTokenizer(Tokenizer):
     def __init__(self, counts: dict[str, int]):
         """`counts` by symbol: the whole dictionary in the order of its ids, specials first."""
         self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
-        self._ids = _Ids((symbol, i) for i, symbol in enumerate(counts))
+        self._ids = {symbol: i for i, symbol in enumerate(counts)}
 
     def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
         """Yields the words of each line, then `</s>`, also for blank lines and an open last line."""
@@ -125,7 +118,7 @@ class WordTokenizer(Tokenizer):
             text = piece.text.replace("\n", " </s> ")
             if piece.leaves_line_open:
                 text += " </s>"
-            yield np.array(list(map(self._ids.__getitem__, text.split())), np.int32)
+            yield np.array(list(map(self._ids.get, text.split(), itertools.repeat(self.unknown_id))), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the words with a space between them, and a line end for each `</s>`."""
@@ -300,8 +293,11 @@ def _padded(counts: dict[str, int]) -> dict[str, int]:
 _KINDS: dict[str, type[Tokenizer]] = {"bytes": ByteTokenizer, "words": WordTokenizer, "bpe": BpeTokenizer}
 
 
-def check_options(data: DataConfig) -> None:
-    """Raises ValueError for an option that `data.tokenizer` does not use."""
+def given_tokenizer(data: DataConfig) -> Tokenizer | None:
+    """Returns the tokenizer of the config section `data`; None if it is made from text.
+
+    Raises ValueError for an option that `data.tokenizer` does not use, or another kind of file.
+    """
     if data.tokenizer_file and data.tokenizer == "bytes":
         raise ValueError(
             f"data.tokenizer_file={data.tokenizer_file} is not used by data.tokenizer=bytes; leave it empty, or set "
@@ -314,11 +310,6 @@ def check_options(data: DataConfig) -> None:
             f"data.tokenizer_train_bytes={sample} is not used with {unused}: only a BPE made from the train text "
             "reads a sample; set it to -1"
         )
-
-
-def given_tokenizer(data: DataConfig) -> Tokenizer | None:
-    """Returns the tokenizer of the config section `data`; None if it is made from text. Raises as `make_tokenizer`."""
-    check_options(data)
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if not data.tokenizer_file:

@@ -1,26 +1,37 @@
 """Token files by content: the file of a split is found in the cache, or made there."""
 
-import dataclasses
-import json
 import os
 import pathlib
-import shutil
 from collections.abc import Iterable, Sequence
 
 import tokenizers as hf
 
 from alibi.config import DataConfig
-from alibi.data.cache import cache_root, check_paths, claimed, content_key, find_or_make
-from alibi.data.corpora import make_corpus
+from alibi.data.books import Books, PassKeys
+from alibi.data.cache import cache_root, check_paths, content_key, find_or_make
 from alibi.data.corpus import SHARD_BYTES, SPLITS, Corpus
-from alibi.data.shards import ALONE, Makers, Making, dtype_of
+from alibi.data.hosted import Hub, Tfds
+from alibi.data.shards import ALONE, Makers, Making
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokenfile import FORMAT_VERSION, Manifest, TokenFile, hash_ids, load, shard_file, write_manifest
-from alibi.data.tokenizers import Tokenizer, check_options, load_tokenizer, make_tokenizer
+from alibi.data.tokenfile import FORMAT_VERSION, TokenFile
+from alibi.data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, make_tokenizer
+
+_CORPORA: dict[str, type[Corpus]] = {kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds)}
 
 
-class UnfinishedError(ValueError):
-    """This host has made its shards, and other hosts have not made theirs."""
+def make_corpus(data: DataConfig) -> Corpus:
+    """Returns the corpus of the config section `data`; reads nothing yet.
+
+    Raises ValueError for a key of another corpus.
+    """
+    if data.corpus != "text" and data.document_end != "file":
+        raise ValueError(
+            f"data.document_end={data.document_end} needs corpus=text: other corpora have a document a row; "
+            "set it to file"
+        )
+    if data.corpus == "tfds" and data.streaming:
+        raise ValueError("data.streaming=True needs corpus=hub: tfds prepares a dataset first; set it to False")
+    return _CORPORA[data.corpus](data)
 
 
 def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
@@ -29,9 +40,14 @@ def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
     If the tokens are in the cache, their text need not be there.
     """
     check_paths(data)
-    check_options(data)
-    corpus = make_corpus(data)
-    corpus.check([split for split in splits if data[split] and not _is_cached(data, corpus, split)])
+    corpus, tokenizer = make_corpus(data), given_tokenizer(data)
+    if tokenizer is None and _tokenizer_directory(data, corpus).is_dir():
+        tokenizer = _find_tokenizer(data, corpus)
+
+    def is_cached(split: str) -> bool:
+        return tokenizer is not None and _making(data, corpus, split, tokenizer).directory.is_dir()
+
+    corpus.check([split for split in splits if data[split] and not is_cached(split)])
 
 
 def prepare(
@@ -61,7 +77,7 @@ def prepare(
         remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
         raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
     tokenizer = tokenizer or _find_tokenizer(data, corpus, progress)
-    return _find_or_make(_text(data, corpus, split, tokenizer), progress, makers)
+    return _making(data, corpus, split, tokenizer).find_or_make(makers, progress=progress)
 
 
 def prepare_text(
@@ -75,35 +91,28 @@ def prepare_text(
     named = os.fspath(paths) if isinstance(paths, str | os.PathLike) else list(paths)
     if not named:
         raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
-    return _find_or_make(_Text(TextFiles({"file": named}), "file", -1, tokenizer, cache_dir), progress, ALONE)
+    corpus = TextFiles({"file": named})
+    directory = _token_directory(corpus, "file", -1, tokenizer, cache_dir)
+    return Making(corpus, "file", -1, tokenizer, SHARD_BYTES, directory).find_or_make(ALONE, progress=progress)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Text:
-    """The text of a split, cut at `max_bytes` (-1: whole), its tokenizer, and the cache for its token file."""
-
-    corpus: Corpus
-    split: str
-    max_bytes: int
-    tokenizer: Tokenizer
-    cache_dir: str | os.PathLike
-
-    def directory(self) -> pathlib.Path:
-        """Returns the place of the token file, which its content names."""
-        content = {"format": FORMAT_VERSION, "text": self.corpus.description(self.split), "split": self.split}
-        content |= {"max_bytes": self.max_bytes, "tokenizer": self.tokenizer.fingerprint()}
-        return cache_root(self.cache_dir) / "tokens" / content_key(content)
-
-
-def _text(data: DataConfig, corpus: Corpus, split: str, tokenizer: Tokenizer) -> _Text:
+def _making(data: DataConfig, corpus: Corpus, split: str, tokenizer: Tokenizer) -> Making:
     limit = data.max_train_bytes if split == "train" else data.max_valid_bytes
-    return _Text(corpus, split, limit, tokenizer, data.cache_dir)
+    directory = _token_directory(corpus, split, limit, tokenizer, data.cache_dir)
+    return Making(corpus, split, limit, tokenizer, SHARD_BYTES, directory)
 
 
-def _made_tokenizer(data: DataConfig, corpus: Corpus) -> pathlib.Path | None:
-    """Returns the place in the cache of the tokenizer of `data`; None if it is not made from text."""
-    if data.tokenizer not in ("words", "bpe") or data.tokenizer_file:
-        return None
+def _token_directory(
+    corpus: Corpus, split: str, max_bytes: int, tokenizer: Tokenizer, cache_dir: str | os.PathLike
+) -> pathlib.Path:
+    """Returns the place of a token file in the cache, which its content names."""
+    content = {"format": FORMAT_VERSION, "text": corpus.description(split), "split": split}
+    content |= {"max_bytes": max_bytes, "tokenizer": tokenizer.fingerprint()}
+    return cache_root(cache_dir) / "tokens" / content_key(content)
+
+
+def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
+    """Returns the place in the cache of a tokenizer that is made from text."""
     content = {"train": corpus.description("train"), "max_bytes": data.max_train_bytes, "tokenizer": data.tokenizer}
     if data.tokenizer == "bpe":
         sample = data.tokenizer_train_bytes
@@ -112,86 +121,9 @@ def _made_tokenizer(data: DataConfig, corpus: Corpus) -> pathlib.Path | None:
 
 
 def _find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False) -> Tokenizer:
-    """Returns `make_tokenizer`'s result; a tokenizer that is made from text is kept in the cache."""
-    check_options(data)
-    directory = _made_tokenizer(data, corpus)
-    if directory is None:
-        return make_tokenizer(data, corpus)
+    """Returns the tokenizer of `data`; a tokenizer that is made from text is kept in the cache."""
+    if tokenizer := given_tokenizer(data):
+        return tokenizer
+    directory = _tokenizer_directory(data, corpus)
     find_or_make(directory, lambda folder: make_tokenizer(data, corpus, progress=progress).save(folder))
     return load_tokenizer(directory, f"delete {directory} and run again")
-
-
-def _is_cached(data: DataConfig, corpus: Corpus, split: str) -> bool:
-    """Returns whether the tokens of `split` are in the cache."""
-    directory = _made_tokenizer(data, corpus)
-    if directory is not None and not directory.is_dir():
-        return False
-    return _text(data, corpus, split, _find_tokenizer(data, corpus)).directory().is_dir()
-
-
-def _find_or_make(text: _Text, progress: bool, makers: Makers) -> TokenFile:
-    directory = text.directory()
-    if directory.is_dir():
-        return load(directory)
-    shards = directory.with_name(f".{directory.name}.parts")  # until all of them are made
-    making = Making(text.corpus, text.split, text.max_bytes, SHARD_BYTES, shards)
-    total = 0
-    with claimed(directory, f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else "") as alone:
-        if not directory.is_dir():
-            total = _make_shards(making, text.tokenizer, progress, makers, alone=alone and makers.hosts == 1)
-    with claimed(directory):
-        if not directory.is_dir():
-            _assemble(making, text.tokenizer, directory, total)
-    return load(directory, verify=False)
-
-
-def _make_shards(making: Making, tokenizer: Tokenizer, progress: bool, makers: Makers, *, alone: bool) -> int:
-    """Makes this host's shards and returns the number of all shards; keeps whole shards if it fails."""
-    if alone:  # no other process writes here: half a file was left by a killed one
-        for stale in making.folder.glob(".tokens*"):
-            stale.unlink()
-    try:
-        find_or_make(making.folder / "tokenizer", tokenizer.save)
-        return making.run(makers, tokenizer, progress=progress)
-    except BaseException:
-        if alone and not any(making.folder.glob("*.json")):
-            shutil.rmtree(making.folder, ignore_errors=True)
-        raise
-
-
-def _assemble(making: Making, tokenizer: Tokenizer, directory: pathlib.Path, total: int) -> None:
-    """Makes the token file `directory` from `total` shards; raises UnfinishedError if some are missing."""
-    corpus, split, folder = making.corpus, making.split, making.folder
-    files = [making.counts_file(number) for number in range(total)]
-    if missing := sum(not file.exists() for file in files):
-        raise UnfinishedError(f"{split}: {missing} of {total} shards are still to be made by other hosts, in {folder}")
-    counts = [json.loads(file.read_text()) for file in files]
-    if not sum(count["bytes"] for count in counts):
-        shutil.rmtree(folder)
-        raise ValueError(f"{corpus.source(split)} is empty: it has no text for tokens; check data.{split}")
-    revisions = sorted({count.pop("revision") for count in counts})
-    if len(revisions) > 1:
-        raise ValueError(
-            f"{corpus.source(split)} changed while its tokens were made: {' and '.join(revisions)}; "
-            f"set data.revision to one of them, delete {folder} and run again"
-        )
-    dtype = dtype_of(tokenizer)
-    manifest = Manifest(
-        corpus=corpus.name,
-        split=split,
-        source=corpus.source(split),
-        max_bytes=making.max_bytes,
-        dtype=dtype.str,
-        sha256=hash_ids((folder / shard_file(number) for number in range(total)), dtype),
-        tokenizer=tokenizer.name,
-        tokenizer_fingerprint=tokenizer.fingerprint(),
-        vocab_size=tokenizer.vocab_size,
-        boundary_id=tokenizer.boundary_id,
-        description=corpus.description(split),
-        revision=revisions[0],
-        **{name: sum(count[name] for count in counts) for name in counts[0]},
-    )
-    write_manifest(folder, manifest, [count["tokens"] for count in counts])
-    folder.replace(directory)
-    for path in (*directory.glob("[0-9]*.json"), *directory.glob(".*")):
-        path.unlink()

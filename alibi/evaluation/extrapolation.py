@@ -13,10 +13,9 @@ from jaxtyping import PyTree
 
 from alibi.config.override import Override
 from alibi.data.cache import content_key
-from alibi.data.corpora import make_corpus
 from alibi.data.corpus import Corpus
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokens import TokenFile, prepare, prepare_text
+from alibi.data.tokens import TokenFile, make_corpus, prepare, prepare_text
 from alibi.errors import UserError, print_error
 from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump

@@ -69,7 +69,7 @@ def _row(contender: str, megabytes: int, seconds: list[tuple[float, float]]) -> 
 def _write_text(path: pathlib.Path, source: str | None, size: int) -> pathlib.Path:
     """Writes a file of `size` bytes or a few less."""
     if source is None:
-        from alibi.data.corpora import make_corpus
+        from alibi.data.tokens import make_corpus
 
         text = b"".join(piece.utf8 for piece in make_corpus(DataConfig()).pieces("train"))
     else:
@@ -129,8 +129,8 @@ def _config(path: pathlib.Path, cache: pathlib.Path) -> DataConfig:
 
 
 def _make_tokenizer(path: pathlib.Path, root: pathlib.Path) -> None:
-    from alibi.data.corpora import make_corpus
     from alibi.data.tokenizers import make_tokenizer
+    from alibi.data.tokens import make_corpus
 
     data = _config(path, root)
     make_tokenizer(data, make_corpus(data)).save(root / path.stem)

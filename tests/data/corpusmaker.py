@@ -1,7 +1,7 @@
 """Corpora for tests."""
 
 from alibi.config import DataConfig
-from alibi.data.corpora import make_corpus
+from alibi.data.tokens import make_corpus
 
 PLACES = {"train": "train", "valid": "validation", "test": ""}
 

@@ -13,8 +13,8 @@ import zstandard
 from alibi.data import corpus as streams
 from alibi.data import textfiles
 from alibi.data.books import BOOKS
-from alibi.data.corpora import make_corpus
 from alibi.data.corpus import Piece
+from alibi.data.tokens import make_corpus
 from tests.data.corpusmaker import data_config, documents, text_corpus
 
 

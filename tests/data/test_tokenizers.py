@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from alibi.config import DataConfig
 from alibi.data import corpus, tokenizers
 from alibi.data.books import BOOKS
-from alibi.data.corpora import make_corpus
 from alibi.data.corpus import Piece
 from alibi.data.tokenizers import (
     BpeTokenizer,
@@ -25,6 +24,7 @@ from alibi.data.tokenizers import (
     read_dictionary,
     train_bpe,
 )
+from alibi.data.tokens import make_corpus
 
 TEXT = "The cat sat.\n\nIt's  the\tcat's 12 naïve 漢字 <|endoftext|> mats!\n"
 
