@@ -76,28 +76,35 @@ class Making:
         total = 0
         with claimed(self.directory, f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else "") as alone:
             if not self.directory.is_dir():
-                if alone and makers.hosts == 1:  # no other process writes here: half a file was left by a killed one
-                    for stale in self.folder.glob(".tokens*"):
-                        stale.unlink()
-                total = self._make_shards(makers, progress)
+                total = self._make_shards(makers, progress, alone=alone and makers.hosts == 1)
         with claimed(self.directory):
             if not self.directory.is_dir():
                 self._assemble(total)
         return load(self.directory, verify=False)
 
-    def _make_shards(self, makers: Makers, progress: bool) -> int:
-        """Makes the missing shards of this host; returns the number of shards of all hosts."""
-        find_or_make(self.folder / "tokenizer", self.tokenizer.save)
-        with make_bar(self.corpus, self.split, self.max_bytes, progress=progress) as bar:
-            if makers.workers == 1:
-                return self._work(makers.host, makers.hosts, bar)
+    def _make_shards(self, makers: Makers, progress: bool, *, alone: bool) -> int:
+        """Makes the missing shards of this host; returns the number of all shards. Keeps whole shards if it fails."""
+        if alone:  # no other process writes here: half a file was left by a killed one
+            for stale in self.folder.glob(".tokens*"):
+                stale.unlink()
+        try:
+            find_or_make(self.folder / "tokenizer", self.tokenizer.save)
+            with make_bar(self.corpus, self.split, self.max_bytes, progress=progress) as bar:
+                if makers.workers == 1:
+                    return self._work(makers.host, makers.hosts, bar)
 
-            def show() -> None:
-                bar.update(sum(json.loads(path.read_text())["bytes"] for path in self.folder.glob("*.json")) - bar.done)
+                def show() -> None:
+                    bar.update(
+                        sum(json.loads(path.read_text())["bytes"] for path in self.folder.glob("*.json")) - bar.done
+                    )
 
-            step = makers.workers * makers.hosts
-            firsts = range(makers.host * makers.workers, (makers.host + 1) * makers.workers)
-            return max(in_workers([functools.partial(self._work, first, step) for first in firsts], show))
+                step = makers.workers * makers.hosts
+                firsts = range(makers.host * makers.workers, (makers.host + 1) * makers.workers)
+                return max(in_workers([functools.partial(self._work, first, step) for first in firsts], show))
+        except BaseException:
+            if alone and not any(self.folder.glob("*.json")):
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
 
     def _work(self, first: int, step: int, bar: Progress | None = None) -> int:
         """Makes each `step`-th shard from the `first` on, shown on `bar`; returns the number of shards."""
