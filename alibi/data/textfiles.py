@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import zstandard
 
 from alibi.data.cache import file_sha256
@@ -195,17 +196,31 @@ def _texts(part: _Range) -> Iterator[bytes]:
         cut = rest.rfind(b"\n") + 1 if block else len(rest)
         if not cut and len(rest) >= PIECE_BYTES:
             cut = rest.rfind(b" ") + 1 or len(rest)
+        text = rest[:cut]
         try:
-            _, cut = codecs.utf_8_decode(rest[:cut], "strict", not block)
+            if not _is_utf8(text):
+                _, cut = codecs.utf_8_decode(text, "strict", not block)
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path} is not UTF-8: byte 0x{rest[error.start]:02x} at offset {offset + error.start:,} of the "
                 f"text ({error.reason}); convert the file, for example with iconv -f latin1 -t utf-8"
             ) from None
-        yield rest[:cut]
+        yield text[:cut]
         offset, rest = offset + cut, rest[cut:]
     if offset == part.start:
         raise ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
+
+
+def _is_utf8(text: bytes) -> bool:
+    """Returns whether `text` is whole characters: Arrow finds out several times as fast as Python decodes."""
+    import pyarrow as pa  # takes a tenth of a second to import
+
+    ends = pa.py_buffer(np.array([0, len(text)], np.int32))
+    try:
+        pa.StringArray.from_buffers(1, ends, pa.py_buffer(text)).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _blocks(part: _Range) -> Iterator[bytes]:

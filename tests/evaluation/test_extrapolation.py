@@ -110,7 +110,7 @@ def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monk
 
     options = Options(output_dir=tmp_path, lengths=(16,), report=False)
     with monkeypatch.context() as patch:
-        patch.setattr(Scorer, "score", no_memory)
+        patch.setattr(Scorer, "score_windows", no_memory)
         assert evaluate_runs([alibi_run], options) == []
     assert evaluate_runs([alibi_run], options) == []
     failed, measured = read_rows(tmp_path / "results.jsonl")

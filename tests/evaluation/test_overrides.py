@@ -37,7 +37,7 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
     same = (None, Override(), Override("none", window=0), Override(logit_scale=""))
     for override in (None, *options.values()):
         evaluate(override)
-    monkeypatch.setattr(Scorer, "score", None)  # from here on nothing is computed
+    monkeypatch.setattr(Scorer, "score_windows", None)  # from here on nothing is computed
     for override in (*same, *options.values(), Override("alibi", (("slopes", (0.0, 0.0)), ("draw", 0)))):
         evaluate(override)
     rows = {str(row.override or ""): row for row in latest(find_rows(tmp_path))}
