@@ -1,1 +1,1 @@
-"""Readers of checkpoints that other code has made: they become work directories."""
+"""Readers of checkpoints of other code, which become work directories."""

@@ -55,7 +55,7 @@ class Architecture:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The keys of the config's section `model` that describe this architecture."""
+        """The keys of the config's section `model` for this architecture."""
         keys: dict[str, Any] = {
             "num_layers": self.num_layers,
             "width": self.width,
@@ -72,7 +72,7 @@ class Architecture:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings of a checkpoint that leave no trace in its tensors, in this project's names.
+    """The settings of a checkpoint without a trace in its tensors, in this project's names.
 
     Attributes:
       position: a name from `POSITIONS`; `position_reason` names the setting behind it.
@@ -91,7 +91,7 @@ class Settings:
 
 
 class _Unread:
-    """An object of the pickle that is kept as its arguments and attributes, without its class."""
+    """An object of the pickle, kept as its arguments and attributes without its class."""
 
     arguments: tuple[Any, ...]
 
@@ -144,7 +144,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def architecture(tensors: Tensors) -> Architecture:
-    """Returns the sizes that `tensors` have; `to_params` checks that all tensors are there and fit.
+    """Returns the sizes of `tensors`; `to_params` checks for missing and unfitting tensors.
 
     Raises:
       ValueError: tensors of another architecture.
@@ -226,14 +226,14 @@ def _plain(value: Any) -> Any:
 
 
 def to_params(tensors: Tensors, num_heads: int) -> Tree:
-    """Returns the parameters, float32, of the `DecoderLM` that `architecture(tensors)` describes, with `num_heads`.
+    """Returns the parameters, float32, of a `DecoderLM` of the sizes `architecture(tensors)` with `num_heads`.
 
     Args:
       tensors: all tensors under the checkpoint's `model`, by name; PyTorch's matrices are [out, in].
 
     Raises:
       ValueError: a missing or surplus tensor, or a tensor of another shape than the others need; tied tensors with
-        different values; infinite values; heads that don't divide the width.
+        different values; infinite values; a number of heads by which the width can't be divided.
     """
     sizes = architecture(tensors)
     if num_heads < 1 or sizes.width % num_heads:
@@ -258,7 +258,7 @@ def to_params(tensors: Tensors, num_heads: int) -> Tree:
 
 
 class _Taker:
-    """Takes tensors by name, each with the shape that it must have."""
+    """Takes tensors by name, and checks the shape of each."""
 
     def __init__(self, tensors: Tensors):
         self.left = {name: tensor for name, tensor in tensors.items() if not BUFFERS.fullmatch(name)}
@@ -280,7 +280,7 @@ class _Taker:
         return tensor
 
     def tied(self, name: str, tensor: Float[np.ndarray, "..."]) -> None:
-        """Takes a tensor that must equal `tensor`, which the model uses in both places."""
+        """Takes a tensor, which must equal `tensor`: the model uses one array in both places."""
         if not np.array_equal(self(name, *tensor.shape), tensor):
             raise ValueError(
                 f"tensor {name} of the checkpoint differs from the embedding that it should be tied to; only models "

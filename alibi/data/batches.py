@@ -10,7 +10,7 @@ from alibi.data.tokenfile import Tokens, TokenStream
 
 
 class TrainBatches:
-    """The blocks of a token stream in an order that is shuffled anew each epoch.
+    """The blocks of a token stream, shuffled anew in each epoch.
 
     Blocks are `length` tokens long, cross document borders and are the same in each epoch; the last block may be
     shorter. An epoch holds each block once (arXiv 2108.12409; fairseq's "none" break mode). Batches may cross epochs.

@@ -40,7 +40,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A part of a corpus that can be tokenized without the others.
+    """A part of a corpus, which can be tokenized without the others.
 
     Attributes:
       pieces: the text; read it before the next shard is taken from its iterator, or not at all.

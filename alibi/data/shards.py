@@ -156,7 +156,7 @@ class Making:
 
 
 def in_workers(calls: Sequence[Callable[[], Result]], poll: Callable[[], object] = lambda: None) -> list[Result]:
-    """Returns the results of `calls`, each made in its own process; the processes end with this one.
+    """Returns the results of `calls`, each made in its own process; the processes end with their parent.
 
     Raises:
       UserError: a worker was killed.

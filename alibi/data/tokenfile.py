@@ -23,8 +23,6 @@ FORMAT_VERSION = 4
 VERIFY_BYTES = 1 << 30  # WikiText-103 has 0.4 GB; hashing takes about a second
 OPEN_SHARDS = 256  # memory maps that are kept, each of which holds a file open
 _HASHED_BYTES = 1 << 18  # at a time
-# Absent on some systems, where reading is slower, and right.
-_RANDOM, _WILL_NEED = getattr(mmap, "MADV_RANDOM", None), getattr(mmap, "MADV_WILLNEED", None)
 
 
 class TokenStream:
@@ -63,9 +61,8 @@ class TokenStream:
     def will_read(self, start: int, stop: int) -> None:
         """Asks the kernel to fetch these ids, and returns at once: ids of several rows are fetched side by side."""
         for shard, first, last in self._ranges(start, min(stop, len(self))):
-            if _WILL_NEED is not None:
-                page = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
-                self._shard(shard)[0].madvise(_WILL_NEED, page, last * self.dtype.itemsize - page)
+            page = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
+            self._shard(shard)[0].madvise(mmap.MADV_WILLNEED, page, last * self.dtype.itemsize - page)
 
     def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yields the shards that hold `start` to `stop`, each with the range within it."""
@@ -78,8 +75,7 @@ class TokenStream:
     def _open(self, shard: int) -> tuple[mmap.mmap, np.ndarray]:
         with self._files[shard].open("rb") as file:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if _RANDOM is not None:
-            pages.madvise(_RANDOM)
+        pages.madvise(mmap.MADV_RANDOM)
         return pages, np.frombuffer(pages, self.dtype)
 
 

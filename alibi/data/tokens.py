@@ -112,7 +112,7 @@ def _token_directory(
 
 
 def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
-    """Returns the place in the cache of a tokenizer that is made from text."""
+    """Returns the place in the cache of a tokenizer made from text."""
     content = {"train": corpus.description("train"), "max_bytes": data.max_train_bytes, "tokenizer": data.tokenizer}
     if data.tokenizer == "bpe":
         sample = data.tokenizer_train_bytes
@@ -121,7 +121,7 @@ def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
 
 
 def _find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False) -> Tokenizer:
-    """Returns the tokenizer of `data`; a tokenizer that is made from text is kept in the cache."""
+    """Returns the tokenizer of `data`; a tokenizer made from text is kept in the cache."""
     if tokenizer := given_tokenizer(data):
         return tokenizer
     directory = _tokenizer_directory(data, corpus)

@@ -1,4 +1,4 @@
-"""A run's work directory: its files, their state, and the claim of the process that trains there."""
+"""A run's work directory: its files, their state, and the claim of the process in training."""
 
 import dataclasses
 import datetime
@@ -18,7 +18,7 @@ from alibi.storage.files import check_writable, is_address, listed, made_whole, 
 class RunDirectory:
     """One run's files: config, provenance and status as JSON, metrics, tokenizer/, checkpoints/, tensorboard/.
 
-    Methods that read raise ValueError, with the remedy, if a file is missing or damaged.
+    Methods for reading raise ValueError, with the remedy, if a file is missing or damaged.
 
     Attributes:
       path: a directory, or an address gs://BUCKET/PATH.
@@ -48,7 +48,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def config(self) -> Config:
-        """Returns the resolved config that the run was trained with."""
+        """Returns the resolved config of the run's training."""
         content = self._read("config.json", *(field.name for field in dataclasses.fields(Config)))
         try:
             return read_config(content)
@@ -114,7 +114,7 @@ class RunDirectory:
         self.check_checkpoints()
 
     def differing(self, config: Config) -> dict[str, tuple[Any, Any]]:
-        """Returns the keys that define a run and differ, each with its value here and its value in `config`."""
+        """Returns the differing keys of a run's identity, each with its values here and in `config`."""
         if not (self.path / "config.json").exists():
             return {}
         old, new = defining(self.config()), defining(config)
@@ -156,7 +156,7 @@ class RunDirectory:
         """Writes the tokenizer if there is none; raises ValueError if there is another."""
         folder = self.path / "tokenizer"
         if not (self.path / "config.json").exists():
-            folder.rmtree(missing_ok=True)  # of a first start that was killed
+            folder.rmtree(missing_ok=True)  # of a killed first start
         if not folder.exists():
             with made_whole(folder) as partial:
                 tokenizer.save(partial)
@@ -195,7 +195,7 @@ class RunDirectory:
         self.write("status.json", known | more)
 
     def _read(self, name: str, *keys: str) -> dict[str, Any]:
-        """Returns the content of a JSON file, an object that has `keys`."""
+        """Returns the content of a JSON file, an object with `keys`."""
         try:
             content = json.loads((self.path / name).read_bytes())
             if not isinstance(content, dict) or (missing := [key for key in keys if key not in content]):

@@ -37,7 +37,7 @@ def evaluation_hash(config: Config) -> str:
 
 
 def defining(config: Config) -> dict[str, Any]:
-    """Returns the values of all keys that decide a run's results, by dotted key."""
+    """Returns the values of all keys with an effect on a run's results, by dotted key."""
     leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
     leaves["data.tokenizer_file"] = ""  # its place may change; `RunDirectory.claim` compares its content
     if leaves["init_from"] and not is_address(leaves["init_from"]):

@@ -15,11 +15,11 @@ from alibi.positions.rotary_stretched import check_known_length
 
 
 def effective(override: Override, config: Config) -> Override | None:
-    """Returns the part of `override` that differs from the `config` of training; None: nothing differs.
+    """Returns the difference of `override` from the `config` of training; None if there is none.
 
     Options of training, such as rotary's base or ALiBi's slopes, stay if the other method has them too and no others
-    are given. The result has all options that are not the method's defaults, and the defaults that replace options of
-    training, so it is its own `effective`.
+    are given. The result has all options with other values than the method's defaults, and the defaults in place of
+    options of training, so it is its own `effective`.
 
     Raises:
       ValueError: an unknown position method.
@@ -42,16 +42,16 @@ def overridden(config: Config, override: Override | None) -> Config:
       override: as `effective` returns it.
 
     Raises:
-      ValueError: a position method that needs other parameters than the run has, or would take the run's training
-        length for the length in which the model learned its rotations; or an option, a key or a combination that the
-        model refuses.
+      ValueError: a position method with other parameters than the run has, or a method that would take the run's
+        training length for the length in which the model learned its rotations; or an option, a key or a combination
+        beyond the model.
     """
     if override is None:
         return config
     tested = replaced(config, {f"model.{key}": value for key, value in override.model.items()})
     if override.position is not None:
         tested = dataclasses.replace(tested, position=override.position, position_options=dict(override.options))
-    own, other = (build_model(one, UNKNOWN_VOCABULARY) for one in (config, tested))
+    own, other = (build_model(each, UNKNOWN_VOCABULARY) for each in (config, tested))
     has, needs = _parameters(own), _parameters(other)
     refused = f"{_named(tested, config)} can't be tested on a run of position={config.position}"
     if has == needs and not own.position.shares_parameters(other.position):
@@ -70,10 +70,10 @@ def overridden(config: Config, override: Override | None) -> Config:
 
 
 def _named(tested: Config, config: Config) -> str:
-    """Returns the name of the tested method and, if it is that of training, the changed options and keys."""
+    """Returns the name of the tested method; with the changed options and keys, if training had the same method."""
     if tested.position != config.position:
         return f"position={tested.position}"
-    options = changed_options(tested.position, *(one.position_options for one in (config, tested)))
+    options = changed_options(tested.position, *(each.position_options for each in (config, tested)))
     changed = [f"{name}={now}" for name, (_, now) in options.items()]
     for key in MODEL_KEYS:
         if (now := tested.model[key]) != config.model[key]:

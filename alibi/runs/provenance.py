@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code that lies in no checkout
+COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
 
 
@@ -52,5 +52,5 @@ def make_provenance(**more: Any) -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Returns the number of processor cores that this process may use; all cores on macOS."""
+    """Returns the number of processor cores of this process; all cores on macOS."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

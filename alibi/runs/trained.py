@@ -27,14 +27,14 @@ class TrainedRun:
     Args:
       workdir: the run's work directory.
       checkpoint: "latest", "best" (by validation NLL) or a step.
-      batch_tokens: inputs a device holds at one time; None: the run's eval.batch_tokens.
-      override: changes of the config for `model`; `config` stays the one of training.
+      batch_tokens: inputs on a device at a time; None: the run's eval.batch_tokens.
+      override: changes of the config for `model`; `config` stays as in training.
 
     Attributes:
       step: the number of updates before the checkpoint.
 
     Raises:
-      ValueError: no work directory, no such checkpoint, or an override that the parameters don't allow; later, at the
+      ValueError: no work directory, no such checkpoint, or an override with other parameters; later, at the
         first use of the parameters, a damaged checkpoint.
     """
 
@@ -80,7 +80,7 @@ class TrainedRun:
         return evaluated(model, self.config)
 
     def undefined(self, length: int) -> str:
-        """Returns the reason why the position method has no result at `length` tokens; "" if it has one."""
+        """Returns the reason why the position method has no result at `length` tokens; "" if there is a result."""
         try:
             self.model.check_length(length)
         except ValueError as error:
@@ -99,7 +99,7 @@ class TrainedRun:
     def params(self) -> PyTree:
         """The parameters, sharded over the mesh as in training.
 
-        If the latest or best checkpoint was replaced by a newer one since, or is damaged, the next whole one takes its
+        If the latest or best checkpoint was replaced since, or is damaged, the next whole checkpoint takes its
         place: a line is logged, and `step` changes.
         """
         abstract = laid_out(self._shapes, self.mesh)
@@ -131,7 +131,7 @@ def fitting_mesh(mesh: MeshConfig) -> Mesh:
 
 
 def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
-    """Returns the step that "latest", "best" or a number names, then the steps that replace it if it is damaged."""
+    """Returns the step named by "latest", "best" or a number, then the steps to use if it is damaged."""
     directory.check_checkpoints()
     status, steps = directory.status(), directory.saved_steps()
     if not steps:

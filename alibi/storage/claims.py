@@ -1,8 +1,8 @@
 """Claims: which process may write in a place.
 
-Where there are file locks, one process at a time holds the lock. Elsewhere, at addresses above all, the process that
-started last may write: each start adds a claim with a name that sorts after those before it, and a process whose claim
-is no longer the last one stops before it writes again.
+With file locks, a single process at a time holds the lock. Without them, as at addresses, the process with the latest
+start may write: each start adds a claim, whose name sorts after all earlier names, and a process whose claim is no
+longer the last stops before its next write.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class HeldError(ValueError):
 
 
 class LostError(UserError):
-    """A process that started later writes here now."""
+    """A process with a later start writes here now."""
 
 
 class Claim:
@@ -41,7 +41,7 @@ class Claim:
 
     Args:
       place: a directory, which is made if it is missing, or an address.
-      doing: the activity that messages name, such as "training".
+      doing: the activity, for messages, such as "training".
 
     Attributes:
       file: the locked file, which child processes may inherit; None without file locks.
@@ -57,7 +57,10 @@ class Claim:
 
     def check(self) -> None:
         """Raises LostError if another process has claimed the place since; call it before each write."""
-        if self._name and (newest := _newest(self._place)) != self._name:
+        if (
+            self._name
+            and (newest := max((path.name for path in listed(self._place / CLAIMS)), default="")) != self._name
+        ):
             raise LostError(
                 f"a process that started later is {self._doing} in {self._place} ({newest or 'and has ended'}); "
                 "this one stops; all that it saved before is whole"
@@ -120,7 +123,7 @@ def _lock(place: epath.Path, doing: str) -> IO[str] | None:
 
 
 def _add_claim(place: epath.Path) -> str:
-    """Writes a claim that is newer than those before it, removes these, and returns its name."""
+    """Writes a claim newer than all others, removes the others, and returns its name."""
     before = listed(place / CLAIMS)
     number = max((int(path.name.partition("-")[0]) for path in before), default=0) + 1
     name = f"{number:08d}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -129,7 +132,3 @@ def _add_claim(place: epath.Path) -> str:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
     return name
-
-
-def _newest(place: epath.Path) -> str:
-    return max((path.name for path in listed(place / CLAIMS)), default="")

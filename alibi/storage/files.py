@@ -61,7 +61,7 @@ def local_path(place: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def listed(folder: epath.Path) -> list[epath.Path]:
-    """Returns the entries of a folder sorted by name, without those that are being written; none if there is none."""
+    """Returns the finished entries of a folder, sorted by name; none without a folder."""
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +73,7 @@ def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterat
     """Yields a local path for a new file or directory, which replaces `place` at the end of the block.
 
     If the block raises, nothing is left of the new one and `place` stays as it was. At an address the files are
-    written one after the other.
+    written in turn.
 
     Args:
       parents: makes the folders above `place` if they are missing.
@@ -116,7 +116,7 @@ def check_writable(folder: epath.Path) -> None:
 def append_row(log: epath.Path, row: dict[str, Any]) -> None:
     """Adds `row`, which has a "step", to the JSON lines of the file `log`.
 
-    Objects can't grow, so at an address each row is a file of its own, in the folder that is named as `log` without
+    Objects can't grow, so at an address each row is a file of its own, in the folder named as `log` without
     its suffix.
     """
     line = json.dumps(row) + "\n"
