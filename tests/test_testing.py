@@ -10,7 +10,7 @@ from alibi.positions import METHODS, AlibiBias, Bias, DistanceBias, PositionMeth
 from alibi.positions.alibi import Alibi
 from alibi.positions.fox import Fox, FoxBias
 from alibi.positions.sinusoidal import Sinusoidal
-from alibi.testing import PositionMethodError, check_position_method
+from alibi.testing import PositionMethodError, check_blocks, check_bounds, check_position_method, check_tiles
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -18,21 +18,20 @@ def test_registered_methods(name: str) -> None:
     check_position_method(name)
 
 
+@pytest.mark.parametrize(("name", "option"), [("alibi_learned", "per_layer"), ("shaw", "values")])
+def test_options_that_add_parameters(name: str, option: str) -> None:
+    check_position_method(name, **{option: True})
+
+
 @pytest.mark.parametrize(
-    ("name", "causal", "options"),
-    [
-        ("alibi", False, {}),
-        ("alibi", False, {"slopes_after": "closed_form", "alibi_bias_max": 16.0}),
-        ("alibi_learned", True, {"per_layer": True}),
-        ("sandwich", False, {}),
-        ("rotary", True, {"share": 0.5, "share_of": "frequencies"}),
-        ("yarn", True, {"factor": 4.0}),
-        ("shaw", True, {"values": True}),
-    ],
+    ("name", "options"),
+    [("alibi", {}), ("alibi", {"slopes_after": "closed_form", "alibi_bias_max": 16.0}), ("sandwich", {})],
 )
-def test_options_of_registered_methods(name: str, causal: bool, options: dict) -> None:
+def test_attention_in_both_directions(name: str, options: dict) -> None:
     sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
-    check_position_method(make_position(name, **sizes, causal=causal, options=options))
+    method = make_position(name, **sizes, causal=False, options=options)
+    for check in (check_blocks, check_tiles, check_bounds):
+        check(method)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from alibi import alibi_slopes, attend
 from alibi.attention import tiles
@@ -21,6 +23,7 @@ class Case(NamedTuple):
     Attributes:
       hiding: "mask", of each sequence and head; "segments", with positions of each sequence; "gaps" between
         positions, with queries in no order; or "".
+      steepness: a factor of the paper's slopes.
     """
 
     batch: int
@@ -34,6 +37,8 @@ class Case(NamedTuple):
     backends: set[str]
     window: int | None = None
     hiding: str = ""
+    steepness: float = 1.0
+    seed: int = 0
 
 
 ALL = {"saved", "blocked", "augmented"}
@@ -68,14 +73,14 @@ def small_tiles(monkeypatch):
 
 
 def inputs(case):
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(case.seed)
     shapes = ((case.q, case.head_dim), (case.k, case.head_dim), (case.k, case.value_dim), (case.q, case.value_dim))
     return [rng.standard_normal((case.batch, length, case.heads, width), np.float32) for length, width in shapes]
 
 
 def arguments_of(case):
     """The arguments of `attend` besides arrays and slopes."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(case.seed + 1)
     arguments = {"causal": case.causal, "window": case.window}
     if case.hiding == "mask":
         arguments["mask"] = jnp.asarray(rng.random((case.batch, case.heads, case.q, case.k)) < 0.6)
@@ -125,7 +130,7 @@ def by(backend, case, arrays):
         attended, to_gradients = jax.vjp(attention, *learned)
         return attended, *to_gradients(jnp.asarray(incoming))
 
-    return jax.device_get(value_and_gradients(*learned, alibi_slopes(case.heads)))
+    return jax.device_get(value_and_gradients(*learned, case.steepness * alibi_slopes(case.heads)))
 
 
 def root_mean_square(got, right):
@@ -140,14 +145,7 @@ def test_every_backend_is_in_the_grid():
 def test_equals_reference(case):
     arrays = inputs(case)
     assert backends_for(case, arrays) == case.backends
-    expected = by("reference", case, arrays)
-    for backend in sorted(case.backends):
-        for name, got, right in zip(RESULTS, by(backend, case, arrays), expected, strict=True):
-            assert got.dtype == np.float32
-            # A slope's gradient takes each dlogit times a distance, which is large with gaps.
-            gaps = 10 if case.hiding == "gaps" and name == "slopes" else 1
-            tolerance = 1e-5 * gaps * (1 + np.abs(right).max())
-            np.testing.assert_allclose(got, right, rtol=0, atol=tolerance, err_msg=f"{name} of {backend}")
+    assert_equals_reference(case, arrays)
     for half in case.halves:
         assert_no_worse_than_dense(case, half, arrays)
         # As those of a mean over many tokens.
@@ -157,6 +155,37 @@ def test_equals_reference(case):
             query, _, value, incoming = arrays
             incoming = value if incoming.shape == value.shape else incoming
             assert_no_worse_than_dense(case, half, [query, query, value, incoming])
+
+
+def assert_equals_reference(case, arrays):
+    expected = by("reference", case, arrays)
+    for backend in sorted(case.backends):
+        for name, got, right in zip(RESULTS, by(backend, case, arrays), expected, strict=True):
+            assert got.dtype == np.float32
+            # A slope's gradient takes each dlogit times a distance, which is large with gaps.
+            gaps = 10 if case.hiding == "gaps" and name == "slopes" else 1
+            tolerance = 1e-5 * gaps * (1 + np.abs(right).max())
+            np.testing.assert_allclose(got, right, rtol=0, atol=tolerance, err_msg=f"{name} of {backend}")
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.tuples(st.integers(1, 150), st.integers(1, 150)),
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    causal=st.booleans(),
+    window=st.sampled_from([None, 1, 6, 40]),
+    hiding=st.sampled_from(["mask", "segments", "gaps"]),
+    steepness=st.sampled_from([1.0, 64.0]),
+    seed=st.integers(0, 2**32 - 2),
+)
+def test_drawn_cases_equal_the_reference(lengths, sizes, hiding, causal, **drawn):
+    """With steep slopes whole tiles are out of reach."""
+    q, k = lengths if hiding != "segments" else lengths[:1] * 2
+    case = Case(sizes[0], q, k, sizes[1], 4, 4, causal, (), set(), hiding=hiding, **drawn)
+    arrays = inputs(case)
+    case = case._replace(backends=backends_for(case, arrays))
+    assert "blocked" in case.backends
+    assert_equals_reference(case, arrays)
 
 
 # Errors at most, as shares of those of `reference` in the same dtype: of the value (queries that were rounded once more

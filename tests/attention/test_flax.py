@@ -15,7 +15,7 @@ from alibi.positions import AlibiBias, Bias, per_head
 HEADS, DIM = 4, 8
 
 
-def numpy_attention(query, key, value, *, causal=True, mask=None) -> np.ndarray:
+def numpy_attention(query, key, value, *, causal=True, mask=None, window=None) -> np.ndarray:
     """softmax(q k^T / sqrt(d) - m (i - j)) v, bottom-right aligned, from `[batch, length, heads, dim]`."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     q_length, k_length = query.shape[1], key.shape[1]
@@ -23,9 +23,7 @@ def numpy_attention(query, key, value, *, causal=True, mask=None) -> np.ndarray:
     penalty = distance if causal else np.abs(distance)
     logits = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
     logits -= np.asarray(alibi_slopes(query.shape[2]), np.float64)[:, None, None] * penalty
-    visible = np.broadcast_to(distance >= 0 if causal else True, logits.shape)
-    if mask is not None:
-        visible = visible & np.asarray(mask)
+    visible = ((distance >= 0) | (not causal)) & (np.abs(distance) < (window or k_length)) & (mask is None or mask)
     weights = np.exp(logits - logits.max(-1, keepdims=True)) * visible
     return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
 
@@ -40,22 +38,18 @@ def random_activations(length: int = 9) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((2, length, 32), np.float32)
 
 
-@pytest.mark.parametrize(("q_length", "k_length"), [(1, 1), (7, 7), (3, 7), (1, 9)])
+@pytest.mark.parametrize(
+    ("q_length", "k_length", "heads", "window"),
+    [(1, 1, 4, None), (7, 7, 12, None), (3, 7, 4, None), (1, 9, 1, None), (6, 6, 3, None), (70, 200, 2, 20)],
+)
 @pytest.mark.parametrize("causal", [True, False])
-def test_formula(q_length: int, k_length: int, causal: bool) -> None:
-    query, key, value = random_qkv(q_length, k_length)
-    attention = alibi_attention_fn(HEADS, causal=causal)
+def test_formula(q_length: int, k_length: int, heads: int, window: int | None, causal: bool) -> None:
+    """The reference has the formula. The other backends equal the reference, see test_backend_grid.py."""
+    arrays, how = random_qkv(q_length, k_length, heads), {"causal": causal, "window": window}
+    attention = alibi_attention_fn(heads, backend="reference", **how)
     if q_length != 3:  # three queries go without jit, as users also call it
         attention = jax.jit(attention)
-    result = attention(*map(jnp.asarray, (query, key, value)))
-    np.testing.assert_allclose(result, numpy_attention(query, key, value, causal=causal), atol=2e-6)
-
-
-@pytest.mark.parametrize("heads", [1, 3, 6, 12])
-def test_head_counts_that_are_no_power_of_two(heads: int) -> None:
-    query, key, value = random_qkv(6, 6, heads)
-    result = jax.jit(alibi_attention_fn(heads))(query, key, value)
-    np.testing.assert_allclose(result, numpy_attention(query, key, value), atol=2e-6)
+    np.testing.assert_allclose(attention(*map(jnp.asarray, arrays)), numpy_attention(*arrays, **how), atol=1e-5)
 
 
 def test_nearer_keys_get_more_weight() -> None:
@@ -179,28 +173,18 @@ def nnx_params(layer: nnx.MultiHeadAttention) -> dict[str, dict[str, np.ndarray]
     return {name: {"kernel": np.asarray(x.kernel), "bias": np.asarray(x.bias)} for name, x in layers.items()}
 
 
-def test_nnx_layer_and_its_decoding() -> None:
+@pytest.mark.parametrize("kv_heads", [HEADS, 2])
+def test_nnx_layer_and_its_decoding(kv_heads: int) -> None:
+    """Also with fewer key heads: neighbouring query heads then share a key head, each with its own slope."""
     x = random_activations()
-    layer = nnx_layer()
-    whole = np.asarray(layer(x))  # without jit, as users may call it
-    np.testing.assert_allclose(whole, linen_formula(nnx_params(layer), x), atol=1e-5)
-    np.testing.assert_allclose(call_nnx(layer, x[0]), whole[0], atol=1e-6)
-    layer.init_cache((2, 16, 32))
-    for i in range(9):
-        decoded = np.asarray(call_nnx(layer, x[:, i : i + 1], decode=True))
-        np.testing.assert_allclose(decoded[:, 0], whole[:, i], atol=1e-5)
-
-
-def test_nnx_layer_with_fewer_key_heads() -> None:
-    """Grouped-query attention: neighbouring query heads share a key head, each with its own slope."""
-    x = random_activations()
-    layer = nnx_layer(num_kv_heads=2)
-    assert layer.key.kernel.shape == (32, 2, DIM)
+    layer = nnx_layer(num_kv_heads=kv_heads)
     params = nnx_params(layer)
     for name in ("key", "value"):
-        params[name] = {what: np.repeat(array, HEADS // 2, axis=-2) for what, array in params[name].items()}
-    whole = np.asarray(call_nnx(layer, x))
+        assert params[name]["bias"].shape == (kv_heads, DIM)
+        params[name] = {leaf: np.repeat(array, HEADS // kv_heads, axis=-2) for leaf, array in params[name].items()}
+    whole = np.asarray(layer(x))  # without jit, as users may call it
     np.testing.assert_allclose(whole, linen_formula(params, x), atol=1e-5)
+    np.testing.assert_allclose(call_nnx(layer, x[0]), whole[0], atol=1e-6)
     layer.init_cache((2, 16, 32))
     for i in range(9):
         decoded = np.asarray(call_nnx(layer, x[:, i : i + 1], decode=True))

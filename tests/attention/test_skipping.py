@@ -218,18 +218,17 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
     ("name", "options", "changed", "epsilon"),
     [
         ("kerple_power", {}, {"r1": [1.0, 0.1], "r2": [1.0, 1.5]}, 0.0),
-        ("kerple_log", {}, {"r1": [8.0, 1.0], "r2": [1.0, 1.0]}, 1e-6),
         ("sandwich", {"features": 512}, {}, 1e-6),
         ("fox", {}, {}, 0.0),
     ],
 )
-def test_skipping_in_sixteen_thousand_tokens_changes_no_row(monkeypatch, name, options, changed, epsilon):
+def test_skipping_in_eight_thousand_tokens_changes_no_row(monkeypatch, name, options, changed, epsilon):
     """Sampled rows of a bias that bounds itself, against the dense formula, where tiles are left out."""
     method = make_position(name, num_heads=2, head_dim=8, width=16, train_length=64, options=options)
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
     params |= {name: jnp.asarray(values) for name, values in changed.items()}
-    x = jax.random.normal(jax.random.key(1), (1, 16_384, 16))
-    q, k, v = (jax.random.normal(jax.random.key(seed), (1, 16_384, 2, 8)) for seed in (2, 3, 4))
+    x = jax.random.normal(jax.random.key(1), (1, 8192, 16))
+    q, k, v = (jax.random.normal(jax.random.key(seed), (1, 8192, 2, 8)) for seed in (2, 3, 4))
     shares = []
 
     def noted(call):
@@ -246,7 +245,7 @@ def test_skipping_in_sixteen_thousand_tokens_changes_no_row(monkeypatch, name, o
         attend = method_attention_fn(method, params, x[:, :stop], **places, options=how)
         return np.asarray(attend(q[:, first:stop], k[:, :stop], v[:, :stop]))
 
-    whole = attended(0, 16_384, "blocked")
+    whole = attended(0, 8192, "blocked")
     assert shares[0] > 0.2
-    for row in (0, 511, 512, 8000, 16_383):
+    for row in (0, 511, 512, 4000, 8191):
         np.testing.assert_allclose(whole[:, row], attended(row, row + 1, "reference")[:, 0], atol=5e-6)

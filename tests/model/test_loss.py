@@ -12,7 +12,7 @@ from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, make_train_step
 
 
-@pytest.mark.parametrize("chunk_tokens", [0, 1, 6, 16, 1000])
+@pytest.mark.parametrize("chunk_tokens", [0, 1, 6, 1000])
 def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
     rng = np.random.default_rng(0)
     features, embedding = (rng.standard_normal(shape, np.float32) for shape in ((2, 11, 8), (20, 8)))
@@ -27,12 +27,12 @@ def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
         picked = jnp.take_along_axis(jax.nn.log_softmax(features @ embedding.T), targets[..., None], -1)[..., 0]
         return jnp.where(targets < 0, 0.0, -picked)
 
-    values = (jax.jit(f)(features, embedding) for f in (chunked, whole))
-    np.testing.assert_allclose(*values, atol=1e-5)
-    gradients = (
-        jax.jit(jax.grad(lambda *x, f=f: f(*x).sum(), argnums=(0, 1)))(features, embedding) for f in (chunked, whole)
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *gradients)
+    @jax.jit
+    def both(*arrays: jax.Array) -> list[tuple]:
+        ways = [jax.vjp(way, *arrays) for way in (chunked, whole)]
+        return [(values, back(jnp.ones_like(values))) for values, back in ways]
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *both(features, embedding))
 
 
 def test_huge_logits_stay_finite() -> None:

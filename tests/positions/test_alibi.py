@@ -28,12 +28,6 @@ def test_formula(num_heads: int) -> None:
     np.testing.assert_allclose(bias, formula(num_heads, queries, keys), rtol=1e-6)
 
 
-def test_symmetric_is_negative_on_both_sides() -> None:
-    bias = np.asarray(compiled_bias(4, np.arange(9), np.arange(9), symmetric=True))
-    np.testing.assert_allclose(bias, -np.abs(formula(4, np.arange(9), np.arange(9))), rtol=1e-6)
-    np.testing.assert_array_equal(bias, np.swapaxes(bias, 1, 2))
-
-
 @pytest.mark.parametrize("length", [16_384, 65_536])
 def test_nearest_keys_stay_apart_at_long_lengths(length: int) -> None:
     """Built from positions in bf16 or fp16, neighbouring keys would be equal (Falcon, BLOOM, flash-attention)."""

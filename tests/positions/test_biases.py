@@ -125,11 +125,13 @@ CASES = [
     ("alibi_ntk", {"length": 12}, falling(PAPER, PAPER)),
     ("t5", BOTH | {"num_buckets": 16, "max_distance": 20}, t5),
     ("kerple_log", {}, kerple_log),
+    ("kerple_log", BOTH, kerple_log),
     ("kerple_power", {}, kerple_power),
     ("kerple_power", BOTH | {"exponent": 2.0}, kerple_square),
     ("sandwich", {}, sandwich),
     ("sandwich", BOTH, sandwich),
     ("fire", {"threshold": 7}, fire),
+    ("fire", BOTH | {"threshold": 7}, fire),
     ("fox", {}, fox),
     ("shaw", {"max_distance": 3}, shaw),
     ("shaw", BOTH | {"max_distance": 3}, shaw),
@@ -359,6 +361,10 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
         ("t5", {"causal": False, "num_buckets": 5}, "with causal=False an even num_buckets >= 4"),
         ("deberta", {"max_distance": -1}, "deberta needs a max_distance from 1 to 1,048,576 tokens, or 0"),
         ("fox", {"causal": False}, "fox needs causal=True"),
+        ("fire", {"threshold": 0}, "fire needs a threshold from 1 to 16,777,216 tokens, such as 512, and got 0"),
+        ("shaw", {"max_distance": 0}, "shaw needs a max_distance from 1 to 1,048,576 tokens, such as 16, and got 0"),
+        ("rotary_ntk", {"base": 0.0}, "rotary needs a base above 0"),
+        ("rotary", {"bass": 3.0}, "has no option 'bass'; did you mean 'base'"),
     ],
 )
 def test_options_that_are_refused(name: str, options: dict[str, object], message: str) -> None:
@@ -369,9 +375,18 @@ def test_options_that_are_refused(name: str, options: dict[str, object], message
 def test_parameters_start_as_in_the_papers() -> None:
     key, many = jax.random.key(0), {"num_heads": 2000, "head_dim": 8, "width": 16_000, "train_length": 16}
     start = make_position("kerple_power", **many).init(key)
-    for name, most in (("r1", 1.0), ("r2", 2.0)):
-        of_heads = np.asarray(start[name])
-        assert (of_heads.min(), of_heads.max()) == pytest.approx((0.01, most), abs=0.01), f"uniform, {name}"
+    logarithmic = make_position("kerple_log", **many).init(key)
+    for of_heads, most in ((start["r1"], 1.0), (start["r2"], 2.0), (logarithmic["r1"], 2.0), (logarithmic["r2"], 1.0)):
+        assert (of_heads.min(), of_heads.max()) == pytest.approx((0.01, most), abs=0.01), "uniform"
+        assert of_heads.mean() == pytest.approx(most / 2, abs=0.05)
+    np.testing.assert_allclose(np.exp(make("alibi_learned").init(key)["log_slopes"]), PAPER, rtol=1e-6)
+    fire, fox, shaw = ({**make(name).init(key), **make(name).init_layer(key)} for name in ("fire", "fox", "shaw"))
+    assert (fire["c"], fire["threshold_multiple"]) == (np.float32(0.1), 1.0)
+    assert fire["hidden_kernel"].shape == (32,)
+    assert make("fire").options()["threshold"] == 512
+    assert fox["kernel"].shape == (WIDTH, HEADS)
+    np.testing.assert_array_equal(fox["bias"], 0.0)
+    assert shaw["vectors"].shape == (2 * 16 + 1, HEAD_DIM)
     table = np.asarray(make("deberta").init(key)["table"])
     assert table.shape == (2 * TRAIN_LENGTH, WIDTH)
     assert table.std() == pytest.approx(0.02, rel=0.1)

@@ -14,7 +14,6 @@ from alibi import alibi_slopes
 from alibi.config.fields import annotations, read
 from alibi.model.positions import randomised_positions
 from alibi.positions import METHODS, DistanceBias, PositionMethod, make_position, per_head
-from alibi.positions.t5 import causal_buckets
 
 
 def make(name: str, **options: object) -> PositionMethod:
@@ -41,43 +40,12 @@ def test_learned_table_ends_at_the_training_length() -> None:
     np.testing.assert_allclose(embed(params, x, np.asarray([4, 5, 6])), x + rows[None], rtol=1e-6)
     outside = embed(params, x, np.asarray([15, 16, -1]))
     assert np.isnan(outside).any(axis=(0, 2)).tolist() == [False, True, True], "never a neighbour's row"
-    method.check_length(16)
-    with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
-        method.check_length(17)
-
-
-def test_t5_buckets() -> None:
-    """Pinned from the method's definition; float32 logarithms put some edges on the wrong side."""
-    pinned = {
-        0: 0,
-        1: 1,
-        15: 15,
-        16: 16,
-        18: 16,
-        19: 17,
-        21: 18,
-        24: 19,
-        27: 20,
-        31: 21,
-        64: 26,
-        100: 30,
-        113: 31,
-        128: 31,
-    }
-    buckets = causal_buckets(32, 128)
-    assert {distance: int(buckets[distance]) for distance in pinned} == pinned
-
-
-def test_learned_slopes_start_as_the_fixed_ones_and_are_those_of_the_parameters() -> None:
-    method = make("alibi_learned")
-    params = jax.jit(method.init)(jax.random.key(0))
-    slopes = jax.jit(lambda log_slopes: method.bias({"log_slopes": log_slopes}).slopes)
-    np.testing.assert_allclose(slopes(params["log_slopes"]), alibi_slopes(4), rtol=1e-6)
-    compute = jax.jit(lambda params, *positions: method.bias(params)(*positions))
-    steeper = {"log_slopes": np.asarray(params["log_slopes"]) + np.log(np.float32(2.0))}
-    bias = np.asarray(compute(steeper, np.asarray([7]), np.asarray([4])))
-    np.testing.assert_allclose(bias[:, 0, 0], -2.0 * np.asarray(alibi_slopes(4)) * 3, rtol=1e-6)
-    assert (np.asarray(slopes(np.full(4, -50.0))) > 0).all()
+    for method, longest in ((method, 16), (make("learned", num_positions=32), 32)):
+        method.check_length(longest)
+        with pytest.raises(
+            ValueError, match=f"{longest} positions and got .*; use {longest} or fewer, or train it for more$"
+        ):
+            method.check_length(longest + 1)
 
 
 def test_random_slopes_are_options_of_the_method() -> None:
@@ -96,11 +64,6 @@ def test_a_list_of_slopes_is_an_option(name: str) -> None:
         make(name, slopes=[0.5])
 
 
-def test_slopes_to_be_trained_are_above_zero() -> None:
-    with pytest.raises(ValueError, match=r"takes logarithms of slopes=.* must be above 0"):
-        make("alibi_learned", slopes=[0.5, 0.25, 0.0, 1.0])
-
-
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown position method 'alibbi'; did you mean 'alibi'"):
         make("alibbi")
@@ -108,20 +71,6 @@ def test_unknown_names_suggest_the_nearest() -> None:
         make("t5", num_bucket=3)
     with pytest.raises(ValueError, match="no option 'bucket'; it has none"):
         make("none", bucket=3)
-
-
-def test_methods_for_both_directions_count_distances_on_both_sides() -> None:
-    sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
-    positions = jnp.arange(6)
-    for name in ("alibi", "alibi_learned", "kerple_log", "kerple_power", "sandwich", "fire"):
-        method = make_position(name, **sizes, causal=False)
-        params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
-        if name != "fire":  # whose distances are scaled by the query's position
-            bias = np.asarray(jax.jit(lambda params, m=method: m.bias(params)(positions, positions))(params))
-            np.testing.assert_array_equal(bias, np.swapaxes(bias, 1, 2))
-            assert (np.diff(bias[:, 0]) < 0).all(), name
-    with pytest.raises(ValueError, match="needs causal=True"):
-        make_position("fox", **sizes, causal=False)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -271,3 +220,24 @@ def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(
     got, pairs = jax.jit(lambda table, bias: (table(drawn, drawn), bias(drawn, drawn)))(table, bias)
     visible = np.tri(16, dtype=bool)
     np.testing.assert_allclose(np.where(visible, got, 0), np.where(visible, pairs, 0), atol=1e-4)
+
+
+def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
+    """New ones for each sequence and key; each of the 64 positions as often as any other."""
+    place = jax.jit(lambda key: randomised_positions(np.arange(16), 16, 64, 512, key))
+    drawn = np.asarray(place(jax.random.key(0)))
+    assert drawn.shape == (512, 16)
+    assert (np.diff(drawn, axis=1) > 0).all(), "ascending, so also distinct"
+    assert (drawn.min(), drawn.max()) == (0, 63)
+    assert len({tuple(row) for row in drawn}) == 512, "each sequence has its own"
+    assert (drawn != np.asarray(place(jax.random.key(1)))).any(axis=1).all(), "and each key"
+    counts = np.bincount(drawn.reshape(-1), minlength=64)
+    # 512 draws with a chance of 16 in 64 each: 128 times, with a standard deviation of 9.8.
+    assert abs(counts - 128).max() < 5 * 9.8
+
+
+@pytest.mark.parametrize("length", [16, 32, 64])
+def test_randomised_positions_stand_in_evaluation_where_they_do_on_average(length: int) -> None:
+    """The mean of the i-th smallest of n numbers that are drawn from 1, ..., N is i (N + 1) / (n + 1)."""
+    placed = randomised_positions(np.arange(length), length, 64, 3, None)
+    np.testing.assert_array_equal(placed, np.arange(1, length + 1) * 65 // (length + 1) - 1)

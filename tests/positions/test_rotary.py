@@ -149,16 +149,6 @@ def test_sines_of_known_positions_are_constants_of_the_program(name: str, monkey
     assert computes_sines(LENGTH + 1, known=True)  # another length, of which no program was made
 
 
-def test_a_share_of_the_features_is_an_embedding_of_its_own() -> None:
-    """The first 4 of 16 turn as a head of 4 features does; the other 12 stay as they are, bit for bit."""
-    query = jnp.asarray(inputs()[0])
-    part = make_position("rotary", num_heads=HEADS, head_dim=4, width=8, train_length=TRAIN_LENGTH)
-    turned = make("rotary", share=0.25).queries({}, query, jnp.arange(LENGTH))
-    alone = part.queries({}, query[..., :4], jnp.arange(LENGTH))
-    np.testing.assert_array_equal(turned[..., :4], alone)
-    np.testing.assert_array_equal(turned[..., 4:], query[..., 4:])
-
-
 @pytest.mark.parametrize("scale_base", [1.0, 21.0])
 def test_xpos_of_a_small_scale_base_ends_where_the_mask_would_not_hide_later_keys(scale_base):
     """Attention of short sequences hides a key by adding -1e30, which e^79, of 127 tokens with a base of 1, passes."""
@@ -169,6 +159,7 @@ def test_xpos_of_a_small_scale_base_ends_where_the_mask_would_not_hide_later_key
     method, positions = method.at_length(length), np.arange(length)
     query, key, value = (jax.random.normal(jax.random.key(i), (1, length, 2, 16)) for i in range(3))
 
+    @jax.jit
     def attended(key, value):
         turned = method.queries({}, query, positions), method.keys({}, key, positions)
         return attend(*turned, value, backend="saved")

@@ -24,13 +24,13 @@ def on_one_device(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
 
 
-def final_state(config: Config, workdir: pathlib.Path, step: int | None = None) -> TrainState:
+def final_state(config: Config, workdir: pathlib.Path) -> TrainState:
     mesh = make_mesh(make_config().mesh, jax.devices()[:1])
     run = RunDirectory(workdir)
     model = build_model(config, run.provenance()["vocab_size"])
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         abstract = abstract_state(model, make_optimizer(config.optimizer, config.train.steps)[0], mesh)
-        return checkpoints.restore(step or checkpoints.latest, abstract)
+        return checkpoints.restore(checkpoints.latest, abstract)
 
 
 def assert_same(left: TrainState, right: TrainState) -> None:

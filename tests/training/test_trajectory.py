@@ -68,23 +68,16 @@ def neighbour(tensors: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndar
 def check_parameters(params: dict, recording: Mapping[str, np.ndarray]) -> None:
     """The first layer and the clusters, each to 1e-3 of its norm."""
     layer, attention = params["layers_0"], params["layers_0"]["attention"]
-    width = layer["up"]["kernel"].shape[0]
-    found = {"decoder.adaptive_softmax.head.class_proj.weight": params["adaptive"]["clusters"].T}
-    for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value")):
-        prefix = f"decoder.layers.0.self_attn.{theirs}_proj"
-        found[f"{prefix}.weight"] = attention[ours]["kernel"].reshape(width, width).T
-        found[f"{prefix}.bias"] = attention[ours]["bias"].reshape(width)
-    found["decoder.layers.0.self_attn.out_proj.weight"] = attention["out"]["kernel"].reshape(width, width).T
-    found["decoder.layers.0.self_attn.out_proj.bias"] = attention["out"]["bias"]
-    for theirs, ours in (("fc1", "up"), ("fc2", "down")):
-        found[f"decoder.layers.0.{theirs}.weight"] = layer[ours]["kernel"].T
-        found[f"decoder.layers.0.{theirs}.bias"] = layer[ours]["bias"]
-    for theirs, ours in (("self_attn_layer_norm", "attention_norm"), ("final_layer_norm", "feed_forward_norm")):
-        found[f"decoder.layers.0.{theirs}.weight"] = layer[ours]["scale"]
-        found[f"decoder.layers.0.{theirs}.bias"] = layer[ours]["bias"]
+    modules = {f"self_attn.{name[0]}_proj": attention[name] for name in ("query", "key", "value")}
+    modules |= {"self_attn.out_proj": attention["out"], "fc1": layer["up"], "fc2": layer["down"]}
+    modules |= {"self_attn_layer_norm": layer["attention_norm"], "final_layer_norm": layer["feed_forward_norm"]}
+    found = {"adaptive_softmax.head.class_proj.weight": params["adaptive"]["clusters"]}
+    for name, module in modules.items():
+        found[f"layers.0.{name}.weight"] = module.get("kernel", module.get("scale"))
+        found[f"layers.0.{name}.bias"] = module["bias"]
     for name, ours in found.items():
-        theirs = recording[f"final/{name}"]
-        assert np.linalg.norm(ours - theirs) < 1e-3 * np.linalg.norm(theirs), name
+        theirs = recording[f"final/decoder.{name}"]  # whose matrices are [outputs, inputs]
+        assert np.linalg.norm(ours.reshape(theirs.shape[::-1]).T - theirs) < 1e-3 * np.linalg.norm(theirs), name
 
 
 def test_a_small_model_follows_an_independent_implementation() -> None:

@@ -1,6 +1,5 @@
 """Two processes as two hosts: each reads its own rows, and together they train the same run, stopped or not."""
 
-import functools
 import pathlib
 import re
 import signal
@@ -12,16 +11,12 @@ import pytest
 
 from alibi.config import make_config, replaced
 from alibi.evaluation.extrapolation import Options, evaluate_runs
-from alibi.model.decoder import build_model
 from alibi.parallel.hosts import local_devices
-from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
-from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
-from alibi.training.optimizer import make_optimizer
-from alibi.training.step import abstract_state
 from tests.hosts import finish, start_hosts
+from tests.training.runs import assert_same, final_state
 
 
 def test_the_gpus_of_a_task_of_slurm() -> None:
@@ -51,27 +46,18 @@ def command(workdir: pathlib.Path, text: pathlib.Path, *more: str) -> list[str]:
     return [sys.executable, "train.py", "--config=configs/base.py", f"--workdir={workdir}", *flags, *more]
 
 
-def state_of(workdir: pathlib.Path, step: int) -> TrainState:
-    """Parameters, optimizer state and number of updates, on one device of this process."""
-    run = RunDirectory(workdir)
-    config = replaced(run.config(), {"mesh.data": -1, "mesh.fsdp": 1})
-    model = build_model(config, run.provenance()["vocab_size"])
-    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
-    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
-        return checkpoints.restore(step, abstract_state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1])))
-
-
+@pytest.mark.usefixtures("one_device")
 def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_path: pathlib.Path) -> None:
     """A signal to the second host stops both after the same update; both then go on."""
     text = tiny_text["train"]
     one, two, parts = (tmp_path / name for name in ("one", "two", "parts"))
     config = replaced(make_config(), overrides(text, tmp_path / "cache"))
-    loop.train(config, str(one))  # on one host: this process, with devices of its own number
+    loop.train(config, str(one))
     finish(start_hosts(command(two, text, "--config.mesh.fsdp=2"), 2))
     run = RunDirectory(two)
     assert run.status()["state"] == "finished"
     assert (run.provenance()["process_count"], run.provenance()["device_count"]) == (2, 4)
-    trained = [state_of(workdir, 6).params for workdir in (one, two)]
+    trained = [final_state(run.config(), workdir).params for workdir in (one, two)]
     # Adam turns the rounding of a key bias, whose gradient is zero, into a step; the logits don't see it.
     for params in trained:
         del params["layers_0"]["attention"]["key"]["bias"]
@@ -84,8 +70,7 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_pat
     assert RunDirectory(parts).status()["state"] == "interrupted"
     resumed = finish(start_hosts(command(parts, text, "--config.mesh.fsdp=2"), 2))
     assert re.search(r"going on from the checkpoint of update [23] of 6", resumed[0]), resumed[0]
-    states = [state_of(workdir, 6) for workdir in (two, parts)]
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), *states)
+    assert_same(*[final_state(run.config(), workdir) for workdir in (two, parts)])
 
 
 STOPPED = f"""
@@ -111,15 +96,12 @@ def test_hosts_with_other_configs_print_the_differing_keys(tiny_text, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_two_hosts_evaluate_as_one(tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hosts_evaluate_as_one(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Each host scores its part of every batch; the sums, the rows and the NLL of each token must not show it."""
-    workdir, one, two = (tmp_path / name for name in ("run", "one", "two"))
-    # One device trains the run in a fraction of the time of eight.
-    monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
-    loop.train(tiny_config(), str(workdir))
-    words = [sys.executable, "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=16,40", "--dump_nll"]
+    one, two = (tmp_path / name for name in ("one", "two"))
+    words = [sys.executable, "eval_extrapolation.py", f"--workdirs={whole}", "--lengths=16,40", "--dump_nll"]
     finish(start_hosts([*words, f"--output_dir={two}"], 2))
-    assert not evaluate_runs([workdir], Options(output_dir=one, lengths=(16, 40), dump_nll=True))
+    assert not evaluate_runs([whole], Options(output_dir=one, lengths=(16, 40), dump_nll=True))
     alone, together = (read_rows(folder / "results.jsonl") for folder in (one, two))
     assert [row.eval_length for row in together] == [16, 40]
     same = ("run", "step", "train_length", "eval_length", "mode", "stride", "split", "seed", "tokens", "bytes", "words")
