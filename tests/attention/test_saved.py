@@ -98,7 +98,7 @@ def _value_and_gradients(query, key, value, bias, out, causal, window=None):
         (131, 131, False, 20),
         (70, 200, False, None),
         (3, 1, False, None),
-    ],  # fmt: skip
+    ],
 )
 def test_value_and_gradients_are_those_of_dense_attention(q_length, k_length, causal, window):
     query, key, value, bias, out = _inputs(q_length, k_length)

@@ -1,5 +1,7 @@
 """A window hides what is too far, in each backend alike, and costs nothing of what it hides."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +25,8 @@ def inputs(q_length, k_length, batch=2, seed=0):
 @pytest.mark.parametrize("backend", ["saved", "blocked"])
 def test_acts_without_a_bias_too(backend):
     arrays = inputs(600, 600, batch=1)[:3]
-    attended, expected = (
-        jax.jit(lambda *x, b=b: attend(*x, window=7, backend=b))(*arrays) for b in (backend, "reference")
-    )
+    ways = (functools.partial(attend, window=7, backend=name) for name in (backend, "reference"))
+    attended, expected = (jax.jit(way)(*arrays) for way in ways)
     np.testing.assert_allclose(attended, expected, atol=1e-5)
 
 
