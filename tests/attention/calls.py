@@ -6,8 +6,28 @@ import inspect
 import jax
 import numpy as np
 
+from alibi.attention import attend
 from alibi.attention.call import AttentionCall
 from alibi.attention.skipping import UNDERFLOW
+
+
+def inputs(batch, q, k, heads, head_dim, *, kv_heads=0, value_dim=0):
+    """Returns queries, keys, values, and a gradient of the result, `[batch, length, heads, features]`, float32."""
+    rng, kv_heads, value_dim = np.random.default_rng(0), kv_heads or heads, value_dim or head_dim
+    shapes = (q, heads, head_dim), (k, kv_heads, head_dim), (k, kv_heads, value_dim), (q, heads, value_dim)
+    return tuple(rng.standard_normal((batch, *shape), np.float32) for shape in shapes)
+
+
+def value_and_gradients(arrays, bias, **arguments):
+    """Returns the result of `attend`, and the gradients of queries, keys, values and the bias, as one list."""
+    *arrays, incoming = arrays
+
+    def scalar(arrays, bias):
+        attended = attend(*arrays, bias=bias, **arguments)
+        return (attended * incoming).sum(), attended
+
+    gradients, attended = jax.jit(jax.grad(scalar, argnums=(0, 1), has_aux=True))(arrays, bias)
+    return jax.tree.leaves((attended, gradients))
 
 
 def on(call: AttentionCall, platform: str) -> AttentionCall:

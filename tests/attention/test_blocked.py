@@ -17,7 +17,7 @@ from alibi.attention.skipping import LOGIT_ROUNDING, computed_ranges
 from alibi.attention.tiles import make_tiling
 from alibi.positions import AlibiBias
 from alibi.positions.fire import LogDistance
-from tests.attention import calls
+from tests.attention.calls import inputs, on, reach, value_and_gradients
 
 
 @pytest.fixture
@@ -26,26 +26,9 @@ def devices(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
 
 
-def inputs(batch, q, k, heads, head_dim, *, value_dim=None, dtype=jnp.float32, seed=0):
-    rng = np.random.default_rng(seed)
-    shapes = (q, head_dim), (k, head_dim), (k, value_dim or head_dim), (q, value_dim or head_dim)
-    return tuple(
-        rng.standard_normal((batch, length, heads, features), np.float32).astype(dtype) for length, features in shapes
-    )
-
-
 def compiled(q, k, v, **arguments):
     """`attend` as one program: step by step, each operation would be compiled by itself."""
     return np.asarray(jax.jit(lambda *x: attend(*x, **arguments))(q, k, v))
-
-
-def value_and_gradients(q, k, v, incoming, slopes, **arguments):
-    def scalar(q, k, v, slopes):
-        attended = attend(q, k, v, slopes=slopes, **arguments)
-        return (attended * incoming).astype(jnp.float32).sum(), attended
-
-    gradients, attended = jax.jit(jax.grad(scalar, argnums=(0, 1, 2, 3), has_aux=True))(q, k, v, slopes)
-    return [np.asarray(x) for x in (attended, *gradients)]
 
 
 def test_unsigned_positions_do_not_wrap_around():
@@ -123,11 +106,10 @@ def test_which_batch_entries_and_heads_share_a_tile(bias, batch, epsilon, platfo
 
 def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
     """Of tiles of the same shapes: XLA's products of one head and of two round differently at this head_dim."""
-    arrays, slopes = inputs(1, 2048, 2048, 8, 80), alibi_slopes(8)
-    every = value_and_gradients(*arrays, slopes, backend="blocked", skip_epsilon=None)
-    skipped = value_and_gradients(*arrays, slopes, backend="blocked", skip_epsilon=0.0)
-    for name, a, b in zip(("value", "query", "key", "value", "slopes"), every, skipped, strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=name)
+    arrays, bias = inputs(1, 2048, 2048, 8, 80), AlibiBias(alibi_slopes(8))
+    every, skipped = (value_and_gradients(arrays, bias, backend="blocked", skip_epsilon=e) for e in (None, 0.0))
+    for one, other in zip(every, skipped, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.fixture
@@ -152,24 +134,24 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
     length, size, slope = 2048, 8.0, 0.2
     along = np.broadcast_to(size * np.eye(16, dtype=np.float32)[0], (1, length, 1, 16))
     excess = (2 + 2 * LOGIT_ROUNDING) * size * size / 4  # 2 U and rounding, as head_dim is 16
-    reach = float(calls.reach(slope, excess, epsilon))
+    far = float(reach(slope, excess, epsilon))
     # (2 U + 104) / m for 0 and (2 U + 13.8 + 1.7) / m for 1e-6; the block that reach ends in counts.
-    assert -(-reach // 64) + 1 == blocks
+    assert -(-far // 64) + 1 == blocks
     incoming = np.ones((1, length, 1, 1), np.float32)
 
     @functools.partial(jax.jit, static_argnums=3)
-    def value_and_gradients(q, k, v, epsilon):
+    def with_gradients(q, k, v, epsilon):
         attended, back = jax.vjp(
             lambda *x: attend(*x, slopes=jnp.full(1, slope), backend="blocked", skip_epsilon=epsilon), q, k, v
         )
         return attended, *back(jnp.asarray(incoming))
 
-    for distance, skipped in ((int(reach) - 3, False), (int(reach) + 200, True)):
+    for distance, skipped in ((int(far) - 3, False), (int(far) + 200, True)):
         is_far = (np.arange(length) == length - 1 - distance)[None, :, None, None]
         # The result is the far key's weight.
         arrays = along, np.where(is_far, along, -along), is_far.astype(np.float32)
         assert blocks_computed(*arrays, [slope], epsilon)[0].max() == blocks  # of 32
-        exact, rough = ([np.asarray(x) for x in value_and_gradients(*arrays, e)] for e in (None, epsilon))
+        exact, rough = ([np.asarray(x) for x in with_gradients(*arrays, e)] for e in (None, epsilon))
         # The bounds are those of docs/attention.md.
         assert np.abs(exact[0] - rough[0]).max() <= epsilon
         assert np.linalg.norm(exact[1] - rough[1], axis=-1).max() <= 6 * epsilon * size / 4
@@ -243,12 +225,12 @@ def test_groups_are_copied_one_at_a_time():
 def test_split_over_batch_and_heads_without_gathering():
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     split = NamedSharding(mesh, PartitionSpec("data", None, "tensor", None))
-    arrays, slopes = inputs(8, 600, 600, 4, 8), alibi_slopes(4)  # two sequences and two heads a device
-    expected = value_and_gradients(*arrays, slopes, backend="reference")
+    arrays, bias = inputs(8, 600, 600, 4, 8), AlibiBias(alibi_slopes(4))  # two sequences and two heads a device
+    expected = value_and_gradients(arrays, bias, backend="reference")
     placed = tuple(jax.device_put(x, split) for x in arrays)
 
     def attention(q, k, v):
-        return attend(q, k, v, slopes=slopes, backend="blocked")
+        return attend(q, k, v, bias=bias, backend="blocked")
 
     gradient = jax.grad(lambda q, k, v, incoming: (attention(q, k, v) * incoming).sum(), argnums=(0, 1, 2))
     for step, count in ((attention, 3), (gradient, 4)):
@@ -256,7 +238,7 @@ def test_split_over_batch_and_heads_without_gathering():
         assert "all-gather" not in compiled.as_text()
         for result in jax.tree.leaves(compiled(*placed[:count])):
             assert result.sharding.is_equivalent_to(split, 4)
-    for got, right in zip(value_and_gradients(*placed, slopes, backend="blocked"), expected, strict=True):
+    for got, right in zip(value_and_gradients(placed, bias, backend="blocked"), expected, strict=True):
         np.testing.assert_allclose(got, right, atol=1e-5 * (1 + np.abs(right).max()))
 
 
@@ -300,6 +282,6 @@ def test_auto_takes_what_can_do_the_call(unchecked):
     assert choose(call(4, 128, 128, **dropout)) == "reference"
     assert choose(call(4, 1024, 1024, **dropout)) == "blocked"
     assert choose(call(4, 8192, 8192, sow=lambda weights: None)) == "reference"  # only it has the weights
-    assert choose(calls.on(call(1, 16384, 16384), "gpu")) == "blocked"  # cuDNN's flash kernel has no float32
+    assert choose(on(call(1, 16384, 16384), "gpu")) == "blocked"  # cuDNN's flash kernel has no float32
     for rule in table().splitlines()[2:]:
         assert rule.split("|")[3].strip() in BACKENDS

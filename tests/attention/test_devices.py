@@ -20,7 +20,7 @@ from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_tiling
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import AlibiBias, make_position
-from tests.attention.calls import abstract_tpu, on
+from tests.attention.calls import abstract_tpu, inputs, on, value_and_gradients
 
 attend_module = importlib.import_module("alibi.attention.attend")  # the package has a function of that name
 SPLIT = P(("data", "fsdp"), None, "tensor")
@@ -30,29 +30,10 @@ def mesh(data=2, fsdp=2, tensor=2):
     return jax.make_mesh((data, fsdp, tensor), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 
 
-def inputs(batch, length, heads, head_dim, *, kv_heads=None, seed=0):
-    rng = np.random.default_rng(seed)
-    query, gradient = rng.standard_normal((2, batch, length, heads, head_dim), np.float32)
-    key, value = rng.standard_normal((2, batch, length, kv_heads or heads, head_dim), np.float32)
-    return query, key, value, gradient
-
-
-def value_and_gradients(arrays, bias, sharding, **arguments):
-    *arrays, gradient = arrays
-    if sharding is not None:
-        arrays = [jax.device_put(x, sharding) for x in arrays]
-
-    def scalar(arrays, bias):
-        attended = attend(*arrays, bias=bias, sharding=sharding, **arguments)
-        return (attended * gradient).sum(), attended
-
-    gradients, attended = jax.jit(jax.grad(scalar, argnums=(0, 1), has_aux=True))(arrays, bias)
-    return jax.tree.leaves((attended, gradients))
-
-
 def assert_as_on_one(arrays, bias, sharding, **arguments):
-    expected = value_and_gradients(arrays, bias, None, **{**arguments, "backend": "reference"})
-    for got, right in zip(value_and_gradients(arrays, bias, sharding, **arguments), expected, strict=True):
+    expected = value_and_gradients(arrays, bias, **{**arguments, "backend": "reference"})
+    placed = [*(jax.device_put(x, sharding) for x in arrays[:3]), arrays[3]]
+    for got, right in zip(value_and_gradients(placed, bias, sharding=sharding, **arguments), expected, strict=True):
         np.testing.assert_allclose(got, right, rtol=0, atol=2e-5 * (1 + np.abs(right).max()))
 
 
@@ -64,14 +45,14 @@ def t5_bias(heads):
 @pytest.mark.parametrize("backend", ["auto", "blocked", "augmented"])
 def test_learned_slopes_and_a_table_go_with_their_heads(backend):
     """A head that got another's slope, or a gradient of one device alone, would show."""
-    sharding, arrays = NamedSharding(mesh(), SPLIT), inputs(4, 40, 4, 8)
+    sharding, arrays = NamedSharding(mesh(), SPLIT), inputs(4, 40, 40, 4, 8)
     assert_as_on_one(arrays, AlibiBias(alibi_slopes(4)), sharding, backend=backend)
     if backend != "augmented":
         assert_as_on_one(arrays, t5_bias(4), sharding, backend=backend)
 
 
 def test_positions_segments_and_shared_keys_are_split_with_their_sequences():
-    sharding, arrays = NamedSharding(mesh(), SPLIT), inputs(4, 40, 4, 8, kv_heads=2)
+    sharding, arrays = NamedSharding(mesh(), SPLIT), inputs(4, 40, 40, 4, 8, kv_heads=2)
     starts = np.array([0, 10, 25, 39])[:, None]
     segments = jnp.asarray(np.arange(40)[None, :] >= starts, jnp.int32)
     positions = jnp.asarray(np.where(segments, np.arange(40) - starts, np.arange(40)))
@@ -82,7 +63,7 @@ def test_positions_segments_and_shared_keys_are_split_with_their_sequences():
 
 def test_a_mask_is_left_to_the_compiler():
     """A mask of each sequence and head."""
-    arrays = inputs(4, 12, 4, 8)[:3]
+    arrays = inputs(4, 12, 12, 4, 8)[:3]
     attention = functools.partial(attend, slopes=alibi_slopes(4))
     mask = np.random.default_rng(5).random((4, 4, 12, 12)) < 0.5
     # Without jit, as users may call it.
@@ -94,11 +75,11 @@ def test_a_mask_is_left_to_the_compiler():
 @pytest.mark.parametrize(("batch", "heads", "spec"), [(3, 4, P(None, None, "tensor")), (4, 3, P(("data", "fsdp")))])
 def test_axes_that_do_not_divide_a_dimension_do_not_split_it(batch, heads, spec):
     """Each device then repeats the work of others; its part of a gradient must not be counted twice."""
-    arrays = [jnp.asarray(x) for x in inputs(batch, 12, heads, 8)]
+    arrays = [jnp.asarray(x) for x in inputs(batch, 12, 12, heads, 8)]
     bias, sharding = AlibiBias(alibi_slopes(heads)), NamedSharding(mesh(), SPLIT)
     call = AttentionCall(*arrays[:3], bias, True, np.arange(12), np.arange(12))
     assert fitting_sharding(call, sharding).spec == P(*spec, *(None,) * (4 - len(spec)))
-    expected = value_and_gradients(arrays, bias, None, backend="reference")
+    expected = value_and_gradients(arrays, bias, backend="reference")
     query, key, value, gradient = arrays
 
     def scalar(arrays, bias):
@@ -119,14 +100,14 @@ def test_on_a_mesh_of_one_device_groups_of_heads_go_in_turn():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attend_module, "compute", plan)
         alone = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), P("data"))
-        attend(*map(jnp.asarray, inputs(2, 2048, 4, 8)[:3]), slopes=alibi_slopes(4), sharding=alone)
+        attend(*map(jnp.asarray, inputs(2, 2048, 2048, 4, 8)[:3]), slopes=alibi_slopes(4), sharding=alone)
     assert taken == [(1, "blocked")]
 
 
 def test_each_device_skips_by_its_own_heads():
     """Where the compiler splits heads they go together, and the gentlest slope of all keeps every tile."""
     sharding = NamedSharding(mesh(1, 1, 2), SPLIT)
-    arrays = inputs(1, 2048, 4, 8)[:3]
+    arrays = inputs(1, 2048, 2048, 4, 8)[:3]
     bias, positions, segments = AlibiBias(alibi_slopes(4)), np.arange(2048), jnp.zeros((1, 2048), jnp.int32)
     seen = []
 
@@ -155,7 +136,7 @@ def test_each_device_skips_by_its_own_heads():
 
 def test_one_query_with_a_known_norm():
     """Decoding without a mask: norms are split with their sequences and heads."""
-    sharding, (query, key, value, _) = NamedSharding(mesh(), SPLIT), inputs(4, 300, 4, 8, kv_heads=2)
+    sharding, (query, key, value, _) = NamedSharding(mesh(), SPLIT), inputs(4, 300, 300, 4, 8, kv_heads=2)
     query, norm = query[:, -1:], np.linalg.norm(key, axis=-1).max(axis=1)
     attention = functools.partial(attend, slopes=alibi_slopes(4))
     decoding = jax.jit(functools.partial(attention, sharding=sharding, backend="decoding"))
@@ -205,7 +186,7 @@ def test_the_axes_that_do_not_split_the_batch_split_the_heads():
 
 
 def test_bad_input_is_named(unchecked):
-    query, key, value, _ = map(jnp.asarray, inputs(4, 16, 4, 8))
+    query, key, value, _ = map(jnp.asarray, inputs(4, 16, 16, 4, 8))
     with pytest.raises(ValueError, match=r"it may split batch and heads alone: P\('data', None, None\)"):
         attend(query, key, value, slopes=alibi_slopes(4), sharding=NamedSharding(mesh(), P("data", "tensor")))
     with pytest.raises(ValueError, match=r"sharding is SingleDeviceSharding.*it must be a jax.sharding.NamedSharding"):

@@ -12,19 +12,14 @@ from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.skipping import computed_ranges
 from alibi.cpu.decoding import attended_and_blocks
 from alibi.positions import AlibiBias
+from tests.attention.calls import inputs
 
 HEADS, DIM = 2, 8
 
 
-def inputs(q_length, k_length, batch=2, seed=0):
-    rng = np.random.default_rng(seed)
-    lengths = (q_length, k_length, k_length, q_length)
-    return [rng.standard_normal((batch, length, HEADS, DIM)).astype(np.float32) for length in lengths]
-
-
 @pytest.mark.parametrize("backend", ["saved", "blocked"])
 def test_acts_without_a_bias_too(backend):
-    arrays = inputs(600, 600, batch=1)[:3]
+    arrays = inputs(1, 600, 600, HEADS, DIM)[:3]
     ways = (functools.partial(attend, window=7, backend=name) for name in (backend, "reference"))
     attended, expected = (jax.jit(way)(*arrays) for way in ways)
     np.testing.assert_allclose(attended, expected, atol=1e-5)
@@ -34,7 +29,7 @@ def test_acts_without_a_bias_too(backend):
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 def test_queries_that_see_no_key_are_zero(backend, causal):
     """Queries at 100 to 104, keys at 0 to 4: softmax over keys that are all hidden must not become their mean."""
-    query, key, value, _ = inputs(5, 5)
+    query, key, value, _ = inputs(2, 5, 5, HEADS, DIM)
     far = {"query_positions": np.arange(5) + 100, "causal": causal, "backend": backend}
     both = jax.jit(lambda *x: [attend(*x, **far, window=window) for window in (50, 99)])
     none, some = map(np.asarray, both(query, key, value))
@@ -47,7 +42,7 @@ def test_queries_that_see_no_key_are_zero(backend, causal):
 @pytest.mark.parametrize("bias", [None, AlibiBias(jnp.asarray([1e-3, 1e-4]))])
 def test_tiles_outside_are_not_computed(bias, causal):
     """4,096 tokens are 8 blocks; with a window of 512 each needs itself and its neighbours, whatever the bias."""
-    query, key, value, _ = map(jnp.asarray, inputs(4096, 4096, batch=1))
+    query, key, value, _ = map(jnp.asarray, inputs(1, 4096, 4096, HEADS, DIM))
     positions = np.arange(4096)
     call = AttentionCall(query, key, value, bias, causal, positions, positions, options=AttentionOptions(window=512))
     np.testing.assert_array_equal(
@@ -65,12 +60,12 @@ def test_decoding_reads_no_more_than_the_window():
         bias = AlibiBias(jnp.full(HEADS, 1e-4))
         return attended_and_blocks(AttentionCall(*arrays, bias, True, *positions, options=options))[1]
 
-    assert np.max(blocks(*inputs(1, 4096)[:3])) <= 2
+    assert np.max(blocks(*inputs(1, 1, 4096, HEADS, DIM)[:3])) <= 2
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("window", [0, -3, 2.5, True, float("nan"), 2**31])
 def test_a_bad_window_is_named(window):
-    query, key, value, _ = inputs(4, 4)
+    query, key, value, _ = inputs(2, 4, 4, HEADS, DIM)
     with pytest.raises(ValueError, match=r"window=.* must be a whole number of positions"):
         attend(query, key, value, window=window)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import pytest
+from jaxtyping import PyTree
 
 from alibi.config import Config, make_config
 from alibi.model.decoder import build_model
@@ -33,7 +34,7 @@ def final_state(config: Config, workdir: pathlib.Path) -> TrainState:
         return checkpoints.restore(checkpoints.latest, abstract)
 
 
-def assert_same(left: TrainState, right: TrainState) -> None:
+def assert_same(left: PyTree, right: PyTree) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), left, right)
 
 

@@ -18,6 +18,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.training import loop, setup
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import COMPUTING, OF_ADAPTIVE, SHAPING, Parent
+from tests.training.runs import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -53,12 +54,6 @@ def with_config(run: pathlib.Path, config: Config, copy: pathlib.Path) -> pathli
     """Returns a copy of a run with another config, of which no parameter is read."""
     RunDirectory(shutil.copytree(run, copy)).write("config.json", dataclasses.asdict(config))
     return copy
-
-
-def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
-    assert left.keys() == right.keys()
-    for path, value in left.items():
-        np.testing.assert_array_equal(value, right[path], path)
 
 
 def test_what_both_have_is_taken_and_the_rest_is_said(tiny_config, parent, tmp_path, capsys) -> None:

@@ -197,29 +197,23 @@ def test_the_state_keeps_its_shardings_and_the_step_its_program(tiny_config, cap
     assert caplog.text.count("Compiling jit(update) ") == 1
 
 
-def test_split_parameters_do_not_gather_the_batch(tiny_config) -> None:
-    """Without a constraint the embedding's sharding wins, and every device computes the whole batch."""
-    config = tiny_config(mesh__data=1, mesh__fsdp=8, model__num_layers=1)
+@pytest.mark.parametrize(
+    ("keys", "own", "others"),
+    [
+        ({"mesh__fsdp": 8}, "5,16,48", ["40,16,48", "40,2,16,16"]),
+        ({"mesh__data": 4, "mesh__tensor": 2}, "10,16,24", ["10,16,48"]),
+    ],
+)
+def test_no_device_has_the_logits_of_others(tiny_config, keys: dict, own: str, others: list[str]) -> None:
+    """Without a constraint the embedding's sharding wins, and a device has the whole batch, or all words."""
+    config = tiny_config(model__num_layers=1, **{"mesh__data": 1} | keys)
     mesh = make_mesh(config.mesh)
     model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     state = abstract_state(model, optax.sgd(0.5), mesh)
     batch = jax.ShapeDtypeStruct((1, 40, 16), jnp.int32, sharding=batch_sharding(mesh, leading=1))
     program = make_train_step(model, optax.sgd(0.5), 0).lower(state, batch, batch).compile().as_text()
-    assert "f32[5,16,48]" in program, "a device's part of the logits"
-    assert "f32[40,16,48]" not in program
-    assert "f32[40,2,16,16]" not in program
-
-
-def test_a_split_vocabulary_gives_split_logits(tiny_config) -> None:
-    """Where `tensor` splits the embedding no device has the logits of all words."""
-    config = tiny_config(mesh__data=4, mesh__tensor=2, model__num_layers=1)
-    mesh = make_mesh(config.mesh)
-    model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
-    state = abstract_state(model, optax.sgd(0.5), mesh)
-    batch = jax.ShapeDtypeStruct((1, 40, 16), jnp.int32, sharding=batch_sharding(mesh, leading=1))
-    program = make_train_step(model, optax.sgd(0.5), 0).lower(state, batch, batch).compile().as_text()
-    assert "f32[10,16,24]" in program, "a device's part of the logits"
-    assert "f32[10,16,48]" not in program
+    assert f"f32[{own}]" in program
+    assert not [shape for shape in others if f"f32[{shape}]" in program]
 
 
 def test_an_update_that_is_no_number_is_not_applied(tiny_config) -> None:
