@@ -88,7 +88,9 @@ def test_each_method_computes_something_of_its_own(tiny_config) -> None:
     inputs = tokens(12)
     logits = {}
     for position in METHODS:
-        model, variables = make(tiny_config, position)  # all parameters but position's own are the same
+        model, variables = make(
+            tiny_config, position, model__num_layers=1
+        )  # all parameters but position's own are the same
         logits[position] = jax.jit(model.apply)(variables, inputs)
     np.testing.assert_array_equal(logits.pop("alibi_learned"), logits["alibi"])
     for stretched in ("rotary_interpolated", "rotary_ntk", "yarn"):
@@ -174,7 +176,7 @@ def test_a_window_is_what_each_layer_sees(tiny_config) -> None:
     reach = jnp.abs(jax.jit(jax.grad(last_logits))(embedding[tokens(12, batch=1)[0]])).sum(-1)
     np.testing.assert_array_equal(reach[:7], 0.0)
     assert (reach[7:] > 0).all()
-    with pytest.raises(ValueError, match=r"model\.window=-1 must be from 1 to .*, or 0"):
+    with pytest.raises(ValueError, match=r"model\.window=-1 must be"):
         build_model(tiny_config(model__window=-1), VOCABULARY)
 
 
@@ -189,7 +191,7 @@ def test_skip_epsilon_reaches_attention(tiny_config, monkeypatch: pytest.MonkeyP
     exact, rough = (jax.jit(model.apply)(variables, inputs) for model in (exact, rough))
     assert 0 < jnp.abs(exact - rough).max() < 0.1
     for wrong in (-0.1, 1.0):
-        with pytest.raises(ValueError, match=r"model\.skip_epsilon=.* must be a share"):
+        with pytest.raises(ValueError, match=r"model\.skip_epsilon=.* must be"):
             build_model(tiny_config(model__skip_epsilon=wrong), VOCABULARY)
 
 
