@@ -18,7 +18,7 @@ RESULTS = ("attended", "query", "key", "value", "slopes")
 
 
 class Case(NamedTuple):
-    """A shape, the half precisions to test besides float32, and the backends that can do it.
+    """A shape, the half precisions to test besides float32, and the backends that take it.
 
     Attributes:
       hiding: "mask", of each sequence and head; "segments", with positions of each sequence; "gaps" between
@@ -102,7 +102,7 @@ def arguments_of(case):
 
 
 def backends_for(case, arrays):
-    """The backends that can do the case, by the call that `attend` makes of it."""
+    """Returns the backends that take the call `attend` makes of the case."""
     found = set()
 
     def note(call):
@@ -118,7 +118,7 @@ def backends_for(case, arrays):
 
 
 def by(backend, case, arrays):
-    """Value and gradients of the case as one program."""
+    """Returns value and gradients of the case, from a single program."""
     *learned, incoming = arrays
     arguments = arguments_of(case)
 

@@ -22,12 +22,12 @@ from tests.attention.calls import inputs, on, reach, value_and_gradients
 
 @pytest.fixture
 def devices(monkeypatch):
-    """On one device groups of heads and sequences go in turn; on several, as in the other tests, they go at once."""
+    """Takes groups of heads and sequences in turn, as on a single device; on several, as in the other tests, they go at once."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
 
 
 def compiled(q, k, v, **arguments):
-    """`attend` as one program: step by step, each operation would be compiled by itself."""
+    """Runs `attend` as a single program; without jit each operation would be compiled by itself."""
     return np.asarray(jax.jit(lambda *x: attend(*x, **arguments))(q, k, v))
 
 
@@ -43,7 +43,7 @@ def test_unsigned_positions_do_not_wrap_around():
 
 @pytest.mark.parametrize("broadcast", [False, True])
 def test_dropout_acts_alike_forward_and_backward(broadcast, small_tiles, monkeypatch):
-    """The factors are read off with values that are unit vectors; softmax times factors then has the same gradients."""
+    """Unit vectors as values show the factors; softmax times factors then has the same gradients."""
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 2 * 64**2)
     length = 100  # two tiles by two, each of one head of both sequences
     q, k, v, incoming = map(jnp.asarray, inputs(2, length, length, 2, 8))
@@ -77,7 +77,7 @@ def test_dropout_acts_alike_forward_and_backward(broadcast, small_tiles, monkeyp
 
 
 def test_the_share_of_dropped_weights_is_the_rate():
-    """Of 360,000 weights, so that a rate which is off by a fiftieth would show."""
+    """In 360,000 weights a rate off by a fiftieth would show."""
     factors = dropout_factors(jax.random.key(3), 0.25, (1, 1, 600, 600), broadcast=False)
     np.testing.assert_array_equal(np.unique(factors), np.float32([0, 1 / 0.75]))
     assert abs(np.mean(np.asarray(factors) != 0) - 0.75) < 0.005
@@ -105,7 +105,7 @@ def test_which_batch_entries_and_heads_share_a_tile(bias, batch, epsilon, platfo
 
 
 def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
-    """Of tiles of the same shapes: XLA's products of one head and of two round differently at this head_dim."""
+    """In tiles of the same shapes: XLA's products of a single head and of two round differently at this head_dim."""
     arrays, bias = inputs(1, 2048, 2048, 8, 80), AlibiBias(alibi_slopes(8))
     every, skipped = (value_and_gradients(arrays, bias, backend="blocked", skip_epsilon=e) for e in (None, 0.0))
     for one, other in zip(every, skipped, strict=True):
@@ -114,7 +114,7 @@ def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
 
 @pytest.fixture
 def small_tiles(devices, monkeypatch):
-    """Tiles of 64 by 64 of one head at a time, so that sequences of 2,048 have much to leave out."""
+    """Tiles of 64 by 64, a single head at a time, so sequences of 2,048 have many tiles to leave out."""
     monkeypatch.setattr(tiles, "BLOCK", 64)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 64**2)
 
@@ -130,7 +130,7 @@ def blocks_computed(q, k, v, slopes, epsilon):
 
 @pytest.mark.parametrize(("epsilon", "blocks"), [(0.0, 12), (1e-6, 5)])
 def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks, small_tiles):
-    """The case that the bound is made for: all norms equal, one far key along the query, all near ones against it."""
+    """The bound's worst case: all norms equal, a far key along the query, all near keys against it."""
     length, size, slope = 2048, 8.0, 0.2
     along = np.broadcast_to(size * np.eye(16, dtype=np.float32)[0], (1, length, 1, 16))
     excess = (2 + 2 * LOGIT_ROUNDING) * size * size / 4  # 2 U and rounding, as head_dim is 16
@@ -167,7 +167,7 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
 
 @pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 def test_nothing_gives_nothing(backend):
-    """No sequences, no tokens: zeros, of which there are none where there are no queries."""
+    """Without sequences, queries or keys the result is zeros, or empty."""
     for batch, q, k in ((0, 3, 3), (2, 0, 3), (2, 3, 0), (1, 0, 0)):
         query, key, value, _ = inputs(batch, q, k, 2, 8, value_dim=4)
         attended = attend(*map(jnp.asarray, (query, key, value)), slopes=alibi_slopes(2), backend=backend)

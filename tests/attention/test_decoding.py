@@ -1,4 +1,4 @@
-"""One query against a cache: equals the dense formula, reads no more than the slopes need, and loses nothing."""
+"""A single query against a cache: equals the dense formula, reads no more than the slopes need, and loses nothing."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ EPSILONS = (None, 0.0, 1e-6)
 
 @pytest.fixture
 def blocks(monkeypatch):
-    """Small ones, so that short caches have many."""
+    """Small blocks, so short caches have many."""
     monkeypatch.setattr(decoding, "BLOCK", 64)
 
 
@@ -46,7 +46,7 @@ def as_call(q, k, v, slopes, epsilon=0.0, **arguments):
 def dense_and_decoded(q, k, v, index, epsilons=(0.0,), knows=True):
     """The reference, then with each epsilon, and lastly the blocks read; the cache of b is filled to slot index[b].
 
-    In one program, since compiling takes most of the time.
+    A single program, since compiling takes most of the time.
     """
     slots = jnp.arange(k.shape[1])
     arguments = {
@@ -80,7 +80,7 @@ def test_half_precision_is_no_worse_than_dense(blocks):
 
 
 def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(blocks):
-    """The case that the bound is made for: all norms equal, one far key along the query, all near ones against it."""
+    """The bound's worst case: all norms equal, a far key along the query, all near keys against it."""
     length, size, slope = 4096, 12.0, jnp.full(1, 0.05)
     bound = jnp.full(1, size * size / 4)  # U, as head_dim is 16
     q = jnp.asarray(size * np.eye(16, dtype=np.float32)[None, None, :1])
@@ -150,7 +150,7 @@ def test_a_slope_below_zero_skips_nothing_or_is_refused(blocks):
 
 
 def test_positions_in_any_order_segments_and_masks_of_heads(blocks):
-    """A ring buffer, say: slots whose positions don't ascend, of which some belong to other documents."""
+    """As in a ring buffer: positions of slots don't ascend, and some belong to other documents."""
     arrays = inputs(300, 4, 16)
     arguments = {
         "query_positions": jnp.asarray([[299], [150]]),

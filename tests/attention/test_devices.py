@@ -1,4 +1,4 @@
-"""Attention that each of several devices computes of its own sequences and heads equals the one of a single device."""
+"""Several devices, each with its own sequences and heads, compute the attention of a single device."""
 
 import functools
 import importlib
@@ -44,7 +44,7 @@ def t5_bias(heads):
 
 @pytest.mark.parametrize("backend", ["auto", "blocked", "augmented"])
 def test_learned_slopes_and_a_table_go_with_their_heads(backend):
-    """A head that got another's slope, or a gradient of one device alone, would show."""
+    """A head with another's slope, or a gradient of a single device, would show."""
     sharding, arrays = NamedSharding(mesh(), SPLIT), inputs(4, 40, 40, 4, 8)
     assert_as_on_one(arrays, AlibiBias(alibi_slopes(4)), sharding, backend=backend)
     if backend != "augmented":

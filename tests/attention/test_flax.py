@@ -63,7 +63,7 @@ def test_nearer_keys_get_more_weight() -> None:
 
 
 class Shortcut(Bias):
-    """A bias +m j that leaves the query's position out."""
+    """The bias +m j, without the query's position."""
 
     m: jax.Array = per_head()
 
@@ -116,7 +116,7 @@ def test_linen_layer_computes_the_papers_attention() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [bool, np.float32])
 def test_padding_masks_of_the_user_act_in_the_linen_layer(causal: bool, dtype: type) -> None:
-    """As booleans, and as numbers, which Flax's own `make_attention_mask` gives."""
+    """As booleans, and as numbers from Flax's own `make_attention_mask`."""
     x = random_activations()
     real = np.arange(9)[None, :] < np.asarray([9, 5])[:, None]
     mask = real[:, None, None, :]
@@ -225,7 +225,7 @@ def test_mask_acts_and_fully_masked_rows_are_zero_with_finite_gradients() -> Non
 
 
 def test_bf16_stays_bf16_and_close_to_float32_at_16k() -> None:
-    """A bias built in bf16 would put whole blocks of keys at one distance: errors of 0.9 in L1 at 1k tokens."""
+    """A bias built in bf16 would put whole blocks of keys at the same distance: errors of 0.9 in L1 at 1k tokens."""
     query, key, value = random_qkv(4, 16_384, batch=1)
     attention = jax.jit(alibi_attention_fn(HEADS))
     exact = attention(query, key, value)

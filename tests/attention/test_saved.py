@@ -25,7 +25,7 @@ class Written(Bias):
 
 
 class OfKeys(Bias):
-    """A bias that is a number of each sequence, key and head."""
+    """A bias of each sequence, key and head."""
 
     values: jax.Array = per_key()
 
@@ -110,7 +110,7 @@ def test_value_and_gradients_are_those_of_dense_attention(q_length, k_length, ca
 
 @pytest.mark.parametrize(("q_length", "k_length", "causal"), [(70, 200, True), (300, 300, True), (131, 131, False)])
 def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, k_length, causal):
-    """Softmax ignores the queries' share of it; its gradient is the written one's, summed over the queries."""
+    """Its gradient is the written bias's, summed over the queries."""
     query, key, value, _, out = _inputs(q_length, k_length, batch=1)
     rows = np.random.default_rng(1).standard_normal((2, k_length))
     whole = np.broadcast_to(rows[:, None], (2, q_length, k_length))
@@ -128,7 +128,7 @@ def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, k_length, causal):
 def test_positions_drawn_at_run_time_and_windows(position, drawn):
     """Positions are drawn for each sequence, or for all; with known positions there is a window.
 
-    The mask goes by places in the sequence, as positions rise; without that promise the call is refused.
+    The mask goes by places in the sequence, since positions rise; without this promise the call is refused.
     FIRE's queries stand before and behind its threshold.
     """
     options = {"threshold": 150} if position == "fire" else {}

@@ -43,7 +43,7 @@ def alike(length):
 
 
 def first_third_along(q_length, k_length, others):
-    """Far keys along the query, near ones `others` times that."""
+    """Returns far keys along the query, and near keys `others` times as long."""
     k = alike(k_length)
     k[k_length // 3 :] *= others
     return alike(q_length), k
@@ -79,7 +79,7 @@ CONTENTS = {
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Of 8 by 8, one head at a time."""
+    """Tiles of 8 by 8, a single head at a time."""
     monkeypatch.setattr(tiles, "BLOCK", 8)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 8 * 8)
 
@@ -97,7 +97,7 @@ def weights_and_seen(q, k, query_positions, key_positions, causal, window):
 
 
 def weights_computed(call):
-    """Which weights are in a tile that is computed, `[heads, q, k]`."""
+    """Returns whether each weight's tile is computed, `[heads, q, k]`."""
     tiling = make_tiling(call)
     assert (tiling.head_group, tiling.groups) == (1, SLOPES.size)
     first, after_last = np.moveaxis(np.asarray(key_ranges(call, tiling, make_sides(call, tiling))), -1, 0)
@@ -160,7 +160,7 @@ def test_an_input_that_is_no_number_skips_nothing():
 
 
 def test_the_share_of_tiles_skipped():
-    """Logits of zero: a head of slope 4 sees 26 keys, those in 2 of up to 4 blocks; one of slope 0 sees all."""
+    """With logits of zero a head of slope 4 sees 26 keys, in 2 of up to 4 blocks; a head of slope 0 sees all."""
     positions, ones = np.arange(1024), jnp.ones((1, 1024, 2, 1))
     shares = []
     for epsilon in (None, 0.0):
@@ -174,7 +174,7 @@ def test_the_share_of_tiles_skipped():
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-3])
 def test_no_tile_is_kept_that_the_formulas_leave_out(epsilon):
-    """Of keys that are all alike, U - l is what rounding may add, and a query's own key has no bias."""
+    """If all keys are alike, U - l is the allowance for rounding, and a query's own key has no bias."""
     positions, ones = np.arange(512), jnp.ones((1, 512, SLOPES.size, HEAD_DIM))
     options = AttentionOptions(skip_epsilon=epsilon)
     call = AttentionCall(
@@ -201,7 +201,7 @@ def test_no_tile_is_kept_that_the_formulas_leave_out(epsilon):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
-    """Of blocks of 16 keys that end at a distance: the geometric series of ALiBi, and of others each as the nearest."""
+    """For blocks of 16 keys: ALiBi's sum is a geometric series; other biases count each key as the nearest."""
     distances = np.asarray([0, 3, 700])
     blocks = Blocks(distances[None, None], -distances[None, None] - 15, 1, 3, np.full((1, 1, 1, 3), 16))
     biases = [AlibiBias(jnp.asarray(SLOPES), symmetric), T5Bias(jnp.ones((4, 2)), 8)]
@@ -223,7 +223,7 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
     ],
 )
 def test_skipping_in_eight_thousand_tokens_changes_no_row(monkeypatch, name, options, changed, epsilon):
-    """Sampled rows of a bias that bounds itself, against the dense formula, where tiles are left out."""
+    """Sampled rows of bounded biases against the dense formula, with tiles left out."""
     method = make_position(name, num_heads=2, head_dim=8, width=16, train_length=64, options=options)
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
     params |= {name: jnp.asarray(values) for name, values in changed.items()}

@@ -1,4 +1,4 @@
-"""A window hides what is too far, in each backend alike, and costs nothing of what it hides."""
+"""A window hides far keys in each backend alike, and their tiles are not computed."""
 
 import functools
 
@@ -28,7 +28,7 @@ def test_acts_without_a_bias_too(backend):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 def test_queries_that_see_no_key_are_zero(backend, causal):
-    """Queries at 100 to 104, keys at 0 to 4: softmax over keys that are all hidden must not become their mean."""
+    """Queries at 100 to 104, keys at 0 to 4: softmax over hidden keys alone must not become their mean."""
     query, key, value, _ = inputs(2, 5, 5, HEADS, DIM)
     far = {"query_positions": np.arange(5) + 100, "causal": causal, "backend": backend}
     both = jax.jit(lambda *x: [attend(*x, **far, window=window) for window in (50, 99)])

@@ -24,7 +24,7 @@ def make(tiny_config, **overrides: object) -> DecoderLM:
 
 @pytest.fixture(scope="module")
 def params() -> dict:
-    """Parameters of the bands, larger than initial values, so that no softmax is flat."""
+    """Parameters of the bands, larger than initial values, so no softmax is flat."""
     rng = np.random.default_rng(0)
     adaptive: dict = {"clusters": rng.normal(size=(WIDTH, 2))}
     for band, (start, end) in enumerate(zip((0, *CUTOFFS), ENDS, strict=True)):
@@ -48,7 +48,7 @@ def dense_log_probs(params: dict, features: jax.Array) -> jax.Array:
 
 
 def texts() -> dict[str, np.ndarray]:
-    """Targets [2, 150] that put the bands' boundaries, padding and more than one chunk of a tail to the test."""
+    """Returns targets [2, 150] at the bands' boundaries, with padding, and with several chunks of a tail."""
     rng = np.random.default_rng(1)
     mixed = rng.integers(0, VOCABULARY, (2, 150))
     mixed[0, :6] = [0, 19, 20, 34, 35, 59]

@@ -44,10 +44,7 @@ def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
     ],
 )
 def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config, position: str, same: str, options) -> None:
-    """At 2.5 L: a dynamic method is the one that is given what 2.5 makes of it, and not the one of the training length.
-
-    A model that forgets to say so is silently that of the plain method.
-    """
+    """At 2.5 L a dynamic method equals the method with options for 2.5 L; a silent fallback is the plain method."""
     inputs = tokens(40)
     model, variables = make(tiny_config, position)
     known, _ = make(tiny_config, same, **{f"position_options__{name}": value for name, value in options.items()})
@@ -58,7 +55,7 @@ def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config, positi
 
 
 def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> None:
-    """Drawn in training in the order of tokens, they need no mask of their own; positions that a caller gives may."""
+    """Drawn positions rise with the tokens and need no mask of their own; positions from a caller may need it."""
     inputs, rngs = tokens(12), {"dropout": jax.random.key(0)}
     found = []
     for attention in ("saved", "reference"):
@@ -80,17 +77,15 @@ def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> No
 
 
 def test_each_method_computes_something_of_its_own(tiny_config) -> None:
-    """A position option that is ignored (llm-foundry #1289) gives two methods the same logits.
+    """An ignored position option (llm-foundry #1289) gives two methods the same logits.
 
-    All but learned slopes, which start as the fixed ones, and what begins beyond the training length: what stretches
-    rotary's angles, and what flattens ALiBi's slopes.
+    Equal are only learned slopes, which start as the fixed slopes, and methods that differ beyond the training length:
+    they stretch rotary's angles or flatten ALiBi's slopes.
     """
     inputs = tokens(12)
     logits = {}
     for position in METHODS:
-        model, variables = make(
-            tiny_config, position, model__num_layers=1
-        )  # all parameters but position's own are the same
+        model, variables = make(tiny_config, position, model__num_layers=1)  # all else is the same
         logits[position] = jax.jit(model.apply)(variables, inputs)
     np.testing.assert_array_equal(logits.pop("alibi_learned"), logits["alibi"])
     for stretched in ("rotary_interpolated", "rotary_ntk", "yarn"):
@@ -103,7 +98,7 @@ def test_each_method_computes_something_of_its_own(tiny_config) -> None:
 
 @pytest.mark.parametrize("position", ["alibi", "t5"])
 def test_one_model_at_many_lengths(tiny_config, position: str) -> None:
-    """A table or bias that is kept from a shorter call gives wrong values for the longer ones, silently."""
+    """A table or bias kept from a shorter call would silently give wrong values at longer lengths."""
     small = {"model__num_layers": 1, "model__num_heads": 1}
     model, variables = make(tiny_config, position, **small)
     apply = jax.jit(model.apply)
@@ -133,7 +128,7 @@ def test_bf16_logits_stay_near_float32_at_16k_tokens(tiny_config) -> None:
 
 
 def test_the_bias_stays_float32_when_all_parameters_are_cast_to_bf16(tiny_config) -> None:
-    """Casting a whole model is common; in bf16, neighbours beyond 256 tokens would get one bias."""
+    """Casting a whole model is common; in bf16, neighbours beyond 256 tokens would get the same bias."""
     model, variables = make(tiny_config, "alibi", model__dtype="bfloat16")
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables["params"])
     bias = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.position.bias({}))
@@ -181,7 +176,7 @@ def test_a_window_is_what_each_layer_sees(tiny_config) -> None:
 
 
 def test_skip_epsilon_reaches_attention(tiny_config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In tiles of 8 by 8, one head at a time."""
+    """In tiles of 8 by 8, a single head at a time."""
     monkeypatch.setattr(tiles, "BLOCK", 8)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 64)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
@@ -267,7 +262,7 @@ def test_the_nll_is_that_of_the_logits(tiny_config) -> None:
     [("alibi", False, 0), ("fox", False, 0), ("shaw", False, 0), ("alibi", True, 0), ("rotary", False, 4)],
 )
 def test_the_last_positions_alone_equal_those_of_all(tiny_config, position: str, packed: bool, window: int) -> None:
-    """Fewer queries than keys in the last layer: an offset that is wrong by one would show in every method but none."""
+    """Fewer queries than keys in the last layer: an offset wrong by 1 would show."""
     model, variables = make(tiny_config, position, model__window=window)
     inputs, targets = tokens(12), tokens(12) % 7
     segments = {"segment_ids": jnp.repeat(jnp.arange(2), 6)[None].repeat(2, 0)} if packed else {}

@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
 
 @pytest.mark.parametrize("position", ["alibi", "rotary_ntk", "fox"])
 def test_the_likeliest_tokens_are_those_of_the_full_forward(tiny_config, position: str) -> None:
-    """At each step; a prompt of 9 in chunks of 4, of which the other has 3 tokens and padding before them."""
+    """At each step; two prompts in chunks of 4, of 9 tokens and of 3 after padding."""
     model, params = make(tiny_config, position)
     # Of weak layers the tied embedding would repeat each token.
     params |= {name: jax.tree.map(lambda x: 8 * x, of) for name, of in params.items() if name.startswith("layers")}
@@ -105,7 +105,7 @@ def test_with_a_total_prompts_of_all_lengths_share_their_programs(tiny_config, c
 
 
 def test_layers_as_a_loop_generate_the_same_tokens_one_by_one(tiny_config) -> None:
-    """So that no token copies each layer's parameters out of their stack."""
+    """No token may copy each layer's parameters out of their stack."""
     model, params = make(tiny_config, "fox")
     scanned, stack = make(tiny_config, "fox", model__scan_layers=True)[0], stacked(params)
     with pytest.raises(ValueError, match="decode=True needs layers with parameters of their own"):
@@ -172,7 +172,7 @@ def test_what_generation_refuses(tiny_config, arguments: dict, message: str) -> 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
 def test_a_prompt_that_cannot_be(tiny_config, array) -> None:
-    """Ids beyond the vocabulary would be clamped to its last one, or come from its end."""
+    """Ids beyond the vocabulary would be clamped to its last word, or count from its end."""
     model, params = make(tiny_config, "alibi")
     with pytest.raises(ValueError, match=r"the prompt has shape \(3,\) and must be \[batch, length\]"):
         generate(model, params, array([1, 2, 3]), 1)

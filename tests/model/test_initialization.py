@@ -24,7 +24,7 @@ def params() -> dict:
 
 
 def check_uniform(tensor: jax.Array, bound: float) -> None:
-    """Uniform on +-bound, of which no sample is outside and some are near the ends."""
+    """Checks a uniform distribution on +-bound: no sample is outside and some are near the ends."""
     x = np.asarray(tensor, np.float64).ravel()
     assert np.abs(x).max() <= bound * (1 + 1e-6)
     assert np.abs(x).max() > bound * (1 - 20 / x.size)

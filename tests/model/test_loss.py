@@ -1,4 +1,4 @@
-"""The chunked loss equals the whole one, in value and gradient, and in a fraction of its memory."""
+"""The chunked loss equals the whole loss, in value and gradient, in a fraction of its memory."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The CPU's products and norms against those of JAX and Flax, in value and gradient."""
+"""The CPU's products and norms against JAX's and Flax's, in value and gradient."""
 
 import functools
 
@@ -51,7 +51,7 @@ def test_value_and_gradients_are_those_of_lax(lhs_shape, rhs_shape, dimensions):
 
 @pytest.mark.parametrize("element_type", [None, jnp.float32])
 def test_bfloat16_keeps_the_dtypes_of_lax_and_rounds_once(element_type):
-    """Against exact sums: what lax itself gives in bfloat16 may be rounded in between, by some versions of XLA."""
+    """Against exact sums: some versions of XLA round lax's own result in between."""
     x, kernel = _operands((2, 3, 8), (8, 4), jnp.bfloat16)
     dimensions = (((2,), (0,)), ((), ()))
 

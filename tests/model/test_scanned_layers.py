@@ -1,4 +1,4 @@
-"""Layers that are recomputed, or run by one scanned block, compute what unrolled ones do."""
+"""Recomputed layers, and layers in a loop, compute the same as unrolled layers."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Makes bias_peers.npz: what `transformers` and `x-transformers` make of the same numbers by methods that are here too.
+"""Makes bias_peers.npz: biases of the same inputs by `transformers` and `x-transformers`.
 
 They need PyTorch, which is no requirement of the project, so they run once, in an environment of their own:
 
@@ -37,7 +37,7 @@ def with_gradients(name: str, bias: torch.Tensor, inputs: dict[str, torch.Tensor
 
 
 def deberta(part: str) -> dict[str, torch.Tensor]:
-    """One of the two parts of a logit that know positions, of three in all."""
+    """Returns a part of DeBERTa's logit: content to position, or position to content."""
     config = DebertaConfig(
         hidden_size=WIDTH,
         num_attention_heads=HEADS,

@@ -1,4 +1,4 @@
-"""Makes rotary_peers.npz: what `transformers` and `x-transformers` make of the same queries and keys.
+"""Makes rotary_peers.npz: logits of the same queries and keys by `transformers` and `x-transformers`.
 
 They need PyTorch, which is no requirement of the project, so they run once, in an environment of their own:
 
@@ -6,7 +6,7 @@ They need PyTorch, which is no requirement of the project, so they run once, in 
     peers/bin/pip install torch==2.13.0+cpu transformers==5.23.0 x-transformers==2.31.10
     peers/bin/python tests/positions/make_rotary_peers.py
 
-Of each case of `CASES` the file holds the logits of all queries and keys, and the gradients of their product with
+For each case of `CASES` the file holds the logits of all queries and keys, and the gradients of their product with
 `weights`; float32, positions 0 to 23, after a training length of 16, one head of 16 features.
 """
 

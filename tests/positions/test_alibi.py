@@ -1,4 +1,4 @@
-"""The ALiBi bias: exact at any length, of the right sign, from explicit positions; slopes that depend on the length."""
+"""The ALiBi bias: exact at any length, of the right sign, from explicit positions; also with slopes by length."""
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ def test_the_flattest_slopes_are_normal_and_have_logarithms(name: str) -> None:
 
 
 def test_slopes_that_depend_on_the_length_are_known_under_jit() -> None:
-    """By which attention chooses a kernel that knows no bias but ALiBi's."""
+    """Attention then chooses a kernel for ALiBi's bias alone."""
     for name in ("alibi", "alibi_interpolated", "alibi_ntk"):
         method = make_position(name, **SIZES).at_length(64)
         jax.jit(lambda x, m=method: x + np.asarray(m.bias({}).slopes).sum())(1.0)

@@ -28,7 +28,7 @@ def make(name: str, *, causal: bool = True, length: int = 0, **options: object) 
 
 
 def params_of(method: PositionMethod) -> dict[str, jax.Array]:
-    """As a model makes them, moved a little, so that none is at a start of zero or one."""
+    """Returns the initial parameters, moved a little, so none is 0 or 1."""
     key = jax.random.key(0)
     params = jax.jit(lambda: {**method.init(key), **method.init_layer(key)})()
     return {name: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for name, x in params.items()}
@@ -96,7 +96,7 @@ def shaw(given):
 
 
 def deberta(given):
-    """With k = 4; only what the bias adds to q_i . k_j / sqrt(3 head_dim)."""
+    """Returns the bias for k = 4, without q_i . k_j / sqrt(3 head_dim)."""
     keys, queries = (np.einsum("nw,whd->nhd", given["table"], given[f"{side}_kernel"]) for side in ("key", "query"))
     to_position = np.einsum("bihd,ijhd->bhij", given["query"], keys[np.clip(D + 4, 0, 7)])
     from_position = np.einsum("bjhd,ijhd->bhij", given["key"], queries[np.clip(4 - D, 0, 7)])
@@ -225,13 +225,13 @@ def test_values_and_scale_of_content_methods(name, options, bias, how, causal) -
 
 @pytest.fixture(scope="module")
 def peers() -> dict[str, np.ndarray]:
-    """The arrays that make_bias_peers.py wrote."""
+    """The arrays of make_bias_peers.py."""
     with np.load(pathlib.Path(__file__).with_name("bias_peers.npz")) as file:
         return dict(file)
 
 
 def compare(name: str, peers: dict[str, np.ndarray], bias, seen: np.ndarray, **inputs: str) -> None:
-    """`bias` of arrays by name against the peer's, where `seen`; `inputs` says what the peer calls each array."""
+    """Compares `bias` with the peer's, where `seen`; `inputs` maps names of arrays to the peer's names."""
     given = {ours: jnp.asarray(peers[f"{name} {theirs}"]) for ours, theirs in inputs.items()}
     weights = (peers[f"{name} weights"] * seen).astype(np.float32)
 
@@ -257,7 +257,7 @@ def test_slopes_are_those_of_mpt_and_x_transformers(peers) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_t5_is_that_of_transformers_and_x_transformers(peers, causal: bool) -> None:
-    """But for the distances whose logarithm, which is a whole number, float32 puts below it or above."""
+    """Except distances with whole logarithms, which float32 rounds down or up."""
     name = "t5 causal" if causal else "t5 both"
     distances = (peers[f"{name} buckets"].size - 1) // 2
     away = np.arange(-distances, distances + 1)
@@ -285,9 +285,9 @@ def test_t5_buckets_of_both_sides() -> None:
 
 @pytest.mark.parametrize(("part", "side"), [("c2p", "query"), ("p2c", "key")])
 def test_deberta_is_that_of_transformers(peers, part: str, side: str) -> None:
-    """Whose code, as its authors', reads Qr at the row of i - j where the paper has j - i: here its table is mirrored.
+    """Their code, as the authors', reads Qr at the row of i - j, the paper at j - i: here their table is mirrored.
 
-    Mirrored, a table lacks a row for keys that stand farther than k - 1 after the query.
+    The mirrored table lacks a row for keys farther than k - 1 after the query.
     """
     clip = peers[f"{part} table"].shape[0] // 2
     mirror = np.r_[2 * clip - 1, np.arange(2 * clip - 1, 0, -1)] if part == "p2c" else np.arange(2 * clip)

@@ -1,4 +1,4 @@
-"""Biases that are computed in two ways, the plain one and the one that is fast in order: values and gradients."""
+"""Biases computed in two ways, plainly and fast for consecutive positions: values and gradients."""
 
 import functools
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_products_of_consecutive_positions_are_those_of_any(kind, distances: int
 
 @pytest.mark.parametrize("kind", [QueryProducts, KeyProducts])
 def test_any_part_of_products_that_are_laid_out_is_that_part_of_the_whole(kind) -> None:
-    """Filled up or not, cut on both sides, on one, or again: attention and decoding cut in all of these ways."""
+    """Filled up or not, cut on both sides, on a single side, or twice: attention and decoding do all of these."""
     rng = np.random.default_rng(0)
     queries, keys = np.arange(70) + 20, np.arange(90)
     tokens = jnp.asarray(rng.normal(size=(2, 70 if kind is QueryProducts else 90, 3, 8)), jnp.float32)
@@ -91,7 +91,7 @@ def test_any_part_of_products_that_are_laid_out_is_that_part_of_the_whole(kind) 
 
 @pytest.mark.parametrize("window", [None, 60])
 def test_deberta_by_tiles_in_bands_is_the_dense_formula(window: int | None) -> None:
-    """Values and gradients where there are more vectors than a band has rows, in tiles that no band divides."""
+    """Values and gradients with more vectors than a band has rows, in tiles that bands don't divide."""
     method = Deberta(num_heads=4, head_dim=8, width=32, train_length=16, max_distance=90)
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(1))}
     q, k, v = (jax.random.normal(jax.random.key(i), (2, 130, 4, 8)) for i in (2, 3, 4))

@@ -140,7 +140,7 @@ def test_whole_numbers_are_taken_up_to_a_largest_one(name: str, option: str) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Annotated(PositionMethod):
-    """Options that a method from outside may have."""
+    """Options of a method from outside."""
 
     sizes: tuple[int, ...] = ()
     pair: tuple[str, float] = ("a", 1.0)
@@ -150,7 +150,7 @@ class Annotated(PositionMethod):
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere(PositionMethod):
-    """Its option is annotated with a name that only a type checker imports."""
+    """Its option's annotation is a name that only a type checker imports."""
 
     size: "Imported" = 3  # type: ignore[name-defined]  # noqa: F821
 
@@ -236,6 +236,6 @@ def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
 
 @pytest.mark.parametrize("length", [16, 32, 64])
 def test_randomised_positions_stand_in_evaluation_where_they_do_on_average(length: int) -> None:
-    """The mean of the i-th smallest of n numbers that are drawn from 1, ..., N is i (N + 1) / (n + 1)."""
+    """The mean of the i-th smallest of n numbers drawn from 1, ..., N is i (N + 1) / (n + 1)."""
     placed = randomised_positions(np.arange(length), length, 64, 3, None)
     np.testing.assert_array_equal(placed, np.arange(1, length + 1) * 65 // (length + 1) - 1)

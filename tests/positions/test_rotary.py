@@ -1,4 +1,4 @@
-"""Rotary's family: against its formulas in float64, against its peers, and logits that grow with ln n."""
+"""Rotary's family against formulas in float64 and against peers; logits scaled by ln n."""
 
 import functools
 import json
@@ -131,7 +131,7 @@ def test_the_peers_compute_the_same(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["rotary", "yarn", "xpos"])
 def test_sines_of_known_positions_are_constants_of_the_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA's CPU backend would compute them for each sequence and head. Those of a large table the program computes."""
+    """XLA's CPU backend would compute them for each sequence and head. The program computes a large table."""
     method, arguments = make(name), ({}, *map(jnp.asarray, inputs()))
     traced, known = (logits_and_gradients(method, *arguments, known) for known in (False, True))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), known, traced)
@@ -151,7 +151,7 @@ def test_sines_of_known_positions_are_constants_of_the_program(name: str, monkey
 
 @pytest.mark.parametrize("scale_base", [1.0, 21.0])
 def test_xpos_of_a_small_scale_base_ends_where_the_mask_would_not_hide_later_keys(scale_base):
-    """Attention of short sequences hides a key by adding -1e30, which e^79, of 127 tokens with a base of 1, passes."""
+    """Attention of short sequences hides a key by adding -1e30; decay of e^79, at 127 tokens with a base of 1, is more."""
     sizes = {"num_heads": 2, "head_dim": 16, "width": 32, "train_length": 16}
     method = make_position("xpos", **sizes, options={"scale_base": scale_base})
     length = method.max_length

@@ -1,4 +1,4 @@
-"""A small run that is trained once for all the tests that only read or copy it."""
+"""A small run, trained once for all tests that read or copy it."""
 
 import pathlib
 import shutil
@@ -26,5 +26,5 @@ def whole(tiny_config, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path
 
 @pytest.fixture
 def finished(whole: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
-    """A copy of `whole`, for one test."""
+    """A copy of `whole` for the test."""
     return shutil.copytree(whole, tmp_path / "run")

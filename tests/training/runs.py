@@ -1,4 +1,4 @@
-"""What tests do with small runs."""
+"""Functions of tests with small runs."""
 
 import functools
 import json

@@ -58,7 +58,7 @@ def test_stacked_parameters_are_split_as_those_of_one_layer(tiny_config) -> None
 
 @pytest.fixture(scope="module")
 def states(tiny_config) -> tuple[TrainState, list[TrainState]]:
-    """Shapes, and two states of other seeds, on one device."""
+    """Shapes, and two states of different seeds, on a single device."""
     config = tiny_config(model__num_layers=1)
     model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)[0]
     mesh = make_mesh(config.mesh, jax.devices()[:1])
@@ -85,14 +85,14 @@ def test_parameters_are_read_without_an_optimizer(states, both_saved, tmp_path: 
 
 
 def flip_a_bit(file: pathlib.Path) -> None:
-    """Near the front, where Orbax's files hold arrays; half-way may stand an index that a later one has replaced."""
+    """Flips a bit near the front, where Orbax's files hold arrays; the middle may hold an index without use."""
     content = bytearray(file.read_bytes())
     content[len(content) // 8] ^= 4
     file.write_bytes(content)
 
 
 def cut_short(file: pathlib.Path) -> None:
-    """To an eighth, for the same reason."""
+    """Keeps an eighth of a file."""
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 8])
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 
 
 def test_there_is_a_spare_where_the_latest_is_the_best(states, tmp_path: pathlib.Path) -> None:
-    """In a run that improves all the time the latest one always is; and in one that is never validated none is best."""
+    """If a run improves all the time, the latest is always the best; without validation none is the best."""
     _, (state, _) = states
     kept = []
     with Checkpoints(tmp_path, keep=1) as checkpoints:
@@ -156,7 +156,7 @@ def test_hosts_that_are_preempted_again_save_again(states, tmp_path: pathlib.Pat
 
 
 def test_a_checkpoint_that_is_deleted_meanwhile_is_missing_and_not_damaged(states, tmp_path: pathlib.Path) -> None:
-    """Training may delete it beside an evaluation, which then takes a newer one."""
+    """Training may delete it during an evaluation, which then takes a newer checkpoint."""
     abstract, saved = states
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved[0], 1, {})

@@ -1,4 +1,4 @@
-"""One process at a time trains in a work directory."""
+"""A single process at a time trains in a work directory."""
 
 import errno
 import fcntl
@@ -25,7 +25,7 @@ def test_two_processes_do_not_train_in_one_directory(tiny_config, tmp_path: path
 
 
 def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_path: pathlib.Path) -> None:
-    """Between the check and the lock lies the preparing of the text, which may take an hour."""
+    """Between the check and the lock the text is prepared, for up to an hour."""
     first, second = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
     configs = tiny_config(seed=1), tiny_config(seed=2)
     first.check(configs[0])
@@ -42,7 +42,7 @@ def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_p
 
 
 def test_without_file_locks_the_newest_start_wins(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """The older one stops before its next write: neither a checkpoint nor a status of it comes later."""
+    """The older process stops before its next write of a checkpoint or a status."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -1,4 +1,4 @@
-"""The feed: what it waits for is seen."""
+"""The feed measures how long it waits for data."""
 
 import time
 

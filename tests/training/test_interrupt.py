@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, before its first update and after."""
+"""Signals stop a run, before its first update and after."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def test_a_hangup_asks_to_stop_unless_it_was_ignored_before() -> None:
-    """`nohup` starts a process with the hangup of its terminal ignored, so that it goes on."""
+    """`nohup` starts a process with SIGHUP ignored, and it goes on after its terminal is closed."""
     before = signal.getsignal(signal.SIGHUP)
     try:
         for ignored in (True, False):

@@ -1,4 +1,4 @@
-"""The loop on a tiny corpus: it learns, records what it does, and keeps nothing that is not finite."""
+"""The loop on a tiny corpus: it learns, records each update, and saves finite parameters only."""
 
 import pathlib
 

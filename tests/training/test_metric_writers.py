@@ -1,4 +1,4 @@
-"""Metrics go to each writer that the config names, a resumed run's to the run that was there."""
+"""Metrics go to each writer in the config; a resumed run continues its old record."""
 
 import dataclasses
 import json
@@ -94,7 +94,7 @@ def test_writers_may_change(tiny_config, tmp_path) -> None:
 
 @pytest.fixture
 def services(tiny_config, tmp_path, monkeypatch) -> Any:
-    """A function of a package's name to the config and work directory of a run that was stopped and went on."""
+    """A function of a package's name to the work directory of a run, stopped and resumed with this writer."""
 
     def train(package: str) -> pathlib.Path:
         pytest.importorskip(package, reason=f"needs the package {package}: pip install {package}")
@@ -109,7 +109,7 @@ def services(tiny_config, tmp_path, monkeypatch) -> Any:
 
 
 def records(log: bytes) -> Iterator[bytes]:
-    """The records of a file of W&B, which is a log as LevelDB's is (github.com/google/leveldb, doc/log_format.md).
+    """Yields the records of a file of W&B, in LevelDB's log format (github.com/google/leveldb, doc/log_format.md).
 
     After a header of 7 bytes, in blocks of 32 KiB, each part of a record has a checksum of 4 bytes, its length in 2 and
     its type in 1: whole, first, middle or last. Recent versions of the package have no reader in Python.

@@ -1,4 +1,4 @@
-"""A run that starts from another one's checkpoint: what is taken, new and dropped; and going on without that one."""
+"""A run that starts from a parent's checkpoint: parameters taken, new and dropped; resuming without the parent."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def parent_of(config: Config) -> Parent:
 
 
 def started(config: Config) -> tuple[Parent, dict[str, np.ndarray]]:
-    """Returns the parent, and the parameters that a run of `config` starts with."""
+    """Returns the parent, and the first parameters of a run of `config`."""
     found, model = parent_of(config), build_model(config, 256)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     state = found.state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1]), config.seed)
@@ -51,7 +51,7 @@ def started(config: Config) -> tuple[Parent, dict[str, np.ndarray]]:
 
 
 def with_config(run: pathlib.Path, config: Config, copy: pathlib.Path) -> pathlib.Path:
-    """Returns a copy of a run with another config, of which no parameter is read."""
+    """Returns a copy of a run with another config; its parameters must not be read."""
     RunDirectory(shutil.copytree(run, copy)).write("config.json", dataclasses.asdict(config))
     return copy
 
@@ -88,7 +88,7 @@ def test_what_both_have_is_taken_and_the_rest_is_said(tiny_config, parent, tmp_p
 
 
 def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeypatch) -> None:
-    """Bit for bit as without a stop, and with the same parent in its provenance; with another one it is refused."""
+    """Bit for bit as without a stop, and with the same parent in its provenance; another parent is refused."""
     gone = shutil.copytree(parent, tmp_path / "gone")
     config = functools.partial(tiny_config, init_from=str(gone), length=32, position="alibi_learned")
     loop.train(config(), str(tmp_path / "whole"))
@@ -149,7 +149,7 @@ def test_what_cannot_be_started_from_is_refused_before_any_work(
     ],
 )
 def test_position_parameters_of_another_meaning_are_new(tiny_config, parent, tmp_path, there, here) -> None:
-    """Though they have one name and one shape, one method's numbers mean nothing to the other."""
+    """The name and the shape are the same, but the numbers mean nothing to the other method."""
     position, length = there
     old = tiny_config(position=position, length=length)
     run = with_config(parent, old, tmp_path / "there")
@@ -186,7 +186,7 @@ def test_options_that_differ_from_the_parents_are_named(tiny_config, parent) -> 
 
 
 def test_keys_that_do_not_change_what_parameters_compute_may_differ(tiny_config, parent) -> None:
-    """Each key of the model is one or the other; of tied embeddings those of adaptive ones are ignored."""
+    """Every key of the model is tested; tied embeddings ignore the keys of adaptive embeddings."""
     free = {
         "initialization": "paper",
         "dropout": 0.1,
@@ -213,7 +213,7 @@ def test_keys_that_do_not_change_what_parameters_compute_may_differ(tiny_config,
 
 
 def test_the_newest_whole_checkpoint_is_started_from(tiny_config, parent, tmp_path, capsys) -> None:
-    """As an evaluation takes it; what is told and recorded is the one that was read."""
+    """Evaluation chooses the same; the message and the provenance name its step."""
     old = shutil.copytree(parent, tmp_path / "old")
     steps = RunDirectory(old).saved_steps()
     for file in (old / "checkpoints" / str(steps[-1])).rglob("*"):
@@ -250,7 +250,7 @@ def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(
 
 
 def test_a_vocabulary_made_from_other_text_is_refused(tiny_config, tiny_text, tmp_path) -> None:
-    """Also where only the text tells: words of the train text, and those of the validation text."""
+    """Also if only the text differs: words of the train text against words of the validation text."""
     words = {"data__tokenizer": "words", "model__num_layers": 1}
     loop.train(tiny_config(**words, train__steps=3, eval__every_steps=0), str(tmp_path / "words"))
     words |= {"data__train": str(tiny_text["valid"]), "init_from": str(tmp_path / "words")}

@@ -1,4 +1,4 @@
-"""What can't work, or would mix one run with another, is refused before any work."""
+"""Configs that can't work, or would mix two runs, are refused before any work."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""Runs that were stopped, crashed, starved or robbed of checkpoints go on bitwise, or say why they don't."""
+"""Runs go on bitwise after a stop, a crash, a full disk or lost checkpoints, or say why they can't."""
 
 import errno
 import functools
@@ -45,7 +45,7 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
 
 
 def test_a_run_goes_on_with_layers_as_a_loop(tiny_config, whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """From a checkpoint of layers one by one, to the same loss; Adam magnifies the rounding of tiny gradients."""
+    """From a checkpoint of separate layers, to the same loss; Adam magnifies the rounding of tiny gradients."""
     config = tiny_config()
     with pytest.MonkeyPatch.context() as patch:
         stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -98,7 +98,7 @@ def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib
 
 
 def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
-    """Training goes on from an earlier one; from none it would overwrite what is known of the run, so it refuses."""
+    """Training goes on from an earlier checkpoint; without any it refuses, or it would overwrite the run's record."""
     run = RunDirectory(finished)
     assert run.status()["saved"] == 6
     shutil.rmtree(run.checkpoints / "6")

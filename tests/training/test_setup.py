@@ -1,4 +1,4 @@
-"""What training refuses before it reads its text, which whoever gives it to a cluster wants to know at once."""
+"""Configs that training refuses before it reads its text: a cluster's user learns it at once."""
 
 import re
 

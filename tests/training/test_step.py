@@ -1,4 +1,4 @@
-"""One update: the gradient of the mean token NLL, however it is split over devices and micro-batches."""
+"""An update: the gradient of the mean token NLL, however it is split over devices and micro-batches."""
 
 import re
 
@@ -20,7 +20,7 @@ VOCABULARY = 48
 
 
 def updated(config: Config, devices: int, micro_batches: int) -> tuple[TrainState, dict]:
-    """The state after an SGD update on 16 sequences, of which the last is short."""
+    """Returns the state after an SGD update on 16 sequences, the last of them short."""
     mesh = make_mesh(config.mesh, jax.devices()[:devices])
     model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     # SGD, since Adam turns the rounding errors of gradients that are zero into whole steps.
@@ -51,7 +51,7 @@ def test_one_device_against_eight(tiny_config, keys: dict, micro_batches: int) -
 
 
 def test_the_loss_curve_is_the_same_by_tiles(tiny_config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In three tiles of queries by three of keys, of which the last are filled up."""
+    """In three tiles of queries by three of keys; the last are filled up."""
     monkeypatch.setattr("alibi.attention.tiles.BLOCK", 8)
     batches = np.random.default_rng(0).integers(0, VOCABULARY, (2, 1, 4, 21), dtype=np.int32)
     curves = []
@@ -72,7 +72,7 @@ def test_the_loss_curve_is_the_same_by_tiles(tiny_config, monkeypatch: pytest.Mo
 
 
 def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
-    """Also in four micro-batches, of which the last has fewer tokens."""
+    """In four micro-batches; the last has fewer tokens."""
     config = tiny_config(mesh__data=1, model__num_layers=1)
     state, metrics = updated(config, devices=1, micro_batches=4)
     model = build_model(config, VOCABULARY)

@@ -1,4 +1,4 @@
-"""Updates of the paper's recipe, one by one, as other implementations compute them."""
+"""Each update of the paper's recipe against other implementations."""
 
 import dataclasses
 import pathlib
@@ -56,7 +56,7 @@ def initial(recording: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def neighbour(tensors: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Each value moved to the next or the previous float32; tensors that are equal, as tied ones are, alike."""
+    """Returns each value moved to the next or the previous float32; equal (tied) tensors move alike."""
     rng, moved = np.random.default_rng(seed), {}
     for tensor in tensors.values():
         if tensor.dtype == np.float32 and tensor.tobytes() not in moved:

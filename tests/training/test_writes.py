@@ -1,4 +1,4 @@
-"""Updates don't wait for rows and statuses to be written, and nothing is lost by that, in silence or at all."""
+"""Updates don't wait for rows and statuses to be written, and no row is lost."""
 
 import pathlib
 import threading
@@ -18,7 +18,7 @@ SECONDS = 20.0  # for which something is waited for that comes at once
 
 
 def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """As long as nothing is saved: the fourth update begins while the store still writes of the first one."""
+    """Without a checkpoint: the fourth update begins while the first update's row is still being written."""
     log, write_status, answers = JsonLines.write, RunDirectory.write_status, threading.Event()
 
     def answered(write: Any) -> Any:
