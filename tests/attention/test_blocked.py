@@ -22,7 +22,7 @@ from tests.attention.calls import inputs, on, reach, value_and_gradients
 
 @pytest.fixture
 def devices(monkeypatch):
-    """Takes groups of heads and sequences in turn, as on a single device; on several, as in the other tests, they go at once."""
+    """Takes groups of heads and sequences in turn, as on a single device; on several they go at once."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
 
 

@@ -151,7 +151,7 @@ def test_sines_of_known_positions_are_constants_of_the_program(name: str, monkey
 
 @pytest.mark.parametrize("scale_base", [1.0, 21.0])
 def test_xpos_of_a_small_scale_base_ends_where_the_mask_would_not_hide_later_keys(scale_base):
-    """Attention of short sequences hides a key by adding -1e30; decay of e^79, at 127 tokens with a base of 1, is more."""
+    """Attention of short sequences hides a key by adding -1e30; e^79, with a base of 1, is more."""
     sizes = {"num_heads": 2, "head_dim": 16, "width": 32, "train_length": 16}
     method = make_position("xpos", **sizes, options={"scale_base": scale_base})
     length = method.max_length
