@@ -85,14 +85,10 @@ def arguments_of(case):
     if case.hiding == "mask":
         arguments["mask"] = jnp.asarray(rng.random((case.batch, case.heads, case.q, case.k)) < 0.6)
     if case.hiding == "segments":
-        # Packed documents of one sequence; the other is a single document.
-        segments, positions = (
-            np.stack([rows, other])
-            for rows, other in (
-                (np.arange(case.k) // 40, np.zeros(case.k, int)),
-                (np.arange(case.k) % 40, np.arange(case.k)),
-            )
-        )
+        # The first sequence has packed documents; a second is a single document.
+        tokens = np.arange(case.k)
+        segments = np.stack([tokens // 40, 0 * tokens])[: case.batch]
+        positions = np.stack([tokens % 40, tokens])[: case.batch]
         arguments["segment_ids"] = jnp.asarray(segments)
         arguments |= dict.fromkeys(("query_positions", "key_positions"), jnp.asarray(positions))
     if case.hiding == "gaps":

@@ -340,7 +340,7 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
         ("alibi", {"alibi_bias_max": 0.0}, "alibi_bias_max=0.0 must be a number above 0, such as the paper's 8"),
         ("alibi", {"alibi_bias_max": 126}, "alibi_bias_max=126.0 must be a number above 0, .* and at most 125"),
         ("alibi_ntk", {"alibi_bias_max": 400}, "the flattest slope is 2.-alibi_bias_max"),
-        ("alibi", {"alibi_bias_max": 16, "slopes": (1, 1, 1, 1)}, "for slopes that have a name"),
+        ("alibi", {"alibi_bias_max": 16, "slopes": (1, 1, 1, 1)}, "changes named slopes"),
         ("alibi_learned", {"slopes": (0.5, 1.3e-38, 1, 1)}, r"must be above 0 \(in float32, at least 2.-125\)"),
         ("alibi", {"slopes": (0.5, 1e-50, 1, 1)}, "must be 0 or of a size from 1.2e-38 to 3.4e.38, as in float32"),
         (

@@ -18,6 +18,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.training import loop, setup
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import COMPUTING, OF_ADAPTIVE, SHAPING, Parent
+from alibi.training.step import initial_state
 from tests.training.runs import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -46,8 +47,8 @@ def started(config: Config) -> tuple[Parent, dict[str, np.ndarray]]:
     """Returns the parent, and the first parameters of a run of `config`."""
     found, model = parent_of(config), build_model(config, 256)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
-    state = found.state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1]), config.seed)
-    return found, by_path(state.params)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    return found, by_path(found.replace_in(initial_state(model, optimizer, mesh, config.seed), mesh).params)
 
 
 def with_config(run: pathlib.Path, config: Config, copy: pathlib.Path) -> pathlib.Path:
