@@ -1,4 +1,4 @@
-"""The benchmarks: of attention at lengths that take seconds, and of others with seconds that are made up."""
+"""The benchmarks: attention at short lengths, and other benchmarks with made-up seconds."""
 
 import argparse
 import importlib
@@ -165,7 +165,7 @@ def test_a_length_is_compared_by_ratios_of_its_rounds(load, run, capsys):
 
 
 def test_position_methods_are_measured_in_groups_with_the_references_in_each(load, run, capsys):
-    """All processes at a time would not fit into memory; each ratio is of rounds that both methods were in."""
+    """All processes at a time would not fit into memory; each ratio is of rounds with both methods."""
     training = {"alibi": [1.0, 4.0, 2.0], "none": [2.0, 12.0, 3.0]}  # the ratio of the medians would be 1.5
 
     def seconds(name, group):
@@ -182,7 +182,7 @@ def test_position_methods_are_measured_in_groups_with_the_references_in_each(loa
 
 
 def test_a_position_method_is_trained_and_scored(load, tiny_config):
-    step = load("positions").position_step(tiny_config(position="kerple_log"))
+    step = load("positions").position_step(tiny_config(position="kerple_log", model__num_layers=1))
     for part in ("run", "score"):
         step.parts[part](2)
     assert step.facts["step_memory_bytes"] > 0
@@ -192,7 +192,7 @@ def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys)
     """In a real trace no part of the model is missing, products are in their parts, and shares make a whole."""
     profile = load("profile")
     monkeypatch.setattr(profile, "keep_freed_memory", lambda: None)  # for the process of all tests
-    monkeypatch.setitem(profile.SHAPES, "tiny", lambda arg: tiny_config(**dict([arg.split("=")])))
+    monkeypatch.setitem(profile.SHAPES, "tiny", lambda arg: tiny_config(model__num_layers=1, **dict([arg.split("=")])))
     rows = profile.profile(argparse.Namespace(shapes="tiny", position="rotary", rounds=2))
     assert {row["part"] for row in rows} - {"other"} == {*profile.PARTS} - {"other"}
     assert sum(row["share"] for row in rows if row["part"] == "other") < 0.2
@@ -244,7 +244,7 @@ def test_exponents_of_counted_tiles(load, monkeypatch, capsys):
 
 
 def test_the_work_of_a_sliding_window_is_counted(load):
-    """L = 4, S = 1, one layer, width 64: keys and values of 4 tokens; all else of one, and its head of 2,002 rows."""
+    """L = 4, S = 1, one layer, width 64: keys and values of 4 tokens; the rest of a token; a head of 2,002 rows."""
     evaluate = load("evaluate")
     config = replaced(evaluate.small_config(), {"model.num_layers": 1})
     keys_and_values = 4 * 2 * 2 * 64 * 64
@@ -277,7 +277,7 @@ def test_generation_is_measured_by_its_parts(load, run):
 
 def test_making_tokens_is_timed_beside_plain_loops(load, monkeypatch, capsys):
     data = load("data")
-    monkeypatch.setattr(data, "_in_process", lambda call, *arguments: call(*arguments))
+    monkeypatch.setattr(data, "in_process", lambda call, *arguments: call(*arguments))
     rows = data.compare_tokenizers(
         argparse.Namespace(text=None, megabytes=1, workers="1", tokenizers="bytes,words", rounds=1)
     )

@@ -1,4 +1,4 @@
-"""The flags, the exit codes and the messages that all entry points share."""
+"""The shared flags, exit codes and messages of all entry points."""
 
 import functools
 import os

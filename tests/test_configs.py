@@ -78,14 +78,14 @@ CC100 = {
     ("name", "published"), [("wikitext103", WIKITEXT103), ("bookcorpus", BOOKCORPUS), ("cc100_1b3", CC100)]
 )
 def test_the_published_recipe(name: str, published: dict[str, object]) -> None:
-    """Literal numbers of the paper and its code: a config that drifts from them is no reproduction."""
+    """Literal numbers of the paper and its code: a config with other numbers is no reproduction."""
     found = flatten(get(name))
     assert {key: found[key] for key in published} == published
 
 
 @pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "books", "books_tables", "bookcorpus"])
 def test_the_schedule_ends_with_the_run(name: str) -> None:
-    """A shorter run anneals too, with a warm-up of the same share; what is given by name stays."""
+    """A shorter run anneals too, with a warm-up of the same share; a key given by name stays."""
     whole, short = get(name), get(name, "train.steps=110")
     for config in (whole, short):
         assert config.optimizer.warmup_steps + config.optimizer.period_steps == config.train.steps

@@ -1,4 +1,4 @@
-"""The command lines as a user gives them, on a corpus that trains in seconds."""
+"""The command lines of a user, on a corpus for training in seconds."""
 
 import json
 import math
@@ -203,7 +203,7 @@ def saved_steps(workdir: pathlib.Path) -> list[int]:
 
 
 def trained_state(workdir: pathlib.Path) -> TrainState:
-    """The last checkpoint's parameters and optimizer state, on one device."""
+    """Returns the last checkpoint's parameters and optimizer state, on a single device."""
     run = RunDirectory(workdir)
     config = run.config()
     model = build_model(config, run.provenance()["vocab_size"])

@@ -22,7 +22,7 @@ def script(monkeypatch):
 
 
 def measured(page):
-    """The cells of what was measured, by the method's name with its option."""
+    """Returns the cells of measurements, by the method's name with its option."""
     lines = [line.split(" | ") for line in page.partition("## What was measured")[2].splitlines() if line[:3] == "| ["]
     return {first.removeprefix("| "): [*cells[:-1], cells[-1].removesuffix(" |")] for first, *cells in lines}
 

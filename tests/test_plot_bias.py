@@ -1,4 +1,4 @@
-"""The script that draws what position methods add to the logits."""
+"""The script which draws the additions of position methods to the logits."""
 
 import importlib.util
 import pathlib

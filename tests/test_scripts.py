@@ -27,7 +27,7 @@ def clone(tmp_path):
 
 @pytest.fixture
 def tools(tmp_path):
-    """A PATH with what the script needs, but no Python."""
+    """A PATH with the programs of the script, but no Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("bash", "dirname", "sed", "cat", "cksum", "tee", "tail", "rm", "uname", "mkdir", "sleep"):
@@ -55,7 +55,7 @@ def test_without_any_python_it_says_what_is_needed(clone, tools):
 
 @pytest.mark.parametrize(("minor", "by_name"), [(9, False), (14, True)])
 def test_a_python_that_the_pins_do_not_fit(clone, tools, minor, by_name):
-    """It is never found by itself; a newer one may be given by name, an older one may not."""
+    """It is never found by itself; a newer Python may be given by name, an older Python may not."""
     python = tools / "python3"
     answers = f"[[ $# == 2 ]] || {{ echo 3.{minor}.1; exit $(({minor} < 11 || $3 < {minor})); }}"
     python.write_text(f'#!/bin/bash\n[[ "$1" == -c ]] || exit 1\n{answers}\n')
@@ -156,7 +156,7 @@ def test_each_python_gets_one_version_of_each_package_and_what_pyproject_allows(
 
 
 def test_an_installed_package_needs_no_clone(tmp_path):
-    """Every module imports where there is no `configs`, and the package has every file that is no module."""
+    """Every module imports where there is no `configs`, and the package has all other files too."""
     walk = (
         "import importlib, pkgutil, sys; sys.modules['configs'] = None; import alibi\n"
         "for module in pkgutil.walk_packages(alibi.__path__, 'alibi.'): importlib.import_module(module.name)"

@@ -24,7 +24,7 @@ from alibi.data.corpus import BORDER, PIECE_BYTES, SHARD_BYTES, Corpus, Piece, S
 
 # A larger file is identified by its size, its time of change and the hash of its two ends.
 WHOLE_HASH_BYTES = 256 << 20
-_END_BYTES = 1 << 20
+END_BYTES = 1 << 20
 _ZST_WINDOW = 1 << 31  # the longest, that of `zstd --long=31`; the library's own limit is 1 << 27
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _PACKED = (*_OPENERS, ".zst")
@@ -263,7 +263,7 @@ def _identity(path: pathlib.Path) -> dict[str, Any]:
     if status.st_size <= WHOLE_HASH_BYTES:
         return identity | {"sha256": file_sha256(path)}
     with path.open("rb") as stream:
-        ends = stream.read(_END_BYTES)
-        stream.seek(-_END_BYTES, os.SEEK_END)
+        ends = stream.read(END_BYTES)
+        stream.seek(-END_BYTES, os.SEEK_END)
         ends += stream.read()
     return identity | {"changed_ns": status.st_mtime_ns, "ends_sha256": hashlib.sha256(ends).hexdigest()}

@@ -41,11 +41,11 @@ def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
             title, peer = PEERS[name]
             calls: dict[str, tuple] = {title: (_timed, peer, path, root)}
             calls |= {f"{name}, {number} workers": (_timed, _prepare, path, root, number) for number in workers}
-            _in_process(_make_tokenizer, path, root)
+            in_process(_make_tokenizer, path, root)
             seconds: dict[str, list[tuple[float, float]]] = {contender: [] for contender in calls}
             for turn in range(arguments.rounds):
                 for contender, call in list(calls.items())[:: -1 if turn % 2 else 1]:
-                    seconds[contender].append(_in_process(*call))
+                    seconds[contender].append(in_process(*call))
             rows += [_row(one, size, seconds[one]) | about(arguments.rounds) for one in calls]
             path.unlink()
     columns = [Column("MB of text", "megabytes", ""), Column("MB/s", "mb_per_second", ".1f")]
@@ -81,7 +81,7 @@ def _write_text(path: pathlib.Path, source: str | None, size: int) -> pathlib.Pa
     return path
 
 
-def _in_process(call: Callable, *arguments: Any) -> Any:
+def in_process(call: Callable, *arguments: Any) -> Any:
     """Returns the result of `call` in a fresh process, which inherits nothing from the turns before."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)

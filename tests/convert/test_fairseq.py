@@ -1,4 +1,4 @@
-"""What PyTorch reads of a fairseq checkpoint: settings by other names, and every tensor once in its place."""
+"""A fairseq checkpoint read by PyTorch: settings of other names, and every tensor once in its place."""
 
 import argparse
 import dataclasses
@@ -117,7 +117,7 @@ ARGUMENTS = {
 
 
 def settings(tensors, **arguments):
-    """Those of an older checkpoint: a Namespace of arguments."""
+    """Returns the settings of an older checkpoint: a Namespace of arguments."""
     content = {"args": argparse.Namespace(**ARGUMENTS | arguments), "optimizer_history": [{"num_updates": 150}]}
     return read_settings(content, architecture(tensors))
 
@@ -164,7 +164,7 @@ def test_other_settings_are_named(tensors, arguments, message):
 
 
 def tied(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same layers with one matrix for all words and a norm at the end."""
+    """Returns the same layers with a single matrix for all words and a norm at the end."""
     adaptive = ("decoder.embed_tokens", "decoder.adaptive_softmax")
     embedding = tensors["decoder.embed_tokens.embeddings.0.0.weight"]
     return {

@@ -1,4 +1,4 @@
-"""A checkpoint of the paper's own code as a work directory: what it computes, and what cannot become one."""
+"""A checkpoint of the paper's own code as a work directory: its numbers, and refused checkpoints."""
 
 import hashlib
 import math
@@ -66,7 +66,7 @@ def expected():
 
 
 def test_the_config_is_the_checkpoints(imported):
-    """6 heads, bands that halve, the rates and the seed: none of these is the config's that it was given."""
+    """6 heads, halved bands, the rates and the seed come from the checkpoint, not from the given config."""
     config = imported.run.config()
     model = config.model
     assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (2, 24, 6, 40)
@@ -83,7 +83,7 @@ def test_the_config_is_the_checkpoints(imported):
 
 
 def score(run, tokens, length, stride):
-    """On one device, whose programs compile in a fraction of the time of eight."""
+    """Returns the NLL of each token on a single device, which compiles faster than eight."""
     scorer = Scorer(
         model_nll(build_model(run.config, run.tokenizer.vocab_size)),
         boundary_id=run.tokenizer.boundary_id,
@@ -115,7 +115,7 @@ def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, 
 
 
 def test_training_takes_it_for_its_own(imported):
-    """By the config file that lies in it: the state after 150 updates, at the learning rate of the 151st."""
+    """With the config file in it: the state after 150 updates, at the learning rate of the 151st."""
     config = config_in(imported.run.path)
     assert imported.run.differing(config) == {}
     check_config(config, make_mesh(config.mesh))
@@ -138,7 +138,7 @@ def test_training_takes_it_for_its_own(imported):
 
 
 def config_in(workdir):
-    """By the file that the import writes, as train.py reads it."""
+    """Returns the config of the file in a work directory, as train.py reads it."""
     namespace = {"__file__": str(workdir / "config.py")}
     exec((workdir / "config.py").read_text(), namespace)
     return read_config(namespace["get_config"]())
@@ -208,7 +208,7 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
     ],
 )
 def test_the_batch_is_cut_as_the_papers_code_cuts_it(tmp_path, length, max_device_tokens, tokens):
-    """And at the paper's lengths as configs/wikitext103.py has it, so that 8 devices go on with the training."""
+    """And at the paper's lengths as configs/wikitext103.py has it, and 8 devices go on with the training."""
     resaved(tmp_path / "x.pt", lambda content: content["args"].update(tokens_per_sample=length))
     keys = {"train.batch_tokens": 73_728, "train.max_device_tokens": max_device_tokens}
     config = replaced(config_of(tmp_path), keys)
@@ -244,10 +244,10 @@ def test_the_command_says_one_line(run_script, tmp_path):
 
 
 def in_stream_order(recorded, ours, length):
-    """`recorded` with its windows in the stream's order, which is found by their first values.
+    """Returns `recorded` with its windows in the stream's order, found by their first values.
 
-    The paper's code takes windows that don't overlap sorted by size, and its record is in
-    that order. Each of our windows must be found in it, and all of it must be found.
+    The paper's code takes non-overlapping windows sorted by size, and records them in
+    this order. Each of our windows must be found in it, and all of it must be found.
     """
     starts, found = range(0, ours.size, length), np.empty_like(recorded)
     taken = np.zeros(recorded.size, bool)

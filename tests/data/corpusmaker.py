@@ -19,7 +19,7 @@ def hub(folder, **options):
 
 
 def documents(corpus, split):
-    """Each whole."""
+    """Returns the text of each whole document."""
     parts, found = [], []
     for piece in corpus.pieces(split):
         parts.append(piece.text)

@@ -1,9 +1,9 @@
 """Makes fairseq-tiny.{pt,npz}, dict.txt and text: python tests/data/make_fairseq_tiny.py (needs PyTorch).
 
 A checkpoint of random weights with the pickle structure of the paper's code, and the NLL
-of each token of a text by that code's formulas, written out here in NumPy and float64
+of each token of a text by the formulas of this code, written out here in NumPy and float64
 for single windows. `--check=FOLDER` applies the same formulas to a checkpoint.pt,
-dict.txt, valid.txt and expected.npz that the paper's code itself made.
+dict.txt, valid.txt and expected.npz made by the paper's code itself.
 """
 
 import collections
@@ -20,7 +20,7 @@ WORDS = [f"w{i}" for i in range(92)]  # with the 4 special symbols 96, a multipl
 
 
 def slopes(n):
-    """Of the paper's code: for 6 heads those of 4, then every other one of 8."""
+    """Returns the slopes of the paper's code: for 6 heads the slopes of 4, then every other slope of 8."""
     power = 2 ** int(np.floor(np.log2(n)))
     first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     return np.array((first + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power + 1, 2)])[:n])
@@ -37,7 +37,7 @@ def norm(x, weight, bias):
 
 
 def log_probabilities(tensors, heads, cutoffs, inputs):
-    """Of every word after each of `inputs`: the decoder with adaptive input, ALiBi and adaptive softmax."""
+    """Returns log probabilities of every word after each input: adaptive input, ALiBi and adaptive softmax."""
     t = {name.removeprefix("decoder."): np.asarray(x, np.float64) for name, x in tensors.items()}
     band = np.searchsorted(cutoffs, inputs, side="right")
     starts = (0, *cutoffs)
@@ -70,7 +70,7 @@ def log_probabilities(tensors, heads, cutoffs, inputs):
 
 
 def nll(tensors, heads, cutoffs, tokens, length, stride, windows=None):
-    """Of each token (of the first `windows` windows), from the recipe's words."""
+    """Returns the NLL of each token (of the first `windows` windows), from the recipe's words."""
     inputs, found = [2, *tokens], []  # </s> stands before the first token
     for start in range(0, len(tokens), stride)[:windows]:
         end = min(start + stride, len(tokens))
@@ -80,7 +80,7 @@ def nll(tensors, heads, cutoffs, tokens, length, stride, windows=None):
 
 
 def random_tensors(rng):
-    """By the names of the paper's code; the tied ones are the same objects."""
+    """Returns tensors by the names of the paper's code; tied tensors are the same objects."""
     t, ends = {"decoder.version": np.array([3.0])}, (*CUTOFFS, len(WORDS) + 4)
     e, s = "decoder.embed_tokens.", "decoder.adaptive_softmax."
     t[e + "_float_tensor"] = t["decoder.embed_positions._float_tensor"] = np.zeros(1)  # the fork has both
@@ -106,7 +106,7 @@ def random_tensors(rng):
 
 
 def settings():
-    """As omegaconf has them, by classes of its names; and one class of fairseq."""
+    """Returns the settings in classes with the names of omegaconf, and an object of a class of fairseq."""
     module = {name: types.ModuleType(name) for name in ("omegaconf", "fairseq")}
     for package, name in (("omegaconf", "DictConfig"), ("omegaconf", "AnyNode"), ("fairseq", "AverageMeter")):
         made = type(name, (), {"__module__": package})
@@ -159,7 +159,7 @@ def write_tiny():
 
 
 def check(folder):
-    """The largest difference, of the first windows at (128, 64), from what the paper's code computes."""
+    """Prints the largest difference from the paper's code in the first windows at (128, 64)."""
     import torch
 
     content = torch.load(folder / "checkpoint.pt", weights_only=False)

@@ -1,10 +1,10 @@
-"""Writes tests/data/trajectory.npz: updates of the paper's recipe by an implementation that shares nothing with ours.
+"""Writes tests/data/trajectory.npz: updates of the paper's recipe by an implementation which shares nothing with ours.
 
     python tests/data/make_trajectory.py RECORDING.npz    # needs PyTorch
 
 RECORDING.npz has 60 updates of the paper's own code (see README.md here). The model, loss
-and optimizer below are first run on it and must give its numbers; then they run on a
-smaller model cut out of it, and that is what is written.
+and optimizer below first run on it and must give its numbers; then they run on a
+smaller model cut out of it, whose updates are written.
 """
 
 import itertools
@@ -22,7 +22,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def sizes_of(tensors: Tensors) -> list[int]:
-    """Where each band ends."""
+    """Returns the end of each band."""
     bands = [
         len(v) for k, v in sorted(tensors.items()) if k.startswith("decoder.embed_tokens.embeddings") and ".0.w" in k
     ]
@@ -100,7 +100,7 @@ def learning_rate(update: int, warmup: int, period: int) -> float:
 
 
 def train(init: dict[str, np.ndarray], batches: list, warmup: int, period: int) -> dict[str, np.ndarray]:
-    """lr, loss in nats per token and gradient norm of each update, and the parameters after the last."""
+    """Returns lr, loss in nats per token and gradient norm of each update, and the last parameters."""
     tied = ("decoder.adaptive_softmax.tail", "decoder.adaptive_softmax.head.word_proj")
     names = [k for k in init if not k.startswith(tied) and not k.endswith(("version", "_float_tensor"))]
     tensors = {name: torch.tensor(init[name], dtype=torch.float64, requires_grad=True) for name in names}
@@ -124,7 +124,7 @@ def train(init: dict[str, np.ndarray], batches: list, warmup: int, period: int) 
 
 
 def check(recording: dict[str, np.ndarray]) -> None:
-    """Stops if this file doesn't compute what the paper's code does."""
+    """Raises AssertionError if this file computes other numbers than the paper's code."""
     init = {k.removeprefix("init/"): v for k, v in recording.items() if k.startswith("init/")}
     batches = [(recording[f"src/{k}"], recording[f"tgt/{k}"]) for k in range(CHECKED)]
     found = train(init, batches, warmup=16, period=40)
@@ -136,7 +136,7 @@ def check(recording: dict[str, np.ndarray]) -> None:
 
 
 def cut(recording: dict[str, np.ndarray], ends: tuple[int, ...], updates: int) -> tuple[dict[str, np.ndarray], list]:
-    """The first words of each band alone; the words of the batches are folded into them, band by band."""
+    """Keeps the first words of each band; folds the words of the batches into them, band by band."""
     init = {k.removeprefix("init/"): v for k, v in recording.items() if k.startswith("init/")}
     old = [0, *np.cumsum([len(init[f"decoder.embed_tokens.embeddings.{band}.0.weight"]) for band in range(3)])]
     new = [0, *ends]

@@ -47,7 +47,7 @@ def test_unknown_names_list_those_that_exist():
 
 
 def test_titles_say_which_text_it_is():
-    """Result rows are told by them; "hub" or "text" would say nothing."""
+    """Result rows have them; "hub" or "text" would say nothing."""
     named = {"name": "Salesforce/wikitext", "subset": "wikitext-103-v1"}
     assert make_corpus(data_config(corpus="hub", **named)).title("valid") == "Salesforce/wikitext/wikitext-103-v1"
     assert make_corpus(data_config(corpus="tfds", name="lm1b")).title("train") == "lm1b"
@@ -88,7 +88,7 @@ def test_zst_of_several_frames(tmp_path):
 
 
 def test_zst_of_a_long_window_is_whole(tmp_path):
-    """As `zstd --long=31` packs it: with a window that the library doesn't take unasked."""
+    """As `zstd --long=31` packs it: with a window larger than the library's default limit."""
     import zstandard
 
     parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False)
@@ -183,7 +183,7 @@ def test_description_is_of_the_content_not_of_the_name(tmp_path, monkeypatch):
     a, b, c = (text_corpus(tmp_path / f"{name}.txt").description("train") for name in "abc")
     assert a == b != c
     monkeypatch.setattr(textfiles, "WHOLE_HASH_BYTES", 2)
-    monkeypatch.setattr(textfiles, "_END_BYTES", 2)
+    monkeypatch.setattr(textfiles, "END_BYTES", 2)
     a, c = (text_corpus(tmp_path / f"{name}.txt").description("train") for name in "ac")
     assert a["files"][0]["ends_sha256"] != c["files"][0]["ends_sha256"]
 

@@ -1,4 +1,4 @@
-"""Hub and TFDS datasets: their records as documents, and what is said when they can't be had."""
+"""Hub and TFDS datasets: their records as documents, and messages if they are not available."""
 
 import dataclasses
 import importlib

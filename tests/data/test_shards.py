@@ -1,4 +1,4 @@
-"""Shards: the same tokens however a text is cut and whoever makes them, and nothing lost when one is killed."""
+"""Shards: the same tokens however a text is cut and whoever makes them, and nothing is lost by a kill."""
 
 import dataclasses
 import functools
@@ -173,7 +173,7 @@ def test_words_are_counted_as_python_splits(text):
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 def test_blank_lines_end_documents(tmp_path, monkeypatch, line_end):
-    """Wherever the pieces that are read end, in the middle of a line end too, and wherever shards are cut."""
+    """Wherever pieces end, even in the middle of a line end, and wherever shards are cut."""
     documents = ["one\ntwo\n\n", "a document longer than a piece\nand more of it\n\n\n\n", "three\n\n", "open"]
     documents = [document.replace("\n", line_end) for document in documents]
     (tmp_path / "cc.txt").write_bytes("".join(documents).encode())

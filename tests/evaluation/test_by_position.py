@@ -16,19 +16,19 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def measured(cost, length, stride, tokens=1000):
-    """A text in which a token costs what `cost` says of its context."""
+    """Returns a dump of a text in which a token costs `cost(context)`."""
     of = Scoring("run", 1, "t", "c", length, stride)
     dump = Dump(of, np.zeros(tokens, np.float32), np.zeros(tokens, np.int32))
     return dataclasses.replace(dump, nll_nats=cost(dump.context).astype(np.float32))
 
 
 def with_other(dump, **changed):
-    """The same numbers as those of another dump."""
+    """Returns the same numbers under changed facts."""
     return dataclasses.replace(dump, of=dataclasses.replace(dump.of, **changed))
 
 
 def up_to(most):
-    """A model that gains from context, but from no more than `most` tokens of it."""
+    """Returns the cost of a model which gains from at most `most` tokens of context."""
     return lambda context: 5.0 - np.log(np.minimum(context, most))
 
 
@@ -77,7 +77,7 @@ def test_rows_by_position_are_the_means_of_single_places():
 
 
 def test_all_of_the_gain_is_the_curse_where_longer_context_is_worth_nothing():
-    """A model that uses 8 tokens, in blocks of 16 and 64: the paper's finding for ALiBi beyond its training length."""
+    """A model uses 8 tokens, in blocks of 16 and 64: the paper's finding for ALiBi beyond its training length."""
     blocks = [measured(up_to(8), length, length) for length in (16, 64)]
     sliding = [measured(up_to(8), length, 1) for length in (16, 64)]
     row = early_token_curse(*blocks, [*blocks, *sliding])
@@ -131,7 +131,7 @@ def test_a_dump_says_itself_what_it_is_of(tmp_path):
 
 
 def test_the_same_dump_twice_is_refused():
-    """One of them would stand for both lengths' tokens, unseen; another step of the run is no such dump."""
+    """It would stand for both lengths' tokens, unseen; another step of the run is another dump."""
     once = measured(up_to(8), 16, 16)
     later = with_other(once, step=2)
     assert {row.of.step for row in analyse([once, later])} == {1, 2}
@@ -141,28 +141,19 @@ def test_the_same_dump_twice_is_refused():
         analyse([once, later, once])
 
 
-def test_no_share_of_a_gain_that_may_be_chance():
-    """Two lengths that cost the same but for noise: of 0.001 nats any share could be told, 885% for example."""
-    random = np.random.default_rng(0)
-    short, long = (measured(lambda context: random.normal(5, 1, context.size), length, length) for length in (16, 64))
-    row = early_token_curse(short, long, [short, long])
-    low, high = row.gain_interval
-    assert low < 0 < high
-    assert low < row.gain_nats < high
-    assert row.composition_share is None
-    assert {one.share for one in row.gain_by_context} == {None}
-
-
-def test_no_share_of_a_gain_that_is_hardly_known():
-    """It may be far smaller than what was measured, and its share is that number's inverse."""
-    random = np.random.default_rng(4)
+@pytest.mark.parametrize(("seed", "means"), [(0, (5.0, 5.0)), (4, (5.15, 5.0))])
+def test_no_share_of_a_gain_that_is_chance_or_hardly_known(seed, means):
+    """A share is the inverse of a gain: 885%, for example, of the 0.001 nats of two lengths of equal cost."""
+    random = np.random.default_rng(seed)
     short, long = (
         measured(lambda context, mean=mean: random.normal(mean, 1, context.size), length, length)
-        for mean, length in ((5.15, 16), (5.0, 64))
+        for mean, length in zip(means, (16, 64), strict=True)
     )
     row = early_token_curse(short, long, [short, long])
-    low, _ = row.gain_interval
-    assert 0 < low < row.gain_nats / 2
+    low, high = row.gain_interval
+    assert low < row.gain_nats < high
+    assert low < abs(row.gain_nats) / 2
+    assert (low > 0) == (seed == 4)
     assert row.composition_share is None
     assert {one.share for one in row.gain_by_context} == {None}
 

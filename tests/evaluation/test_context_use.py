@@ -1,4 +1,4 @@
-"""The same tokens at each length, and what their longer context gains, where it is known."""
+"""The same tokens at each length, and the gain of their longer context where it is known."""
 
 import dataclasses
 
@@ -46,7 +46,7 @@ def test_all_lengths_score_the_same_tokens_with_all_their_context(num_tokens, le
 
 
 def test_windows_reach_from_the_texts_start_to_its_end():
-    """The first target that has the longest context, and the last token of the text."""
+    """The first target with the longest context, and the last token of the text."""
     assert same_token_windows(1000, (20, 80), 5) == [
         Windows(78, 1000, length, 2, SAME_TOKENS, 230) for length in (20, 80)
     ]
@@ -56,7 +56,7 @@ def test_windows_reach_from_the_texts_start_to_its_end():
 
 
 def nll_up_to(most):
-    """A model that gains from context, but from no more than `most` tokens of it."""
+    """Returns the NLL of a model which gains from at most `most` tokens of context."""
 
     def nll(params, inputs, targets):
         context = jnp.arange(inputs.shape[1] - targets.shape[1], inputs.shape[1])[None, :] + 1
@@ -68,7 +68,7 @@ def nll_up_to(most):
 
 @pytest.mark.parametrize("batch_tokens", [64, 1000])
 def test_a_model_that_only_survives_gains_nothing(batch_tokens):
-    """One that uses all context gains the logarithm of what it has more of; non-overlapping windows can't tell."""
+    """A model of all context gains the logarithm of the ratio of contexts; non-overlapping windows can't show it."""
     tokens = np.random.default_rng(0).integers(0, 10, 1000)
     params = jnp.linspace(0.0, 3.0, 10, dtype=jnp.float32)
     parts, gains = same_token_windows(tokens.size, (20, 40, 80), 50), {}
@@ -88,7 +88,7 @@ def test_a_model_that_only_survives_gains_nothing(batch_tokens):
 
 
 def test_hard_windows_do_not_widen_the_interval():
-    """The differences are resampled, not the costs, of which windows have very different ones."""
+    """The differences are resampled, not the costs, which vary much between windows."""
     random, part = np.random.default_rng(1), Windows(0, 1600, 20, 4, SAME_TOKENS)
     hard = random.normal(5, 3, (400, 1))
     saved = random.normal(0.02, 0.05, (400, 4))
@@ -99,14 +99,14 @@ def test_hard_windows_do_not_widen_the_interval():
 
 @pytest.mark.parametrize("windows", [4, 8, 100])
 def test_the_interval_holds_the_truth_nineteen_times_in_twenty(windows):
-    """By percentiles alone that of 4 windows holds it four times in five."""
+    """An interval by percentiles alone, of 4 windows, holds it four times in five."""
     random, ones = np.random.default_rng(2), np.ones(windows, int)
     held = [low <= 1 <= high for low, high in (interval(random.gamma(9, 1 / 9, windows), ones) for _ in range(200))]
     assert 0.89 <= np.mean(held) <= 0.99
 
 
 def test_many_windows_are_drawn_as_blocks_of_neighbours():
-    """The interval of 50,000 is that of the standard error, and takes no longer than that of 2,000."""
+    """The interval of 50,000 windows is the standard error's, and takes no longer than for 2,000."""
     sums, counts = np.random.default_rng(4).normal(1.0, 2.0, 50_000), np.ones(50_000, int)
     error = 2.0 / np.sqrt(50_000)
     assert interval(sums, counts) == pytest.approx(

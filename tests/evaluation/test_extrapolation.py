@@ -1,4 +1,4 @@
-"""Work directories to rows: each text scored once, what fails told without losing the rest."""
+"""Work directories to rows: each text is scored once, and a failure does not lose the rest."""
 
 import json
 import math

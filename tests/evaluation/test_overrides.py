@@ -1,4 +1,4 @@
-"""Models tested under another position method or window than they were trained with, and rows that say so."""
+"""Models tested under another position method or window than in training, and their rows."""
 
 import re
 
@@ -6,8 +6,9 @@ import pytest
 
 from alibi.config import make_config, read_config
 from alibi.config.override import Override
+from alibi.evaluation import extrapolation
 from alibi.evaluation.dumps import read_dump
-from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
+from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import latest
@@ -74,14 +75,14 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
 def test_what_a_model_cannot_be_tested_under_is_said_before_any_work(
     tmp_path, plain_run, override, message, monkeypatch
 ):
-    monkeypatch.setattr(RunEvaluation, "_prepare_text", None)
+    monkeypatch.setattr(extrapolation, "prepare", None)
     (failure,) = evaluate_runs([plain_run], Options(output_dir=tmp_path, override=override, report=False))
     assert re.search(message, failure), failure
     assert len(failure.splitlines()) == 1
 
 
 def test_parameters_are_shared_by_methods_that_have_the_same(folder, learned_run):
-    """Of another length a learned table is another one; of itself, with its rows named, it is the same."""
+    """A learned table of another length is another table; with its own length named it is the same."""
     with pytest.raises(ValueError, match=r"needs the position parameters table \[64, 16\], and .* has .* \[16, 16\]"):
         TrainedRun(learned_run, override=Override(options=(("num_positions", 64),)))
     run = TrainedRun(learned_run, override=Override("learned", (("num_positions", 16),), window=4))
@@ -98,7 +99,7 @@ def test_parameters_of_another_meaning_are_not_tested_under_the_method(folder, t
 def test_a_stretched_method_asks_for_the_length_that_the_run_knows(folder, tmp_path, monkeypatch):
     """Randomised positions of 16 tokens reach to 256: to stretch from 16 on would stretch trained positions."""
     run = make_run(folder, "rotary,model.max_position=256", "randomised-run")
-    monkeypatch.setattr(RunEvaluation, "_prepare_text", None)
+    monkeypatch.setattr(extrapolation, "prepare", None)
     options = Options(output_dir=tmp_path, override=Override("rotary_ntk", max_position=0), report=False)
     assert evaluate_runs([run], options) == [
         f"{run}: a run of position=rotary knows positions from sequences of 256 tokens, and this position method "
@@ -184,7 +185,7 @@ def test_options_of_training_stay_where_the_other_method_has_them():
 
 
 def test_listed_options_are_the_same_from_a_file_as_from_a_row():
-    """JSON has lists only; a row that was read back would else never be found, and its measurement made again."""
+    """JSON has lists only: otherwise a row read back would not be found, and would be measured again."""
     config = read_config({"position": "alibi", "position_options": {"slopes": [0.5] * 8}})
     found = effective(Override("alibi_ntk"), config)
     assert Override.from_json(found.to_json()) == found

@@ -23,6 +23,13 @@ from tests.evaluation.runs import make_run
 BOOK = b"It was the best of times, it was the worst of times. " * 40
 
 
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("passkey")
+    (folder / "text.txt").write_text("some text\n")
+    return make_run(folder, "alibi", "a-run")
+
+
 def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
     data = read_config(config_file.get_config("length=128")).data
     found = [piece.utf8 for _, piece in zip(range(2), PassKeys(data).pieces("valid"), strict=False)]
@@ -67,28 +74,25 @@ def test_an_impossible_distance_is_refused(distance):
         make_prompts(BOOK, 124, distance, 7)
 
 
-def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(tmp_path, monkeypatch):
+def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(a_run, tmp_path, monkeypatch):
     """As for the lengths of eval_extrapolation.py; where nothing can be measured the command has failed."""
-    (tmp_path / "text.txt").write_text("some text\n")
-    run = make_run(tmp_path, "alibi", "a-run")
     monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
     options = Options(output_dir=tmp_path / "out", lengths=(64, 2200), prompts=3, report=False)
-    assert evaluate_passkeys([run], options) == []
+    assert evaluate_passkeys([a_run], options) == []
     measured, *limits = read_rows(tmp_path / "out" / "results.jsonl")
     assert (measured.eval_length, measured.is_measured) == (64, True)
     assert {(row.eval_length, row.limit, row.is_measured) for row in limits} == {(2200, True, False)}
     assert [row.passkey.distance for row in limits] == distances(2200)
     why = "windows of 2,200 tokens are longer than their text of 2,120 bytes"
     assert all(row.error.startswith(why) for row in limits)
-    (failure,) = evaluate_passkeys([run], dataclasses.replace(options, lengths=(2200,)))
-    assert failure.startswith(f"{run}: no length can be measured: {why}")
+    (failure,) = evaluate_passkeys([a_run], dataclasses.replace(options, lengths=(2200,)))
+    assert failure.startswith(f"{a_run}: no length can be measured: {why}")
     assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 1 + len(limits), "each is written once"
 
 
-def test_keys_are_answered_with_the_products_that_rows_name(tmp_path, monkeypatch):
+def test_keys_are_answered_with_the_products_that_rows_name(a_run, tmp_path, monkeypatch):
     """A float32 model's are float32's on accelerators too, as where its NLL is scored."""
-    (tmp_path / "text.txt").write_text("some text\n")
-    run = TrainedRun(make_run(tmp_path, "alibi", "a-run"))
+    run = TrainedRun(a_run)
     params, batch = run.params, (jnp.zeros((1, 16), jnp.int32), jnp.zeros((1, 5), jnp.int32))
     scorer = _scorer(run)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
@@ -104,7 +108,7 @@ def test_distances_are_the_powers_of_two_that_fit():
 
 
 class Copier:
-    """A model that answers with the token `reach` before the one to come: it finds keys at that distance alone."""
+    """A model which answers with the token `reach` before the next token: it finds keys at this distance alone."""
 
     def __init__(self, reach):
         self.reach, self.vocabulary, self.sharding = reach, self, None
@@ -124,15 +128,13 @@ class Copier:
         return features
 
 
-def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(tmp_path, monkeypatch):
-    """And where the true answer's first digits suffice: each digit is asked for after the true ones before it."""
-    (tmp_path / "text.txt").write_text("some text\n")
-    run = make_run(tmp_path, "alibi", "copier")
+def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp_path, monkeypatch):
+    """Each digit is asked for after the true digits before it."""
     monkeypatch.setattr(TrainedRun, "model", Copier(64))
     monkeypatch.setattr(TrainedRun, "num_parameters", 0)
     monkeypatch.setattr(TrainedRun, "params", {})
     options = Options(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9)
-    evaluate_passkeys([run], options)
+    evaluate_passkeys([a_run], options)
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     found = {(row.eval_length, row.passkey.distance): row.passkey.accuracy for row in rows}
     assert found == {
@@ -141,23 +143,20 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(tmp_path, 
     }  # fmt: skip
     assert {row.error for row in rows if row.eval_length == 256} == {"no more than 200"}
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "| copier | 128 | 0% | 100% |  |" in report
+    assert "| a-run | 128 | 0% | 100% |  |" in report
     assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000
 
 
-def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("some text\n")
-    runs = [make_run(tmp_path / folder, "alibi", "a-run", text=tmp_path / "text.txt") for folder in ("one", "other")]
+def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(a_run, tmp_path, capsys):
     with pytest.raises(ValueError, match="have the same name, and rows are known by it"):
-        evaluate_passkeys(runs, Options(output_dir=tmp_path / "out"))
-    evaluate_passkeys(runs[:1], Options(output_dir=tmp_path / "out", lengths=(37,)))
+        evaluate_passkeys([a_run, tmp_path / "a-run"], Options(output_dir=tmp_path / "out"))
+    evaluate_passkeys([a_run], Options(output_dir=tmp_path / "out", lengths=(37,)))
     assert "a-run: windows of 37 tokens are too short for a key 32 back" in capsys.readouterr().err
 
 
-def test_too_little_memory_is_a_row_and_the_others_are_measured(tmp_path, monkeypatch):
-    """What a device holds at one time is asked for; too many tokens of it end no run."""
-    (tmp_path / "text.txt").write_text("some text\n")
-    run, score = make_run(tmp_path, "alibi", "a-run"), Scorer.score_windows
+def test_too_little_memory_is_a_row_and_the_others_are_measured(a_run, tmp_path, monkeypatch):
+    """`batch_tokens` is what a device holds at a time; too many tokens end no run."""
+    score = Scorer.score_windows
 
     def short_of_memory(scorer, params, tokens, part):
         if part.length > 64:
@@ -167,29 +166,25 @@ def test_too_little_memory_is_a_row_and_the_others_are_measured(tmp_path, monkey
 
     monkeypatch.setattr(Scorer, "score_windows", short_of_memory)
     options = Options(output_dir=tmp_path / "out", lengths=(134, 64), prompts=3, batch_tokens=100)
-    assert evaluate_passkeys([run], options) == []
+    assert evaluate_passkeys([a_run], options) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     assert [(row.eval_length, row.is_measured) for row in rows] == [(64, True), *[(134, False)] * 3]
     assert {row.error for row in rows[1:]} == {"out of memory at 134 tokens; try fewer batch_tokens or more devices"}
 
 
-def test_a_trained_run_is_measured_once(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("some text\n")
-    run = make_run(tmp_path, "alibi", "a-run")
+def test_a_trained_run_is_measured_once(a_run, tmp_path, capsys):
     options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
     for words in ("a key 32 tokens back in 64: 0% of 3 found", "a key 32 tokens back in 64: done before"):
-        evaluate_passkeys([run], options)
+        evaluate_passkeys([a_run], options)
         assert words in capsys.readouterr().err
-    evaluate_passkeys([run], dataclasses.replace(options, prompts=4))
+    evaluate_passkeys([a_run], dataclasses.replace(options, prompts=4))
     assert [row.passkey.prompts for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3, 4]
 
 
-def test_a_run_that_was_not_trained_on_keys_is_told_of_once(tmp_path, monkeypatch, capsys):
-    """A table of 0% alone would look as if its method could not find them. Text of one's own may have keys too."""
-    (tmp_path / "text.txt").write_text("some text\n")
-    run = make_run(tmp_path, "alibi", "a-run")
+def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, monkeypatch, capsys):
+    """A table of 0% alone would look like a fault of the method. A user's own text may have keys too."""
     options = Options(output_dir=tmp_path / "out", lengths=(64, 80), prompts=3, report=False)
-    assert evaluate_passkeys([run], options) == []
+    assert evaluate_passkeys([a_run], options) == []
     told = [line for line in capsys.readouterr().err.splitlines() if "configs/passkey.py" in line]
     assert len(told) == 1
     assert told[0].startswith("a-run: was trained on data.corpus=text, not passkeys, and may find no key; ")
@@ -202,19 +197,18 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(tmp_path, monkeypatc
         return config
 
     monkeypatch.setattr(RunDirectory, "config", with_keys)
-    assert evaluate_passkeys([run], options) == []
+    assert evaluate_passkeys([a_run], options) == []
     assert "configs/passkey.py" not in capsys.readouterr().err
 
 
-def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_of_its_own(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("some text\n")
-    run, missing = make_run(tmp_path, "alibi", "a-run"), tmp_path / "no-run"
+def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_of_its_own(a_run, tmp_path, capsys):
+    missing = tmp_path / "no-run"
     options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
-    (failure,) = evaluate_passkeys([missing, run], options)
+    (failure,) = evaluate_passkeys([missing, a_run], options)
     assert str(missing) in failure
     assert "a-run, a key 32 tokens back in 64: 0% of 3 found" in capsys.readouterr().err
     override = Override(position="alibi_interpolated")
-    assert not evaluate_passkeys([run], dataclasses.replace(options, override=override))
+    assert not evaluate_passkeys([a_run], dataclasses.replace(options, override=override))
     assert "a-run as alibi_interpolated, a key 32 tokens back" in capsys.readouterr().err
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     assert [row.override for row in rows] == [None, Override(position="alibi_interpolated")]

@@ -18,7 +18,7 @@ SHAPES = [(37, 8, 8), (37, 8, 3), (37, 7, 1), (5, 8, 8), (5, 8, 3), (1, 4, 2), (
 
 
 def bigram_nll(params, inputs, targets):
-    """A model whose exact NLL is a table, plus a term that counts the inputs up to the token: its context."""
+    """A model whose exact NLL is a table plus the number of inputs up to the token: its context."""
     columns = jnp.arange(inputs.shape[1] - targets.shape[1], inputs.shape[1])[None, :]
     previous = jnp.take_along_axis(inputs, jnp.broadcast_to(columns, targets.shape), axis=1)
     return jnp.where(targets < 0, 0.0, params[previous, targets] + columns + 1)
@@ -35,6 +35,18 @@ def scorer(function=bigram_nll, **arguments):
 @pytest.fixture(scope="module")
 def table():
     return np.random.default_rng(0).random((VOCAB, VOCAB), np.float32)
+
+
+@pytest.fixture
+def traced():
+    """The bigram model, and the shapes of the inputs it is traced with."""
+    shapes = []
+
+    def nll(params, inputs, targets):
+        shapes.append(inputs.shape)
+        return bigram_nll(params, inputs, targets)
+
+    return nll, shapes
 
 
 @pytest.mark.parametrize(("num_tokens", "length", "stride"), SHAPES)
@@ -59,7 +71,7 @@ def tiny_model(position):
 
 
 def test_what_bfloat16_has_trained_is_scored_in_float32(monkeypatch):
-    """As the paper's code scores what float16 has trained; and on accelerators with no fewer bits in the products."""
+    """As the paper's code does for float16; on accelerators the products have no fewer bits."""
     config = make_config("length=8,model.num_layers=1,model.width=16,model.num_heads=2,model.dtype=bfloat16")
     trained = build_model(config, VOCAB)
     params = jax.jit(trained.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
@@ -106,7 +118,7 @@ def test_the_decoder_equals_a_loop_over_single_windows(position, length, stride,
 
 
 def test_sliding_by_one_gives_each_token_the_whole_context():
-    """NLL of token i at stride 1 is that of one sequence of the last `length` inputs; the first block has no other."""
+    """At stride 1 the NLL of token i equals the NLL after a sequence of the last `length` inputs."""
     model, params = tiny_model("alibi")
     tokens = stream(20)
     by_one = scorer(model_nll(model)).score(params, tokens, 8, 1).nll_nats
@@ -136,13 +148,8 @@ def test_eight_devices_equal_one():
 
 
 @pytest.mark.parametrize(("axes", "rows"), [((("data", "fsdp"),), 24), (("data",), 12), ((), 3)])
-def test_each_part_of_the_batch_has_the_budget_of_one_device(table, axes, rows):
-    shapes = []
-
-    def nll(params, inputs, targets):
-        shapes.append(inputs.shape)
-        return bigram_nll(params, inputs, targets)
-
+def test_each_part_of_the_batch_has_the_budget_of_one_device(table, traced, axes, rows):
+    nll, shapes = traced
     many = scorer(nll, batch_tokens=24, sharding=NamedSharding(mesh(), P(*axes)))
     replicated = jax.device_put(table, NamedSharding(mesh(), P()))
     found = many.score(replicated, stream(201), 8, 3).nll_nats
@@ -150,13 +157,8 @@ def test_each_part_of_the_batch_has_the_budget_of_one_device(table, axes, rows):
     assert shapes[-1] == (rows, 8)  # after that of the first block
 
 
-def test_one_compilation_a_shape_and_a_batch_of_at_most_batch_tokens(table):
-    shapes = []
-
-    def nll(params, inputs, targets):
-        shapes.append(inputs.shape)  # runs only while tracing
-        return bigram_nll(params, inputs, targets)
-
+def test_one_compilation_a_shape_and_a_batch_of_at_most_batch_tokens(table, traced):
+    nll, shapes = traced
     one = scorer(nll, batch_tokens=64)
     for num_tokens in (200, 333, 200):  # a last batch that is not full, a last block that is short
         for length in (8, 16, 32, 64, 128):
@@ -164,13 +166,8 @@ def test_one_compilation_a_shape_and_a_batch_of_at_most_batch_tokens(table):
     assert shapes == [(8, 8), (4, 16), (2, 32), (1, 64), (1, 128)]
 
 
-def test_no_rows_are_computed_that_no_window_needs(table):
-    shapes = []
-
-    def nll(params, inputs, targets):
-        shapes.append(inputs.shape)
-        return bigram_nll(params, inputs, targets)
-
+def test_no_rows_are_computed_that_no_window_needs(table, traced):
+    nll, shapes = traced
     scorer(nll, batch_tokens=1 << 20).score(table, stream(17), 8)
     assert shapes == [(3, 8)]
 

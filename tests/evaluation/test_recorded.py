@@ -38,7 +38,7 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
 
 
 def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_beside_them(copied, alibi_run, folder):
-    """Existing rows decide the name of a text, so that its later rows are compared with them."""
+    """Existing rows decide the name of a text: its later rows are compared with them."""
     file = copied / "results.jsonl"
     shutil.rmtree(copied / "rows")
     file.write_text(file.read_text().replace('"corpus": "text.txt"', '"corpus": "text"'))
@@ -57,7 +57,7 @@ def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_bes
 
 
 def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
-    """What bfloat16 evaluated is not taken for done, nor mixed with what float32 does now."""
+    """Rows of bfloat16 are not taken for done, nor mixed with rows of float32."""
     rounded = RunDirectory(shutil.copytree(alibi_run, tmp_path / "alibi-run"))
     config = rounded.config()
     config = replaced(config, {"model.dtype": "bfloat16", "eval.dtype": "bfloat16"})

@@ -1,4 +1,4 @@
-"""Which checkpoint is evaluated: the latest, the best or a step; one that stands in for a damaged one is named."""
+"""The evaluated checkpoint: the latest, the best or a step; the replacement of a damaged checkpoint is named."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_
 def test_a_damaged_checkpoint_has_the_next_whole_one_in_its_place(
     alibi_run, tmp_path, caplog, checkpoint, damaged, taken
 ):
-    """Said in one line; the row names the step that was evaluated. A step that was asked for is that or an error."""
+    """A line names the fault; the row has the evaluated step. A step asked for by number has no replacement."""
     run = shutil.copytree(alibi_run, tmp_path / "run")
     arrays = [file for file in run.glob(f"checkpoints/{damaged}/params/**/d/*") if file.stat().st_size > 500]
     for file in arrays:

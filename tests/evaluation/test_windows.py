@@ -1,4 +1,4 @@
-"""Every token is scored exactly once, with the context that the paper's code gives it."""
+"""Every token is scored exactly once, with the context of the paper's code."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ BOUNDARY = 7
 
 
 def literal_windows(tokens, length, stride):
-    """(inputs, targets) of each window, straight from the recipe's words, one token at a time."""
+    """Returns (inputs, targets) of each window, straight from the recipe's words, token by token."""
     found, start = [], 0
     while start < len(tokens):
         targets = tokens[start : start + stride]
@@ -52,7 +52,7 @@ def test_windows_equal_the_literal_ones(num_tokens, shape, batch_size):
 
 
 def test_the_recipe_in_numbers():
-    """N = 5, L = 4, S = 2: the first two windows are one row; the third reads two tokens of context and scores one."""
+    """N = 5, L = 4, S = 2: the first two windows share a row; the third scores a token with two of context."""
     head, rest = windows_of(5, 4, 2).groups
     assert (head.start, head.stop, len(head)) == (0, 4, 1)
     tokens = np.array([10, 11, 12, 13, 14])
@@ -119,7 +119,7 @@ def test_only_the_windows_own_part_of_the_stream_is_read():
 
 
 def test_nothing_between_windows_that_are_spread_over_the_text_is_read():
-    """Windows of one length, 128 in a batch: of ten million tokens each row reads its own and the one before."""
+    """Windows of equal length, 128 in a batch: of ten million tokens each row reads its own and the token before."""
     for part in same_token_windows(10**7, [128, 1024], 512):
         recorder = Recorder(10**7)
         rows = np.arange(448, 576)  # the last half of them beyond the last window
@@ -135,7 +135,7 @@ def test_nothing_between_windows_that_are_spread_over_the_text_is_read():
 
 
 def test_spread_windows_that_begin_with_the_text():
-    """Of 7 tokens, the last of each 4 and of each 7 inputs: the longest window begins with the boundary."""
+    """7 tokens, windows of 4 and 7 inputs: the longest window begins with the boundary."""
     short, long = same_token_windows(7, [4, 7], 2)
     tokens = np.arange(7) + 10
     assert make_batch(tokens, long, np.arange(1), BOUNDARY).inputs.tolist() == [[7, 10, 11, 12, 13, 14, 15]]

@@ -1,4 +1,4 @@
-"""The 15 tables as plans: every cell is something that is run or said not to be; commands, costs, results."""
+"""The 15 tables as plans: every cell is measured, or marked as not run; commands, costs, results."""
 
 import csv
 import pathlib
@@ -59,7 +59,7 @@ def test_tables_share_the_runs_of_their_setting(tables):
 
 
 def test_other_overrides_and_files_have_runs_of_their_own(tmp_path):
-    """Else the runs of one would stand in the way of the other's, with another config under the same name."""
+    """Else two runs of different configs would have the same name."""
     settings = [
         {}, {"overrides": "train.steps=600"}, {"overrides": "train.steps=600,seed=1"},
         {"overrides": "model.dropout=0.5," * 20}, {"files": {"train": "a.txt"}}, {"files": {"train": "b.txt"}},
@@ -188,7 +188,7 @@ def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
 
 
 def finish(table, run_name, rows, **status):
-    """Leaves what a finished run leaves: its work directory and `rows` (length, perplexity, what else differs)."""
+    """Writes the work directory of a finished run and its `rows` (length, perplexity, other changed keys)."""
     run = next(run for run in table.sweep.runs if run.name == run_name)
     directory = RunDirectory(table.directory / "runs" / run.name)
     directory.check(run.config)

@@ -1,4 +1,4 @@
-"""Devices by the names that JAX gives them, and what metrics make of their peaks."""
+"""Devices by their names in JAX, and the share of their peak in metrics."""
 
 import json
 import pathlib
@@ -52,7 +52,7 @@ def test_each_name_is_of_one_kind() -> None:
 
 
 def test_mfu_where_the_device_is_known(tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if CPUs were in the table: the share is of the operations that the model asks for."""
+    """As if CPUs were in the table: the share counts the operations of the model."""
     on_one_device(monkeypatch)
     known = DeviceKind("cpu", (), 2e12, 1e12, 2**30, 1e9, "https://")
     monkeypatch.setattr(device_kinds, "DEVICE_KINDS", (known,))

@@ -1,4 +1,4 @@
-"""A plan against the step that XLA compiles, and against arithmetic by hand."""
+"""A plan against the compiled step, and against arithmetic by hand."""
 
 import functools
 import pathlib
@@ -36,7 +36,7 @@ def planned(config: Config, devices: int = 8, kind: str = "L4") -> TrainingPlan:
 def test_against_the_compiled_step(mesh: dict[str, int], tolerance: float) -> None:
     """Parameters and optimizer state to the byte; the whole step, without remat, as far as eight CPU devices tell.
 
-    XLA keeps elementwise results on CPUs that accelerators compute again.
+    On CPUs XLA keeps elementwise results; accelerators compute them again.
     """
     config = medium(**{f"mesh__{axis}": size for axis, size in mesh.items()})
     real = make_mesh(config.mesh, jax.devices()[:8])
@@ -58,7 +58,7 @@ def test_against_the_compiled_step(mesh: dict[str, int], tolerance: float) -> No
 
 
 def test_activations_of_a_layer_by_hand() -> None:
-    """4096 tokens a device, so that attention is blocked: float32, width 128, features 512, 4 heads."""
+    """4096 tokens a device, for blocked attention: float32, width 128, features 512, 4 heads."""
     tokens, width, features, heads = 4096, 128, 512, 4
 
     def activations(layers: int, **overrides: Any) -> int:
@@ -121,7 +121,7 @@ def test_a_model_that_fits_nowhere() -> None:
 def test_the_devices_that_would_suffice() -> None:
     """Four numbers of 4 bytes for each of 1.2e9 parameters are 18 GiB: two devices of 11.25 GiB hold half of them each.
 
-    But a layer's parameters are also gathered as they are needed, and these are one layer's.
+    But a layer's parameters are also gathered when needed, and these are all of a layer.
     """
     config = medium(model__width=10_000, model__num_layers=1, model__feed_forward=40_000, train__batch_tokens=1024)
     plan = planned(config, devices=1, kind="T4")

@@ -10,7 +10,7 @@ from alibi.reporting.rows import Row
 
 
 def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float | None = 8.0, **changed: Any) -> Row:
-    """A row of a run at L = 128 over 1,000 one-byte tokens, in which the keys `changed` have other values."""
+    """Returns a row of a run at L = 128 over 1,000 tokens of a byte each, with the values `changed`."""
     known = perplexity is not None
     row = {
         "run": f"{position}-L128-seed{changed.get('seed', 0)}",
@@ -41,7 +41,7 @@ def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float 
 
 
 def append_rows(path: pathlib.Path, rows: Iterable[Row]) -> None:
-    """Appends lines to a results.jsonl that has no directory `rows` beside it."""
+    """Appends lines to a results.jsonl without a directory `rows` beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)

@@ -1,4 +1,4 @@
-"""Charts show the numbers of their rows, each line in a style of its own, on axes that can be read."""
+"""Charts show the numbers of their rows, each line in a style of its own, on readable axes."""
 
 import dataclasses
 import itertools
@@ -129,7 +129,7 @@ def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
 
 
 def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
-    """From rows in the order of measurement, with a length that one run does not have."""
+    """From rows in the order of measurement, with a length which a run lacks."""
     rows = [
         make_row(position, length, mode="passkey", passkey={"distance": distance, "prompts": 9, "accuracy": share})
         for length, distance, position, share in (
@@ -166,7 +166,7 @@ def test_a_bias_is_relative_to_the_querys_own_key_and_hidden_keys_are_white():
 
 
 def by_context(ends, length=8, stride=8, run="run"):
-    """Rows of one scoring, by the end of their range: the mean of their 10 tokens, and half of its interval or None."""
+    """Returns the rows of a scoring; by the end of a range: the mean of its 10 tokens, half of its interval or None."""
     of, low, rows = Scoring(run, 1, "t", "c", length, stride), 0, []
     for end, (mean, half) in ends.items():
         rows.append(ByContext(of, low + 1, end, 10, 10 * mean, half and (mean - half, mean + half)))

@@ -73,10 +73,10 @@ def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatc
 
 
 def copy_rows(table, rows):
-    """The rows of `table` from a committed file, as those of its runs here.
+    """Copies the rows of `table` from a committed file, as rows of its runs here.
 
-    A config's hash has the names of the text files that the user gave, which the medium scale's rows were made of;
-    theirs is therefore replaced by that of the run of their name.
+    A config's hash depends on the names of the user's text files, as in the rows of the medium scale; the hash
+    of the run of the same name replaces it.
     """
     table.directory.mkdir(parents=True)
     copied = [json.loads(line) for line in rows.read_text().splitlines()]
@@ -89,7 +89,7 @@ def copy_rows(table, rows):
 
 
 def leave_finished_runs(table, folder, cores):
-    """What a table takes from the work directories of its runs, which are not committed: as its CSV has it."""
+    """Writes work directories of a table's runs, which are not committed, with the numbers of its CSV."""
     first = table.definition.labels + 1  # the scale stands before the labels
     with (folder / f"table{table.number:02d}.csv").open() as file:
         printed = list(csv.reader(file))[1:]
@@ -134,7 +134,7 @@ def test_all_committed_reports_and_tables_are_among_them():
 
 
 def typed(one):
-    """The row that a line of by_context.jsonl is of."""
+    """Returns the typed row of a line of by_context.jsonl."""
     about = (one[key] for key in ("run", "step", "tokens_sha256", "config_hash", "eval_length"))
     of = Scoring(*about, one.get("stride", one["eval_length"]))
     if one["analysis"] == "by_position":

@@ -46,7 +46,7 @@ REFERENCES = {(row, column): (0, column) for row in range(3) for column in range
 
 
 def compared(ratios=False, scale="paper", **changed):
-    """Two models, one that ran out of memory, and a system that isn't there."""
+    """Two models, a third without memory, and a system of others."""
     known = {
         "caption": "Table 6",
         "label_header": ("Model",),
@@ -76,11 +76,8 @@ MARKDOWN = """\
 """
 
 
-def test_markdown():
+def test_markdown_and_text_mark_the_best():
     assert to_markdown(compared()) == MARKDOWN
-
-
-def test_text_marks_the_best_with_an_asterisk():
     lines = to_text(compared()).splitlines()
     assert lines[5].split("  ")[-2:] == [" 17.60 / 17.75* / +0.15", " 15.5k / not run yet"]
 

@@ -44,7 +44,7 @@ def log(folder: pathlib.Path, rows: list[dict[str, Any]]) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The report of ROWS, in which one of the runs has metrics."""
+    """The report of ROWS, with metrics of a single run."""
     folder = tmp_path_factory.mktemp("report")
     append_rows(folder / "results.jsonl", ROWS)
     metrics = [{"step": step, "train_nll": 5.0 - step / 10, "train_tokens": 100.0} for step in (10, 20)]
@@ -68,7 +68,7 @@ def browser() -> Iterator[Any]:
 
 @dataclasses.dataclass
 class Shown:
-    """A page in the browser, with the addresses that it asked for and the errors of its scripts."""
+    """A page in the browser, with the addresses it asked for and the errors of its scripts."""
 
     page: Any
     asked: list[str]
@@ -104,7 +104,7 @@ def show(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def shown(show: Any, made: pathlib.Path) -> Shown:
-    """The page that all tests look at: reading its scripts again would take most of their time."""
+    """The page of all tests: reading its scripts again would take most of their time."""
     return show(made)
 
 
@@ -215,7 +215,7 @@ def test_the_chart_has_the_numbers_of_the_rows():
 
 
 def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, monkeypatch):
-    """Keys alone, another length's perplexity, a curve alone as of a run that failed: each is one checkbox."""
+    """Keys alone, another length's perplexity, a curve alone as of a run that failed: each is a checkbox."""
     monkeypatch.setattr(report, "png", lambda spec: b"")
     key = {"distance": 64, "prompts": 9, "accuracy": 0.5}
     rows = [

@@ -1,4 +1,4 @@
-"""Tables print exactly what the rows hold: values, ratios, the best, errors and what the numbers are."""
+"""Tables print the values of the rows, ratios, the best, errors, and captions with the facts of the numbers."""
 
 import pytest
 
@@ -55,9 +55,11 @@ def test_cells_are_numbers_of_a_kind_or_say_why_there_is_none():
     assert cells[2][1] == (Missing(Absence.LIMIT, "learned has 128 positions"),)
 
 
-def test_csv_and_latex_of_a_table_of_ours():
+def test_each_format_of_a_table_of_ours():
     (panel,) = panels(ROWS)
     table = build_table(panel)
+    assert to_markdown(table) == MARKDOWN
+    assert to_text(table) == TEXT
     assert to_csv(table).splitlines() == [
         "run,trained at L,128,256",
         "sinusoidal,128,8,1234",
@@ -66,16 +68,6 @@ def test_csv_and_latex_of_a_table_of_ours():
     ]
     assert r"alibi & 128 & 9.00 ($\times$1.00) & \textbf{8.10 ($\times$0.90)} \\" in to_latex(table)
     assert r"\begin{tabular}{llrr}" in to_latex(table)
-
-
-def test_markdown():
-    (panel,) = panels(ROWS)
-    assert to_markdown(build_table(panel)) == MARKDOWN
-
-
-def test_text_for_the_terminal():
-    (panel,) = panels(ROWS)
-    assert to_text(build_table(panel)) == TEXT
 
 
 def test_bits_per_byte_and_a_cell_that_was_not_evaluated():

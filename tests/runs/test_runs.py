@@ -1,4 +1,4 @@
-"""Files of work directories that were damaged, and the commit that provenance names."""
+"""Damaged files of work directories, and the commit in the provenance."""
 
 import pytest
 

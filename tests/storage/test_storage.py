@@ -1,4 +1,4 @@
-"""Files are written whole, rows of a log are found again, and one process at a time may write in a place."""
+"""Files are written whole, rows of a log are found again, and a single process at a time may write in a place."""
 
 import concurrent.futures
 import errno

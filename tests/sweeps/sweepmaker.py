@@ -1,4 +1,4 @@
-"""Sweeps of the quickstart and what their finished runs leave behind, for tests."""
+"""Sweeps of the quickstart, and the files of their finished runs, for tests."""
 
 import pathlib
 
@@ -17,7 +17,7 @@ def sweep_of(**changed):
 
 
 def finish(sweep, workdir, name, **status):
-    """Leaves the work directory of a finished run."""
+    """Writes the work directory of a finished run."""
     run = next(run for run in sweep.runs if run.name == name)
     directory = RunDirectory(workdir / "runs" / name)
     directory.check(run.config)
@@ -30,7 +30,7 @@ def finish(sweep, workdir, name, **status):
 
 
 def result(sweep, position="alibi", eval_length=128, perplexity=8.0, **changed):
-    """A row of that method's run."""
+    """Returns a row of this method's run."""
     run = next(run for run in sweep.runs if run.config.position == position)
     known = {"config_hash": config_hash(run.config), "step": run.config.train.steps}
     return make_row(position, eval_length, perplexity, **(known | changed))

@@ -1,4 +1,4 @@
-"""A sweep and its tasks: no run is made twice, failures and stops are told apart, and one report is written."""
+"""A sweep and its tasks: no run is made twice, failures differ from stops, and a single report is written."""
 
 import concurrent.futures
 import contextlib
@@ -23,7 +23,7 @@ from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
 
 class Trainer(contextlib.AbstractContextManager):
-    """Takes the place of processes: trains a run, or makes its row, in `seconds`; `ends` by method replace that."""
+    """Takes the place of processes: trains a run, or makes its row, in `seconds`; or takes its end of `ends`."""
 
     stopped = False
 
@@ -104,7 +104,7 @@ def test_paths_that_flags_or_checkpoints_cannot_have_are_refused(tmp_path):
 
 
 def test_a_sweep_says_how_long_it_took_for_which_runs(tmp_path, monkeypatch, capsys):
-    """Of three runs one is trained and evaluated before, one trained, one neither: it takes 2 h 0 min and 59 s."""
+    """The first of three runs is trained and evaluated, the second trained, the third neither: 2 h 0 min and 59 s."""
     sweep = of_methods("alibi", "t5", "none")
     for position in ("alibi", "t5"):
         finish(sweep, tmp_path, f"{position}-L128-seed0")
@@ -134,7 +134,7 @@ def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):
 
 @pytest.mark.parametrize(("code", "primary"), [(REQUEUE, True), (-6, False)])
 def test_on_several_hosts_a_lost_process_stops_the_sweep(tmp_path, code, primary):
-    """The next run would wait in vain. JAX ends a process by SIGABRT if the first one's does not come."""
+    """The next run would wait in vain. JAX ends a process by SIGABRT if the first process's run does not come."""
     sweep = of_methods("t5", "alibi")
     trainer = Trainer(sweep, tmp_path, ends={"t5": Ended(code)})
     with pytest.raises(Interrupted):
@@ -151,7 +151,7 @@ def test_on_several_hosts_a_run_of_another_process_ends_the_sweep(tmp_path):
 
 
 def test_tasks_that_overlap_make_each_run_once_and_one_of_them_reports(tmp_path):
-    """Two of the whole sweep and one of a run, at the same time, as of a job that was submitted twice."""
+    """Two tasks of the whole sweep and a third of a run, at the same time, as of a job submitted twice."""
     sweep = of_methods("alibi", "t5", "none")
     trainer, reports = Trainer(sweep, tmp_path, seconds=0.3), []
     shares = [sweep.share(task) for task in ("0/1", "0/1", "none-L128-seed0")]

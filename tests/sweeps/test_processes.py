@@ -48,7 +48,7 @@ def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_pa
 
 
 def test_lines_of_processes_at_a_time_are_whole_and_named(tmp_path, capfd):
-    """Each writes its lines in two halves, between which the other one writes."""
+    """Each writes its lines in two halves, between which the other process writes."""
     code = (
         "import sys, time\n"
         "for half in ('up', 'date 1\\n', 'bar 1%\\rbar ', '2%\\r\\n\\n', 'own-0 ends', ''):\n"
@@ -67,7 +67,7 @@ def test_lines_of_processes_at_a_time_are_whole_and_named(tmp_path, capfd):
 
 
 def test_the_reason_of_a_failed_run_of_several_hosts_is_kept(tmp_path):
-    """There stderr is another one, since JAX connected them."""
+    """Their stderr is another file, since JAX connected them."""
     flags = (f"--coordinator_address=localhost:{free_port()}", "--num_processes=1", "--process_id=0")
     config = ("--config=configs/base.py", f"--workdir={tmp_path}/run", "--config.model.num_heads=3")
     with LocalProcesses() as processes:
@@ -116,10 +116,15 @@ def test_runs_at_a_time_have_cores_and_gpus_of_their_own(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_runs_at_a_time_are_all_stopped_by_one_signal(tmp_path, number):
-    code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\ntime.sleep(60)"
+    code = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"
+        "open(sys.argv[1], 'w').close(); time.sleep(60)"
+    )
+    begun = [tmp_path / "first", tmp_path / "second"]
     with LocalProcesses() as processes, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(processes.run, Command(script(tmp_path, code), ())) for _ in range(2)]
-        _wait_until(lambda: len(processes._running) == 2)
+        commands = [Command(script(tmp_path, code), (str(file),)) for file in begun]
+        running = [pool.submit(processes.run, command) for command in commands]
+        _wait_until(lambda: all(file.exists() for file in begun))
         os.kill(os.getpid(), number)
         assert [type(one.exception(timeout=30)) for one in running] == [Interrupted, Interrupted]
 

@@ -1,4 +1,4 @@
-"""The state of a sweep: its runs, the results that count, and the time that is left."""
+"""The state of a sweep: its runs, the results, and the time left."""
 
 import dataclasses
 import pathlib
@@ -74,13 +74,12 @@ def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
     assert [e.lengths for e in state.missing] == [(256,)]
 
 
-def test_what_a_method_cannot_do_is_not_tried_again(tmp_path):
-    sweep = sweep_of(product={"position": ["learned"]})
+@pytest.mark.parametrize("context_use", [False, True])
+def test_a_length_beyond_a_method_is_not_tried_again(tmp_path, context_use):
+    sweep = sweep_of(product={"position": ["learned"]}, multiples=[1, 2], context_use=context_use)
     finish(sweep, tmp_path, "learned-L128-seed0")
-    append_rows(
-        tmp_path / "results.jsonl",
-        [result(sweep, "learned", 128), result(sweep, "learned", 256, None, error="table ends", limit=True)],
-    )
+    rows = [result(sweep, "learned", 128), result(sweep, "learned", 256, None, error="table ends", limit=True)]
+    append_rows(tmp_path / "results.jsonl", rows)
     assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
 
 
@@ -143,7 +142,7 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("slopes", [(0.5,), (0.5, 0.25)])
 def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
-    """The flag's own parser splits at commas, and a list of one number is no number."""
+    """The flag's own parser splits at commas, and a list of a single number is no number."""
     options = (("draw", 3), ("slopes", slopes))
     (run,) = sweep_of(product={"position": ["alibi"]}).runs
     evaluation = dataclasses.replace(run.evaluations[0], override=Override("alibi", options))
@@ -156,7 +155,7 @@ def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
 
 
 def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
-    """Gains are counted from the shortest length, so that the whole evaluation is made where one of them is missing."""
+    """Gains are counted from the shortest length: if a length is missing, the whole evaluation is made."""
     ntk = {"position": "rotary_ntk", "options": {"factor": 4}}
     sweep = sweep_of(
         product={"position": ["rotary"]},
@@ -226,17 +225,9 @@ def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
 
 
 def test_a_run_whose_rows_are_all_there_needs_no_work_directory(tmp_path):
-    """Rows that were committed or copied: a sweep goes on with what they lack, elsewhere too."""
+    """Rows that were committed or copied: a sweep measures only the missing rows."""
     sweep = sweep_of()
     append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", length) for length in (128, 256)])
     append_rows(tmp_path / "results.jsonl", [result(sweep, "t5", 128)])
     assert [state.describe() for state in survey(sweep, tmp_path)] == ["done", "missing"]
     assert survey(sweep, tmp_path)[0].tokens_left == 0
-
-
-def test_a_length_that_a_method_has_not_is_no_missing_use_of_context(tmp_path):
-    sweep = sweep_of(product={"position": ["learned"]}, multiples=[1, 2], context_use=True)
-    finish(sweep, tmp_path, "learned-L128-seed0")
-    rows = [result(sweep, "learned", 128), result(sweep, "learned", 256, None, error="table ends", limit=True)]
-    append_rows(tmp_path / "results.jsonl", rows)
-    assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]

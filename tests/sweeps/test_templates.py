@@ -46,7 +46,7 @@ def test_placeholders_are_filled_by_the_user_else_by_the_script_else_by_default(
     ],
 )
 def test_slurm_requeues_a_stopped_or_killed_task(tmp_path, code, state, restarts, requeued) -> None:
-    """As bash runs it, for the third task of array 7; srun, squeue and scontrol are scripts that note their words."""
+    """As bash runs it, for the third task of array 7; scripts take the place of srun, squeue, scontrol."""
     noting = f'echo "$@" >> {tmp_path}/'
     programs = {"srun": f"{noting}ran; exit {code}", "squeue": f"echo {state}", "scontrol": f"{noting}requeued"}
     for name, body in programs.items():
