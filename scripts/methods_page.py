@@ -30,12 +30,11 @@ SPEED = ROOT / "results" / "methods" / "speed.json"
 KEYS = ROOT / "results" / "passkey" / "results.jsonl"
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}  # the quickstart's model, of 4 layers
 LAYERS = 4
-# Whose cost stands for that of methods that only have other numbers in the same places.
+# Methods whose speed was not measured cost as much as these, of the same form.
 COSTS = dict.fromkeys(("alibi_interpolated", "alibi_ntk"), "alibi")
 COSTS |= dict.fromkeys(("rotary_interpolated", "rotary_ntk"), "rotary")
 
-# Options that any method takes: their formula and source, and what has them in the results: a method, and the name of
-# the series.
+# Options of any method: formula, source, and the results with the option: a method, and the name of its series.
 OPTIONS = (
     (
         "model.logit_scale=log_n",
@@ -62,7 +61,7 @@ OPTIONS = (
         tuple((name, f"{name} with window 128") for name in ("alibi", "rotary", "sinusoidal")),
     ),
 )
-# Of runs on passkeys that had more updates than most.
+# Marks of the runs on passkeys with more updates than most.
 MARKS = {steps: "*" * number for number, steps in enumerate(sorted({*passkey.LATE.values()}), start=1)}
 
 HEAD = """\

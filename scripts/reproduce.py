@@ -1,15 +1,15 @@
-"""The paper's 15 tables: what they take, and our numbers beside the paper's.
+"""Plans and reproduces the paper's 15 tables: their costs, and our numbers beside the paper's.
 
     python scripts/reproduce.py --list [--scale=small]
     python scripts/reproduce.py --table=5 --scale=paper
     python scripts/reproduce.py --table=2 --scale=small --run
 
 Without --run it prints the plan: every command, with tokens, parameters, FLOPs and an
-estimate of device-hours, and with --device_kind and --devices what training takes there.
-With --run, what is missing is trained and evaluated, and the same command, given again, goes
-on where it stopped. Then WORKDIR/SCALE/SETTING/tables/ holds the table as Markdown, CSV and
-LaTeX, and the figure where the paper draws one. Tables share their runs; other --overrides
-or files have a directory of their own.
+estimate of device-hours, and with --device_kind and --devices the plan of the training there.
+With --run, missing runs are trained and evaluated; after a stop, the same command continues.
+Then WORKDIR/SCALE/SETTING/tables/ holds the table as Markdown, CSV and LaTeX, and a figure if
+the paper has one. Tables share their runs; other --overrides or files have a directory of
+their own.
 
 The small scale divides lengths by 16 and uses the books inside this repository, or the
 text of --train_file, --valid_file and --test_file, such as WikiText-2's: a minute or two a
@@ -30,7 +30,7 @@ from alibi.cli import command_line
 
 _TABLE = flags.DEFINE_integer("table", None, "number of the paper's table, 1 to 15")
 _SCALE = flags.DEFINE_string("scale", "small", "paper, or medium or small: the same protocol on two cores")
-_RUN = flags.DEFINE_bool("run", False, "run what is missing and write the table")
+_RUN = flags.DEFINE_bool("run", False, "train and evaluate the missing runs, and write the table")
 _LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with what has been run")
 _WORKDIR = flags.DEFINE_string(
     "workdir", "workdirs/reproduce", "place of the runs and tables, of all scales; may be gs://BUCKET/PATH"

@@ -6,9 +6,9 @@
       --set=IMAGE=IMAGE --set=QUEUE=QUEUE --set=TOPOLOGY=4x4 --set=HOSTS=4 [--go]
 
 Without --go it prints the filled text. The templates in configs/launch/ say what they need; copy one and change it as
-your cluster needs. A sweep goes in --tasks, by default one for each run, each `sweep.py --task=I/N`. The cluster
-starts again what a signal stopped (exit code 75) or killed; what failed is not started again. docs/scaling.md tells
-more. Look at the runs by `python scripts/status.py DIR`.
+your cluster needs. A sweep is split into --tasks, by default a task for each run: `sweep.py --task=I/N`. The cluster
+restarts a task that a signal stopped (exit code 75) or killed, but no failed task. See docs/scaling.md. The state of
+the runs: `python scripts/status.py DIR`.
 """
 
 import json
@@ -47,12 +47,18 @@ def main() -> int:
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.state import record_sweep
     from alibi.sweeps.watch import SUBMITTED_FILE
+    from alibi.training.setup import check_trainable
 
     if (_SWEEP.value is None) == (flags.FLAGS.config is None):
         raise ValueError("give --sweep=FILE.py, or --config=FILE.py of one run; --help shows how the command is used")
     workdir = str(RunDirectory(_WORKDIR.value))
     sweep = load_sweep(_SWEEP.value) if _SWEEP.value else None
-    check_configs(sweep)
+    configs = {f"run {run.name}: ": run.config for run in sweep.runs} if sweep else {"": flags.FLAGS.config}
+    for name, config in configs.items():
+        try:
+            check_trainable(config, _DEVICES.value)
+        except ValueError as error:
+            raise ValueError(f"{name}{error}") from None
     template = pathlib.Path(_TEMPLATE.value)
     text, runs = template.read_text(), len(sweep.runs) if sweep else 1
     tasks = _TASKS.value or runs
@@ -89,18 +95,6 @@ def main() -> int:
         raise ValueError(f"{submit[0]} ended with exit code {code}; its message stands above")
     print(f"look at it by: python scripts/status.py {workdir}", file=sys.stderr)
     return 0
-
-
-def check_configs(sweep) -> None:
-    """Raises ValueError for a config that training would refuse."""
-    from alibi.training.setup import check_trainable
-
-    configs = {f"run {run.name}: ": run.config for run in sweep.runs} if sweep else {"": flags.FLAGS.config}
-    for name, config in configs.items():
-        try:
-            check_trainable(config, _DEVICES.value)
-        except ValueError as error:
-            raise ValueError(f"{name}{error}") from None
 
 
 def job_words(workdir: str, *, in_clone: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Trains, evaluates and reports every run of a sweep file, and goes on where it was stopped.
+"""Trains, evaluates and reports every run of a sweep file, and continues unfinished runs.
 
     python scripts/sweep.py --sweep=configs/sweeps/quickstart.py --workdir=workdirs/quickstart [--dry_run] [--jobs=0]
     python scripts/sweep.py --sweep=... --workdir=... --task=0/3    # and 1/3 and 2/3, where and when you like
@@ -8,10 +8,10 @@ runs/NAME in it. --dry_run shows each run's state, size and estimated time inste
 --device_kind and --devices the plan of its training there. On several hosts start it on
 each, with a shared --workdir and train.py's flags for that.
 
---task=I/N, or a run's name, does only these runs. Tasks need not know of each other: a run that
-another process is at work on is left to it (exit code 75), and finished work is not repeated. The
-task that finds all runs ended reports; the command without --task does all runs, and reports too.
-scripts/submit.py gives them to a cluster.
+--task=I/N, or a run's name, does only these runs. Tasks may run at the same time: a run held by
+another process is left to it (exit code 75), and finished work is not repeated. The last task to
+end reports. Without --task the command does all runs, and reports too. scripts/submit.py submits
+tasks to a cluster.
 """
 
 import dataclasses
@@ -53,9 +53,8 @@ def main() -> int:
     sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value, share=share)
     if _DRY_RUN.value:
         shown = dataclasses.replace(sweep, runs=sweep.runs if share is None else share)
-        told = device_table(shown.runs, *devices) if devices else ""
-        print(plan_table(survey(shown, workdir), sweeper.jobs), end="")
-        print(f"\n{told}" if told else "", end="")
+        plan = f"\n{device_table(shown.runs, *devices)}" if devices else ""
+        print(plan_table(survey(shown, workdir), sweeper.jobs), end=plan)
         return 0
     return run_sweeper(sweeper)
 

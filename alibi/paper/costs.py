@@ -39,7 +39,7 @@ PROCESSORS = {"paper": Processor(125e12, 0.3), "medium": CPU, "small": CPU}
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """The size of a text: tokens by split; a split whose size is not known is absent."""
+    """The size of a text: tokens by split, without splits of unknown size."""
 
     vocab_size: int
     tokens: Mapping[str, int]
@@ -127,7 +127,7 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     total = f"in all {flops:.2e} FLOPs, {hours}{unknown}"
     lines.append(f"{total}; {trained} of {len(states)} runs are trained, {rest} left")
     rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
-    source = "; training where the paper's table 1 has a speed: its words per second on one V100" if speeds else ""
+    source = "; if table 1 of the paper has a speed, training by its words per second on a V100" if speeds else ""
     products = "FLOPs: products of the layers, the softmax's head and attention.\n"
     return "\n".join([*lines, f"device-hours assume {rate} (--device_flops, --utilisation){source}. {products}"])
 
@@ -162,7 +162,7 @@ def describe_text(reproduction: Reproduction) -> Text:
     """Returns the published size of the text, or counts the user's files by making the token files of training.
 
     Raises:
-      ValueError: a file that the setting needs is not named, or can't be read.
+      ValueError: a needed file is not named, or can't be read.
     """
     setting, runs = reproduction.setting, reproduction.sweep.runs
     if setting.vocab_size is not None and not reproduction.files:

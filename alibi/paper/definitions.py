@@ -91,7 +91,7 @@ BOOKS = (
 )
 UPDATES = 50_000.0  # of the runs of tables 11 and 12 (section 4.2)
 
-# (the row's cells by column, the column) -> the quantity; None for a system that this project doesn't have.
+# (the row's cells by column, the column) -> the quantity; None for a system outside this project.
 CellRule = Callable[[Mapping[str, str], str], Quantity | None]
 
 
@@ -102,7 +102,7 @@ class TableDefinition:
     title: str
     setting: str  # the corpus and model, a name from `alibi.paper.settings`
     cell: CellRule
-    labels: int = 1  # number of first columns that name the rows
+    labels: int = 1  # number of first columns, which name the rows
     # The reference of ratios, in `REFERENCES`, by which other scales are compared; equal last labels are a group.
     reference: str = "column"
     # The figure: "columns" or "rows" as lines over the length, "bars" of ratios to references, or "" for none.

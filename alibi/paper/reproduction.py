@@ -25,8 +25,8 @@ class Reproduction:
       overrides: config keys for all runs, KEY=VALUE,...
 
     Raises:
-      ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold runs; later, config
-        keys that don't exist.
+      ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold runs; later,
+        unknown config keys.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def compare_with_paper(reproduction: Reproduction) -> Comparison:
             quantity = one.quantities.get((row, column))
             if quantity:
                 theirs[row][column], ours[row][column] = published(printed, quantity.kind), our_part(quantity)
-            elif printed:  # a system that isn't here; the others of its column have its kind of number
+            elif printed:  # a system outside this project; its kind of number stands elsewhere in the column
                 kind = next(other.kind for at, other in one.quantities.items() if at[1] == column)
                 theirs[row][column], ours[row][column] = published(printed, kind), Missing(Absence.NOT_RUN_HERE)
     ratios = one.setting.divisor > 1

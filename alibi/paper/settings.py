@@ -21,8 +21,8 @@ class Setting:
     scale: str  # of SCALES
     config: str  # its file, with an argument if needed
     files_config: str = ""  # its file for the user's text files; "": the same file
-    splits: tuple[str, ...] = ()  # splits that the user must name files of; none if the config has a text
-    files_splits: tuple[str, ...] = SPLITS  # splits that need files once the user names any
+    splits: tuple[str, ...] = ()  # splits for which the user must name files; none if the config has a text
+    files_splits: tuple[str, ...] = SPLITS  # splits that need files if the user names any
     divisor: int = 1  # of the paper's lengths
     # The published size of the setting's own text, tokens by split; a text without it is counted.
     vocab_size: int | None = None
@@ -58,7 +58,7 @@ class Setting:
         return config + ("," if ":" in config else ":") * bool(argument) + argument
 
     def check_files(self, files: Mapping[str, str]) -> None:
-        """Raises ValueError if the setting needs a file that is not named."""
+        """Raises ValueError if a needed file is not named."""
         needed = self.splits or (self.files_splits if files else ())
         missing = [split for split in needed if split not in files]
         if missing:
@@ -66,7 +66,7 @@ class Setting:
             raise ValueError(f"the {self.name} setting at the {self.scale} scale needs {flags}: text files or globs")
 
 
-# BPE and one tied matrix in place of words and bands, as in the paper's book models.
+# BPE and a single tied matrix in place of words and bands, as in the paper's book models.
 _TIED_BPE = "model.embedding=tied,model.padding_rows=False,data.tokenizer=bpe"
 _LONG_BOOKS_BPE = "configs/long_books.py:data.tokenizer=bpe,data.tokenizer_train_bytes=16777216"
 _SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=131072"

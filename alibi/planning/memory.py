@@ -16,7 +16,7 @@ from alibi.runs.checkpoint import TrainState
 from alibi.training.setup import micro_batches
 
 FLOAT32 = 4  # bytes
-GATHERED_LAYERS = 2  # under fsdp with remat or a loop over layers: the current layer and the next one
+GATHERED_LAYERS = 2  # under fsdp with remat or a loop over layers: the current layer and the next layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,10 @@ class StepMemory:
 
     Attributes:
       parameters, optimizer: the state, exact: from its shapes, dtypes and shardings.
-      gradients: as large as the parameters; twice that if micro-batches add up.
+      gradients: as large as the parameters; twice as large if micro-batches add up.
       activations: kept by the layers for the backward pass, by the formula of `layer_bytes_per_token`.
       gathered: parameters of other devices under fsdp, in the dtype of the products.
-      logits: float32 logits and their gradient, for one chunk of tokens.
+      logits: float32 logits and their gradient, for a chunk of tokens.
     """
 
     parameters: int
@@ -51,7 +51,7 @@ class StepMemory:
 
 
 def step_memory(config: Config, vocab_size: int, mesh: AbstractMesh, state: TrainState) -> StepMemory:
-    """Returns the bytes of one update on each device of `mesh`.
+    """Returns the bytes of an update on each device of `mesh`.
 
     The state is exact, the rest is an estimate; `scripts/compile_plan.py` compares it with a compiled TPU program
     (results/benchmarks/planning.md).

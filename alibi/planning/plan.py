@@ -22,7 +22,7 @@ from alibi.training.step import abstract_state
 
 MOST_DOUBLINGS = 6  # of the number of devices, if they do not suffice
 UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak; well used accelerators reach the first two
-WIKITEXT103_WORDS = 267_744  # entries of the dictionary that the paper's rule makes of its train text
+WIKITEXT103_WORDS = 267_744  # entries of the dictionary of its train text, by the paper's rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """The cost of one training run.
+    """The cost of a training run.
 
     Attributes:
       mesh: devices along each axis.
       parameters: learned numbers.
       flops_per_token: of training, without the operations repeated by remat.
-      checkpoint_bytes: of one checkpoint.
+      checkpoint_bytes: of a single checkpoint.
       change: config keys with which the run fits, on `devices_needed`; None if it fits, empty if none was found.
     """
 
@@ -129,7 +129,7 @@ def _fits(plan: TrainingPlan, change: Mapping[str, Any], devices: int, state: Tr
     try:
         config = replaced(plan.config, change)
         check_trainable(config, devices)
-    except ValueError:  # heads or a batch that the parts do not divide
+    except ValueError:  # the parts do not divide the heads or the batch
         return False
     memory = step_memory(config, plan.vocabulary.size, abstract_mesh(config.mesh, devices), state)
     return memory.total <= plan.kind.usable_memory
@@ -153,7 +153,7 @@ def _changes(plan: TrainingPlan) -> Iterator[tuple[dict[str, Any], int]]:
     whole: dict[str, Any] = split[-1] if split else {}
     least: dict[str, Any] = smaller[-1] if smaller else {}
     changes: list[dict[str, Any]] = [*smaller, *split, again]
-    changes += [{**one, **others} for others in (whole, again, {**whole, **again}) for one in ({}, *smaller)]
+    changes += [{**batch, **others} for others in (whole, again, {**whole, **again}) for batch in ({}, *smaller)]
     changes += [rounded, {**least, **whole, **again, **rounded}]
     for n in range(plan.mesh["tensor"] + 1, heads + 1):
         if heads % n == 0 and plan.devices % n == 0:
@@ -201,7 +201,7 @@ def _memory_text(plan: TrainingPlan) -> str:
     ]
     rows = [["memory of a device", "GiB", ""]]
     rows += [[f"  {name}", f"{size / GIB:.2f}", note] for name, size, note in parts if size]
-    peak = "at one time: the state, and what the loss or the update needs"
+    peak = "at a time: the state, and the arrays of the loss or of the update"
     rows.append(["  at most", f"{memory.total / GIB:.2f}", peak])
     flags = " ".join(f"--config.{key}={value}" for key, value in (plan.change or {}).items())
     if plan.fits:
@@ -212,7 +212,7 @@ def _memory_text(plan: TrainingPlan) -> str:
         verdict = f"does not fit; it would with {flags}"
     else:
         verdict = f"does not fit on {plan.devices:,} in any way; it would on {plan.devices_needed:,} with {flags}"
-    usable = f"of {plan.kind.usable_memory / GIB:.2f} GiB that a program can use"
+    usable = f"of {plan.kind.usable_memory / GIB:.2f} GiB for programs"
     return f"{aligned(rows, left=(0, 2))}{usable}: {verdict}\n"
 
 
@@ -231,7 +231,7 @@ def _time_text(plan: TrainingPlan) -> str:
     written = -(-plan.config.train.steps // every) if every else 1  # each better validation adds a checkpoint
     return (
         f"{aligned(rows, left=(0,))}"
-        "the share is mfu in metrics.jsonl: products of layers and softmax, and attention to the keys that are seen\n"
+        "the share is mfu in metrics.jsonl: products of layers and softmax, and attention to the visible keys\n"
         f"not counted: compiling, input, validations, saving{remat}\n\n"
         f"checkpoints  {each / 1e9:,.3g} GB each; {kept} are kept, and one more while it is written: "
         f"{(kept + 1) * each / 1e9:,.3g} GB; {written:,} or more are written, {written * each / 1e9:,.4g} GB\n"

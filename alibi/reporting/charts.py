@@ -18,7 +18,7 @@ SIGNS = ("●", "■", "▲", "◆", "▼", "✚", "◀", "▶")  # the shapes a
 DASHES = ([1, 0], [8, 4], [8, 3, 2, 3], [2, 3], [8, 2, 2, 2, 2, 2])
 
 # These methods have the style of their place in this list, unless a chart shows a method twice; other methods take
-# the styles that are left.
+# the remaining styles.
 KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "alibi_learned")
 
 FONT_SIZE = 17  # pixels on a figure about 900 pixels wide: legible from the back of a lecture room
@@ -32,7 +32,7 @@ LARGE_GAIN, MOST_RATIO = 0.05, 20  # nats at the ends of lines, and their ratio,
 
 Spec = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name: nothing is loaded from there
-# The page's parameter `off` lists the runs that are switched off.
+# The page's parameter `off` lists the runs switched off by the reader.
 OFF = [{"name": "off", "value": []}]
 SHOWN = [{"filter": "indexof(off, datum.run) < 0"}]
 PNG_CONFIG = {
@@ -55,11 +55,6 @@ def png(spec: Spec) -> bytes:
 
     whole = {"$schema": SCHEMA, "background": "white", "params": OFF, "config": PNG_CONFIG} | spec
     return vl_convert.vegalite_to_png(whole, vl_version="6.1", scale=2 if "layer" in spec else 1.5)
-
-
-def on_page(spec: Spec) -> Spec:
-    """Returns the chart as the page takes it: as wide as its place."""
-    return {"$schema": SCHEMA, "params": OFF, "width": "container", "height": 380} | spec
 
 
 def length_figure(panel: Panel) -> Spec:
@@ -282,7 +277,7 @@ def _looks(labels: Iterable[str], styles: Mapping[str, int]) -> dict[str, Spec]:
 
 
 def apart(*channels: str) -> Spec:
-    """Returns the resolution that gives each part of a figure its own scales."""
+    """Returns the resolution by which each part of a figure has its own scales."""
     return {"scale": dict.fromkeys(channels, "independent")}
 
 

@@ -14,7 +14,7 @@ from alibi.reporting.tables import PERPLEXITY, Comparison, Heading, Length, Numb
 from alibi.reporting.writers import heading_text
 
 MOST_CELLS = 64  # in each direction of the picture of a head
-WIDEST_INTERVAL = 0.1  # of a drawn range of contexts, as a share of a cost that some range has for certain
+WIDEST_INTERVAL = 0.1  # of a drawn range of contexts, as a share of a cost that is certain for some range
 LETTERS = 80  # of a legend below a figure, side by side
 
 
@@ -129,7 +129,7 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
     """Returns the NLL by context: a line for each run and length of blocks.
 
     Each mean lies in the band of its 95% interval. A range of contexts is left out without an interval, or if its
-    interval is wider than a tenth of the greatest lower end of all intervals, a cost that some range has for certain.
+    interval is wider than a tenth of the greatest lower end of all intervals, a cost that is certain for some range.
     A sliding window, in which all tokens but a text's first have nearly the same context, is a dashed line at the
     level of its last range.
 
@@ -206,8 +206,8 @@ def _repeated(looks: Sequence[str], count: int) -> list[str]:
 def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: bool) -> Spec:
     """Returns the additions to the logit of each query (row) and key (column) by head, and by distance.
 
-    Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys that a causal mask
-    hides are left white. Each head has its own colours from its least to its greatest number. Pictures of more than
+    Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys hidden by a causal
+    mask are left white. Each head has its own colours from its least to its greatest number. Pictures of more than
     MOST_CELLS tokens show every n-th token.
     """
     heads, length, _ = added.shape

@@ -1,6 +1,6 @@
 """The report of a directory: results.jsonl, report.md, figures, tables for the terminal, and report.html.
 
-report.html is a page that needs no other file: charts to switch and point at, sortable tables, runs. Vega-Lite's
+report.html is a page in a single file: interactive charts, sortable tables, runs. Vega-Lite's
 JavaScript stands in the page; its policy forbids the browser every request.
 """
 
@@ -20,11 +20,12 @@ from etils import epath
 from alibi.reporting import tables
 from alibi.reporting.charts import (
     COLOURS,
+    OFF,
+    SCHEMA,
     SIGNS,
     Spec,
     length_chart,
     length_figure,
-    on_page,
     png,
     style_numbers,
     training_chart,
@@ -59,8 +60,8 @@ class RunSource:
 
     Attributes:
       config: the leaves of its config by dotted key.
-      command: the shell command that makes it.
-      workdir: its work directory; None if that is unknown or missing.
+      command: the shell command to train it.
+      workdir: its work directory; None if unknown or missing.
     """
 
     name: str
@@ -77,8 +78,8 @@ def write_report(
 ) -> str:
     """Writes results.jsonl of the rows in `directory`, report.md, report.html and figures; returns the text tables.
 
-    Each panel has a figure: the first is extrapolation.png, and those of further panels (other splits, strides,
-    corpora) have a suffix. Without rows and failures nothing is written.
+    Each panel has a figure: the first is extrapolation.png, and figures of further panels (other splits,
+    strides, corpora) have a suffix. Without rows and failures nothing is written.
 
     Args:
       failures: reasons by the name of a failed run, listed at the end.
@@ -233,7 +234,7 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
 
 
 def _measured_section(kinds: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]) -> str:
-    """Returns a chart and a table of each kind of number in the same windows; a single kind is shown at a time."""
+    """Returns a chart and a table of each kind of number in the same windows; the page shows a single kind."""
     panel = kinds[0]
     windows = "windows that don't overlap" if panel.stride is None else f"sliding windows, stride {panel.stride:,}"
     choices = "\n".join(
@@ -251,8 +252,8 @@ def _measured_section(kinds: Sequence[Panel], number: int, styles: Mapping[str, 
 
 
 def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
-    """Adds the chart to `specs`; returns its place, where the page's script draws it."""
-    specs.append(on_page(spec))
+    """Adds the chart, as wide as its place, to `specs`; returns its place, in which the page's script draws it."""
+    specs.append({"$schema": SCHEMA, "params": OFF, "width": "container", "height": 380} | spec)
     caption = html.escape(f"Point at a marker for its numbers. {note}".rstrip())
     place = f'<div class="chart" data-chart="{len(specs) - 1}"></div>'
     return f"<figure>{place}<figcaption>{caption}</figcaption></figure>"

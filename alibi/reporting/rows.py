@@ -42,7 +42,7 @@ class ContextUse:
 
     @property
     def tokens(self) -> "ContextUse":
-        """The fields that identify the scored tokens: gains can be compared only on the same tokens."""
+        """The identity of the scored tokens: gains can be compared only on the same tokens."""
         return dataclasses.replace(self, gain_nats=None, interval=None)
 
 
@@ -62,9 +62,9 @@ class Scoring:
     run: str
     step: int  # updates of the checkpoint
     tokens_sha256: str | None  # of the token file: tells texts apart
-    config_hash: str | None  # of the keys that define the run and its evaluation: a run's name may be used again
+    config_hash: str | None  # of the config keys of the run and its evaluation: a run's name may be used again
     length: int  # inputs of a window
-    stride: int  # tokens that each window scores
+    stride: int  # tokens scored by each window
     override: str = ""  # the row's `Override` as text; empty: the run was scored as it was trained
 
     @property
@@ -81,7 +81,7 @@ class Row:
     train_length: int
     eval_length: int
     mode: str  # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey"
-    stride: int  # tokens that each window scores
+    stride: int  # tokens scored by each window
     corpus: str
     split: str
     seed: int
@@ -206,7 +206,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 def latest(rows: Iterable[Row]) -> list[Row]:
     """Returns a row per cell, in order of first appearance: the last measured row, else the last error.
 
-    If runs of the same name have different configs, only the rows of the last config count, so that they never mix.
+    If runs of the same name have different configs, only the rows of the last config count, so they never mix.
     """
     rows = list(rows)
     configs = {row.run: row.config_hash for row in rows}

@@ -63,7 +63,7 @@ DEVICE_HOURS = Kind("Device-hours of training", write_thousands)
 class Number:
     """A number of a cell."""
 
-    values: tuple[float, ...]  # one for each seed
+    values: tuple[float, ...]  # a value for each seed
     kind: Kind
     ratio: float | None = None  # to the reference number; None without a reference
     best: bool = False  # whether it is the best number of its column
@@ -97,7 +97,7 @@ class Number:
 class Absence(enum.Enum):
     """Why a cell has no number."""
 
-    NOT_RUN_HERE = "not run here"  # a system that this project doesn't have
+    NOT_RUN_HERE = "not run here"  # a system outside this project
     NOT_RUN_YET = "not run yet"
     PUBLISHED = "published"  # the paper prints a word, such as OOM
     LIMIT = "limit"  # the method or the text has no such length
@@ -148,8 +148,8 @@ class Length:
 Label = tuple[str | Length, ...]  # words and lengths of the paper, such as "ALiBi, L = 512 (32)"
 Heading = str | int | Label  # of a row or column: a text, a length in tokens, or a label
 Part = Number | Missing | Difference | None
-Cell = tuple[Part, ...]  # one part, or several side by side; None for an empty one
-Grid = Sequence[Sequence[Part]]  # one part of each cell, by row and column
+Cell = tuple[Part, ...]  # a part, or several side by side; None for an empty part
+Grid = Sequence[Sequence[Part]]  # a part of each cell, by row and column
 
 
 def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -> list[list[Part]]:

@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one experiment, trained, evaluated and reported together, and continued where they stopped."""
+"""Sweeps: the runs of an experiment, trained, evaluated and reported together, and continued after a stop."""

@@ -19,7 +19,7 @@ from alibi.storage.claims import Claim, HeldError, LostError
 from alibi.storage.files import resolve
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import seconds_left
-from alibi.sweeps.processes import Command, Ended, LocalProcesses, Slot, make_slots, suitable_jobs
+from alibi.sweeps.processes import Command, Ended, LocalProcesses, Slot, is_on_cpu, make_slots
 from alibi.sweeps.state import (
     TASKS,
     Directory,
@@ -35,6 +35,7 @@ from alibi.sweeps.state import (
 
 # The ranks that launchers of clusters set. Asking JAX would claim this host's devices, which the runs need.
 RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+MOST_JOBS = 4  # by default: small runs are most efficient on a core each, but unequal runs leave cores idle at the end
 
 
 class PreemptedError(Exception):
@@ -49,7 +50,7 @@ class Sweeper:
     run.
 
     Args:
-      flags: given to every process, those of several hosts.
+      flags: flags for several hosts, for every process.
       primary: whether this process claims runs and writes records and reports.
       jobs: runs at a time, each on its share of the machine's cores; 0: as many as suit the machine.
       report: writes the report of the results and returns it as text, given the reasons of failed runs; by default
@@ -88,12 +89,13 @@ class Sweeper:
             )
         self.flags, self.primary, self.is_task = flags, primary, share is not None
         self._runs = tuple(sweep.runs if share is None else share)
-        self.jobs = min(jobs or (1 if flags else suitable_jobs()), len(self._runs))
+        suitable = min(usable_cores(), MOST_JOBS) if is_on_cpu() and not flags else 1
+        self.jobs = min(jobs or suitable, len(self._runs))
         self._slots = make_slots(self.jobs)[::-1]  # the free ones; the first is taken first
         self._recording = threading.Lock()
         self._shown = ""  # the latest report
         self._is_stale = False  # whether a run has ended since
-        self._report_due = 0.0  # the time of the next one
+        self._report_due = 0.0  # the earliest time of the next report
         self._trained: set[str] = set()  # names of runs
         self._evaluated: set[str] = set()
         self.unfinished: list[str] = []
@@ -144,7 +146,7 @@ class Sweeper:
         except (HeldError, LostError) as error:
             if self.flags:  # the other hosts wait for this run
                 raise
-            # After a held run the same command goes on; after a lost one it would take the run back.
+            # After a held run the same command goes on; after a lost run it would take the run back.
             (self.unfinished if isinstance(error, HeldError) else self.left).append(run.name)
             say(f"{heading}: {error}; left to it")
             return
@@ -212,7 +214,7 @@ class Sweeper:
         for evaluation in self._state(run).missing:
             say(f"{heading}: evaluating at {_lengths(evaluation)}; {self._time_left()}")
             failure = self._run(evaluation_command(run, evaluation, self.workdir), slot).reason("evaluation")
-            if failure and self._state(run).missing:  # a limit, such as that of a short text, has a row
+            if failure and self._state(run).missing:  # a limit, such as a short text, has a row
                 return failure
             self._evaluated.add(run.name)
         missing = self._state(run).missing if self.primary else ()
@@ -283,5 +285,5 @@ def _lengths(evaluation: Evaluation) -> str:
 
 
 def say(text: str) -> None:
-    # In one piece: print writes the line's end by itself, and other threads speak here too.
+    # In one piece: print writes a line and its end separately, and other threads print here too.
     print(f"{time.strftime('%H:%M:%S')} {text}\n", end="", flush=True)

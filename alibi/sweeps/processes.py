@@ -19,13 +19,11 @@ from typing import IO, TypeVar
 
 from alibi.errors import ERROR_FILE, OF_SWEEP, Interrupted, signals_handled
 from alibi.progress import is_terminal, print_line
-from alibi.runs import usable_cores
 from alibi.sweeps.definition import PROJECT
 
 # GPUs and TPUs. Asking JAX would claim them, and the runs need them.
 ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*")
-MOST_JOBS = 4  # small runs are most efficient on one core each, but unequal ones leave cores idle at the end
-LAST_LINES_SECONDS = 5.0  # a process that outlives its parent may hold the pipe of stderr open
+LAST_LINES_SECONDS = 5.0  # a grandchild may hold the pipe of stderr open for longer
 # Loaded here: between fork and exec another thread may hold the loader's lock.
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 Item = TypeVar("Item")
@@ -40,7 +38,7 @@ class Slot:
       cores: its processor cores; None: all.
       gpus: the NVIDIA GPUs it alone sees; empty: all.
       lock: an inherited file descriptor: the lock lasts as long as the process.
-      name: written before each line of its stderr, if that is no terminal.
+      name: written before each line of its stderr, unless stderr is a terminal.
     """
 
     number: int = 0
@@ -104,18 +102,13 @@ def visible_gpus() -> list[str]:
     return sorted(filter(str.isdecimal, numbers), key=int)
 
 
-def suitable_jobs() -> int:
-    """Returns the best number of small runs at a time: 1 with an accelerator, else the number of cores, at most 4."""
-    return min(usable_cores(), MOST_JOBS) if is_on_cpu() else 1
-
-
 def is_on_cpu() -> bool:
     """Returns whether runs will have no accelerator."""
     return os.environ.get("JAX_PLATFORMS") == "cpu" or not any(map(glob.glob, ACCELERATORS))
 
 
 class LocalProcesses:
-    """Runs commands, in each thread that calls `run`; as a context it passes signals on to them.
+    """Runs commands, in each thread that calls `run`; as a context manager it passes signals on to the commands.
 
     Attributes:
       stopped: whether a signal has asked to stop.
@@ -166,7 +159,7 @@ class LocalProcesses:
             return subprocess.Popen(
                 [sys.executable, str(PROJECT / command.script), *command.flags],
                 stdin=subprocess.DEVNULL,
-                # To a file lines of several processes come whole, and with their names, only through this one.
+                # To a file lines of several processes come whole, and with their names, only through this process.
                 stderr=None if is_terminal() else subprocess.PIPE,
                 env=os.environ | added | gpus,
                 pass_fds=[] if slot.lock is None else [slot.lock],

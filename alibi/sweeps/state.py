@@ -192,7 +192,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
     except ValueError as error:
         status, differing = {"state": "failed", "step": 0, "reason": str(error)}, {}
     state, step, reason = status["state"], status["step"], status["reason"]
-    # Rows can be complete without a work directory, such as on a machine that has only a copy of the rows.
+    # Rows can be complete without a work directory, such as on a machine with only a copy of the rows.
     key = run.name, run.config.train.steps if state == "missing" else step, evaluation_hash(run.config)
     known = [row for row in rows if (row.run, row.step, row.config_hash) == key]
     missing = tuple(left for evaluation in run.evaluations if (left := _still_missing(evaluation, known)))
@@ -225,7 +225,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
 
 
 def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
-    """Returns `evaluation` with the lengths that lack rows among `rows`, all of the same run; None if none lacks."""
+    """Returns `evaluation` with the lengths without rows in `rows`, all of the same run; None if all have rows."""
     # A limit is final; any other error may be gone when it is tried again.
     known = [row for row in rows if (row.is_measured or row.limit) and row.override == evaluation.override]
     known = [row for row in known if row.split == evaluation.split]

@@ -16,7 +16,7 @@ from alibi.sweeps.state import TASKS, is_done, read_failures, recorded_runs
 
 # Without file locks a run counts as running for this long after its last status.
 BELIEVED = datetime.timedelta(minutes=5)
-SUBMITTED_FILE = "submitted.json"  # of one training that was given to a cluster and has not begun
+SUBMITTED_FILE = "submitted.json"  # of a single training, submitted to a cluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _standing(
     if state == "running":
         unknown = held is None and sign is not None and now - sign < BELIEVED
         state = "running" if held or unknown else "interrupted"
-    elif state == "finished" or (state == "missing" and complete):  # of rows that came from elsewhere
+    elif state == "finished" or (state == "missing" and complete):  # its rows were copied from another machine
         state = "evaluating" if evaluated else "failed" if failure else "trained" if complete is False else "finished"
     elif held or evaluated:
         state = "starting"
