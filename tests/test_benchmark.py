@@ -89,7 +89,7 @@ def test_a_contender_that_cannot_run_is_a_row_with_its_reason(load, capsys):
         "dies": processes.Contender(os._exit, (1,)),
         "fails": processes.Contender(int, ("x",)),
         "large": processes.Contender(int, ("x",), needed_bytes=2.0**80),
-        "runs": contenders.project_contender(shape, contenders.Way("reference", None)),
+        "runs": contenders.contender(shape, contenders.Way("reference", None)),
     }
     rows = attention.compare_contenders(shape, entrants, ["dies"], rounds=1)
     reasons = {row["contender"]: row["failed"] for row in rows}
@@ -206,7 +206,7 @@ def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys)
 def test_attention_that_costs_nothing_keeps_its_projections(load, tiny_config, monkeypatch):
     """XLA would not compute an array without a part in the loss: then the projections would count as attention."""
     monkeypatch.setitem(BACKENDS, "reference", BACKENDS["reference"])
-    step = load("training_contenders").step_without_attention(tiny_config(model__num_layers=1))
+    step = load("training_contenders").step_without_attention(tiny_config(model__num_layers=1), 256)
     step.parts["run"](1)
     query, key, value = 1.0 + np.random.default_rng(0).random((3, 1, 4, 2, 8), np.float32)
     gradient = jax.jit(jax.grad(lambda *arrays: attend(*arrays, backend="reference").sum(), (0, 1, 2)))

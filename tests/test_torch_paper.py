@@ -39,12 +39,12 @@ def test_the_peer_has_the_nll_of_the_papers_model(peer):
     params = jax.jit(model.init)(jax.random.key(0), inputs)["params"]
     expected = jax.jit(lambda params: model.apply({"params": params}, inputs, targets, method="token_nll"))(params)
 
-    decoder = peer.make_paper_decoder(config, VOCABULARY)
+    decoder = peer.PaperDecoder(config, VOCABULARY)
     _copy(flax.traverse_util.flatten_dict(params, sep="/"), decoder)
     score = peer.make_scorer(decoder, tokens, length, stride, rows=4)  # the last batch is a smaller one
     np.testing.assert_allclose(score(), expected[:, -stride:], atol=2e-5)
     batch = [torch.from_numpy(np.array(x)).long() for x in (inputs, targets)]
-    np.testing.assert_allclose(decoder.summed_nll(*batch).item(), expected.sum(), rtol=1e-5)
+    np.testing.assert_allclose(decoder(*batch).item(), expected.mean(), rtol=1e-5)
     assert sum(x.numel() for x in decoder.parameters()) == sum(x.size for x in jax.tree.leaves(params))
 
 

@@ -4,9 +4,9 @@ import argparse
 import time
 
 from alibi.config import Config, read_config, replaced
-from benchmarks.processes import Contender, Step, one_part, peak_memory, repeated, require_torch
+from benchmarks.processes import Contender, Step, peak_memory, repeated, require_torch
 from benchmarks.rounds import Column, Row, Runners, about, compare, show
-from benchmarks.training_contenders import Batch, torch_training_step, training_step, zipf_words
+from benchmarks.training_contenders import torch_step, training_step, zipf_words
 from configs import wikitext2, wikitext103
 
 TURN_SECONDS = 1.5  # of a contender in a round
@@ -32,13 +32,13 @@ def compare_losses(arguments: argparse.Namespace) -> list[Row]:
     config = read_config(wikitext2.get_config(f"model.cutoffs={CUTOFFS},train.batch_tokens={BATCH_TOKENS},mesh.data=1"))
     ours, peer = "training step, adaptive", "training step, PyTorch"
     contenders = {
-        ours: Contender(_train_step, (config, VOCABULARY)),
+        ours: Contender(training_step, (config, VOCABULARY)),
         "loss alone, adaptive": Contender(_loss, (config, VOCABULARY)),
         "loss alone, dense": Contender(_loss, (replaced(config, {"model.embedding": "tied"}), VOCABULARY)),
     }
     if arguments.peer == "torch":
         require_torch()
-        contenders[peer] = Contender(_torch_step, (config, VOCABULARY))
+        contenders[peer] = Contender(torch_step, (config, VOCABULARY, False))
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         runner = runners[name]
@@ -60,7 +60,7 @@ def _paper_step() -> Row:
     """Measures an update of the 247M model: 9,216 tokens in micro-batches of 1,024."""
     keys = "train.max_device_tokens=1024,train.batch_tokens=9216,mesh.data=1"
     start = time.perf_counter()
-    step = _train_step(read_config(wikitext103.get_config(keys)), PAPER_VOCABULARY)
+    step = training_step(read_config(wikitext103.get_config(keys)), PAPER_VOCABULARY)
     ready = time.perf_counter()
     step.parts["run"](1)
     row = {
@@ -79,29 +79,12 @@ def _paper_step() -> Row:
     return row
 
 
-def _batch(config: Config, vocab_size: int) -> Batch:
-    shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
-    inputs, targets = zipf_words(vocab_size, shape)
-    return inputs, targets
-
-
-def _train_step(config: Config, vocab_size: int) -> Step:
-    return training_step(config, vocab_size, _batch(config, vocab_size))
-
-
-def _torch_step(config: Config, vocab_size: int) -> Step:
-    """Returns the same step in PyTorch, laid out as the paper's code is."""
-    from benchmarks.torch_peer import make_paper_train_step
-
-    return torch_training_step(make_paper_train_step(config, vocab_size, _batch(config, vocab_size)))
-
-
 def _loss(config: Config, vocab_size: int) -> Step:
     """Returns value and gradient of the softmax layer alone."""
     import jax
     import jax.numpy as jnp
 
-    from alibi.model.decoder import DecoderLM, build_model
+    from alibi.model.decoder import build_model
 
     model = build_model(config, vocab_size)
     params = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
@@ -109,11 +92,9 @@ def _loss(config: Config, vocab_size: int) -> Step:
     features = jax.random.normal(jax.random.key(1), (*shape, config.model.width))
     targets = jnp.asarray(zipf_words(vocab_size, shape))
 
-    def nll(model: DecoderLM, features: jax.Array) -> jax.Array:
-        return model.vocabulary.token_nll(features, targets)
-
     def total(params: dict, features: jax.Array) -> jax.Array:
-        return model.apply({"params": params}, features, method=nll).sum()
+        bound = model.bind({"params": params})
+        return bound.vocabulary.token_nll(features, targets).sum()
 
     gradient = jax.jit(jax.value_and_grad(total, (0, 1)))
-    return one_part(repeated(lambda: gradient(params, features)))
+    return Step({"run": repeated(lambda: gradient(params, features))})

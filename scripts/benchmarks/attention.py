@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from alibi.attention.backends import OF_SEQUENCES
-from benchmarks.attention_contenders import Shape, Way, flax_contender, project_contender, token_step, torch_contender
-from benchmarks.processes import Contender
-from benchmarks.rounds import Column, Row, Runners, about, compare, known, print_table, show, whole_numbers
+from benchmarks.attention_contenders import Shape, Way, contender, token_step
+from benchmarks.processes import Contender, require_torch
+from benchmarks.rounds import Column, Row, Runners, about, compare, known, print_rows, show, whole_numbers
 
 TURN_SECONDS = 0.5  # of a pass of a contender in a round, but at least one call
 TOKEN_TURN_SECONDS = 0.3
@@ -17,7 +17,10 @@ LONG, LONG_ROUNDS = 16384, 3  # from this length on, at most so many rounds
 BACKWARD_FLOPS = 3.5  # forward and backward pass, relative to the forward pass
 PARTS = {"forward": "forward", "run": "both"}
 GROUPS = 4  # of heads, from the steepest slopes to the flattest
-PEERS = ("torch", "flax")
+PEERS = {
+    "torch": {"PyTorch sdpa, dense bias": Way("sdpa"), "PyTorch FlexAttention": Way("flex")},
+    "flax": {"Flax, dense bias": Way("flax")},
+}
 
 TOKEN_WAYS = {
     "dense": Way("reference", None),
@@ -62,29 +65,24 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
     if arguments.heads < 1 or arguments.heads & (arguments.heads - 1):
         raise ValueError(f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree")
     backends = known(arguments.backends, ["auto", *OF_SEQUENCES], "attention backend")
-    words = arguments.skip_epsilon.lower().split(",")
-    epsilons = [None if word == "none" else float(word) for word in words]
-    peers = known(arguments.peer, PEERS, "peer")
+    ways = {}
+    for backend in backends:
+        for word in arguments.skip_epsilon.lower().split(","):
+            epsilon = None if word == "none" else float(word)
+            ways[f"alibi {backend}, skip {'none' if epsilon is None else format(epsilon, 'g')}"] = Way(backend, epsilon)
+    peers: dict[str, Way] = {}
+    for peer in known(arguments.peer, PEERS, "peer"):
+        if peer == "torch":
+            require_torch()
+        peers |= PEERS[peer]
     rows = []
     for shape in _shapes(arguments):
-        ours = {
-            f"alibi {backend}, skip {'none' if epsilon is None else format(epsilon, 'g')}": project_contender(
-                shape, Way(backend, epsilon)
-            )
-            for backend in backends
-            for epsilon in epsilons
-        }
-        theirs: dict[str, Contender] = {}
-        if "torch" in peers:
-            theirs["PyTorch sdpa, dense bias"] = torch_contender(shape, "dense")
-            theirs["PyTorch FlexAttention"] = torch_contender(shape, "flex")
-        if "flax" in peers:
-            theirs["Flax, dense bias"] = flax_contender(shape)
+        contenders = {name: contender(shape, way) for name, way in (ways | peers).items()}
         rounds = arguments.rounds if shape.length < LONG else min(arguments.rounds, LONG_ROUNDS)
-        rows += compare_contenders(shape, ours | theirs, list(theirs), rounds)
+        rows += compare_contenders(shape, contenders, list(peers), rounds)
     exponents = growth(rows)
-    sizes = {key: getattr(arguments, key) for key in ("batch", "heads", "head_dim", "dtype")}
     print_growth(exponents)
+    sizes = {key: getattr(arguments, key) for key in ("batch", "heads", "head_dim", "dtype")}
     return rows + [{**row, **sizes, **about(arguments.rounds)} for row in exponents]
 
 
@@ -108,7 +106,7 @@ def compare_contenders(shape: Shape, contenders: dict[str, Contender], peers: li
     rows = compare("attention", contenders, rounds, row_of, **how)
     columns = [
         Column("forward, ms", "forward_seconds", ",.2f", 1e3),
-        Column("both, ms", lambda row: "no backward" if row["no_backward"] else row["both_seconds"], ",.2f", 1e3),
+        Column("both, ms", "both_seconds", ",.2f", 1e3),
         *(Column(f"of peak, {part}", f"{part}_share_of_matmul_peak") for part in PARTS.values()),
         Column("first call, s", "first_call_seconds", ".1f"),
         Column("memory, MB", "memory_bytes", ",.0f", 1e-6),
@@ -152,30 +150,22 @@ def growth(rows: Sequence[Row]) -> list[Row]:
     found = []
     for name in dict.fromkeys(row["contender"] for row in rows):
         measured = [row for row in rows if row["contender"] == name and not row["failed"]]
-        lengths = [row["length"] for row in measured]
-        if len(set(lengths)) < 2:
-            continue
         # Short lengths may take another backend, which computes no tiles.
         counted = [row for row in measured if row["computed_weights"]]
-        counted_lengths = [row["length"] for row in counted]
-        of_groups = of_all = None
+        lengths, counted_lengths = ([row["length"] for row in some] for some in (measured, counted))
+        if len(set(lengths)) < 2:
+            continue
+        exponents: Row = {"exponents_of_head_groups": None, "exponent_of_weights": None, "exponent_of_seconds": None}
         if len(set(counted_lengths)) >= 2:
             by_head = np.asarray([row["computed_weights"] for row in counted])
             groups = np.array_split(by_head, min(GROUPS, by_head.shape[1]), axis=1)
-            of_groups = [exponent(counted_lengths, group.sum(axis=1)) for group in groups]
-            of_all = exponent(counted_lengths, by_head.sum(axis=1))
+            exponents["exponents_of_head_groups"] = [exponent(counted_lengths, group.sum(axis=1)) for group in groups]
+            exponents["exponent_of_weights"] = exponent(counted_lengths, by_head.sum(axis=1))
         seconds = [row["both_seconds"] for row in measured]
-        found.append(
-            {
-                "benchmark": "attention growth",
-                "contender": name,
-                "lengths": lengths,
-                "counted_lengths": counted_lengths,
-                "exponents_of_head_groups": of_groups,
-                "exponent_of_weights": of_all,
-                "exponent_of_seconds": exponent(lengths, seconds) if all(seconds) else None,
-            }
-        )
+        if all(seconds):
+            exponents["exponent_of_seconds"] = exponent(lengths, seconds)
+        about_lengths = {"lengths": lengths, "counted_lengths": counted_lengths}
+        found.append({"benchmark": "attention growth", "contender": name, **about_lengths, **exponents})
     return found
 
 
@@ -189,14 +179,14 @@ def print_growth(rows: list[Row]) -> None:
     if not rows:
         return
     print("\nhow the work grows: e of length^e, fitted to the weights in computed tiles, by groups of heads\n")
+
+    def groups(row: Row) -> str:
+        return " ".join(f"{e:.2f}" for e in row["exponents_of_head_groups"] or ()) or "-"
+
     columns = [
         Column("tiles counted at", lambda row: " ".join(f"{n:,}" for n in row["counted_lengths"]) or "-"),
-        Column(
-            "heads, steepest to flattest",
-            lambda row: " ".join(f"{e:.2f}" for e in row["exponents_of_head_groups"] or ()) or "-",
-        ),
+        Column("heads, steepest to flattest", groups),
         Column("all heads", "exponent_of_weights"),
         Column("time, with backward", "exponent_of_seconds"),
     ]
-    cells = [[row["contender"], *(column.cell(row) for column in columns)] for row in rows]
-    print_table(["", *(column.title for column in columns)], cells)
+    print_rows(rows, columns)

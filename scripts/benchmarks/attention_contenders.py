@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.processes import Contender, Run, Step, one_part, repeated, require_torch, seconds_of, warm_up
+from benchmarks.processes import Contender, Run, Step, repeated, seconds_of, warm_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,35 +29,29 @@ class Shape:
         """Operations of the two products, for each pair of a query and a visible key, however it is computed."""
         return 4.0 * self.head_dim * self.batch * self.heads * self.length * (self.length + 1) / 2
 
-    def dense_bytes(self, weights: float = 0.0, biases: float = 0.0) -> float:
-        """Returns the bytes of float32 tensors `[batch, heads, length, length]` and `[heads, length, length]`."""
-        return 4.0 * (self.batch * weights + biases) * self.heads * self.length**2
-
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to compute: the backend, the share that may be lost, and whether a cache knows its largest norms."""
+    """A way to compute: the backend, the share that may be lost, and whether a cache knows its largest norms.
+
+    Peers are backends too: "flax" with a dense bias, "sdpa" and "flex" of PyTorch.
+    """
 
     backend: str
-    skip_epsilon: float | None
+    skip_epsilon: float | None = None
     knows_norms: bool = True
 
 
-def project_contender(shape: Shape, way: Way) -> Contender:
-    """Returns `alibi.attention.attend`."""
-    tensors = {"reference": 4.0, "saved": 0.5}.get(way.backend, 0.0)
-    return Contender(project_step, (shape, way), shape.dense_bytes(tensors), measure_passes)
+# The least float32 tensors that a way holds: those [batch, heads, length, length], and those [heads, length, length].
+TENSORS = {"reference": (4.0, 0.0), "saved": (0.5, 0.0), "flax": (4.0, 1.25), "sdpa": (0.0, 1.0)}
 
 
-def flax_contender(shape: Shape) -> Contender:
-    """Returns `flax.linen.dot_product_attention` with the dense bias and the causal mask."""
-    return Contender(_flax_step, (shape,), shape.dense_bytes(weights=4.0, biases=1.25), measure_passes)
-
-
-def torch_contender(shape: Shape, kind: str) -> Contender:
-    """Returns PyTorch's attention of a kind in `benchmarks.torch_peer.ATTENTION`; ValueError if not installed."""
-    require_torch()
-    return Contender(_torch_step, (shape, kind), shape.dense_bytes(biases=float(kind == "dense")), measure_passes)
+def contender(shape: Shape, way: Way) -> Contender:
+    """Returns both passes of attention, computed in a way."""
+    build = {"flax": flax_step, "sdpa": torch_step, "flex": torch_step}.get(way.backend, project_step)
+    weights, biases = TENSORS.get(way.backend, (0.0, 0.0))
+    needed = 4.0 * (shape.batch * weights + biases) * shape.heads * shape.length**2
+    return Contender(build, (shape, way), needed, measure_passes)
 
 
 def measure_passes(step: Step) -> tuple[dict[str, float], dict[str, Any]]:
@@ -92,19 +86,16 @@ def growth_of_peak_memory(call: Callable[[], object]) -> int | None:
     Memory freed by earlier calls and compilers goes back to the system first, so that
     it is not used again unseen. None if the system (other than Linux) doesn't tell.
     """
-
-    def status(name: str) -> int:
-        return 1024 * int(re.search(rf"{name}:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
-
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
     except (AttributeError, OSError):
         return None
-    before = status("VmRSS")
+    status, found = pathlib.Path("/proc/self/status"), r"Vm%s:\s+(\d+)"
+    before = int(re.search(found % "RSS", status.read_text())[1])
     call()
-    return status("VmHWM") - before
+    return 1024 * (int(re.search(found % "HWM", status.read_text())[1]) - before)
 
 
 def _arrays(shape: Shape) -> np.ndarray:
@@ -153,7 +144,8 @@ def computed_weights(query: Any, key: Any, value: Any, slopes: Any, way: Way) ->
     return [int(weights) for weights in np.repeat(of_head, tiling.head_group)]
 
 
-def _flax_step(shape: Shape) -> Step:
+def flax_step(shape: Shape, way: Way) -> Step:
+    """Returns the passes of `flax.linen.dot_product_attention` with the dense bias and the causal mask."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -195,14 +187,15 @@ def _program(function: Callable, arguments: Sequence[Any]) -> tuple[Run, Callabl
     return repeated(lambda: compiled()(*arguments), one_by_one=True), compiled
 
 
-def _torch_step(shape: Shape, kind: str) -> Step:
+def torch_step(shape: Shape, way: Way) -> Step:
+    """Returns the passes of PyTorch's attention."""
     import torch
 
     from benchmarks.torch_peer import ATTENTION
 
     arrays = torch.from_numpy(_arrays(shape)).transpose(2, 3).to(getattr(torch, shape.dtype)).contiguous()
     cotangent, inputs = arrays[3], [x.clone().requires_grad_() for x in arrays[:3]]
-    attention, held_bytes = ATTENTION[kind](shape.heads, shape.length, arrays.dtype)
+    attention, held_bytes = ATTENTION[way.backend](shape.heads, shape.length, arrays.dtype)
 
     def run(steps: int) -> None:
         try:
@@ -246,4 +239,4 @@ def token_step(shape: Shape, way: Way) -> Step:
 
     query, key, value, _ = _jax_arrays(shape)
     arguments = (jnp.asarray(shape.length - 1), query[:, -1:], key, value, norm_of_all(key, value))
-    return one_part(repeated(lambda: token(*arguments), one_by_one=True))
+    return Step({"run": repeated(lambda: token(*arguments), one_by_one=True)})

@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import multiprocessing
 import os
 import pathlib
 import resource
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from alibi.config import DataConfig
+from benchmarks.processes import Process
 from benchmarks.rounds import Column, Row, about, known, show, whole_numbers
 
 TIMES = {"bytes": 4, "words": 1, "bpe": 1}  # as much text
@@ -83,24 +83,11 @@ def _write_text(path: pathlib.Path, source: str | None, size: int) -> pathlib.Pa
 
 def in_process(call: Callable, *arguments: Any) -> Any:
     """Returns the result of `call` in a fresh process, which inherits nothing from the turns before."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(sender, call, arguments))
-    process.start()
-    sender.close()
+    process = Process()
     try:
-        return receiver.recv()
-    except EOFError:
-        raise RuntimeError("a measured process died; its messages say why") from None
+        return process.ask(call, *arguments)
     finally:
-        process.join()
-
-
-def _send(sender: Any, call: Callable, arguments: tuple) -> None:
-    from alibi.cpu.host_memory import keep_freed_memory
-
-    keep_freed_memory()
-    sender.send(call(*arguments))
+        process.stop()
 
 
 def _timed(make: Callable[..., Callable[[], object]], *arguments: Any) -> tuple[float, float]:

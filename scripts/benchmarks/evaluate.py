@@ -9,7 +9,7 @@ import argparse
 from alibi.config import Config, read_config
 from alibi.model.flops import keys_seen
 from alibi.runs import RunDirectory
-from benchmarks.processes import Contender, Step, one_part, repeated, require_torch
+from benchmarks.processes import Contender, Step, repeated, require_torch
 from benchmarks.rounds import Column, Row, Runners, compare, show, whole_numbers
 from benchmarks.training_contenders import zipf_words
 from configs import wikitext103
@@ -111,13 +111,13 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
         params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
         scorer = Scorer(model_nll(model), boundary_id=2, batch_tokens=budget)
     tokens = zipf_words(vocab_size, (num_tokens,))
-    return one_part(repeated(lambda: scorer.score(params, tokens, length, stride)))
+    return Step({"run": repeated(lambda: scorer.score(params, tokens, length, stride))})
 
 
 def _torch_pass(length: int, stride: int, rows: int) -> Step:
     """Scores by the small model in PyTorch, `PEER_WINDOWS` windows a pass, `rows` of them a batch."""
-    from benchmarks.torch_peer import make_paper_decoder, make_scorer
+    from benchmarks.torch_peer import PaperDecoder, make_scorer
 
     tokens = zipf_words(VOCABULARY, (length + 1 + (PEER_WINDOWS - 1) * stride,))
-    score = make_scorer(make_paper_decoder(small_config(), VOCABULARY), tokens, length, stride, rows)
-    return one_part(repeated(lambda: score().tolist()))
+    score = make_scorer(PaperDecoder(small_config(), VOCABULARY), tokens, length, stride, rows)
+    return Step({"run": repeated(lambda: score().tolist())})

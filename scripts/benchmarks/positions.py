@@ -6,7 +6,7 @@ from alibi.config import Config, read_config
 from alibi.positions import METHODS
 from benchmarks.processes import Contender, Step, repeated
 from benchmarks.rounds import Column, Row, Runners, compare, known, show, whole_numbers
-from benchmarks.training_contenders import VOCABULARY, random_batch, training_step
+from benchmarks.training_contenders import VOCABULARY, make_batch, training_step
 from configs import quickstart
 
 TURN_SECONDS = 0.5  # of each part of a contender in a round
@@ -80,8 +80,8 @@ def position_step(config: Config) -> Step:
     from alibi.evaluation.perplexity import model_nll
     from alibi.model.decoder import build_model
 
-    inputs, targets = batch = random_batch(config)
-    step = training_step(config, VOCABULARY, batch)
+    inputs, targets = make_batch(config, VOCABULARY)
+    step = training_step(config, VOCABULARY)
     model = build_model(config, VOCABULARY)
     params = jax.jit(model.init)(jax.random.key(0), inputs[:1])["params"]
     nll = jax.jit(model_nll(model))

@@ -9,7 +9,6 @@ import os
 import resource
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ STOP_SECONDS = 3.0  # that an idle process may take to end
 MATMUL_SIZE = 2048  # rows and columns of the product that gives the machine's float32 peak
 
 Run = Callable[[int], None]  # does a number of steps and waits for the last
+PARTS: dict[str, Run] = {}  # of the contender of this process
 
 
 @dataclasses.dataclass
@@ -31,7 +31,7 @@ class Step:
     """The work of a contender, as its process has built it.
 
     Attributes:
-      parts: functions that are timed, by name.
+      parts: functions that are timed, by name; "run" if there is a single part.
       facts: other values for the row of results.
       program: returns the compiled program of a step as text.
     """
@@ -39,11 +39,6 @@ class Step:
     parts: dict[str, Run]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     program: Callable[[], str] | None = None
-
-
-def one_part(run: Run, **facts: Any) -> Step:
-    """Returns a step with the single part "run"."""
-    return Step({"run": run}, facts)
 
 
 def repeated(call: Callable[[], Any], *, one_by_one: bool = False) -> Run:
@@ -66,26 +61,33 @@ class Contender:
 
     Attributes:
       needed_bytes: a lower bound of the memory it needs, if that is known to be much.
-      prepare: warms the step up in its process, and returns the seconds of each part and more facts.
+      warm: warms the step up in its process, and returns the seconds of each part and more facts; None: all parts in
+        turn.
     """
 
     build: Callable[..., Step]
     arguments: tuple[Any, ...] = ()
     needed_bytes: float = 0.0
-    prepare: Callable[[Step], tuple[dict[str, float], dict[str, Any]]] | None = None
+    warm: Callable[[Step], tuple[dict[str, float], dict[str, Any]]] | None = None
 
-    def prepared(self) -> tuple[Step, dict[str, float], dict[str, Any]]:
-        """Returns, in the process, the warm step, the seconds of each part, and facts for the row."""
-        start = time.perf_counter()
-        step = self.build(*self.arguments)
-        if self.prepare is not None:
-            seconds, facts = self.prepare(step)
-            return step, seconds, step.facts | facts
-        for run in step.parts.values():
-            run(1)
-        first_seconds = time.perf_counter() - start
-        seconds = {name: warm_up(run) for name, run in step.parts.items()}
-        return step, seconds, step.facts | {"first_seconds": first_seconds}
+
+def prepare(contender: Contender) -> tuple[dict[str, float], dict[str, Any]]:
+    """Builds the step in its process and warms it up; returns the seconds of each part, and facts for the row."""
+    start = time.perf_counter()
+    step = contender.build(*contender.arguments)
+    PARTS.update(step.parts)
+    if contender.warm is not None:
+        seconds, facts = contender.warm(step)
+        return seconds, step.facts | facts
+    for run in step.parts.values():
+        run(1)
+    first_seconds = time.perf_counter() - start
+    return {name: warm_up(run) for name, run in step.parts.items()}, step.facts | {"first_seconds": first_seconds}
+
+
+def turn(part: str, steps: int) -> tuple[float, int]:
+    """Returns the seconds of some steps of a part, in its process, and the most bytes that the process has held."""
+    return seconds_of(PARTS[part], steps), peak_memory()
 
 
 def require_torch() -> None:
@@ -95,28 +97,28 @@ def require_torch() -> None:
 
 
 class Process:
-    """A contender in a process of its own, asleep between requests."""
+    """A process that calls functions on request, and sleeps between the requests."""
 
-    def __init__(self, contender: Contender):
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit threads
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, contender), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs,))
         self._process.start()
         theirs.close()
 
-    def ask(self, question: Any) -> Any:
-        """Returns the answer to "prepare", "memory" (most bytes held) or (part, steps), which takes seconds.
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns the result of a function of module level in the process.
 
         Raises:
-          RuntimeError: the process failed or died.
+          RuntimeError: the function failed, or the process died.
         """
         try:
-            self._connection.send(question)
-            answer = self._connection.recv()
+            self._connection.send((function, arguments))
+            answer, failure = self._connection.recv()
         except (EOFError, OSError):
             raise RuntimeError("a measured process died; is there memory left?") from None
-        if isinstance(answer, str):
-            raise RuntimeError(f"a measured process failed:\n{answer}")
+        if failure:
+            raise RuntimeError(failure)
         return answer
 
     def stop(self) -> None:
@@ -126,8 +128,8 @@ class Process:
         self._process.join()
 
 
-def _serve(connection: multiprocessing.connection.Connection, contender: Contender) -> None:
-    """Answers the parent until it ends; a failure's traceback as a string."""
+def _serve(connection: multiprocessing.connection.Connection) -> None:
+    """Answers the parent until it ends: with a result, and with the first line of an error."""
     import jax
 
     # As the entry points do, and for the peers too.
@@ -136,22 +138,16 @@ def _serve(connection: multiprocessing.connection.Connection, contender: Contend
     jax.config.update("jax_enable_compilation_cache", False)
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
-    step = None
     while True:
+        answer = failure = None
         try:
-            question = connection.recv()
-            if question == "prepare":
-                step, *answer = contender.prepared()
-            elif question == "memory":
-                answer = peak_memory()
-            else:
-                part, steps = question
-                answer = seconds_of(step.parts[part], steps)
+            function, arguments = connection.recv()
+            answer = function(*arguments)
         except EOFError:
             return
-        except Exception:
-            answer = traceback.format_exc()
-        connection.send(answer)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}".splitlines()[0]
+        connection.send((answer, failure))
 
 
 def peak_memory() -> int:
@@ -185,4 +181,4 @@ def matmul_step() -> Step:
 
     operand = jax.random.normal(jax.random.key(0), (MATMUL_SIZE, MATMUL_SIZE))
     product = functools.partial(jax.jit(lambda x: x @ x), operand)
-    return one_part(repeated(product), flops=2.0 * MATMUL_SIZE**3)
+    return Step({"run": repeated(product)}, {"flops": 2.0 * MATMUL_SIZE**3})

@@ -11,7 +11,7 @@ from alibi.cpu.host_memory import keep_freed_memory
 from benchmarks.processes import seconds_of, warm_up
 from benchmarks.rounds import about, known, print_table
 from benchmarks.training import SHAPES
-from benchmarks.training_contenders import project_step
+from benchmarks.training_contenders import VOCABULARY, training_step
 
 # The parts by patterns of the scopes in which Flax and JAX trace the step; the first match counts. A kernel that XLA
 # made of several parts has the scope of the last.
@@ -56,7 +56,7 @@ def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
     import jax
 
-    step = project_step(SHAPES[shape](f"position={position}"))
+    step = training_step(SHAPES[shape](f"position={position}"), VOCABULARY)
     warm_up(step.parts["run"])
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

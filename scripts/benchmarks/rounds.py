@@ -5,6 +5,8 @@ import dataclasses
 import datetime
 import functools
 import importlib.metadata
+import importlib.util
+import math
 import pathlib
 import platform
 import re
@@ -13,8 +15,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from alibi.runs import usable_cores
-from benchmarks.processes import Contender, Process, matmul_step
+from alibi.runs.provenance import usable_cores, versions
+from benchmarks.processes import Contender, Process, matmul_step, prepare, turn
 
 MATMUL = "matmul"
 Row = dict[str, Any]
@@ -43,17 +45,17 @@ class Runner:
             try:
                 action(self)
             except RuntimeError as error:
-                self.failed = str(error).strip().splitlines()[-1]
+                self.failed = str(error)
                 self.stop()
 
     def prepare(self, turn_seconds: float) -> None:
         """Starts it and warms it up; each part will be timed for about `turn_seconds` in a round."""
         needed, available = self.contender.needed_bytes, available_memory()
-        if available is not None and needed > available:
+        if needed > available:
             needs, has = needed / 2**30, available / 2**30
             raise RuntimeError(f"needs about {needs:.0f} GiB, and {has:.0f} GiB are available")
-        self.process = Process(self.contender)
-        seconds, self.facts = self.process.ask("prepare")
+        self.process = Process()
+        seconds, self.facts = self.process.ask(prepare, self.contender)
         self.calls = {part: max(1, round(turn_seconds / of_call)) for part, of_call in seconds.items()}
         self.seconds = {part: [] for part in self.calls}
 
@@ -64,11 +66,9 @@ class Runner:
         """
         for part, calls in self.calls.items():
             if calls > 1:
-                self.process.ask((part, 1))
-            self.seconds[part].append(self.process.ask((part, calls)) / calls)
-
-    def note_memory(self) -> None:
-        self.facts["peak_memory_bytes"] = self.process.ask("memory")
+                self.process.ask(turn, part, 1)
+            seconds, self.facts["peak_memory_bytes"] = self.process.ask(turn, part, calls)
+            self.seconds[part].append(seconds / calls)
 
     def stop(self) -> None:
         if self.process is not None:
@@ -94,12 +94,11 @@ class Runner:
 Runners = dict[str, Runner]
 
 
-def available_memory() -> int | None:
-    """Returns the bytes available without pushing anything out; None if the system doesn't tell."""
-    try:
-        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text())[1])
-    except (OSError, TypeError):
-        return None
+def available_memory() -> float:
+    """Returns the bytes available without pushing anything out; infinity if the system doesn't tell."""
+    file = pathlib.Path("/proc/meminfo")
+    found = re.search(r"MemAvailable:\s+(\d+)", file.read_text()) if file.exists() else None
+    return 1024 * int(found[1]) if found else math.inf
 
 
 def run_rounds(
@@ -112,22 +111,16 @@ def run_rounds(
       title: of the progress line.
       preparing: contenders prepared at a time; the times of their preparation are then no measurement.
     """
-    runners = {MATMUL: Runner(Contender(matmul_step))} | {name: Runner(one) for name, one in contenders.items()}
+    runners = {name: Runner(contender) for name, contender in {MATMUL: Contender(matmul_step), **contenders}.items()}
     try:
-
-        def prepare(name: str) -> None:
-            _progress(f"{title}: preparing {name}")
-            runners[name].attempt(lambda runner: runner.prepare(turn_seconds))
-
+        _progress(f"{title}: preparing")
         with concurrent.futures.ThreadPoolExecutor(preparing) as pool:
-            list(pool.map(prepare, runners))  # raises if a thread has raised
+            list(pool.map(lambda runner: runner.attempt(lambda runner: runner.prepare(turn_seconds)), runners.values()))
         for number in range(rounds):
             _progress(f"{title}: round {number + 1} of {rounds}")
             # In turn from both ends, so that none always comes after the same neighbour.
             for runner in list(runners.values())[:: -1 if number % 2 else 1]:
                 runner.attempt(Runner.turn)
-        for runner in runners.values():
-            runner.attempt(Runner.note_memory)
         _progress("")
     finally:
         for runner in runners.values():
@@ -143,23 +136,20 @@ class Column:
     """A column of the printed table: a number of each row.
 
     Attributes:
-      value: the row's key, or several for values inside values, or a function of the row.
+      value: the row's key, or several for values inside values, or a function of the row, which returns text.
       form, factor: how the number is printed, and times what.
     """
 
     title: str
-    value: str | tuple[str, ...] | Callable[[Row], Any]
+    value: str | tuple[str, ...] | Callable[[Row], str]
     form: str = ".2f"
     factor: float = 1.0
 
     def cell(self, row: Row) -> str:
         if callable(self.value):
-            value = self.value(row)
-        else:
-            keys = (self.value,) if isinstance(self.value, str) else self.value
-            value = functools.reduce(lambda inner, key: inner and inner.get(key), keys, row)
-        if isinstance(value, str):
-            return value
+            return self.value(row)
+        keys = (self.value,) if isinstance(self.value, str) else self.value
+        value = functools.reduce(lambda inner, key: inner and inner.get(key), keys, row)
         return "-" if value is None else format(value * self.factor, self.form)
 
 
@@ -184,12 +174,12 @@ def compare(
     ]
 
 
-def show(headline: str, rows: list[Row], columns: Iterable[Column], *, name: str = "") -> None:
+def show(headline: str, rows: list[Row], columns: list[Column]) -> None:
     """Prints a headline, the rows as a Markdown table, and the contenders that could not run, with the reasons."""
-    print(f"\n{headline}\n{measured_on(rows[0])}\n")
-    columns = [*columns]
-    cells = [[row["contender"], *(column.cell(row) for column in columns)] for row in rows]
-    print_table([name, *(column.title for column in columns)], cells)
+    peak = f"; float32 matmul peak {rows[0]['matmul_gflops']:.0f} GFLOP/s" if "matmul_gflops" in rows[0] else ""
+    machine = f"{rows[0]['machine']['cpu']}, {rows[0]['machine']['cores']} cores, {rows[0]['date']}"
+    print(f"\n{headline}\n{machine}{peak}; medians of {rows[0]['rounds']} rounds\n")
+    print_rows(rows, columns)
     for row in rows:
         if row.get("failed"):
             print(f"{row['contender']} could not run: {row['failed']}")
@@ -197,28 +187,15 @@ def show(headline: str, rows: list[Row], columns: Iterable[Column], *, name: str
 
 def about(rounds: int) -> Row:
     """Returns the values that give a row's figures a meaning: the rounds, the machine, the versions, the date."""
-    versions = {}
-    for package in ("jax", "jaxlib", "flax", "optax", "torch"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = [platform.processor()]
-    cpu = next(iter(names), platform.machine())
+    found = versions()
+    packages = {package: found[package] for package in ("jax", "jaxlib", "flax", "optax")}
+    packages["torch"] = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
+    file = pathlib.Path("/proc/cpuinfo")
+    name = re.search(r"model name\s*: (.*)", file.read_text()) if file.exists() else None
+    cpu = name[1] if name else platform.processor() or platform.machine()
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     machine = {"cpu": cpu, "cores": usable_cores(), "system": platform.platform()}
-    return {"rounds": rounds, "machine": machine, "versions": versions, "date": date}
-
-
-def measured_on(row: Row) -> str:
-    """Returns the machine, the date, and the peak that a row's shares refer to."""
-    peak = f"; float32 matmul peak {row['matmul_gflops']:.0f} GFLOP/s" if "matmul_gflops" in row else ""
-    machine = f"{row['machine']['cpu']}, {row['machine']['cores']} cores, {row['date']}"
-    return f"{machine}{peak}; medians of {row['rounds']} rounds"
+    return {"rounds": rounds, "machine": machine, "versions": packages, "date": date}
 
 
 def known(names: str, choices: Iterable[str], kind: str) -> list[str]:
@@ -239,6 +216,12 @@ def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:
         if divisor_of % number:
             raise ValueError(f"--batch_tokens={divisor_of} must be a multiple of the length {number}")
     return [int(number) for number in numbers]
+
+
+def print_rows(rows: list[Row], columns: list[Column]) -> None:
+    """Prints a line for each contender, as a Markdown table."""
+    cells = [[row["contender"], *(column.cell(row) for column in columns)] for row in rows]
+    print_table(["", *(column.title for column in columns)], cells)
 
 
 def print_table(titles: list[str], rows: list[list[str]]) -> None:

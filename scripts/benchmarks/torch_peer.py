@@ -126,15 +126,16 @@ class PaperDecoder(nn.Module):
             x = layer(x, self.bias[: batch * self.num_heads])
         return x.transpose(0, 1).reshape(-1, self.width)
 
-    def summed_nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Returns the NLL of all targets, each through the bands that it needs, as in training."""
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Returns the mean NLL of the targets, each through the bands that it needs, as in training."""
         features, targets = self.features(tokens), targets.flatten()
         of_head, nll = targets.clone(), torch.zeros(())
         for band, inside in self._tails(targets):
             of_head[inside] = self.starts[1] + band - 1
             logits = self._tail(features[inside], band)
             nll = nll + functional.cross_entropy(logits, targets[inside] - self.starts[band], reduction="sum")
-        return nll + functional.cross_entropy(self._head(features), of_head, reduction="sum")
+        nll = nll + functional.cross_entropy(self._head(features), of_head, reduction="sum")
+        return nll / targets.numel()
 
     def log_probabilities(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Returns `[batch * length, vocabulary]`; a tail is computed only for targets in it."""
@@ -162,63 +163,33 @@ class PaperDecoder(nn.Module):
         return functional.linear(hidden, self.words[band].weight)
 
 
-def make_paper_decoder(config: Config, vocabulary: int) -> PaperDecoder:
-    """Returns the decoder with initial parameters; raises ValueError for another model than the paper's."""
-    model = config.model
-    needed = {"embedding": "adaptive", "activation": "relu", "final_norm": False, "window": 0}
-    needed |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "softmax_dropout"), 0.0)
-    others = [f"model.{key}={getattr(model, key)}" for key, value in needed.items() if getattr(model, key) != value]
-    others += [f"position={config.position}"] if config.position != "alibi" else []
-    if others:
-        raise ValueError(f"the PyTorch peer has no {', '.join(others)}; measure such a model without --peer=torch")
-    torch.manual_seed(config.seed)
-    return PaperDecoder(config, vocabulary)
-
-
-def make_paper_train_step(config: Config, vocabulary: int, batch: Batch) -> Callable[[], Tensor]:
-    """Returns a function that makes an update on the batch and returns its loss."""
-    decoder = make_paper_decoder(config, vocabulary)
-    optimizer = torch.optim.SGD(
-        decoder.parameters(), lr=config.optimizer.learning_rate, momentum=config.optimizer.momentum, nesterov=True
-    )
-
-    def mean_nll(inputs: Tensor, targets: Tensor) -> Tensor:
-        return decoder.summed_nll(inputs, targets) / targets.numel()
-
-    return _train_step(decoder, mean_nll, optimizer, config, batch)
-
-
 def make_train_step(config: Config, vocabulary: int, batch: Batch, *, compiled: bool) -> Callable[[], Tensor]:
-    """Returns the same for the fused decoder; raises ValueError for a config that this peer has not."""
-    model, optimizer = config.model, config.optimizer
-    if (config.position, model.activation, model.dtype) != ("alibi", "relu", "float32"):
-        raise ValueError("the PyTorch peer has position=alibi, activation=relu and dtype=float32 only")
+    """Returns a function that makes an update on the batch and returns its loss.
+
+    Adaptive embeddings stand for the layout and the optimizer of the paper, others for the fused ones.
+    """
+    settings = config.optimizer
     torch.manual_seed(config.seed)
-    decoder = FusedDecoder(config, vocabulary)
-    adamw = torch.optim.AdamW(
-        decoder.parameters(),
-        lr=optimizer.learning_rate,
-        betas=(optimizer.b1, optimizer.b2),
-        weight_decay=optimizer.weight_decay,
-        fused=True,
-    )
-    return _train_step(decoder, torch.compile(decoder) if compiled else decoder, adamw, config, batch)
-
-
-def _train_step(
-    decoder: nn.Module,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    optimizer: torch.optim.Optimizer,
-    config: Config,
-    batch: Batch,
-) -> Callable[[], Tensor]:
+    optimizer: torch.optim.Optimizer
+    if config.model.embedding == "adaptive":
+        decoder = PaperDecoder(config, vocabulary)
+        optimizer = torch.optim.SGD(
+            decoder.parameters(), lr=settings.learning_rate, momentum=settings.momentum, nesterov=True
+        )
+    else:
+        decoder = FusedDecoder(config, vocabulary)
+        betas, decay = (settings.b1, settings.b2), settings.weight_decay
+        optimizer = torch.optim.AdamW(
+            decoder.parameters(), lr=settings.learning_rate, betas=betas, weight_decay=decay, fused=True
+        )
+    model = torch.compile(decoder) if compiled else decoder
     inputs, targets = (torch.from_numpy(x).long() for x in batch)
 
     def train_step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(inputs, targets)
+        loss = model(inputs, targets)
         loss.backward()
-        nn.utils.clip_grad_norm_(decoder.parameters(), config.optimizer.clip_norm)
+        nn.utils.clip_grad_norm_(decoder.parameters(), settings.clip_norm)
         optimizer.step()
         return loss.detach()
 
@@ -289,4 +260,4 @@ def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Att
     return lambda query, key, value: compiled(query, key, value, score_mod=alibi, block_mask=mask), 0
 
 
-ATTENTION = {"dense": dense_attention, "flex": flex_attention}
+ATTENTION = {"sdpa": dense_attention, "flex": flex_attention}

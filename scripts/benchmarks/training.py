@@ -4,9 +4,9 @@ import argparse
 
 from alibi.config import Config, make_config, read_config
 from alibi.model.flops import model_flops
-from benchmarks.processes import Contender
+from benchmarks.processes import Contender, require_torch
 from benchmarks.rounds import Column, Row, Runners, compare, known, show, whole_numbers
-from benchmarks.training_contenders import VOCABULARY, project_step, step_without_attention, torch_contender
+from benchmarks.training_contenders import VOCABULARY, step_without_attention, torch_step, training_step
 from configs import quickstart
 
 # Of a contender in a round: short, since a shared machine's speed changes by half within seconds.
@@ -43,10 +43,11 @@ def compare_training(arguments: argparse.Namespace) -> list[Row]:
 def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
     """Measures this project's step, and PyTorch's, eager and compiled."""
     config = SHAPES[shape]("")
-    contenders = {"alibi (JAX)": Contender(project_step, (config,))}
+    contenders = {"alibi (JAX)": Contender(training_step, (config, VOCABULARY))}
     if peer == "torch":
-        contenders["PyTorch eager"] = torch_contender(config, compiled=False)
-        contenders["PyTorch compiled"] = torch_contender(config, compiled=True)
+        require_torch()
+        contenders["PyTorch eager"] = Contender(torch_step, (config, VOCABULARY, False))
+        contenders["PyTorch compiled"] = Contender(torch_step, (config, VOCABULARY, True))
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         peers = [runner for peer, runner in runners.items() if peer.startswith("PyTorch") and runner.median()]
@@ -72,9 +73,9 @@ def _compare_length(length: int, arguments: argparse.Namespace) -> list[Row]:
     """Measures the quickstart's model at a length, ALiBi beside sinusoidal, both also without attention."""
     keys = f"length={length},train.batch_tokens={arguments.batch_tokens}"
     configs = {method: SHAPES["quickstart"](f"position={method},{keys}") for method in METHODS}
-    contenders = {method: Contender(project_step, (config,)) for method, config in configs.items()}
+    contenders = {method: Contender(training_step, (config, VOCABULARY)) for method, config in configs.items()}
     for method, config in configs.items():
-        contenders[WITHOUT.format(method)] = Contender(step_without_attention, (config,))
+        contenders[WITHOUT.format(method)] = Contender(step_without_attention, (config, VOCABULARY))
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         row = {"shape": f"quickstart, L={length}", "length": length, **_rates(name, runners, peak, configs["alibi"])}

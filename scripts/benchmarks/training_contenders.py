@@ -1,35 +1,17 @@
 """Whole training steps, which several benchmarks time."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from alibi.config import Config, replaced
-from benchmarks.processes import Contender, Step, one_part, require_torch
+from benchmarks.processes import Step
 
 VOCABULARY = 256  # bytes
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets `[batch, length]`
 
 
-def project_step(config: Config) -> Step:
-    """Returns this project's own model and jitted training step, as train.py builds them, on a random batch."""
-    return training_step(config, VOCABULARY, random_batch(config))
-
-
-def step_without_attention(config: Config) -> Step:
-    """Returns the same step with an attention that costs next to nothing; its projections stay."""
-    from alibi.attention.backends import BACKENDS, Backend
-
-    # All three are part of the result and of the gradients: XLA would leave out the projection of an array that is
-    # not. The process belongs to this contender alone.
-    BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value)
-    return project_step(replaced(config, {"model.attention": "reference"}))
-
-
-def training_step(config: Config, vocab_size: int, batch: Batch) -> Step:
-    """Returns the project's step on a batch, again and again."""
+def training_step(config: Config, vocab_size: int) -> Step:
+    """Returns this project's own model and jitted training step, as train.py builds them, on one batch."""
     import jax
 
     from alibi.model.decoder import build_model
@@ -44,6 +26,7 @@ def training_step(config: Config, vocab_size: int, batch: Batch) -> Step:
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
     train_step = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
     shape = (micro_batches(config, batch_parts(model.sharding)), -1, config.train_length)
+    batch = make_batch(config, vocab_size)
     inputs, targets = (jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in batch)
     state = initial_state(model, optimizer, mesh, config.seed)
     compiled = train_step.lower(state, inputs, targets).compile()
@@ -59,33 +42,37 @@ def training_step(config: Config, vocab_size: int, batch: Batch) -> Step:
     return Step({"run": run}, {"step_memory_bytes": size}, program=compiled.as_text)
 
 
-def torch_contender(config: Config, *, compiled: bool) -> Contender:
-    """Returns the same model, optimizer and batch in PyTorch; raises ValueError if it is not installed."""
-    require_torch()
-    return Contender(_torch_step, (config, compiled))
+def step_without_attention(config: Config, vocab_size: int) -> Step:
+    """Returns the same step with an attention that costs next to nothing; its projections stay."""
+    from alibi.attention.backends import BACKENDS, Backend
+
+    # All three are part of the result and of the gradients: XLA would leave out the projection of an array that is
+    # not. The process belongs to this contender alone.
+    BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value)
+    return training_step(replaced(config, {"model.attention": "reference"}), vocab_size)
 
 
-def _torch_step(config: Config, compiled: bool) -> Step:
+def torch_step(config: Config, vocab_size: int, compiled: bool) -> Step:
+    """Returns the same model, optimizer and batch in PyTorch."""
     from benchmarks.torch_peer import make_train_step
 
-    return torch_training_step(make_train_step(config, VOCABULARY, random_batch(config), compiled=compiled))
-
-
-def torch_training_step(train_step: Callable[[], Any]) -> Step:
-    """Returns the step of a function that makes an update in PyTorch and returns its loss."""
+    train_step = make_train_step(config, vocab_size, make_batch(config, vocab_size), compiled=compiled)
 
     def run(steps: int) -> None:
         for _ in range(steps):
             loss = train_step()
         loss.item()
 
-    return one_part(run)
+    return Step({"run": run})
 
 
-def random_batch(config: Config) -> Batch:
-    """Returns a batch of uniformly random tokens."""
+def make_batch(config: Config, vocab_size: int) -> Batch:
+    """Returns a batch of random tokens: bytes uniformly, words by Zipf's law."""
     shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
-    inputs, targets = np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32)
+    if vocab_size == VOCABULARY:
+        inputs, targets = np.random.default_rng(0).integers(0, vocab_size, shape, dtype=np.int32)
+    else:
+        inputs, targets = zipf_words(vocab_size, shape)
     return inputs, targets
 
 
