@@ -16,10 +16,6 @@ from alibi.attention.call import AttentionCall, AttentionOptions, validate
 from alibi.positions import AlibiBias
 from alibi.positions.bias import Bias, KnownPositions
 
-# The fields of an AttentionCall that are split by batch, and those that are split by batch and heads.
-SIDES = ("query_positions", "key_positions", "query_segments", "key_segments")
-HEADS = ("query", "key", "value")
-
 
 def attend(
     query: Float[Array, "*batch q heads head_dim"],
@@ -170,9 +166,9 @@ def on_each_device(
     parts are summed. `sharding` comes from `fitting_sharding`.
     """
     over_batch, _, over_heads, _ = sharding.spec
-    split: dict[str, Any] = {name: getattr(call, name) for name in HEADS}
-    specs = dict.fromkeys(HEADS, sharding.spec)
-    for name in SIDES:
+    split: dict[str, Any] = {name: getattr(call, name) for name in ("query", "key", "value")}
+    specs = dict.fromkeys(split, sharding.spec)
+    for name in ("query_positions", "key_positions", "query_segments", "key_segments"):
         x = getattr(call, name)
         # Positions as a NumPy array for all sequences need no split, and so stay known when the call is traced.
         if x is not None and not (isinstance(x, np.ndarray) and x.ndim == 1):

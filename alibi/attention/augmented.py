@@ -38,16 +38,15 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
 
     Source: paper, section 3; FlashBias (arXiv 2505.12044).
     """
-    platform = call.options.platform
     assert call.bias is not None
     slopes = jnp.asarray(call.bias.slopes, jnp.float32)
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     window = None if call.options.window is None or call.options.window >= key.shape[1] else call.options.window
-    if platform == "tpu":
+    if call.options.platform == "tpu":
         attended = by_splash(query, key, value, slopes, window=window)
     else:
-        implementation: Literal["cudnn", "xla"] = "cudnn" if platform == "gpu" else "xla"
-        attended = by_dot_product(query, key, value, slopes, implementation, window=window)
+        kernel: Literal["cudnn", "xla"] = "cudnn" if call.options.platform == "gpu" else "xla"
+        attended = by_dot_product(query, key, value, slopes, kernel, window=window)
     return attended.reshape(*call.query.shape[:-1], value.shape[-1])
 
 
@@ -70,11 +69,13 @@ def cannot_augment(call: AttentionCall) -> str:
     dtypes = {"gpu": ["bfloat16"]}.get(platform, ["bfloat16", "float32"])
     if call.query.dtype not in dtypes or not call.query.dtype == call.key.dtype == call.value.dtype:
         return f"on {platform} it takes {' or '.join(dtypes)}, and got {call.query.dtype}"
-    if platform == "gpu" and jax.default_backend() == "gpu" and _compute_capability() < 8.0:
-        return "cuDNN's flash kernel needs an NVIDIA GPU of compute capability 8.0 or more"
-    width = _kernel_width(call.query.shape[-1], call.value.shape[-1])
-    if platform == "gpu" and width > _cudnn_width():
-        return f"cuDNN takes heads up to {_cudnn_width()} wide here, and with its columns this one has {width}"
+    if platform == "gpu":
+        capability, width = _compute_capability(), _kernel_width(call.query.shape[-1], call.value.shape[-1])
+        if jax.default_backend() == "gpu" and capability < 8.0:
+            return "cuDNN's flash kernel needs an NVIDIA GPU of compute capability 8.0 or more"
+        widest = 256 if capability >= 9.0 else 128
+        if width > widest:
+            return f"cuDNN takes heads up to {widest} wide here, and with its columns this one has {width}"
     return ""
 
 
@@ -171,12 +172,11 @@ def by_splash(
 
 def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
     """Returns queries and keys with their columns in front, to cancel large products before small ones are added."""
-    widened = []
-    for x, columns in zip((query, key), bias_columns(slopes, query.shape[1]), strict=True):
-        # Cast after broadcasting, so that the gradient of the slopes is summed over the batch in float32.
-        columns = jnp.broadcast_to(columns, (*x.shape[:-1], COLUMNS)).astype(x.dtype)
-        widened.append(jnp.concatenate([columns, x], axis=-1))
-    return widened
+    # Cast after broadcasting, so that the gradient of the slopes is summed over the batch in float32.
+    return [
+        jnp.concatenate([jnp.broadcast_to(columns, (*x.shape[:-1], COLUMNS)).astype(x.dtype), x], axis=-1)
+        for x, columns in zip((query, key), bias_columns(slopes, query.shape[1]), strict=True)
+    ]
 
 
 def _terms(x: Float[Array, "..."], count: int) -> list[Array]:
@@ -192,11 +192,6 @@ def _terms(x: Float[Array, "..."], count: int) -> list[Array]:
 def _kernel_width(head_dim: int, value_dim: int) -> int:
     width = max(head_dim + COLUMNS, value_dim)
     return width + -width % 8
-
-
-def _cudnn_width() -> int:
-    """Returns the features of cuDNN's widest head: 256 from compute capability 9.0 on, else 128."""
-    return 256 if _compute_capability() >= 9.0 else 128
 
 
 def _compute_capability() -> float:

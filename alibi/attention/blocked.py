@@ -26,6 +26,7 @@ from alibi.attention.reference import MASKED
 from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import Sides, Tile, Tiling, make_sides, make_tiling, put_group, take_group
 from alibi.cpu.products import dot_rows, sum_first
+from alibi.positions.bias import Part
 
 Leaves = tuple[Any, ...]
 
@@ -105,16 +106,13 @@ class _Group(NamedTuple):
 
     def tile(self, q_block: Any, k_block: Any) -> tuple[Tile, Array, Array, Any]:
         """Returns a tile, with its keys, values and bias."""
-        tiling = self.tiling
-        start = k_block * tiling.k_block
+        tiling, start = self.tiling, k_block * self.tiling.k_block
         starts = (*tiling.first_of_group(self.number), q_block * tiling.q_block, start)
-        tile = Tile(q_block, k_block, starts, tiling, self.sides)
+        sizes = tiling.batch_group, tiling.head_group, tiling.q_block, tiling.k_block
+        part = Part(*zip(starts, sizes, strict=True))
         k, v = (lax.dynamic_slice_in_dim(x, start, tiling.k_block, axis=2) for x in (self.k, self.v))
-        return tile, k, v, None if self.bias is None else self.bias.cut(tile.part)
-
-    @property
-    def adds_values(self) -> bool:
-        return self.bias is not None and self.bias.adds_values
+        bias = None if self.bias is None else self.bias.cut(part)
+        return Tile(q_block, k_block, part, tiling, self.sides), k, v, bias
 
 
 def _logits(
@@ -144,7 +142,7 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
         rescale = jnp.exp(largest - larger)
         dropped = tile.dropout(exponentials)
         attended = _product(dropped.astype(v.dtype), v, 3, 2, group.tiling)
-        if group.adds_values:
+        if bias is not None and bias.adds_values:
             attended = attended + tile.added_values(bias, dropped)
         return larger, total * rescale + exponentials.sum(axis=-1), out * rescale[..., None] + attended
 
@@ -234,7 +232,7 @@ def _backward_rows(
         added, bias_vjp = jax.vjp(tile.bias_values, bias)
         weights = jnp.exp(_logits(tile, q, k, added) - lse)
         dropped, dweights = tile.dropout(weights), _product(block_dout, v, 3, 3, tiling)
-        if group.adds_values:
+        if bias is not None and bias.adds_values:
             values, values_vjp = jax.vjp(tile.added_values, bias, dropped)
             dbias_of_values, more = values_vjp(block_dout.astype(values.dtype))
             dweights = dweights + more
@@ -248,8 +246,8 @@ def _backward_rows(
         dlogits = dlogits.astype(q.dtype)
         dropped = dropped.astype(v.dtype)
         dq = dq + _product(dlogits, k, 3, 2, tiling)
-        dk = _added(dk, _product(transposed_q, dlogits, 3, 2, tiling), tile.starts[3])
-        dv = _added(dv, _product(transposed_dout, dropped, 3, 2, tiling), tile.starts[3])
+        dk = _added(dk, _product(transposed_q, dlogits, 3, 2, tiling), tile.part.keys[0])
+        dv = _added(dv, _product(transposed_dout, dropped, 3, 2, tiling), tile.part.keys[0])
         return dq, dbias, dk, dv
 
     start = (jnp.zeros(q.shape), *state)

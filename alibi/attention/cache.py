@@ -131,11 +131,9 @@ class KeyValues(flax.struct.PyTreeNode):
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
         """Returns an empty cache for keys, values and kept arrays shaped like these, but for their length."""
-
-        def zeros(x: Array) -> Array:
-            return jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype)
-
-        return cls(zeros(key), zeros(value), jax.tree.map(zeros, kept), jnp.zeros(key.shape[::2], jnp.float32))
+        arrays = key, value, kept
+        key, value, kept = jax.tree.map(lambda x: jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype), arrays)
+        return cls(key, value, kept, jnp.zeros(key.shape[::2], jnp.float32))
 
     def append(
         self,

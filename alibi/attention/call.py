@@ -30,18 +30,11 @@ def traced_for(platform: str, devices: int) -> Iterator[None]:
         _TARGET.reset(token)
 
 
-def current_platform() -> str:
-    """Returns the platform of traced programs, "cpu", "gpu" or "tpu"; by default the platform JAX computes on."""
-    if target := _TARGET.get():
-        return target[0]
+def current_target() -> tuple[str, int]:
+    """Returns the platform of traced programs, "cpu", "gpu" or "tpu", and their devices; by default JAX's own."""
     platform = jax.default_backend()
-    return platform if platform in ("cpu", "tpu") else "gpu"  # "cuda" and "rocm" are GPUs too
-
-
-def current_devices() -> int:
-    """Returns the number of devices of traced programs; by default the number of devices JAX has."""
-    target = _TARGET.get()
-    return target[1] if target else jax.device_count()
+    platform = platform if platform in ("cpu", "tpu") else "gpu"  # "cuda" and "rocm" are GPUs too
+    return _TARGET.get() or (platform, jax.device_count())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +53,7 @@ class AttentionOptions:
     sharding: NamedSharding | None = None
     backend: str = "auto"
     block: int | None = None
-    platform: str = dataclasses.field(default_factory=current_platform)
+    platform: str = dataclasses.field(default_factory=lambda: current_target()[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +86,7 @@ class AttentionCall:
     key_norm: Float[Array, "*batch kv_heads"] | None = None
     ascending: bool = False
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
-    devices: int = dataclasses.field(default_factory=current_devices)
+    devices: int = dataclasses.field(default_factory=lambda: current_target()[1])
 
     def with_own_heads(self) -> "AttentionCall":
         """Returns the call with keys and values repeated until each query head has its own (grouped queries)."""
@@ -119,16 +112,11 @@ class AttentionCall:
         return queries, keys
 
     @property
-    def drops(self) -> bool:
-        """Whether dropout acts."""
-        return self.dropout_rng is not None and self.dropout_rate > 0.0
-
-    @property
     def features(self) -> set[str]:
         """The features in use among those some backends lack: "weights", "dropout", "masks", "added values"."""
         used = {
             "weights": self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None,
-            "dropout": self.drops,
+            "dropout": self.dropout_rng is not None and self.dropout_rate > 0.0,
             "masks": any(x is not None for x in (self.mask, self.query_segments, self.key_segments)),
             "added values": self.bias is not None and self.bias.adds_values,
         }
@@ -155,12 +143,10 @@ def validate(call: AttentionCall) -> None:
     _check_options(call.options)
     _check_bias(call)
     _check_sides(call)
-    if call.mask is not None:
-        sizes = zip(call.mask.shape[::-1], call.weights_shape[::-1], strict=False)
-        if call.mask.ndim > len(call.weights_shape) or any(size not in (1, full) for size, full in sizes):
-            raise ValueError(
-                f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}"
-            )
+    if call.mask is not None and not _broadcasts(call.mask.shape, call.weights_shape):
+        raise ValueError(
+            f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}"
+        )
     needed = (*key.shape[:-3], key.shape[-2])
     if call.key_norm is not None and call.key_norm.shape != needed:
         raise ValueError(f"key_norm has shape {call.key_norm.shape}; it must be {needed}")
@@ -219,25 +205,23 @@ def _check_sides(call: AttentionCall) -> None:
     ):
         check_integers(name, positions)
         for argument, side in ((f"{name}_positions", positions), ("segment_ids", segments)):
-            if side is not None and not _fits(side, x):
-                length = x.shape[-3]
+            length = x.shape[-3]
+            if side is not None and not (side.shape[-1:] == (length,) and _broadcasts(side.shape, x.shape[:-2])):
                 raise ValueError(
                     f"{argument} have shape {side.shape}; {name} needs {[length]} or {[*x.shape[:-3], length]}"
                 )
 
 
-def _fits(side: KnownPositions, x: Array) -> bool:
-    """Whether positions or segments of the tokens `x` are `[length]` or broadcast to `[*batch, length]`."""
-    batch, needed = side.shape[:-1][::-1], x.shape[:-3][::-1]
-    broadcasts = all(size in (1, full) for size, full in zip(batch, needed, strict=False))
-    return side.ndim > 0 and side.shape[-1] == x.shape[-3] and len(batch) <= len(needed) and broadcasts
+def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Returns whether an array of `shape` broadcasts to the shape `whole`."""
+    sizes = zip(shape[::-1], whole[::-1], strict=False)
+    return len(shape) <= len(whole) and all(size in (1, full) for size, full in sizes)
 
 
 def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     """Computes the call by `reference_attention`."""
     keep = None
-    if call.drops:
-        assert call.dropout_rng is not None
+    if call.dropout_rng is not None and call.dropout_rate > 0.0:
         keep = dropout_factors(call.dropout_rng, call.dropout_rate, call.weights_shape, call.broadcast_dropout)
     return reference_attention(
         call.query,

@@ -115,8 +115,7 @@ def method_attention_fn(
         held = before = padding = key_norm = None
         if cache is not None:
             held, padding = cache.variable.value, cache.reading.padding
-        if cache is not None and held is not None:
-            before = jax.tree.map(cache.reading.before.newest, held.kept)
+            before = None if held is None else jax.tree.map(cache.reading.before.newest, held.kept)
         kept = position.keep(params, x, key, padding, before)
         kept_of_queries = jax.tree.map(lambda tokens: tokens[:, -query.shape[1] :], kept)
         query = position.queries(params, query, query_positions)

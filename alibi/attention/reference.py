@@ -1,5 +1,6 @@
 """Dense attention in float32: the formula every other backend must equal."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -39,8 +40,10 @@ def reference_attention(
       weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized ones.
       sow: a function called with the weights, before dropout.
     """
-    weights_einsum, values_einsum = (given or _einsum(precision) for given in (weights_einsum, values_einsum))
-    logits = weights_einsum("...qhd,...khd->...hqk", query, key).astype(jnp.float32) * query.shape[-1] ** -0.5
+    einsum = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+    logits = (weights_einsum or einsum)("...qhd,...khd->...hqk", query, key).astype(jnp.float32) * query.shape[
+        -1
+    ] ** -0.5
     if bias is not None:
         block = bias(query_positions, key_positions)
         logits = logits + block.reshape((1,) * (logits.ndim - block.ndim) + block.shape)
@@ -49,7 +52,7 @@ def reference_attention(
         sow(weights)
     if keep is not None:
         weights = weights * keep
-    attended = values_einsum("...hqk,...khd->...qhd", weights.astype(value.dtype), value)
+    attended = (values_einsum or einsum)("...hqk,...khd->...qhd", weights.astype(value.dtype), value)
     if bias is not None and bias.adds_values:
         attended = attended + bias.of_values(weights, query_positions, key_positions).swapaxes(-3, -2)
     return attended.astype(value.dtype)
@@ -76,10 +79,3 @@ def dropout_factors(
     if broadcast:
         shape = (1,) * (len(shape) - 2) + shape[-2:]
     return jax.random.bernoulli(rng, 1.0 - rate, shape).astype(jnp.float32) / (1.0 - rate)
-
-
-def _einsum(precision: jax.lax.PrecisionLike) -> Callable[..., Array]:
-    def einsum(pattern: str, left: Array, right: Array) -> Array:
-        return jnp.einsum(pattern, left, right, precision=precision, preferred_element_type=jnp.float32)
-
-    return einsum

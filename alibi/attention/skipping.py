@@ -74,7 +74,7 @@ def key_excess(call: AttentionCall, nearest: Nearest, tiling: Tiling) -> Float[A
     excess = jnp.where(jnp.isnan(excess), jnp.inf, excess)
     # The last block is filled up with zeros. At worst they make its excess larger, so that less is left out.
     excess = jnp.pad(excess, [(0, 0), (0, tiling.q_blocks * tiling.q_block - tiling.q_length), (0, 0)])
-    return excess.reshape(tiling.batch, tiling.q_blocks, -1, tiling.heads).max(axis=2).swapaxes(1, 2)
+    return excess.reshape(len(q), tiling.q_blocks, -1, q.shape[2]).max(axis=2).swapaxes(1, 2)
 
 
 def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_or_1 q heads"]:
@@ -133,7 +133,8 @@ def tiles_needed(call: AttentionCall, tiling: Tiling, sides: Sides) -> Bool[Arra
     seen = ahead <= 0 if call.causal else jnp.ones(behind.shape, bool)
     if window is not None:
         seen = seen & (behind < window) & (ahead < window)
-    seen = jnp.broadcast_to(seen, (tiling.batch, tiling.heads, *seen.shape[-2:]))
+    batch, heads = math.prod(call.query.shape[:-3]), call.query.shape[-2]
+    seen = jnp.broadcast_to(seen, (batch, heads, *seen.shape[-2:]))
     if epsilon is None or call.bias is None or not call.bias.bounded or nearest is None:
         return seen
     bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3).padded(*tiling.padding))
@@ -164,7 +165,8 @@ def weight_left(
 
     It bounds the sum of their exponentials, or, with epsilon 0, the largest of them. A query
     that has read all later keys, and gathered exp(g) from them, can stop as soon as this is less than
-    `g + stop_below(epsilon)`. The keys may have any positions, in any order. If no bound is known,
+    g + log(epsilon), or with epsilon 0 less than g - `UNDERFLOW`. The keys may have any positions,
+    in any order. If no bound is known,
     it is infinite or NaN, with which no query stops.
 
     Args:
@@ -180,11 +182,6 @@ def weight_left(
     else:
         gathered = lax.cumlogsumexp(largest + jnp.log(count.astype(jnp.float32)), axis=2)
     return bound[..., None] + gathered
-
-
-def stop_below(epsilon: float | None) -> float:
-    """Returns the logarithm of the ratio, weight left to weight gathered, at which a query stops; see `weight_left`."""
-    return -math.inf if epsilon is None else -UNDERFLOW if epsilon == 0 else math.log(epsilon)
 
 
 def nearest_keys(call: AttentionCall) -> Nearest | None:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from alibi.attention.call import AttentionCall, visible_pairs
 from alibi.attention.reference import dropout_factors
-from alibi.positions.bias import Bias, Part
+from alibi.positions.bias import Bias
 
 # Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
 # products, larger ones leave the cache and compute more keys above the diagonal.
@@ -30,18 +30,22 @@ class Tiling:
     """How a call is cut into tiles, with its other static values.
 
     Attributes:
-      batch, heads, q_length, k_length: sizes of the call, its batch dimensions taken together.
+      q_length, k_length: lengths of the call.
+      batch_groups, head_groups: the numbers of groups of batch entries (all batch dimensions together) and of heads.
       batch_group, head_group: the numbers of batch entries and heads of a group, which are computed together.
+      q_blocks, k_blocks: the numbers of blocks of queries and keys.
       q_block, k_block: the numbers of queries and keys of a tile.
       causal, window, dropout_rate, broadcast_dropout, precision, platform: those of the call.
     """
 
-    batch: int
-    heads: int
     q_length: int
     k_length: int
+    batch_groups: int
+    head_groups: int
     batch_group: int
     head_group: int
+    q_blocks: int
+    k_blocks: int
     q_block: int
     k_block: int
     causal: bool
@@ -52,29 +56,8 @@ class Tiling:
     platform: str
 
     @property
-    def batch_groups(self) -> int:
-        return self.batch // self.batch_group
-
-    @property
-    def head_groups(self) -> int:
-        return self.heads // self.head_group
-
-    @property
     def groups(self) -> int:
         return self.batch_groups * self.head_groups
-
-    @property
-    def q_blocks(self) -> int:
-        return -(-self.q_length // self.q_block)
-
-    @property
-    def k_blocks(self) -> int:
-        return -(-self.k_length // self.k_block)
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """The numbers of batch entries, heads, queries and keys of a tile."""
-        return self.batch_group, self.head_group, self.q_block, self.k_block
 
     @property
     def padding(self) -> tuple[int, int]:
@@ -106,12 +89,14 @@ def make_tiling(call: AttentionCall) -> Tiling:
         room //= 4 if call.bias.bounded else 2
     head_group = _at_once(heads, room // (batch_group * weights), call.devices)
     return Tiling(
-        batch,
-        heads,
         q_length,
         k_length,
+        batch // batch_group,
+        heads // head_group,
         batch_group,
         head_group,
+        q_blocks=-(-q_length // blocks[0]),
+        k_blocks=-(-k_length // blocks[1]),
         q_block=blocks[0],
         k_block=blocks[1],
         causal=call.causal,
@@ -136,7 +121,7 @@ def _at_once(count: int, fitting: int, devices: int) -> int:
 def make_sides(call: AttentionCall, tiling: Tiling) -> Sides:
     """Returns the call's positions, segments and mask in whole blocks, and its dropout key."""
     batch_dims, (more_queries, more_keys) = call.query.shape[:-3], tiling.padding
-    sides: Sides = {"dropout_rng": call.dropout_rng if call.drops else None}
+    sides: Sides = {"dropout_rng": call.dropout_rng if "dropout" in call.features else None}
     for name in ("query_positions", "key_positions", "query_segments", "key_segments"):
         x, padding = getattr(call, name), more_queries if name.startswith("query") else more_keys
         if x is not None:
@@ -191,28 +176,21 @@ class Tile(NamedTuple):
 
     Attributes:
       q_block, k_block: the numbers of the blocks; they may be traced.
-      starts: the first batch entry, head, query and key.
+      part: a `Part` with all four ranges, of batch entries, heads, queries and keys.
     """
 
     q_block: Any
     k_block: Any
-    starts: tuple[Any, Any, Any, Any]
+    part: Any
     tiling: Tiling
     sides: Sides
 
-    @property
-    def part(self) -> Part:
-        """The part of the call, as a bias is cut to it."""
-        return Part(*zip(self.starts, self.tiling.sizes, strict=True))
-
     def side(self, name: str) -> Any:
         """Returns the tile's positions or segments, `[batch, block]` or `[block]`; None if the call has none."""
-        x, dimension = self.sides[name], 2 if name.startswith("query") else 3
+        x, (start, size) = self.sides[name], self.part.queries if name.startswith("query") else self.part.keys
         if x is not None and x.ndim > 1:
-            x = jax.lax.dynamic_slice_in_dim(x, self.starts[0], self.tiling.batch_group, axis=0)
-        if x is not None:
-            x = jax.lax.dynamic_slice_in_dim(x, self.starts[dimension], self.tiling.sizes[dimension], axis=-1)
-        return x
+            x = jax.lax.dynamic_slice_in_dim(x, *self.part.batch)
+        return x if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
 
     def bias_values(self, bias: Bias | None) -> Float[Array, "batch heads q k"] | None:
         """Returns the values of a bias cut to the tile; the batch dimension is 1 if all entries share them."""
@@ -233,13 +211,12 @@ class Tile(NamedTuple):
         pairs = visible_pairs(*map(self.side, sides), causal=tiling.causal, window=tiling.window)
         masks = [mask[:, None] if mask.ndim == 3 else mask[None, None] for mask in pairs]
         if tiling.padding[1]:
-            column = self.starts[3] + jnp.arange(tiling.k_block)
+            column = self.part.keys[0] + jnp.arange(tiling.k_block)
             masks.append((column < tiling.k_length)[None, None, None, :])
         if (mask := self.sides["mask"]) is not None:
             # Along dimensions of size 1, which broadcast, the mask is not cut.
-            starts = [0 if size == 1 else start for size, start in zip(mask.shape, self.starts, strict=True)]
-            sizes = [1 if size == 1 else block for size, block in zip(mask.shape, tiling.sizes, strict=True)]
-            masks.append(jax.lax.dynamic_slice(mask, starts, sizes))
+            spans = [(0, 1) if size == 1 else span for size, span in zip(mask.shape, self.part, strict=True)]
+            masks.append(jax.lax.dynamic_slice(mask, *zip(*spans, strict=True)))
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
     def dropout(self, weights: Float[Array, "batch heads q k"]) -> Float[Array, "batch heads q k"]:
@@ -249,5 +226,5 @@ class Tile(NamedTuple):
             return weights
         key = jax.random.fold_in(jax.random.fold_in(key, self.q_block), self.k_block)
         if not tiling.broadcast_dropout:
-            key = jax.random.fold_in(jax.random.fold_in(key, self.starts[0]), self.starts[1])
+            key = jax.random.fold_in(jax.random.fold_in(key, self.part.batch[0]), self.part.heads[0])
         return weights * dropout_factors(key, tiling.dropout_rate, weights.shape, tiling.broadcast_dropout)

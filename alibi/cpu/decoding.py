@@ -1,7 +1,9 @@
 """Attention of a single query for each sequence, as in decoding: it reads only keys in reach of the bias."""
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +12,15 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from alibi.attention.cache import norm_of_all
-from alibi.attention.call import AttentionCall, AttentionOptions, dense, visible_keys
+from alibi.attention.call import AttentionCall, dense, visible_keys
 from alibi.attention.reference import MASKED
-from alibi.attention.skipping import LOGIT_ROUNDING, stop_below, weight_left
+from alibi.attention.skipping import LOGIT_ROUNDING, UNDERFLOW, weight_left
 from alibi.positions.bias import Bias, Blocks, Part
 
 BLOCK = 256  # keys that a head reads at a time
 HIDDEN = np.iinfo(np.int32).max  # the position of a key that a head doesn't see
-ARRAYS = ("query", "key", "value", "query_positions", "key_positions", "query_segments", "key_segments", "mask")
+SEGMENTS = ("query_segments", "key_segments")
+ARRAYS = ("query", "key", "value", "query_positions", "key_positions", *SEGMENTS, "mask", "key_norm")
 
 
 def cannot_decode(call: AttentionCall) -> str:
@@ -39,38 +42,21 @@ def decoding_attention(call: AttentionCall) -> Float[Array, "*batch one heads va
     """
     # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks its fields refuses.
     bias, tree = jax.tree.flatten(call.bias)
-    arrays = {name: getattr(call, name) for name in (*ARRAYS, "key_norm")} | {"bias": bias}
-    return _attention(arrays, _Static(call.causal, call.precision, call.options, tree))
+    arrays = {name: getattr(call, name) for name in ARRAYS} | {"bias": bias}
 
+    def with_arrays(arrays: dict[str, Any]) -> AttentionCall:
+        return dataclasses.replace(call, **arrays | {"bias": jax.tree.unflatten(tree, arrays["bias"])})
 
-class _Static(NamedTuple):
-    """The static fields of a call."""
+    @jax.custom_vjp
+    def attention(arrays: dict[str, Any]) -> Array:
+        return attended_and_blocks(with_arrays(arrays))[0]
 
-    causal: bool
-    precision: lax.PrecisionLike
-    options: AttentionOptions
-    bias_tree: Any
+    def backward(arrays: dict[str, Any], gradient: Array) -> tuple[dict[str, Any]]:
+        # JAX can't differentiate a loop whose length depends on data in reverse mode. Few need a gradient of decoding.
+        return jax.vjp(lambda arrays: dense(with_arrays(arrays).with_own_heads()), arrays)[1](gradient)
 
-    def call(self, arrays: dict[str, Any]) -> AttentionCall:
-        arrays = arrays | {"bias": jax.tree.unflatten(self.bias_tree, arrays["bias"])}
-        return AttentionCall(causal=self.causal, precision=self.precision, options=self.options, **arrays)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _attention(arrays: dict[str, Any], static: _Static) -> Array:
-    return attended_and_blocks(static.call(arrays))[0]
-
-
-def _forward_saving(arrays: dict[str, Any], static: _Static) -> tuple[Array, dict[str, Any]]:
-    return _attention(arrays, static), arrays
-
-
-def _backward(static: _Static, arrays: dict[str, Any], gradient: Array) -> tuple[dict[str, Any]]:
-    # JAX can't differentiate a loop whose length depends on data in reverse mode. Few need a gradient of decoding.
-    return jax.vjp(lambda arrays: dense(static.call(arrays).with_own_heads()), arrays)[1](gradient)
-
-
-_attention.defvjp(_forward_saving, _backward)
+    attention.defvjp(lambda arrays: (attention(arrays), arrays), backward)
+    return attention(arrays)
 
 
 def attended_and_blocks(
@@ -97,11 +83,11 @@ def attended_and_blocks(
     left = jnp.broadcast_to(left, (batch, heads, blocks))
     last = jnp.where(counts > 0, jnp.arange(blocks)[None, None, :], -1).max(axis=-1)
     last = jnp.broadcast_to(last, (batch, heads))
-    cache = _Cache(key, value, bias, query_positions, key_positions, block, call)
+    attend = functools.partial(_attend_head, call, (key, value), bias, query_positions, key_positions, block)
     b, h = (x.reshape(-1) for x in np.indices((batch, heads), np.int32))
-    indices = _Head(b, h, h // (heads // kv_heads), h % key_positions.shape[1])
+    indices = b, h, h // (heads // kv_heads), h % key_positions.shape[1]
     by_head = query.reshape(b.size, -1).astype(jnp.float32), left.reshape(b.size, -1), last.reshape(-1)
-    attended, read = lax.map(lambda head: cache.attend(*head), (indices, *by_head))
+    attended, read = lax.map(lambda head: attend(*head), (indices, *by_head))
     attended = attended.reshape(*call.query.shape[:-1], value.shape[-1])
     return attended.astype(value.dtype), read.reshape(batch, heads)
 
@@ -117,7 +103,6 @@ def _positions(call: AttentionCall, batch: int) -> tuple[Int[Array, "batch one"]
         rank = max(of_keys.ndim, visible.ndim)
         of_keys, visible = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (of_keys, visible))
         of_keys = jnp.where(visible, of_keys, HIDDEN)
-    of_keys = of_keys.reshape((1,) * (len(batch_dims) + 3 - of_keys.ndim) + of_keys.shape)
     of_keys = jnp.broadcast_to(of_keys, (*batch_dims, of_keys.shape[-3], 1, k_length))
     return jnp.broadcast_to(of_query, (*batch_dims, 1)).reshape(batch, 1), of_keys.reshape(batch, -1, k_length)
 
@@ -138,69 +123,64 @@ def _logit_bound(call: AttentionCall, query: Float[Array, "batch one heads head_
 State = tuple[Array, Array, Array, Array]
 
 
-class _Head(NamedTuple):
-    """A head of a sequence: its indices in the batch, the heads, the key heads and the heads of the mask."""
+def _attend_head(
+    call: AttentionCall,
+    cache: tuple[Float[Array, "batch k kv_heads head_dim"], Float[Array, "batch k kv_heads value_dim"]],
+    bias: Bias,
+    query_positions: Int[Array, "batch one"],
+    key_positions: Int[Array, "batch heads_or_1 k"],
+    block_size: int,
+    index: tuple[Any, Any, Any, Any],
+    query: Float[Array, " head_dim"],
+    left: Float[Array, " blocks"],
+    last: Int[Array, ""],
+) -> tuple[Float[Array, " value_dim"], Int[Array, ""]]:
+    """Returns the result of a head of a sequence, and the number of blocks of keys it has read, from `last` downwards.
 
-    batch: Int[Array | np.ndarray, "..."]
-    head: Int[Array | np.ndarray, "..."]
-    kv_head: Int[Array | np.ndarray, "..."]
-    mask_head: Int[Array | np.ndarray, "..."]
+    Args:
+      cache: keys and values, read `block_size` at a time.
+      index: of the sequence, of the head, of its key head, and of its heads in `key_positions`.
+      left: `weight_left` of each block.
+      last: the last block with a visible key.
+    """
+    (key, value), epsilon = cache, call.options.skip_epsilon
+    batch, head, kv_head, mask_head = index
+    bias = bias.cut(Part((batch, 1), (head, 1), (0, 1)))
+    # The logarithm of the ratio, weight left to weight gathered, at which the head stops.
+    stop = -math.inf if epsilon is None else -UNDERFLOW if epsilon == 0 else math.log(epsilon)
 
-
-class _Cache(NamedTuple):
-    """The arrays read by all heads of all sequences, `block` keys at a time."""
-
-    key: Float[Array, "batch k kv_heads head_dim"]
-    value: Float[Array, "batch k kv_heads value_dim"]
-    bias: Bias
-    query_positions: Int[Array, "batch one"]
-    key_positions: Int[Array, "batch heads_or_1 k"]
-    block: int
-    call: AttentionCall
-
-    def attend(
-        self, index: _Head, query: Array, left: Float[Array, " blocks"], last: Array
-    ) -> tuple[Float[Array, " value_dim"], Int[Array, ""]]:
-        """Returns the result of a head, and the number of blocks it has read, from `last` downwards.
-
-        Args:
-          left: `weight_left` of each block.
-          last: the last block with a visible key.
-        """
-        epsilon = self.call.options.skip_epsilon
-        bias = self.bias.cut(Part((index.batch, 1), (index.head, 1), (0, 1)))
-
-        def matters(state: State) -> Array:
-            block, largest, total, _ = state
-            gathered = largest if epsilon == 0 else largest + jnp.log(total)
-            # Written so that it is true, and nothing is left out, if either is NaN.
-            return (block >= 0) & ~(left[block] - gathered < stop_below(epsilon))
-
-        def add(state: State) -> State:
-            block, largest, total, attended = state
-            logits, visible, values = self._read(bias, index, query, block)
-            larger = jnp.maximum(largest, logits.max())
-            exponentials = jnp.where(visible, jnp.exp(logits - larger), 0.0)
-            rescale = jnp.exp(largest - larger)
-            weighted = jnp.matmul(exponentials, values, precision=self.call.precision)
-            return block - 1, larger, total * rescale + exponentials.sum(), attended * rescale + weighted
-
-        start = (last, jnp.asarray(MASKED, jnp.float32), jnp.zeros(()), jnp.zeros(self.value.shape[-1]))
-        block, _, total, attended = lax.while_loop(matters, add, start)
-        return attended / jnp.where(total == 0.0, 1.0, total), last - block
-
-    def _read(self, bias: Bias, index: _Head, query: Array, block: Array) -> tuple[Array, Array, Array]:
+    def read(block: Array) -> tuple[Array, Array, Array]:
         """Returns the biased logits of a block of keys, True for each visible key, and the values, float32."""
-        first = block * self.block
+        first = block * block_size
         # The last block begins earlier if it would end after the last key; `visible` hides the keys read before.
-        start = jnp.minimum(first, self.key.shape[1] - self.block)
+        start = jnp.minimum(first, key.shape[1] - block_size)
+        keys, values = (
+            lax.dynamic_slice(x, (batch, start, kv_head, 0), (1, block_size, 1, x.shape[-1]))
+            .reshape(block_size, -1)
+            .astype(jnp.float32)
+            for x in cache
+        )
+        places = lax.dynamic_slice(key_positions, (batch, mask_head, start), (1, 1, block_size))[0, 0]
+        visible = (places != HIDDEN) & (start + jnp.arange(block_size) >= first)
+        added = bias.cut(Part(keys=(start, block_size)))(query_positions[batch], places).reshape(block_size)
+        logits = jnp.matmul(keys, query, precision=call.precision) * query.size**-0.5
+        return jnp.where(visible, logits + added, MASKED), visible, values
 
-        def rows(x: Array) -> Array:
-            part = lax.dynamic_slice(x, (index.batch, start, index.kv_head, 0), (1, self.block, 1, x.shape[-1]))
-            return part.reshape(self.block, -1).astype(jnp.float32)
+    def matters(state: State) -> Array:
+        block, largest, total, _ = state
+        gathered = largest if epsilon == 0 else largest + jnp.log(total)
+        # Written so that it is true, and nothing is left out, if either is NaN.
+        return (block >= 0) & ~(left[block] - gathered < stop)
 
-        places = lax.dynamic_slice(self.key_positions, (index.batch, index.mask_head, start), (1, 1, self.block))[0, 0]
-        visible = (places != HIDDEN) & (start + jnp.arange(self.block) >= first)
-        added = bias.cut(Part(keys=(start, self.block)))(self.query_positions[index.batch], places).reshape(self.block)
-        logits = jnp.matmul(rows(self.key), query, precision=self.call.precision) * query.size**-0.5
-        return jnp.where(visible, logits + added, MASKED), visible, rows(self.value)
+    def add(state: State) -> State:
+        block, largest, total, attended = state
+        logits, visible, values = read(block)
+        larger = jnp.maximum(largest, logits.max())
+        exponentials = jnp.where(visible, jnp.exp(logits - larger), 0.0)
+        rescale = jnp.exp(largest - larger)
+        weighted = jnp.matmul(exponentials, values, precision=call.precision)
+        return block - 1, larger, total * rescale + exponentials.sum(), attended * rescale + weighted
+
+    start = (last, jnp.asarray(MASKED, jnp.float32), jnp.zeros(()), jnp.zeros(value.shape[-1]))
+    block, _, total, attended = lax.while_loop(matters, add, start)
+    return attended / jnp.where(total == 0.0, 1.0, total), last - block

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from alibi.attention.call import current_platform
+from alibi.attention.call import current_target
 
 MOST_WRITTEN_OUT = 64  # terms that `sum_first` adds one by one
 
@@ -36,7 +36,7 @@ class Products:
     @classmethod
     def of(cls, choice: str) -> "Products":
         """Returns the products for `config.model.products`: "plain", or "auto" for the fastest on the platform."""
-        on_cpu = choice != "plain" and current_platform() == "cpu"
+        on_cpu = choice != "plain" and current_target()[0] == "cpu"
         return cls(choice == "plain", flat_dot_general if on_cpu else lax.dot_general, on_cpu)
 
     def norm(

@@ -110,11 +110,11 @@ def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
     queries, keys, term = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions), bias.key_term
     if term is not None:
         return tuple(jnp.swapaxes(term, 1, 2)[:, :, None, : block.seen] for block in blocks)
-    found = []
-    for block in blocks:
-        part = Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
-        found.append(bias.cut(part)(queries[..., block.start : block.stop], keys[..., : block.seen]))
-    return tuple(found)
+    parts = [Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen)) for block in blocks]
+    return tuple(
+        bias.cut(part)(queries[..., block.start : block.stop], keys[..., : block.seen])
+        for part, block in zip(parts, blocks, strict=True)
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
