@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from alibi.cli import command_line
 from alibi.config.override import Override
-from alibi.positions import METHODS, PositionMethod, make_position
+from alibi.positions import METHODS, PositionMethod, make_position, method_class
 from alibi.reporting.rows import Row, latest, read_rows
 from configs.sweeps import all_methods, passkey
 
@@ -102,7 +102,8 @@ ASKED = ((1, 64), (8, 64), (8, 512))  # windows, as multiples of L, and distance
 def page(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
     """Returns the page as Markdown, with the numbers of these rows of results, of passkeys and of speed."""
     parts = [HEAD.format(layers=LAYERS, **SIZES), _overview(), _measured(latest(rows), latest(keys), speeds)]
-    for name, kind in METHODS.items():
+    for name in METHODS:
+        kind = method_class(name)
         about = kind.about
         assert about is not None, f"{name} lacks `about`"
         summary = " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split())
@@ -121,7 +122,8 @@ def _overview() -> str:
     lines = ["| method | formula | enters | adds |", "|:--|:--|:--|--:|"]
     places = {"embed": "embeddings", "queries": "queries", "keys": "keys", "bias": "logits"}
     places |= {"content_bias": "logits by content"}
-    for name, kind in METHODS.items():
+    for name in METHODS:
+        kind = method_class(name)
         owners = {place: next(owner for owner in kind.__mro__ if place in vars(owner)) for place in places}
         enters = [places[place] for place, owner in owners.items() if owner is not PositionMethod]
         method, key = make_position(name, **SIZES), jax.random.key(0)

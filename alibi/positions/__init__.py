@@ -1,6 +1,5 @@
-"""The registry of position methods: a method is a class of this package and a line here, or a class from anywhere."""
+"""The registry of position methods: each is a name here, or a class from anywhere as `package.module:Class`."""
 
-import difflib
 import importlib
 import inspect
 import numbers
@@ -10,48 +9,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from alibi.config.fields import annotations, read, without_lists
-from alibi.positions.alibi import Alibi, AlibiBias, alibi_bias
-from alibi.positions.alibi_learned import AlibiLearned
-from alibi.positions.alibi_stretched import AlibiInterpolated, AlibiNtk
+from alibi.config.fields import annotations, nearest, read, without_lists
+from alibi.positions.alibi import AlibiBias, alibi_bias
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, MissingFunctionError, Part, per_head, per_key, per_query, shared, static
-from alibi.positions.deberta import Deberta
 from alibi.positions.distance import DistanceBias
-from alibi.positions.fire import Fire
-from alibi.positions.fox import Fox
-from alibi.positions.kerple import KerpleLog, KerplePower
-from alibi.positions.learned import Learned
-from alibi.positions.none import NoPosition
-from alibi.positions.rotary import Rotary
-from alibi.positions.rotary_stretched import RotaryInterpolated, RotaryNtk, Yarn
-from alibi.positions.sandwich import Sandwich
-from alibi.positions.shaw import Shaw
-from alibi.positions.sinusoidal import Sinusoidal
-from alibi.positions.t5 import T5, T5Bias
-from alibi.positions.xpos import XPos
 
-METHODS: dict[str, type[PositionMethod]] = {
-    "alibi": Alibi,
-    "alibi_learned": AlibiLearned,
-    "alibi_interpolated": AlibiInterpolated,
-    "alibi_ntk": AlibiNtk,
-    "t5": T5,
-    "kerple_log": KerpleLog,
-    "kerple_power": KerplePower,
-    "sandwich": Sandwich,
-    "fire": Fire,
-    "fox": Fox,
-    "shaw": Shaw,
-    "deberta": Deberta,
-    "rotary": Rotary,
-    "rotary_interpolated": RotaryInterpolated,
-    "rotary_ntk": RotaryNtk,
-    "yarn": Yarn,
-    "xpos": XPos,
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
-    "none": NoPosition,
+# The class of each method, which is imported when the method is used.
+METHODS = {
+    "alibi": "alibi.positions.alibi:Alibi",
+    "alibi_learned": "alibi.positions.alibi_learned:AlibiLearned",
+    "alibi_interpolated": "alibi.positions.alibi_stretched:AlibiInterpolated",
+    "alibi_ntk": "alibi.positions.alibi_stretched:AlibiNtk",
+    "t5": "alibi.positions.t5:T5",
+    "kerple_log": "alibi.positions.kerple:KerpleLog",
+    "kerple_power": "alibi.positions.kerple:KerplePower",
+    "sandwich": "alibi.positions.sandwich:Sandwich",
+    "fire": "alibi.positions.fire:Fire",
+    "fox": "alibi.positions.fox:Fox",
+    "shaw": "alibi.positions.shaw:Shaw",
+    "deberta": "alibi.positions.deberta:Deberta",
+    "rotary": "alibi.positions.rotary:Rotary",
+    "rotary_interpolated": "alibi.positions.rotary_stretched:RotaryInterpolated",
+    "rotary_ntk": "alibi.positions.rotary_stretched:RotaryNtk",
+    "yarn": "alibi.positions.rotary_stretched:Yarn",
+    "xpos": "alibi.positions.xpos:XPos",
+    "sinusoidal": "alibi.positions.sinusoidal:Sinusoidal",
+    "learned": "alibi.positions.learned:Learned",
+    "none": "alibi.positions.none:NoPosition",
 }
 
 __all__ = [
@@ -63,7 +48,6 @@ __all__ = [
     "Params",
     "Part",
     "PositionMethod",
-    "T5Bias",
     "alibi_bias",
     "changed_options",
     "make_position",
@@ -121,11 +105,9 @@ def make_position(
 
 def method_class(name: str) -> Any:
     """Returns the class of a position method by its name (in `METHODS`, or `package.module:Class`), or ValueError."""
-    if ":" not in name:
-        if name not in METHODS:
-            raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")
-        return METHODS[name]
-    module, _, attribute = name.partition(":")
+    if ":" not in name and name not in METHODS:
+        raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")
+    module, _, attribute = METHODS.get(name, name).partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -190,7 +172,4 @@ def _check_bias(name: str, method: PositionMethod) -> None:
 
 
 def _suggestion(word: str, known: Mapping[str, Any]) -> str:
-    if not known:
-        return "; it has none"
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]
-    return f"; did you mean {nearest!r}? There are: {', '.join(known)}"
+    return f"; did you mean {nearest(word, known)!r}? There are: {', '.join(known)}" if known else "; it has none"

@@ -14,8 +14,9 @@ from alibi.attention.backends import BACKENDS
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.skipping import LOGIT_ROUNDING, UNDERFLOW, key_ranges, skipped_share, tiles_needed
 from alibi.attention.tiles import make_sides, make_tiling
-from alibi.positions import AlibiBias, T5Bias, make_position
+from alibi.positions import AlibiBias, make_position
 from alibi.positions.bias import Blocks
+from alibi.positions.t5 import T5Bias
 
 SLOPES = np.float32([4.0, 0.5, 0.1, 0.0])
 HEAD_DIM = 4

@@ -9,11 +9,11 @@ import pytest
 
 from alibi import alibi_slopes
 from alibi.attention import AttentionOptions, method_attention_fn
-from alibi.positions import PositionMethod, T5Bias, make_position
+from alibi.positions import PositionMethod, make_position
 from alibi.positions.alibi import AlibiBias
 from alibi.positions.deberta import Deberta
 from alibi.positions.fox import Fox
-from alibi.positions.t5 import causal_buckets
+from alibi.positions.t5 import T5Bias, causal_buckets
 
 HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH, LENGTH = 4, 8, 32, 16, 12
 PAPER = np.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])
