@@ -2,9 +2,10 @@
 
     python eval_extrapolation.py --workdirs=A,B --multiples=1,2,4,8,16 --output_dir=OUT
 
-Writes a row for each run and length to OUT/rows, then OUT/results.jsonl, OUT/report.md and OUT/extrapolation.png; OUT
-may be gs://BUCKET/PATH or s3://BUCKET/PATH. Existing rows are not computed again, so the same command goes on after a
-stop. On several hosts give the same command on each, as for train.py; the exit codes are train.py's too.
+Writes a row for each run and length to OUT/rows, then OUT/results.jsonl, OUT/report.md and
+OUT/extrapolation.png; OUT may be gs://BUCKET/PATH or s3://BUCKET/PATH. Existing rows are not
+computed again, so the same command goes on after a stop. On several hosts give the same command on
+each, as for train.py; the exit codes are train.py's too.
 """
 
 from absl import flags
@@ -15,17 +16,23 @@ from alibi.errors import print_error
 CONTEXT_WINDOWS = 512  # for --context_use
 
 evaluation_flags.define("1,2,4,8,16")
-_STRIDE = flags.DEFINE_integer("stride", None, "tokens that each window scores; default: the length, without overlap")
+_STRIDE = flags.DEFINE_integer(
+    "stride", None, "tokens that each window scores; default: the length, without overlap"
+)
 _SPLIT = flags.DEFINE_string("split", "valid", "train, valid or test, of each run's own corpus")
 _TEXT_FILE = flags.DEFINE_string(
     "text_file", "", "score this text (paths or globs; .gz, .xz, .zst) in place of a split"
 )
-_DUMP_NLL = flags.DEFINE_bool("dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz")
+_DUMP_NLL = flags.DEFINE_bool(
+    "dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz"
+)
 _CONTEXT_USE = flags.DEFINE_bool(
     "context_use", False, "also score the same tokens at each length: the gain of a longer context"
 )
 _CONTEXT_WINDOWS = flags.DEFINE_integer(
-    "context_windows", None, f"for --context_use: windows whose last tokens are scored; default: {CONTEXT_WINDOWS}"
+    "context_windows",
+    None,
+    f"for --context_use: windows whose last tokens are scored; default: {CONTEXT_WINDOWS}",
 )
 command_line.define_host_flags()
 
@@ -33,7 +40,9 @@ command_line.define_host_flags()
 def _check_flags() -> None:
     """Raises ValueError for a flag without effect."""
     if _CONTEXT_WINDOWS.value is not None and not _CONTEXT_USE.value:
-        raise ValueError(f"--context_windows={_CONTEXT_WINDOWS.value} is for --context_use; add it, or leave both out")
+        raise ValueError(
+            f"--context_windows={_CONTEXT_WINDOWS.value} is for --context_use; add it, or leave both out"
+        )
     if _SPLIT.present and _TEXT_FILE.value:
         raise ValueError(
             f"--split={_SPLIT.value} names a split of each run's own corpus, --text_file={_TEXT_FILE.value} another "

@@ -1,15 +1,22 @@
-"""Trains one run: python train.py --config=configs/quickstart.py:position=alibi,length=128 --workdir=DIR
+"""Trains one run: python train.py --config=configs/quickstart.py:position=alibi,length=128
+--workdir=DIR
 
-Any key of the config can be overridden: --config.train.steps=1000. The same command, given again, goes on from the
-latest checkpoint in DIR. On several hosts give the same command on each, with --multihost if the cluster describes
-itself (TPU pods, SLURM), or with --coordinator_address, --num_processes and --process_id.
+Any key of the config can be overridden: --config.train.steps=1000. The same command, given again,
+  goes on from the
+latest checkpoint in DIR. On several hosts give the same command on each, with --multihost if the
+cluster describes itself (TPU pods, SLURM), or with --coordinator_address, --num_processes and
+--process_id.
 
-SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update, or leave at once before the
-first update, and exit with code 75: the same command goes on from there (for launchers: requeue). A process that loses
-another process does the same. Code 1: an error to fix before the next start; its message names the cause.
+SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update, or leave
+  at once before the
+first update, and exit with code 75: the same command goes on from there (for launchers: requeue). A
+  process that loses
+another process does the same. Code 1: an error to fix before the next start; its message names the
+  cause.
 
---plan, with --devices and --device_kind, prints the memory and time of the run on those devices, and --print_config
-the whole config; both need no --workdir and no device, and train nothing. A plan looks at the run of --init_from too.
+--plan, with --devices and --device_kind, prints the memory and time of the run on those devices,
+and --print_config the whole config; both need no --workdir and no device, and train nothing. A plan
+looks at the run of --init_from too.
 """
 
 import dataclasses
@@ -25,12 +32,18 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "place of the run's checkpoints, metrics and config; may be gs://BUCKET/PATH"
 )
 _INIT_FROM = flags.DEFINE_string(
-    "init_from", None, "work directory of a run whose latest parameters this run starts with; also to go on"
+    "init_from",
+    None,
+    "work directory of a run whose latest parameters this run starts with; also to go on",
 )
 _PLAN = flags.DEFINE_bool(
-    "plan", False, "print memory and time of the run on --devices of --device_kind, and train nothing"
+    "plan",
+    False,
+    "print memory and time of the run on --devices of --device_kind, and train nothing",
 )
-_PRINT_CONFIG = flags.DEFINE_bool("print_config", False, "print the whole config, as a config file, and train nothing")
+_PRINT_CONFIG = flags.DEFINE_bool(
+    "print_config", False, "print the whole config, as a config file, and train nothing"
+)
 command_line.define_device_flags()
 command_line.define_host_flags()
 
@@ -47,7 +60,9 @@ def main() -> None:
         return
     if _PLAN.value:
         if devices is None:
-            raise ValueError("--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for 8 of it")
+            raise ValueError(
+                "--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for 8 of it"
+            )
         _plan(config, *devices)
         return
     if _WORKDIR.value is None:
@@ -62,7 +77,8 @@ def main() -> None:
 def _plan(config: Config, devices: int, device_kind: str) -> None:
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # the devices of this machine belong to other processes
+    # the devices of this machine belong to other processes
+    jax.config.update("jax_platforms", "cpu")
     from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
     from alibi.planning.plan import describe, make_plan
     from alibi.training.parent import Parent
@@ -75,4 +91,6 @@ def _plan(config: Config, devices: int, device_kind: str) -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("config",), addresses=("workdir", "init_from"), resumes=command_line.RESUMES)
+    command_line.run(
+        main, required=("config",), addresses=("workdir", "init_from"), resumes=command_line.RESUMES
+    )

@@ -1,4 +1,6 @@
-"""Train short, test long: attention with linear biases, and what it is compared with, in JAX and Flax."""
+"""Train short, test long: attention with linear biases, and what it is compared with, in JAX and
+Flax.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,14 @@ _PLACES = {"alibi_attention_fn": "attention", "attend": "attention", "alibi_slop
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: JAX and Flax take seconds, and a notebook that reads rows needs neither."""
+    """Imported when it is asked for: JAX and Flax take seconds, and a notebook that reads rows
+    needs neither.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(importlib.import_module(f"alibi.{_PLACES.get(name, 'positions')}"), name)
+    globals()[name] = found = getattr(
+        importlib.import_module(f"alibi.{_PLACES.get(name, 'positions')}"), name
+    )
     return found
 
 

@@ -11,10 +11,12 @@ from types import FrameType
 # Exit codes of the entry points.
 FAILED = 1  # somebody must fix the cause: starting again is no use
 REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped with all work saved; the same command goes on
-ERROR_FILE = "ALIBI_ERROR_FILE"  # environment variable: the file that `print_error` writes to as well
+# environment variable: the file that `print_error` writes to as well
+ERROR_FILE = "ALIBI_ERROR_FILE"
 OF_SWEEP = "ALIBI_OF_SWEEP"  # environment variable: set if a sweep started the process
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# From terminals, from launchers and clusters that take a machine back, and from a terminal that is gone.
+# From terminals, from launchers and clusters that take a machine back, and from a terminal that is
+# gone.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -23,12 +25,16 @@ class UserError(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this process to stop; all work is saved, and the same command goes on from there."""
+    """A signal asked this process to stop; all work is saved, and the same command goes on from
+    there.
+    """
 
 
 @contextlib.contextmanager
 def disk_errors_named(place: object) -> Iterator[None]:
-    """Turns the error of a full disk, raised by Python or by a library, into a UserError with the remedy."""
+    """Turns the error of a full disk, raised by Python or by a library, into a UserError with the
+    remedy.
+    """
     try:
         yield
     except Exception as error:
@@ -41,12 +47,16 @@ def disk_errors_named(place: object) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Returns whether a sweep started this process and prints its output among the output of others."""
+    """Returns whether a sweep started this process and prints its output among the output of
+    others.
+    """
     return OF_SWEEP in os.environ
 
 
 def print_error(reason: str) -> None:
-    """Prints the reason of a failure to stderr; the first reason also goes to the file named by `ERROR_FILE`."""
+    """Prints the reason of a failure to stderr; the first reason also goes to the file named by
+    `ERROR_FILE`.
+    """
     print(f"error: {reason}", file=sys.stderr, flush=True)
     if file := os.environ.pop(ERROR_FILE, None):
         with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as kept:
@@ -76,7 +86,9 @@ def explain(error: Exception) -> str | None:
 def signals_handled(
     handler: Callable[[int, FrameType | None], None], signals: Iterable[signal.Signals] = SIGNALS
 ) -> Iterator[None]:
-    """Makes `handler` the handler of `signals` inside; a hangup stays ignored if it was, as by `nohup`."""
+    """Makes `handler` the handler of `signals` inside; a hangup stays ignored if it was, as by
+    `nohup`.
+    """
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     before = {number: signal.signal(number, handler) for number in signals if number not in ignored}
     try:
@@ -94,9 +106,11 @@ def ignore_signals() -> None:
 
 @contextlib.contextmanager
 def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
-    """Makes the first of `signals` raise Interrupted in the main thread inside; of later signals only a Ctrl-C does.
+    """Makes the first of `signals` raise Interrupted in the main thread inside; of later signals
+    only a Ctrl-C does.
 
-    Yields the list of received signals. The exception is lost if a destructor or a library's callback was interrupted.
+    Yields the list of received signals. The exception is lost if a destructor or a library's
+    callback was interrupted.
     """
     received: list[int] = []
 

@@ -1,4 +1,6 @@
-"""The progress of a piece of work on stderr: a bar on a terminal, elsewhere a whole line every half minute."""
+"""The progress of a piece of work on stderr: a bar on a terminal, elsewhere a whole line every half
+minute.
+"""
 
 import contextlib
 import sys
@@ -28,7 +30,14 @@ class Progress(contextlib.AbstractContextManager["Progress", None]):
     """
 
     def __init__(
-        self, title: str, total: int | None, unit: str, *, done: int = 0, show: bool = True, last: bool = False
+        self,
+        title: str,
+        total: int | None,
+        unit: str,
+        *,
+        done: int = 0,
+        show: bool = True,
+        last: bool = False,
     ):
         self.title, self.total, self.done = title, total, done
         self._unit, self._show, self._last, self._note = unit, show, last, ""
@@ -38,7 +47,9 @@ class Progress(contextlib.AbstractContextManager["Progress", None]):
         if show and is_terminal():
             ending = "{n_fmt}, {elapsed}"
             if total is not None:
-                ending = "{percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
+                ending = (
+                    "{percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
+                )
             self._bar = tqdm.tqdm(
                 desc=title, initial=done, total=total, leave=last, mininterval=0.2, delay=0 if last else DELAY_SECONDS,
                 unit_scale=not last, bar_format=f"{{desc}}: {unit} {ending}",
@@ -85,7 +96,8 @@ def print_line(line: str) -> None:
     if is_terminal():
         tqdm.tqdm.write(line, file=sys.stderr)
     else:
-        sys.stderr.write(line + "\n")  # in one piece, unlike print: other processes write to stderr too
+        # in one piece, unlike print: other processes write to stderr too
+        sys.stderr.write(line + "\n")
 
 
 def is_terminal() -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 CONVENTIONS = ("paper", "closed_form", "random")
-MOST_BIAS_MAX = 125  # 2^-126 is float32's smallest normal number, and the exponential of a logarithm may be rounded
+# 2^-126 is float32's smallest normal number, and the exponential of a logarithm may be rounded
+MOST_BIAS_MAX = 125
 MOST_HEADS = 2**16  # a larger number is a mistake, which would otherwise fill the memory
 
 
@@ -35,14 +36,18 @@ def alibi_slopes(
       alibi_bias_max: replaces the 8 in these formulas, under MPT's name; 16 squares each slope.
 
     Raises:
-      ValueError: `num_heads` is no whole number from 1 to 65,536; the convention is unknown; a tuple
-        has another length or a number below 0; `draw` is below 0; `alibi_bias_max` is not
+      ValueError: `num_heads` is no whole number from 1 to 65,536; the convention is unknown; a
+        tuple has another length or a number below 0; `draw` is below 0; `alibi_bias_max` is not
         above 0, is above 125, or is given with a tuple.
     """
     if not _is_whole(num_heads) or not 1 <= num_heads <= MOST_HEADS:
-        raise ValueError(f"num_heads={num_heads!r} must be a whole number from 1 to {MOST_HEADS:,}, such as 8")
+        raise ValueError(
+            f"num_heads={num_heads!r} must be a whole number from 1 to {MOST_HEADS:,}, such as 8"
+        )
     if not _is_whole(draw) or not 0 <= draw < 2**32:
-        raise ValueError(f"draw={draw!r} of random slopes must be at least 0, a whole number below 2^32")
+        raise ValueError(
+            f"draw={draw!r} of random slopes must be at least 0, a whole number below 2^32"
+        )
     if not (isinstance(alibi_bias_max, numbers.Real) and 0 < alibi_bias_max <= MOST_BIAS_MAX):
         raise ValueError(
             f"alibi_bias_max={alibi_bias_max!r} must be a number above 0, such as the paper's 8, and at most "
@@ -51,15 +56,20 @@ def alibi_slopes(
     num_heads = int(num_heads)
     if isinstance(convention, tuple | list):
         if alibi_bias_max != 8:
-            raise ValueError(f"alibi_bias_max={alibi_bias_max} changes named slopes, not given ones; leave one out")
+            raise ValueError(
+                f"alibi_bias_max={alibi_bias_max} changes named slopes, not given ones; leave one out"
+            )
         slopes = _given(convention, num_heads)
     elif convention == "paper":
         slopes = _paper(num_heads, alibi_bias_max)
     elif convention == "closed_form":
         slopes = _geometric(num_heads, alibi_bias_max)
     elif convention == "random":
-        # NumPy keeps the numbers of this old generator, so a saved run always gets its own slopes again.
-        slopes = np.random.RandomState(draw).exponential(_paper(num_heads, alibi_bias_max).mean(), num_heads)
+        # NumPy keeps the numbers of this old generator, so a saved run always gets its own slopes
+        # again.
+        slopes = np.random.RandomState(draw).exponential(
+            _paper(num_heads, alibi_bias_max).mean(), num_heads
+        )
     else:
         raise ValueError(
             f"slope convention {convention!r} is unknown; use {', '.join(CONVENTIONS)}, or a tuple of numbers"
@@ -82,7 +92,9 @@ def _paper(num_heads: int, bias_max: float | int) -> np.ndarray:
 
 
 def _given(slopes: Sequence[float | int], num_heads: int) -> np.ndarray:
-    finite = all(isinstance(slope, numbers.Real) and math.isfinite(slope) and slope >= 0 for slope in slopes)
+    finite = all(
+        isinstance(slope, numbers.Real) and math.isfinite(slope) and slope >= 0 for slope in slopes
+    )
     if not finite or len(slopes) != num_heads:
         raise ValueError(
             f"slopes={list(slopes)} must be {num_heads} finite numbers of at least 0, one for each head, such as "

@@ -1,5 +1,6 @@
-"""The base of every experiment: a config file sets other values, and ends with `return base.apply(config, arg)`,
-so that `--config=configs/NAME.py:position=alibi,length=512` works for all.
+"""The base of every experiment: a config file sets other values, and ends with `return
+base.apply(config, arg)`, so that `--config=configs/NAME.py:position=alibi,length=512` works for
+all.
 
 alibi/config/tree.py has every key, with its default, range, unit and meaning.
 """

@@ -21,7 +21,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # (dropout, updates, batch) are kept from there.
     config = wikitext103.get_config(arg)
     config.model.update(
-        embedding="tied",  # appendix A.3: "we replace the adaptive word embedding and softmax ... with a tied" one
+        # appendix A.3: "we replace the adaptive word embedding and softmax ... with a tied" one
+        embedding="tied",
         softmax_dropout=0.0,  # there are no tails
         padding_rows=False,
     )

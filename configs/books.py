@@ -1,4 +1,5 @@
-"""The paper's model and recipe at the smallest scale: the embedded books, words, a minute or two on two CPU cores.
+"""The paper's model and recipe at the smallest scale: the embedded books, words, a minute or two on
+two CPU cores.
 
 python train.py --config=configs/books.py:position=alibi,length=64 --workdir=workdirs/books-alibi-64
 

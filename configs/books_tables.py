@@ -1,4 +1,5 @@
-"""The embedded books for the paper's tables at a small scale: as configs/books.py, in half the tokens.
+"""The embedded books for the paper's tables at a small scale: as configs/books.py, in half the
+tokens.
 
 python train.py --config=configs/books_tables.py:position=alibi,length=32 --workdir=workdirs/books-tables-alibi-32
 
@@ -13,8 +14,10 @@ from configs import base, books
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = books.get_config(arg)
-    config.data.max_valid_bytes = 131_072  # 26,000 words; a window for each of them (stride 1) takes minutes
-    config.train.steps = 1_200  # a tenth of them is the warm-up, as in configs/books.py; 16/286 would be 67 updates
+    # 26,000 words; a window for each of them (stride 1) takes minutes
+    config.data.max_valid_bytes = 131_072
+    # a tenth of them is the warm-up, as in configs/books.py; 16/286 would be 67 updates
+    config.train.steps = 1_200
     config.train.batch_tokens = base.whole_sequences(1_024, config)
     config.eval.update(every_steps=600, max_tokens=-1)
     config.checkpoint.every_steps = 600

@@ -28,14 +28,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         num_heads=16,
         feed_forward=8192,
         activation="relu",  # CHOICE: as in the paper's other models
-        final_norm=True,  # CHOICE: fairseq's default; the WikiText-103 models lack one for Baevski and Auli's sake
+        # CHOICE: fairseq's default; the WikiText-103 models lack one for Baevski and Auli's sake
+        final_norm=True,
         norm_epsilon=1e-5,  # PyTorch's
         initialization="paper",  # CHOICE: fairseq's, whose models these are
         embedding="tied",  # CHOICE: 1.3B parameters are counted with one matrix for both
         dropout=0.0,  # CHOICE: the run is one epoch, which can't overfit
         attention_dropout=0.0,
         activation_dropout=0.0,
-        dtype="bfloat16",  # CHOICE: today's accelerators are made for it; the paper's GPUs had half precision
+        # CHOICE: today's accelerators are made for it; the paper's GPUs had half precision
+        dtype="bfloat16",
         remat=True,
     )
     config.data.update(
@@ -43,17 +45,21 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         train="",
         valid="",  # of the paper: 649K tokens
         document_end="blank_line",  # as in CC100's files
-        tokenizer="bpe",  # CHOICE: byte-level BPE, as RoBERTa, whose corpora these are; trained on TRAIN
-        tokenizer_train_bytes=1 << 30,  # CHOICE: more text would hardly change the merges, and takes memory
+        # CHOICE: byte-level BPE, as RoBERTa, whose corpora these are; trained on TRAIN
+        tokenizer="bpe",
+        # CHOICE: more text would hardly change the merges, and takes memory
+        tokenizer_train_bytes=1 << 30,
         bpe_vocab_size=50_264,  # CHOICE: RoBERTa's 50,260 entries, a multiple of 8
     )
     config.optimizer.update(
-        name="adamw",  # CHOICE, as all below: Brown et al. (2020), table 2.1 and appendix B, for their 1.3B model
+        # CHOICE, as all below: Brown et al. (2020), table 2.1 and appendix B, for their 1.3B model
+        name="adamw",
         learning_rate=2e-4,
         schedule="cosine",
         final_fraction=0.1,
         warmup_init=0.0,
-        warmup_steps=375,  # as many updates as theirs, 375M tokens in batches of 1M; ours are twice as large
+        # as many updates as theirs, 375M tokens in batches of 1M; ours are twice as large
+        warmup_steps=375,
         b1=0.9,
         b2=0.95,
         eps=1e-8,
@@ -65,7 +71,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # of 2,097,152 tokens see each once: 16,384 a GPU.
     config.train.batch_tokens = GPUS * GPU_TOKENS
     config.train.max_device_tokens = GPU_TOKENS
-    config.mesh.update(data=1, fsdp=-1)  # parameters and Adam's state of 1.3B: 16 GB, split over the devices
+    # parameters and Adam's state of 1.3B: 16 GB, split over the devices
+    config.mesh.update(data=1, fsdp=-1)
     config.eval.update(every_steps=1_000, max_tokens=-1)
     config.checkpoint.update(every_steps=1_000, keep=2)
     config.log.every_steps = 20

@@ -1,8 +1,10 @@
-"""The quickstart's model on long books, bytes, for the paper's tables at a medium scale: 16M bytes, ten minutes a run.
+"""The quickstart's model on long books, bytes, for the paper's tables at a medium scale: 16M bytes,
+ten minutes a run.
 
 python train.py --config=configs/long_books.py:position=alibi,length=128 --workdir=workdirs/long-books-alibi-128
 
-Twenty bytes are read for each parameter, none of them twice: models come to know the positions of training,
+Twenty bytes are read for each parameter, none of them twice: models come to know the positions of
+  training,
 and have something to lose beyond them. The books are those of PG-19 on the hub, or your own text:
 data.corpus=text,data.train=FILES,data.valid=FILES,data.test=FILES.
 """
@@ -14,7 +16,9 @@ from configs import base, quickstart
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config()
-    config.data.update(corpus="hub", name="emozilla/pg19", train="train", valid="validation", test="test")
+    config.data.update(
+        corpus="hub", name="emozilla/pg19", train="train", valid="validation", test="test"
+    )
     config.data.update(streaming=True, max_train_bytes=100_000_000)  # of 11 GB
     config.train.steps = 2_000
     config.train.batch_tokens = base.whole_sequences(8_192, config)

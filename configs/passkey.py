@@ -1,4 +1,5 @@
-"""The quickstart's model on books with passkeys, a key in the text and later a question for it: see scripts/passkey.py.
+"""The quickstart's model on books with passkeys, a key in the text and later a question for it: see
+scripts/passkey.py.
 
 python train.py --config=configs/passkey.py:position=alibi,length=128 --workdir=workdirs/passkey-alibi
 """
@@ -11,7 +12,8 @@ from configs import base, quickstart
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config()
     config.data.corpus = "passkeys"
-    config.data.passkey_distance = config.get_ref("train_length") - 32  # key and question fit into a training sequence
+    # key and question fit into a training sequence
+    config.data.passkey_distance = config.get_ref("train_length") - 32
     config.train.steps = 3000
     config.eval.every_steps = config.checkpoint.every_steps = 500
     return base.apply(config, arg)

@@ -21,12 +21,14 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = base.get_config()
     config.train_length = 512  # table 5 has 64 to 3,072
     config.model.update(
-        num_layers=16,  # section 2.1, as all of these: "16 transformer layers of dimension 1024, with 8 heads,
+        # section 2.1, as all of these: "16 transformer layers of dimension 1024, with 8 heads,
+        num_layers=16,
         width=1024,  # and a feedforward inner dimension of 4096"
         num_heads=8,
         feed_forward=4096,
         activation="relu",  # the paper's code
-        dtype="float32",  # CHOICE: the paper trained in float16 with scaled losses, which is not here
+        # CHOICE: the paper trained in float16 with scaled losses, which is not here
+        dtype="float32",
         final_norm=False,  # the paper's code
         norm_epsilon=1e-5,  # PyTorch's
         initialization="paper",  # the paper's code
@@ -69,5 +71,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.eval.update(every_steps=1_400, max_tokens=-1)  # about once an epoch
     config.checkpoint.every_steps = 1_400
     config.log.every_steps = 100
-    config.train.batch_tokens = base.whole_sequences(GPU_TOKENS, config) * GPUS  # 8 x 8,192 at L = 2,048
+    # 8 x 8,192 at L = 2,048
+    config.train.batch_tokens = base.whole_sequences(GPU_TOKENS, config) * GPUS
     return base.apply(config, arg)

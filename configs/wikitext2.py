@@ -1,4 +1,5 @@
-r"""The paper's model and recipe at a small scale: WikiText-2, words, two CPU cores (for tables 1 to 7 and 13 to 15).
+r"""The paper's model and recipe at a small scale: WikiText-2, words, two CPU cores (for tables 1 to
+7 and 13 to 15).
 
 python train.py --config=configs/wikitext2.py:position=alibi,length=64 --workdir=workdirs/wikitext2-alibi-64 \
     --config.data.train=wikitext-2/train.txt --config.data.valid=wikitext-2/valid.txt

@@ -1,12 +1,13 @@
-"""NLL by context, by position in the window, and the early token curse, from dumps (paper, appendix B).
+"""NLL by context, by position in the window, and the early token curse, from dumps (paper, appendix
+B).
 
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --dump_nll --output_dir=OUT
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --stride=1 --dump_nll --output_dir=OUT
     python scripts/analyse_nll.py --dumps='OUT/nll/*.npz' --output_dir=OUT
 
-Writes OUT/by_context.jsonl (the key `analysis` names the kind of a row) and OUT/by_context.png, and prints the share of
-each gain of longer blocks that fewer tokens with short context explain. Texts are shown by the first digits of their
-tokens' SHA-256.
+Writes OUT/by_context.jsonl (the key `analysis` names the kind of a row) and OUT/by_context.png, and
+prints the share of each gain of longer blocks that fewer tokens with short context explain. Texts
+are shown by the first digits of their tokens' SHA-256.
 """
 
 import json
@@ -15,7 +16,8 @@ import sys
 
 from absl import flags
 
-# A clone works without being installed: python scripts/analyse_nll.py has only scripts/ on its path.
+# A clone works without being installed: python scripts/analyse_nll.py has only scripts/ on its
+# path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi.cli import command_line
@@ -43,15 +45,28 @@ def main() -> int:
             f"--dumps={','.join(_DUMPS.value)} names no file; give those of eval_extrapolation.py --dump_nll"
         )
     rows = analyse(dumps)
-    write_whole(output / "by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows))
+    write_whole(
+        output / "by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows)
+    )
     write_whole(output / "by_context.png", png(context_figure(rows)))
     columns = "run | updates | text | blocks of | gain, nats | explained by context lengths | by a sliding window"
     print(f"| {columns} |\n|:--|--:|:--|--:|--:|--:|--:|")
     for row in (row for row in rows if isinstance(row, EarlyTokenCurse)):
-        shares = ("-" if share is None else f"{share:.0%}" for share in (row.composition_share, row.sliding_share))
+        shares = (
+            "-" if share is None else f"{share:.0%}"
+            for share in (row.composition_share, row.sliding_share)
+        )
         interval = " [{:.4f}, {:.4f}]".format(*row.gain_interval) if row.gain_interval else ""
-        cells = [" ".join(filter(None, [row.of.run, row.of.override])), f"{row.of.step:,}", row.of.tokens_sha256[:8]]
-        cells += [f"{row.of.length:,} to {row.longer_length:,}", f"{row.gain_nats:.4f}{interval}", *shares]
+        cells = [
+            " ".join(filter(None, [row.of.run, row.of.override])),
+            f"{row.of.step:,}",
+            row.of.tokens_sha256[:8],
+        ]
+        cells += [
+            f"{row.of.length:,} to {row.longer_length:,}",
+            f"{row.gain_nats:.4f}{interval}",
+            *shares,
+        ]
         print(f"| {' | '.join(cells)} |")
     return 0
 

@@ -1,4 +1,5 @@
-"""Measures training and attention on this machine, against PyTorch and Flax, and between the position methods.
+"""Measures training and attention on this machine, against PyTorch and Flax, and between the
+position methods.
 
     python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
     python scripts/benchmark.py train                 # and at 128 to 8,192 tokens, with attention's share of the time
@@ -28,7 +29,17 @@ import sys
 # A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import adaptive, attention, data, evaluate, generate, positions, profile, skipping, training
+from benchmarks import (
+    adaptive,
+    attention,
+    data,
+    evaluate,
+    generate,
+    positions,
+    profile,
+    skipping,
+    training,
+)
 
 from alibi.storage.files import local_path
 
@@ -37,23 +48,39 @@ COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_arguments),
     "profile": ("the time of a training step by part of the model", profile.add_arguments),
     "positions": ("the position methods, against each other", positions.add_arguments),
-    "attention": ("attention alone at several lengths, against PyTorch and Flax", attention.add_arguments),
+    "attention": (
+        "attention alone at several lengths, against PyTorch and Flax",
+        attention.add_arguments,
+    ),
     "skipping": ("the tiles that the bias of trained runs leaves out", skipping.add_arguments),
     "decode": ("attention of one token against long caches", attention.add_decode_arguments),
-    "generate": ("reading a prompt and decoding after it, beside a whole forward pass", generate.add_arguments),
+    "generate": (
+        "reading a prompt and decoding after it, beside a whole forward pass",
+        generate.add_arguments,
+    ),
     "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),
-    "adaptive": ("adaptive embeddings: training, and the loss against a dense softmax", adaptive.add_arguments),
+    "adaptive": (
+        "adaptive embeddings: training, and the loss against a dense softmax",
+        adaptive.add_arguments,
+    ),
     "data": ("text made into tokens, by tokenizer and workers", data.add_arguments),
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (text, add_arguments) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
         add_arguments(command)
-        command.add_argument("--rounds", type=int, default=ROUNDS.get(name, 7), help="at least 5 for reliable figures")
+        command.add_argument(
+            "--rounds",
+            type=int,
+            default=ROUNDS.get(name, 7),
+            help="at least 5 for reliable figures",
+        )
         command.add_argument("--json", help="file to write the rows to")
     arguments = parser.parse_args()
     try:
@@ -75,7 +102,9 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.json is not None:
         file = local_path(arguments.json, "--json")
         if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise ValueError(f"--json={arguments.json} can't be written; name a file in a folder that exists")
+            raise ValueError(
+                f"--json={arguments.json} can't be written; name a file in a folder that exists"
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Kills and damages small runs, and checks that their results are those of an undisturbed run, bit for bit.
+"""Kills and damages small runs, and checks that their results are those of an undisturbed run, bit
+for bit.
 
     python scripts/fault_test.py                      # 5 kills of each command, 20 bits of each kind of file
     python scripts/fault_test.py --kills=1 --flips=1  # the short form
 
-Kills (SIGKILL) come at random moments of preparing, training, evaluating and sweeping, and the same command is given
-again. A flipped bit must end in a line that names the damage, or change nothing. Of two starts at once one may be
-refused in a line. Prints the survived faults; exits with 1 if parameters or rows differ, or a line is missing.
+Kills (SIGKILL) come at random moments of preparing, training, evaluating and sweeping, and the same
+command is given again. A flipped bit must end in a line that names the damage, or change nothing.
+Of two starts at once one may be refused in a line. Prints the survived faults; exits with 1 if
+parameters or rows differ, or a line is missing.
 """
 
 import argparse
@@ -28,7 +30,8 @@ from fault_trial import HUNG_SECONDS, STEPS, Trial, kill, make_inputs
 
 KINDS = ("prepare", "train", "evaluate", "sweep")
 STARTS = ("train", "sweep", "train without locks", "sweep without locks")
-# Python runs this first in each process, also in those that a sweep starts: a file system without locks.
+# Python runs this first in each process, also in those that a sweep starts: a file system without
+# locks.
 NO_LOCKS = """
 import errno
 import fcntl
@@ -86,7 +89,9 @@ class FaultTest:
         self.expected = self.whole.results()
 
     def before(self, kind: str) -> Trial:
-        """Returns a trial in the state in which a command begins: a copy of the undisturbed one without its results."""
+        """Returns a trial in the state in which a command begins: a copy of the undisturbed one
+        without its results.
+        """
         trial = Trial(self.folder / f"before-{kind}", self.inputs)
         shutil.rmtree(trial.folder, ignore_errors=True)
         if kind in ("prepare", "sweep"):
@@ -100,7 +105,9 @@ class FaultTest:
         return trial
 
     def kills(self, kills: int, kind: str) -> None:
-        """Kills a command at random moments and gives it again, from the beginning if it ended before the kill."""
+        """Kills a command at random moments and gives it again, from the beginning if it ended
+        before the kill.
+        """
         what = f"kills of {kind}"
         trial, longest = self.before(kind), self.seconds[kind]
         while self.survived.get(what, 0) < kills:
@@ -119,39 +126,53 @@ class FaultTest:
         self._finish(trial, what)
 
     def flips(self, flips: int, kind: str) -> None:
-        """Flips bits of files, one at a time: training and evaluating name the damage, or give the same numbers."""
+        """Flips bits of files, one at a time: training and evaluating name the damage, or give the
+        same numbers.
+        """
         for _ in range(flips):
             trial = self.before("evaluate")
             if kind in ("rows", "dumps"):
                 shutil.rmtree(trial.folder)
                 shutil.copytree(self.whole.folder, trial.folder)
             else:
-                shutil.rmtree(trial.run / "checkpoints" / str(STEPS))  # so that training reads all files
+                # so that training reads all files
+                shutil.rmtree(trial.run / "checkpoints" / str(STEPS))
             files = sorted(path for path in trial.folder.glob(FILES[kind]) if path.is_file())
             # Each bit is as likely as any other of its kind.
             (file,) = self.random.choices(files, [path.stat().st_size for path in files])
-            content, bit = bytearray(file.read_bytes()), self.random.randrange(8 * file.stat().st_size)
+            content, bit = (
+                bytearray(file.read_bytes()),
+                self.random.randrange(8 * file.stat().st_size),
+            )
             content[bit // 8] ^= 1 << bit % 8
             file.write_bytes(content)
             self._count(f"flips in {kind}")
             if not trial.finish():
                 with contextlib.suppress(ValueError):  # a dump that is read names its damage
-                    self._compare(trial, f"flips in {kind}: bit {bit} of {file.relative_to(trial.folder)}")
+                    self._compare(
+                        trial, f"flips in {kind}: bit {bit} of {file.relative_to(trial.folder)}"
+                    )
 
     def second_start(self, start: str) -> None:
-        """Starts a training or a sweep twice: one waits, finds all done, or is stopped or refused in a line."""
+        """Starts a training or a sweep twice: one waits, finds all done, or is stopped or refused
+        in a line.
+        """
         kind, what = start.partition(" ")[0], f"second starts of {start}"
         trial = self.before(kind)
         if start.endswith("without locks"):
             folder = self.folder / "no-locks"
             folder.mkdir(exist_ok=True)
             (folder / "sitecustomize.py").write_text(NO_LOCKS)
-            trial.environment["PYTHONPATH"] = f"{folder}{os.pathsep}{trial.environment['PYTHONPATH']}"
+            trial.environment["PYTHONPATH"] = (
+                f"{folder}{os.pathsep}{trial.environment['PYTHONPATH']}"
+            )
         for process in [trial.start(kind) for _ in range(2)]:
             messages = process.communicate(timeout=HUNG_SECONDS)[1]
             code = process.returncode
             if code and (code != 1 or "Traceback" in messages):
-                self.complaints.append(f"{what}: ended with {code} and without a line that helps: {messages[-800:]}")
+                self.complaints.append(
+                    f"{what}: ended with {code} and without a line that helps: {messages[-800:]}"
+                )
         self._count(what)
         self._finish(trial, what)
 
@@ -169,25 +190,41 @@ class FaultTest:
         for name in sorted(self.expected.keys() | found.keys()):
             if found.get(name) != self.expected.get(name):
                 self.differences += 1
-                self.complaints.append(f"{what}: {name} differs: {found.get(name)}, not {self.expected.get(name)}")
+                self.complaints.append(
+                    f"{what}: {name} differs: {found.get(name)}, not {self.expected.get(name)}"
+                )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=5, help="of preparing, of training, evaluating and sweeping")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kills", type=int, default=5, help="of preparing, of training, evaluating and sweeping"
+    )
     parser.add_argument("--flips", type=int, default=20, help="of each kind of file")
-    parser.add_argument("--kinds", default=",".join(FILES), help="of the files whose bits are flipped")
-    parser.add_argument("--starts", default=",".join(STARTS), help="commands that are started twice at once")
+    parser.add_argument(
+        "--kinds", default=",".join(FILES), help="of the files whose bits are flipped"
+    )
+    parser.add_argument(
+        "--starts", default=",".join(STARTS), help="commands that are started twice at once"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
     arguments = parser.parse_args()
-    kinds, starts = (list(filter(None, text.split(","))) for text in (arguments.kinds, arguments.starts))
+    kinds, starts = (
+        list(filter(None, text.split(","))) for text in (arguments.kinds, arguments.starts)
+    )
     for flag, given, known in (("kinds", kinds, FILES), ("starts", starts, STARTS)):
         if unknown := set(given) - set(known):
             parser.error(f"--{flag}={','.join(unknown)}: there are {', '.join(known)}")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="alibi-faults-") as name:
         test = FaultTest(pathlib.Path(name), arguments.seed)
-        stages = [functools.partial(test.kills, arguments.kills, kind) for kind in KINDS if arguments.kills]
+        stages = [
+            functools.partial(test.kills, arguments.kills, kind)
+            for kind in KINDS
+            if arguments.kills
+        ]
         stages += [functools.partial(test.flips, arguments.flips, kind) for kind in kinds]
         stages += [functools.partial(test.second_start, start) for start in starts]
         for stage in stages:
@@ -197,7 +234,9 @@ def main() -> int:
                 print(f"{what}: {times}", flush=True)
             for complaint in test.complaints[complaints:]:
                 print(f"wrong: {complaint}", flush=True)
-    print(f"differences: {test.differences}, other mistakes: {len(test.complaints) - test.differences}")
+    print(
+        f"differences: {test.differences}, other mistakes: {len(test.complaints) - test.differences}"
+    )
     print(f"took {time.monotonic() - begun:.0f} s")
     return 1 if test.complaints else 0
 

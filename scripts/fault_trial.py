@@ -1,4 +1,6 @@
-"""A small run in a folder of its own, made by the commands of users, and the results by which two runs are compared."""
+"""A small run in a folder of its own, made by the commands of users, and the results by which two
+runs are compared.
+"""
 
 import contextlib
 import hashlib
@@ -31,7 +33,8 @@ SWEEP = """
 def get_sweep():
     return {{"config": {config!r}, "product": {{"position": ["alibi"], "seed": [0]}}, "multiples": [1, 2]}}
 """
-OWN_KEYS = ("seconds", "tokens_per_second", "commit")  # of a row, which differ between two equal runs
+# of a row, which differ between two equal runs
+OWN_KEYS = ("seconds", "tokens_per_second", "commit")
 
 
 def make_inputs(folder: pathlib.Path) -> None:
@@ -39,7 +42,10 @@ def make_inputs(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True)
     words, texts = [f"word{number}" for number in range(80)], {}
     for split, size in (("train", 60_000), ("valid", 400)):
-        lines = (" ".join(random.Random(f"{split} {line}").choices(words, k=8)) for line in range(size // 8))
+        lines = (
+            " ".join(random.Random(f"{split} {line}").choices(words, k=8))
+            for line in range(size // 8)
+        )
         texts[split] = folder / f"{split}.txt"
         texts[split].write_text("\n".join(lines) + "\n")
     config = CONFIG.format(steps=STEPS, train=str(texts["train"]), valid=str(texts["valid"]))
@@ -55,9 +61,17 @@ class Trial:
         # All processes share their compilations. Set before JAX is imported.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(inputs / "compilations")
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        self.environment = os.environ | {"ALIBI_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+        self.environment = os.environ | {
+            "ALIBI_CACHE": str(folder / "cache"),
+            "PYTHONPATH": str(ROOT),
+        }
         config = f"--config={inputs}/config.py:position=alibi,seed=0"
-        evaluate = [f"--workdirs={self.run}", "--multiples=1,2", "--dump_nll", f"--output_dir={folder}"]
+        evaluate = [
+            f"--workdirs={self.run}",
+            "--multiples=1,2",
+            "--dump_nll",
+            f"--output_dir={folder}",
+        ]
         self.commands = {
             "prepare": ["scripts/prepare_data.py", config],
             "train": ["train.py", config, f"--workdir={self.run}"],
@@ -68,7 +82,12 @@ class Trial:
     def start(self, kind: str) -> subprocess.Popen:
         script, *flags = self.commands[kind]
         command = [sys.executable, str(ROOT / script), *flags]
-        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+        streams = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "errors": "replace",
+        }
         return subprocess.Popen(command, env=self.environment, process_group=0, **streams)
 
     def end(self, kind: str) -> tuple[int, str]:
@@ -82,7 +101,9 @@ class Trial:
         return process.returncode, messages
 
     def finish(self) -> str:
-        """Trains and evaluates in this process, from the state of the folder; returns the error, if any, in a line."""
+        """Trains and evaluates in this process, from the state of the folder; returns the error, if
+        any, in a line.
+        """
         from alibi.config.files import load_config
         from alibi.errors import explain
         from alibi.evaluation.extrapolation import Options, evaluate_runs
@@ -124,7 +145,9 @@ class Trial:
 def kill(process: subprocess.Popen[str]) -> None:
     """Kills a process and, at the same moment, the runs that it started."""
     with contextlib.suppress(OSError):
-        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        children = (
+            pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        )
         for child in map(int, children):
             os.kill(child, signal.SIGKILL)
     process.kill()

@@ -5,8 +5,9 @@
     python eval_extrapolation.py --workdirs=DIR --text_file=valid.txt --lengths=64,512 --output_dir=OUT
     python train.py --config=DIR/config.py --workdir=DIR
 
-Sizes, position method and dropout rates come from the checkpoint; the text and the settings of further training come
-from --config. PyTorch reads the file with weights_only=True, which runs no code from it.
+Sizes, position method and dropout rates come from the checkpoint; the text and the settings of
+further training come from --config. PyTorch reads the file with weights_only=True, which runs no
+code from it.
 """
 
 import pathlib
@@ -14,7 +15,8 @@ import sys
 
 from absl import flags
 
-# A clone works without being installed: python scripts/import_fairseq.py has only scripts/ on its path.
+# A clone works without being installed: python scripts/import_fairseq.py has only scripts/ on its
+# path.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -23,7 +25,9 @@ from alibi.cli import command_line
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "the .pt file")
 _DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt of its training")
 _WORKDIR = flags.DEFINE_string("workdir", None, "work directory to make; may be gs://BUCKET/PATH")
-_POSITION = flags.DEFINE_string("position", "", "alibi, sinusoidal or none; default: as the checkpoint's settings show")
+_POSITION = flags.DEFINE_string(
+    "position", "", "alibi, sinusoidal or none; default: as the checkpoint's settings show"
+)
 _CONFIG = command_line.define_config_flag(
     str(ROOT / "configs" / "wikitext103.py"), help="text and settings of further training"
 )
@@ -33,15 +37,27 @@ def main() -> int:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.convert.work_directory import import_run
 
-    made = import_run(_CHECKPOINT.value, _DICTIONARY.value, _WORKDIR.value, _CONFIG.value, position=_POSITION.value)
+    made = import_run(
+        _CHECKPOINT.value,
+        _DICTIONARY.value,
+        _WORKDIR.value,
+        _CONFIG.value,
+        position=_POSITION.value,
+    )
     model, settings = made.config.model, made.settings
-    bands = f", cutoffs {', '.join(map(str, model.cutoffs))}" if model.embedding == "adaptive" else ""
+    bands = (
+        f", cutoffs {', '.join(map(str, model.cutoffs))}" if model.embedding == "adaptive" else ""
+    )
     print(
         f"{made.run}: {made.parameters:,} parameters after {settings.updates:,} updates at "
         f"L={settings.train_length}; {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
         f"feed-forward {model.feed_forward}, {made.vocab_size:,} words{bands}"
     )
-    reason = "given by --position" if _POSITION.value else f"{settings.position_reason}; --position=NAME overrides it"
+    reason = (
+        "given by --position"
+        if _POSITION.value
+        else f"{settings.position_reason}; --position=NAME overrides it"
+    )
     print(f"position method: {settings.position} ({reason})")
     return 0
 

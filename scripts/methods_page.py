@@ -1,9 +1,11 @@
-"""Writes docs/methods.md: formula, place in the model, parameters and measurements of each position method.
+"""Writes docs/methods.md: formula, place in the model, parameters and measurements of each position
+method.
 
     python scripts/methods_page.py
 
-The measurements are in results/: methods/results.jsonl of configs/sweeps/all_methods.py, methods/speed.json of
-scripts/benchmark.py positions, and passkey/results.jsonl of configs/sweeps/passkey.py.
+The measurements are in results/: methods/results.jsonl of configs/sweeps/all_methods.py,
+methods/speed.json of scripts/benchmark.py positions, and passkey/results.jsonl of
+configs/sweeps/passkey.py.
 """
 
 import json
@@ -14,7 +16,8 @@ from typing import Any
 
 import jax
 
-# A clone works without being installed: python scripts/methods_page.py has only scripts/ on its path.
+# A clone works without being installed: python scripts/methods_page.py has only scripts/ on its
+# path.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -28,13 +31,15 @@ PAGE = ROOT / "docs" / "methods.md"
 ROWS = ROOT / "results" / "methods" / "results.jsonl"
 SPEED = ROOT / "results" / "methods" / "speed.json"
 KEYS = ROOT / "results" / "passkey" / "results.jsonl"
-SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}  # the quickstart's model, of 4 layers
+# the quickstart's model, of 4 layers
+SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}
 LAYERS = 4
 # Methods whose speed was not measured cost as much as these, of the same form.
 COSTS = dict.fromkeys(("alibi_interpolated", "alibi_ntk"), "alibi")
 COSTS |= dict.fromkeys(("rotary_interpolated", "rotary_ntk"), "rotary")
 
-# Options of any method: formula, source, and the results with the option: a method, and the name of its series.
+# Options of any method: formula, source, and the results with the option: a method, and the name of
+# its series.
 OPTIONS = (
     (
         "model.logit_scale=log_n",
@@ -62,7 +67,9 @@ OPTIONS = (
     ),
 )
 # Marks of the runs on passkeys with more updates than most.
-MARKS = {steps: "*" * number for number, steps in enumerate(sorted({*passkey.LATE.values()}), start=1)}
+MARKS = {
+    steps: "*" * number for number, steps in enumerate(sorted({*passkey.LATE.values()}), start=1)
+}
 
 HEAD = """\
 # Position methods
@@ -100,8 +107,14 @@ ASKED = ((1, 64), (8, 64), (8, 512))  # windows, as multiples of L, and distance
 
 
 def page(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
-    """Returns the page as Markdown, with the numbers of these rows of results, of passkeys and of speed."""
-    parts = [HEAD.format(layers=LAYERS, **SIZES), _overview(), _measured(latest(rows), latest(keys), speeds)]
+    """Returns the page as Markdown, with the numbers of these rows of results, of passkeys and of
+    speed.
+    """
+    parts = [
+        HEAD.format(layers=LAYERS, **SIZES),
+        _overview(),
+        _measured(latest(rows), latest(keys), speeds),
+    ]
     for name in METHODS:
         kind = method_class(name)
         about = kind.about
@@ -111,7 +124,9 @@ def page(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
         file = f"../alibi/positions/{kind.__module__.rpartition('.')[2]}.py"
         section = [f"## {name}\n", f"{summary}\n", f"- Formula: {about.formula}"]
         section.append(f"- Options: {options or 'none'} ([source code]({file}))")
-        parts.append("\n".join([*section, f"- Source: {about.source}", f"- Caveats: {about.caveats}", ""]))
+        parts.append(
+            "\n".join([*section, f"- Source: {about.source}", f"- Caveats: {about.caveats}", ""])
+        )
     parts.append("## Options of any method\n")
     parts += [f"- `{option}`: {formula}. {source}" for option, formula, source, _ in OPTIONS]
     return "\n".join(parts) + "\n"
@@ -124,10 +139,14 @@ def _overview() -> str:
     places |= {"content_bias": "logits by content"}
     for name in METHODS:
         kind = method_class(name)
-        owners = {place: next(owner for owner in kind.__mro__ if place in vars(owner)) for place in places}
+        owners = {
+            place: next(owner for owner in kind.__mro__ if place in vars(owner)) for place in places
+        }
         enters = [places[place] for place, owner in owners.items() if owner is not PositionMethod]
         method, key = make_position(name, **SIZES), jax.random.key(0)
-        shared, of_layer = (jax.tree.leaves(jax.eval_shape(init, key)) for init in (method.init, method.init_layer))
+        shared, of_layer = (
+            jax.tree.leaves(jax.eval_shape(init, key)) for init in (method.init, method.init_layer)
+        )
         added = sum(leaf.size for leaf in shared) + LAYERS * sum(leaf.size for leaf in of_layer)
         cells = [kind.about.formula, ", ".join(enters) or "nowhere", f"{added:,}"]
         lines.append(f"| [`{name}`](#{name}) | {' | '.join(cells)} |")
@@ -135,23 +154,35 @@ def _overview() -> str:
 
 
 def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
-    """Returns a line for each method, and for each measurement of a method with an option of any method."""
+    """Returns a line for each method, and for each measurement of a method with an option of any
+    method.
+    """
     lines = []
     for name in METHODS:
         series = name.replace("_", "-")
         trained = all_methods.METHODS.get(series, {})
-        options = [f"{key.split('.')[1]}={one!r}" for key, one in trained.items() if key.startswith("position_options")]
+        options = [
+            f"{key.split('.')[1]}={one!r}"
+            for key, one in trained.items()
+            if key.startswith("position_options")
+        ]
         of_method = []
         for known in (rows, keys):
             found = [row for row in known if row.override is None and row.series == series]
             of_method.append(found or [row for row in known if row.override == Override(name)])
         cells = [*_extrapolation(of_method[0]), *_passkeys(of_method[1]), *_speed(name, speeds)]
-        lines.append(f"| [`{name}`](#{name}){''.join(f', `{one}`' for one in options)} | {' | '.join(cells)} |")
+        lines.append(
+            f"| [`{name}`](#{name}){''.join(f', `{one}`' for one in options)} | {' | '.join(cells)} |"
+        )
     for option, _, _, measurements in OPTIONS:
         for plain, series in measurements:
-            of_run, asked = ([row for row in known if row.series == series] for known in (rows, keys))
+            of_run, asked = (
+                [row for row in known if row.series == series] for known in (rows, keys)
+            )
             cells = [*_extrapolation(of_run), *_passkeys(asked), *_speed(series, speeds)]
-            lines.append(f"| [`{plain}`](#{plain}), `{option.partition('.')[2]}` | {' | '.join(cells)} |")
+            lines.append(
+                f"| [`{plain}`](#{plain}), `{option.partition('.')[2]}` | {' | '.join(cells)} |"
+            )
     key_seeds = len({row.seed for row in keys})
     head = MEASURED.format(
         length=SIZES["train_length"],
@@ -165,23 +196,43 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
 
 
 def _extrapolation(found: list[Row]) -> list[str]:
-    """Returns bits per byte at L and 16 L, and the gain of the same tokens at 16 L: means over seeds."""
+    """Returns bits per byte at L and 16 L, and the gain of the same tokens at 16 L: means over
+    seeds.
+    """
     cells = []
     for times in (1, 16):
-        at = [row for row in found if row.eval_length == times * row.train_length and row.is_measured]
+        at = [
+            row for row in found if row.eval_length == times * row.train_length and row.is_measured
+        ]
         # Of the whole text, not of the tokens that all lengths have in common.
-        bits = [row.bits_per_byte for row in at if not (row.context_use or row.passkey) and row.bits_per_byte]
+        bits = [
+            row.bits_per_byte
+            for row in at
+            if not (row.context_use or row.passkey) and row.bits_per_byte
+        ]
         cells.append(f"{statistics.fmean(bits):.3f}" if bits else "-")
-    gains = [row.context_use.gain_nats for row in at if row.context_use and row.context_use.gain_nats is not None]
+    gains = [
+        row.context_use.gain_nats
+        for row in at
+        if row.context_use and row.context_use.gain_nats is not None
+    ]
     return [*cells, f"{statistics.fmean(gains):+.4f}" if gains else "-"]
 
 
 def _passkeys(rows: list[Row]) -> list[str]:
-    """Returns the shares of found passkeys, means over seeds; marked if the runs had more updates than most."""
+    """Returns the shares of found passkeys, means over seeds; marked if the runs had more updates
+    than most.
+    """
     cells = []
     for times, distance in ASKED:
-        at = [row for row in rows if row.passkey is not None and row.eval_length == times * row.train_length]
-        shares = [row.passkey.accuracy for row in at if row.passkey.distance == distance and not row.error]
+        at = [
+            row
+            for row in rows
+            if row.passkey is not None and row.eval_length == times * row.train_length
+        ]
+        shares = [
+            row.passkey.accuracy for row in at if row.passkey.distance == distance and not row.error
+        ]
         mark = MARKS.get(max((row.step for row in at), default=0), "")
         cells.append(f"{statistics.fmean(shares):.0%}{mark}" if shares else "-")
     return cells
@@ -189,7 +240,11 @@ def _passkeys(rows: list[Row]) -> list[str]:
 
 def _speed(name: str, speeds: list[dict[str, Any]]) -> list[str]:
     """Returns the training speed at each length, as a multiple of the speed without positions."""
-    found = {row["length"]: row["run"]["of_none"] for row in speeds if row["contender"] == COSTS.get(name, name)}
+    found = {
+        row["length"]: row["run"]["of_none"]
+        for row in speeds
+        if row["contender"] == COSTS.get(name, name)
+    }
     found |= dict.fromkeys(LENGTHS, 1.0) if name == "none" else {}
     return [f"{found[length]:.2f}" if found.get(length) else "-" for length in LENGTHS]
 

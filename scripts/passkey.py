@@ -4,8 +4,9 @@
     python scripts/passkey.py --workdirs=workdirs/passkey-alibi --multiples=1,2,4,8 --output_dir=OUT
 
 Train the runs on text with keys, as in configs/passkey.py; for several methods at once:
-scripts/sweep.py --sweep=configs/sweeps/passkey.py. Adds rows to OUT and a table and passkey.png to its report.
---position, --position_options and --window test a run as another method, as in eval_extrapolation.py.
+scripts/sweep.py --sweep=configs/sweeps/passkey.py. Adds rows to OUT and a table and passkey.png to
+its report. --position, --position_options and --window test a run as another method, as in
+eval_extrapolation.py.
 """
 
 import pathlib
@@ -33,4 +34,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("workdirs",), addresses=("workdirs", "output_dir"), resumes=command_line.RESUMES)
+    command_line.run(
+        main,
+        required=("workdirs",),
+        addresses=("workdirs", "output_dir"),
+        resumes=command_line.RESUMES,
+    )

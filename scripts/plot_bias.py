@@ -1,10 +1,13 @@
-"""Draws the additions of each position method to the logits of attention: a picture of each head, curves by distance.
+"""Draws the additions of each position method to the logits of attention: a picture of each head,
+curves by distance.
 
     python scripts/plot_bias.py --methods=all --heads=8 --length=64
 
-Writes METHOD.png to --output_dir for each. Parameters are initial, and every token has the same content, drawn from a
-normal distribution, so that all differences come from positions. The figure shows the logit with the method minus the
-logit without it: a bias, or the effect of a rotation. Methods that change the token embeddings alone have no figure.
+Writes METHOD.png to --output_dir for each. Parameters are initial, and every token has the same
+content, drawn from a normal distribution, so that all differences come from positions. The figure
+shows the logit with the method minus the
+logit without it: a bias, or the effect of a rotation. Methods that change the token embeddings
+  alone have no figure.
 """
 
 import pathlib
@@ -17,17 +20,25 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi.cli import command_line
 
-_METHODS = flags.DEFINE_list("methods", "all", "names of position methods, or package.module:Class, or all")
+_METHODS = flags.DEFINE_list(
+    "methods", "all", "names of position methods, or package.module:Class, or all"
+)
 _HEADS = flags.DEFINE_integer("heads", 8, "attention heads", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "features of a head", lower_bound=2)
 _LENGTH = flags.DEFINE_integer("length", 64, "tokens of a sequence", lower_bound=2)
-_TRAIN_LENGTH = flags.DEFINE_integer("train_length", 0, "tokens in training; 0: as many as --length", lower_bound=0)
-_CAUSAL = flags.DEFINE_boolean("causal", True, "a token sees only those before it; --nocausal: both sides")
+_TRAIN_LENGTH = flags.DEFINE_integer(
+    "train_length", 0, "tokens in training; 0: as many as --length", lower_bound=0
+)
+_CAUSAL = flags.DEFINE_boolean(
+    "causal", True, "a token sees only those before it; --nocausal: both sides"
+)
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "workdirs/bias", "where the figures go")
 
 
 def added_to_logits(method):
-    """Returns `[heads, q, k]`, the scaled logits with the method minus those without it; None if they are equal."""
+    """Returns `[heads, q, k]`, the scaled logits with the method minus those without it; None if
+    they are equal.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -42,8 +53,13 @@ def added_to_logits(method):
         one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
         content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
         positions = jnp.arange(length)
-        kept = method.keep(params, content.reshape(1, length, -1), content, padding=None, before=None)
-        query, key = method.queries(params, content, positions), method.keys(params, content, positions)
+        kept = method.keep(
+            params, content.reshape(1, length, -1), content, padding=None, before=None
+        )
+        query, key = (
+            method.queries(params, content, positions),
+            method.keys(params, content, positions),
+        )
         bias = method.content_bias(params, query, kept, kept)
         added = logits(query, key) - logits(content, content)
         if bias is not None:

@@ -1,8 +1,10 @@
-"""Makes the token files of a config: python scripts/prepare_data.py --config=configs/NAME.py[:KEY=VALUE,...]
+"""Makes the token files of a config: python scripts/prepare_data.py
+--config=configs/NAME.py[:KEY=VALUE,...]
 
-Training and evaluation make missing token files themselves; this script makes them before, for example on a machine
-with a network. It works in bounded memory. A second run finds the files of the first; after a kill it continues at the
-shard (64 MiB of text) that was not whole. Any key can be overridden: --config.data.cache_dir=DIR.
+Training and evaluation make missing token files themselves; this script makes them before, for
+example on a machine with a network. It works in bounded memory. A second run finds the files of the
+first; after a kill it continues at the shard (64 MiB of text) that was not whole. Any key can be
+overridden: --config.data.cache_dir=DIR.
 
     --workers=8              processes that make shards; the tokens are the same
     --hosts=0/4 ... 3/4      on each of four hosts, which see one cache directory
@@ -17,15 +19,20 @@ import time
 
 from absl import flags
 
-# A clone works without being installed: python scripts/prepare_data.py has only scripts/ on its path.
+# A clone works without being installed: python scripts/prepare_data.py has only scripts/ on its
+# path.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi.cli import command_line
 
 _CONFIG = command_line.define_config_flag()
-_SPLITS = flags.DEFINE_list("splits", ["train", "valid", "test"], "splits to prepare; splits without text are skipped")
+_SPLITS = flags.DEFINE_list(
+    "splits", ["train", "valid", "test"], "splits to prepare; splits without text are skipped"
+)
 _WORKERS = flags.DEFINE_integer("workers", 1, "processes of this host", lower_bound=1)
-_HOSTS = flags.DEFINE_string("hosts", "0/1", "I/N: this is host I, from 0, of N hosts that make the shards together")
+_HOSTS = flags.DEFINE_string(
+    "hosts", "0/1", "I/N: this is host I, from 0, of N hosts that make the shards together"
+)
 _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 
 

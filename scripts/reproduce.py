@@ -29,21 +29,33 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from alibi.cli import command_line
 
 _TABLE = flags.DEFINE_integer("table", None, "number of the paper's table, 1 to 15")
-_SCALE = flags.DEFINE_string("scale", "small", "paper, or medium or small: the same protocol on two cores")
+_SCALE = flags.DEFINE_string(
+    "scale", "small", "paper, or medium or small: the same protocol on two cores"
+)
 _RUN = flags.DEFINE_bool("run", False, "train and evaluate the missing runs, and write the table")
 _LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with what has been run")
 _WORKDIR = flags.DEFINE_string(
-    "workdir", "workdirs/reproduce", "place of the runs and tables, of all scales; may be gs://BUCKET/PATH"
+    "workdir",
+    "workdirs/reproduce",
+    "place of the runs and tables, of all scales; may be gs://BUCKET/PATH",
 )
 _OVERRIDES = flags.DEFINE_string(
-    "overrides", "", "KEY=VALUE,...: config keys for all runs, such as train.steps=100 (the schedule ends with them)"
+    "overrides",
+    "",
+    "KEY=VALUE,...: config keys for all runs, such as train.steps=100 (the schedule ends with them)",
 )
 _FILES = {
-    split: flags.DEFINE_string(f"{split}_file", None, f"text to take as the {split} split: a file or glob")
+    split: flags.DEFINE_string(
+        f"{split}_file", None, f"text to take as the {split} split: a file or glob"
+    )
     for split in ("train", "valid", "test")
 }
-_DEVICE_FLOPS = flags.DEFINE_float("device_flops", None, "peak FLOPs per second of a device, for the plan", 1.0)
-_UTILISATION = flags.DEFINE_float("utilisation", None, "reached share of the peak, for the plan", 1e-6, 1.0)
+_DEVICE_FLOPS = flags.DEFINE_float(
+    "device_flops", None, "peak FLOPs per second of a device, for the plan", 1.0
+)
+_UTILISATION = flags.DEFINE_float(
+    "utilisation", None, "reached share of the peak, for the plan", 1e-6, 1.0
+)
 _JOBS = command_line.define_jobs_flag()
 command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
@@ -72,7 +84,10 @@ def main() -> int:
     if _RUN.value:
         return _run(reproduction)
     default = PROCESSORS[_SCALE.value]
-    flops, share = _DEVICE_FLOPS.value or default.flops_per_second, _UTILISATION.value or default.utilisation
+    flops, share = (
+        _DEVICE_FLOPS.value or default.flops_per_second,
+        _UTILISATION.value or default.utilisation,
+    )
     processor = Processor(flops, share)
     print(describe_costs(reproduction, processor, measured=processor == default), end="")
     if devices:
@@ -102,8 +117,14 @@ def _run(reproduction) -> int:
 def _reproduction(number: int):
     from alibi.paper.reproduction import Reproduction
 
-    files = {split: str(pathlib.Path(flag.value).absolute()) for split, flag in _FILES.items() if flag.value}
-    return Reproduction(number, _SCALE.value, _WORKDIR.value, files=files, overrides=_OVERRIDES.value)
+    files = {
+        split: str(pathlib.Path(flag.value).absolute())
+        for split, flag in _FILES.items()
+        if flag.value
+    }
+    return Reproduction(
+        number, _SCALE.value, _WORKDIR.value, files=files, overrides=_OVERRIDES.value
+    )
 
 
 if __name__ == "__main__":

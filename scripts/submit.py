@@ -1,13 +1,15 @@
-"""Fills a template of a job with a sweep or one training, and gives it to the cluster: sbatch, kubectl or bash.
+"""Fills a template of a job with a sweep or one training, and gives it to the cluster: sbatch,
+kubectl or bash.
 
     python scripts/submit.py --template=configs/launch/slurm.sh --sweep=configs/sweeps/quickstart.py --workdir=DIR \\
       --set=TIME=4:00:00 [--go]
     python scripts/submit.py --template=configs/launch/jobset.yaml --config=configs/cc100_1b3.py --workdir=gs://B/DIR \\
       --set=IMAGE=IMAGE --set=QUEUE=QUEUE --set=TOPOLOGY=4x4 --set=HOSTS=4 [--go]
 
-Without --go it prints the filled text. The templates in configs/launch/ say what they need; copy one and change it as
-your cluster needs. A sweep is split into --tasks, by default a task for each run: `sweep.py --task=I/N`. The cluster
-restarts a task that a signal stopped (exit code 75) or killed, but no failed task. See docs/scaling.md. The state of
+Without --go it prints the filled text. The templates in configs/launch/ say what they need; copy
+one and change it as your cluster needs. A sweep is split into --tasks, by default a task for each
+run: `sweep.py --task=I/N`. The cluster restarts a task that a signal stopped (exit code 75) or
+killed, but no failed task. See docs/scaling.md. The state of
 the runs: `python scripts/status.py DIR`.
 """
 
@@ -28,12 +30,21 @@ from alibi.cli import command_line
 _TEMPLATE = flags.DEFINE_string("template", None, "job to fill, such as configs/launch/slurm.sh")
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep(); give this or --config")
 command_line.define_config_flag()
-_WORKDIR = flags.DEFINE_string("workdir", None, "place of the run or the sweep; may be gs://BUCKET/PATH")
-_SET = flags.DEFINE_multi_string("set", [], "NAME=VALUE: fills a placeholder of the template; several")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "place of the run or the sweep; may be gs://BUCKET/PATH"
+)
+_SET = flags.DEFINE_multi_string(
+    "set", [], "NAME=VALUE: fills a placeholder of the template; several"
+)
 _GO = flags.DEFINE_bool("go", False, "submit it")
-_TASKS = flags.DEFINE_integer("tasks", None, "parts of the sweep; by default one for each run", lower_bound=1)
+_TASKS = flags.DEFINE_integer(
+    "tasks", None, "parts of the sweep; by default one for each run", lower_bound=1
+)
 _DEVICES = flags.DEFINE_integer(
-    "devices", None, "devices of each task, to check that the mesh and the batch fit them", lower_bound=1
+    "devices",
+    None,
+    "devices of each task, to check that the mesh and the batch fit them",
+    lower_bound=1,
 )
 
 
@@ -50,10 +61,16 @@ def main() -> int:
     from alibi.training.setup import check_trainable
 
     if (_SWEEP.value is None) == (flags.FLAGS.config is None):
-        raise ValueError("give --sweep=FILE.py, or --config=FILE.py of one run; --help shows how the command is used")
+        raise ValueError(
+            "give --sweep=FILE.py, or --config=FILE.py of one run; --help shows how the command is used"
+        )
     workdir = str(RunDirectory(_WORKDIR.value))
     sweep = load_sweep(_SWEEP.value) if _SWEEP.value else None
-    configs = {f"run {run.name}: ": run.config for run in sweep.runs} if sweep else {"": flags.FLAGS.config}
+    configs = (
+        {f"run {run.name}: ": run.config for run in sweep.runs}
+        if sweep
+        else {"": flags.FLAGS.config}
+    )
     for name, config in configs.items():
         try:
             check_trainable(config, _DEVICES.value)
@@ -82,7 +99,9 @@ def main() -> int:
         return 0
     submit = templates.submit_command(filled)
     if shutil.which(submit[0]) is None:
-        raise ValueError(f"there is no {submit[0]} on this machine, which takes this template; submit elsewhere")
+        raise ValueError(
+            f"there is no {submit[0]} on this machine, which takes this template; submit elsewhere"
+        )
     if sweep:
         record_sweep(resolve(workdir), sweep, replace=True)
     else:  # status.py shows it before it starts
@@ -98,24 +117,39 @@ def main() -> int:
 
 
 def job_words(workdir: str, *, in_clone: bool) -> list[str]:
-    """Returns the words of the command: with paths of this machine, or `in_clone`, with paths inside a clone.
+    """Returns the words of the command: with paths of this machine, or `in_clone`, with paths
+    inside a clone.
 
     Raises:
-      ValueError: the sweep or config file lies outside the repository, and so outside a clone of it.
+      ValueError: the sweep or config file lies outside the repository, and so outside a clone of
+        it.
     """
     from alibi.sweeps.definition import PROJECT, resolve
 
     named, *others = [f"--sweep={_SWEEP.value}"] if _SWEEP.value else command_line.config_words()
     flag, _, value = named.partition("=")
     name, colon, argument = value.partition(":")
-    file, script = resolve(os.path.expanduser(name)).absolute(), "scripts/sweep.py" if _SWEEP.value else "train.py"
+    file, script = (
+        resolve(os.path.expanduser(name)).absolute(),
+        "scripts/sweep.py" if _SWEEP.value else "train.py",
+    )
     python, script_path, file_path = sys.executable, str(PROJECT / script), str(file)
     if in_clone:
         if not file.is_relative_to(PROJECT):
-            raise ValueError(f"{file} lies outside this repository, and so outside its clones; move it to configs/")
+            raise ValueError(
+                f"{file} lies outside this repository, and so outside its clones; move it to configs/"
+            )
         python, script_path, file_path = "python", script, str(file.relative_to(PROJECT))
-    return [python, script_path, f"{flag}={file_path}{colon}{argument}", *others, f"--workdir={workdir}"]
+    return [
+        python,
+        script_path,
+        f"{flag}={file_path}{colon}{argument}",
+        *others,
+        f"--workdir={workdir}",
+    ]
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("template", "workdir"), addresses=("workdir",), resumes=command_line.RESUMES)
+    command_line.run(
+        main, required=("template", "workdir"), addresses=("workdir",), resumes=command_line.RESUMES
+    )

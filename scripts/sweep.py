@@ -26,9 +26,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from alibi.cli import command_line
 
 _SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
-_WORKDIR = flags.DEFINE_string("workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the state and the plan of each run, and do nothing")
-_TASK = flags.DEFINE_string("task", None, "part of the runs: I/N, the I-th of N parts, from 0; or a run's name")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH"
+)
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "show the state and the plan of each run, and do nothing"
+)
+_TASK = flags.DEFINE_string(
+    "task", None, "part of the runs: I/N, the I-th of N parts, from 0; or a run's name"
+)
 _JOBS = command_line.define_jobs_flag()
 command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
@@ -50,7 +56,14 @@ def main() -> int:
     sweep = load_sweep(_SWEEP.value)
     primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost)
     share = None if _TASK.value is None else sweep.share(_TASK.value)
-    sweeper = Sweeper(sweep, workdir, flags=command_line.host_flags(), primary=primary, jobs=_JOBS.value, share=share)
+    sweeper = Sweeper(
+        sweep,
+        workdir,
+        flags=command_line.host_flags(),
+        primary=primary,
+        jobs=_JOBS.value,
+        share=share,
+    )
     if _DRY_RUN.value:
         shown = dataclasses.replace(sweep, runs=sweep.runs if share is None else share)
         plan = f"\n{device_table(shown.runs, *devices)}" if devices else ""
@@ -60,4 +73,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, required=("sweep", "workdir"), addresses=("workdir",), resumes=command_line.RESUMES)
+    command_line.run(
+        main, required=("sweep", "workdir"), addresses=("workdir",), resumes=command_line.RESUMES
+    )

@@ -1,4 +1,6 @@
-"""Settings that hold for every test, a run that is small enough to train in seconds, and the optional real corpora."""
+"""Settings that hold for every test, a run that is small enough to train in seconds, and the
+optional real corpora.
+"""
 
 import atexit
 import gc
@@ -12,13 +14,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-# Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's own cache.
+# Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's
+# own cache.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only. (Its older code
-# generator is quicker still, but rounds otherwise than the one users get: 1% of a gradient's norm after 50 updates.)
-QUICK = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_parallel_codegen_split_count=1")
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)])
-# The workers of pytest-xdist inherit the first process's folder, which that process removes at its end.
+# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only. (Its
+# older code generator is quicker still, but rounds otherwise than the one users get: 1% of a
+# gradient's norm after 50 updates.)
+QUICK = (
+    "backend_optimization_level=0",
+    "llvm_disable_expensive_passes=true",
+    "cpu_parallel_codegen_split_count=1",
+)
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)]
+)
+# The workers of pytest-xdist inherit the first process's folder, which that process removes at its
+# end.
 if "ALIBI_TEST_CACHE" not in os.environ:
     os.environ["ALIBI_TEST_CACHE"] = tempfile.mkdtemp(prefix="alibi-test-cache-")
     atexit.register(shutil.rmtree, os.environ["ALIBI_TEST_CACHE"], ignore_errors=True)
@@ -42,8 +53,8 @@ jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 from alibi.cli import command_line
 from alibi.config import Config, make_config
 
-# Tracing makes many small objects that live on; at Python's own pace, searching all of them for garbage again and
-# again takes a twentieth of the tests' time.
+# Tracing makes many small objects that live on; at Python's own pace, searching all of them for
+# garbage again and again takes a twentieth of the tests' time.
 gc.set_threshold(100_000, 50, 100)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -51,7 +62,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture(scope="session")
 def shared_dir() -> pathlib.Path:
-    """The folder `shared` beside the project, with real corpora and recorded results; skips where it is absent."""
+    """The folder `shared` beside the project, with real corpora and recorded results; skips where
+    it is absent.
+    """
     folder = pathlib.Path(__file__).resolve().parents[2] / "shared"
     if not folder.is_dir():
         pytest.skip(f"needs the optional folder {folder} with corpora and recorded results")
@@ -60,7 +73,9 @@ def shared_dir() -> pathlib.Path:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Annotations are not checked, as for users: what they get of a wrong argument is the function's own message."""
+    """Annotations are not checked, as for users: what they get of a wrong argument is the
+    function's own message.
+    """
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -68,9 +83,26 @@ def unchecked() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    """A training text of 6,000 bytes and a validation text of 700, of words that repeat enough to be learned."""
+    """A training text of 6,000 bytes and a validation text of 700, of words that repeat enough to
+    be learned.
+    """
     folder = tmp_path_factory.mktemp("text")
-    words = ["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "then", "saw", "it"]
+    words = [
+        "the",
+        "a",
+        "cat",
+        "dog",
+        "sat",
+        "ran",
+        "on",
+        "under",
+        "mat",
+        "tree",
+        "and",
+        "then",
+        "saw",
+        "it",
+    ]
     files = {}
     for number, (split, size) in enumerate({"train": 6000, "valid": 700}.items()):
         rng = random.Random(number)
@@ -83,10 +115,16 @@ def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Pat
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
-    """A function of overrides (a key, with two underscores for each dot) to the config of a tiny run."""
+def tiny_config(
+    tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Config]:
+    """A function of overrides (a key, with two underscores for each dot) to the config of a tiny
+    run.
+    """
     cache = tmp_path_factory.getbasetemp() / "token-cache"
-    files = {f"data__{split}": str(file) for split, file in tiny_text.items()} | {"data__cache_dir": str(cache)}
+    files = {f"data__{split}": str(file) for split, file in tiny_text.items()} | {
+        "data__cache_dir": str(cache)
+    }
 
     def make(**overrides: object) -> Config:
         return make_config(
@@ -103,7 +141,9 @@ def tiny_config(tiny_text: dict[str, pathlib.Path], tmp_path_factory: pytest.Tem
 def run_script(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs an entry point in this process, which spares the imports of a new one; gives its exit code and output."""
+    """Runs an entry point in this process, which spares the imports of a new one; gives its exit
+    code and output.
+    """
 
     def run(script: pathlib.Path, *words: object) -> subprocess.CompletedProcess[str]:
         codes, known = [], set(flags.FLAGS)

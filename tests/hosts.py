@@ -30,5 +30,7 @@ def start_hosts(words: list[str], devices: int, *more: list[str]) -> list[subpro
 def finish(processes: list[subprocess.Popen], code: int = 0) -> list[str]:
     """Returns the output of processes that end with `code`."""
     outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [code] * len(processes), "\n".join(outputs)
+    assert [process.returncode for process in processes] == [code] * len(processes), "\n".join(
+        outputs
+    )
     return outputs

@@ -1,4 +1,6 @@
-"""A mistake of the user is a line with the name, the value, the allowed values and the remedy, before any work."""
+"""A mistake of the user is a line with the name, the value, the allowed values and the remedy,
+before any work.
+"""
 
 import math
 import pathlib
@@ -26,7 +28,10 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def parse(*words: str, required: tuple[str, ...] = ()) -> str:
         monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
         command_line.define_config_flag()
-        for name, says in (("workdir", "directory of the run"), ("stride", "tokens that each window scores")):
+        for name, says in (
+            ("workdir", "directory of the run"),
+            ("stride", "tokens that each window scores"),
+        ):
             define = flags.DEFINE_string if name == "workdir" else flags.DEFINE_integer
             define(name, None, says, flag_values=flags.FLAGS)
         assert command_line.execute(lambda: 0, ["train.py", *words], required=required) == 1
@@ -40,7 +45,10 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give --config (FILE.py[:KEY=VALUE,...] with get_config()) and --workdir (directory of the run); --help"),
+        (
+            [],
+            "give --config (FILE.py[:KEY=VALUE,...] with get_config()) and --workdir (directory of the run); --help",
+        ),
         (["--steps=3"], "there is no flag --steps; did you mean --config.train.steps?"),
         (["--train.steps=3"], "did you mean --config.train.steps?"),
         (["--length=3"], "there is no flag --length; did you mean --config.train_length?"),
@@ -51,8 +59,14 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         (["--wrokdir=x"], "there is no flag --wrokdir; did you mean --workdir?"),
         (["--stride=x"], "--stride=x: invalid literal for int() with base 10: 'x'"),
         (["--config.steps=3"], "unknown config key 'steps'; did you mean 'train.steps'?"),
-        (["--config.train.steps'=3"], "unknown config key \"train.steps'\"; did you mean 'train.steps'?"),
-        (["--config.modle.width=3"], "unknown config key 'modle.width'; did you mean 'model.width'?"),
+        (
+            ["--config.train.steps'=3"],
+            "unknown config key \"train.steps'\"; did you mean 'train.steps'?",
+        ),
+        (
+            ["--config.modle.width=3"],
+            "unknown config key 'modle.width'; did you mean 'model.width'?",
+        ),
         (["--config.train.steps=1.5"], "train.steps=1.5 must be of type int, such as 600"),
         (["--config.model.remat=maybe"], "model.remat='maybe' must be of type bool, such as False"),
         (
@@ -64,27 +78,45 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             ["--config.optimizer.final_fraction=5"],
             "optimizer.final_fraction=5 must be at least 0.0 and at most 1.0",
         ),
-        (["--config=configs/quickstart"], "there is no config file 'configs/quickstart'; did you mean"),
+        (
+            ["--config=configs/quickstart"],
+            "there is no config file 'configs/quickstart'; did you mean",
+        ),
         (["--config=wikitext130.py:length=8"], "did you mean configs/wikitext103.py"),
         (["--config=README.md"], "README.md is no Python file; its name must end in .py"),
     ],
 )
-def test_a_command_line(told, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
+def test_a_command_line(
+    told, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
     monkeypatch.chdir(ROOT)
     named = any(word.startswith("--config=") for word in words)
-    given = words if named or not words else [f"--config={QUICKSTART}:train.steps=1,optimizer.warmup_steps=0", *words]
+    given = (
+        words
+        if named or not words
+        else [f"--config={QUICKSTART}:train.steps=1,optimizer.warmup_steps=0", *words]
+    )
     assert message in told(*given, required=() if words else ("config", "workdir"))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def get_config(arg=''):\n    return (", "fails at line 2: SyntaxError: '(' was never closed"),
+        (
+            "def get_config(arg=''):\n    return (",
+            "fails at line 2: SyntaxError: '(' was never closed",
+        ),
         ("import nosuch", "fails at line 1: ModuleNotFoundError: No module named 'nosuch'"),
         ("x = 1", "has no get_config(); define it as configs/quickstart.py does"),
-        ("def get_config():\n    pass", "must return base.get_config() with other values, and returns None; is its"),
+        (
+            "def get_config():\n    pass",
+            "must return base.get_config() with other values, and returns None; is its",
+        ),
         ("def get_config():\n    return {}", "with other values, and returns a dict"),
-        ("def get_config():\n    return 1 / 0", "fails at line 2: ZeroDivisionError: division by zero"),
+        (
+            "def get_config():\n    return 1 / 0",
+            "fails at line 2: ZeroDivisionError: division by zero",
+        ),
         ("def get_config(arg, more):\n    return 1", "TypeError: get_config() missing"),
         (
             "from configs import base\ndef get_config():\n    it = base.get_config()\n    it.model.widht = 3\n"
@@ -113,7 +145,9 @@ def test_a_number_outside_its_range(key: str) -> None:
     bounds = kind.__dataclass_fields__[name].metadata["bounds"]
     assert bounds, "every number has a range"
     bad: list[Any] = ["x", None, True]
-    bad += [bound - 5 if side in ("at_least", "above") else bound + 1 for side, bound in bounds.items()]
+    bad += [
+        bound - 5 if side in ("at_least", "above") else bound + 1 for side, bound in bounds.items()
+    ]
     bad += [1.5] if type(NUMBERS[key]) is int else [math.nan, math.inf, -math.inf]
     for value in bad:
         with pytest.raises(ValueError, match=f"^{key}=.* must be .") as error:
@@ -136,7 +170,10 @@ def test_heads_that_are_no_number(num_heads: Any) -> None:
 def test_positions_that_are_no_arrays(positions: Any) -> None:
     good = jax.numpy.arange(2)
     for name, both in (("query", (positions, good)), ("key", (good, positions))):
-        with pytest.raises(ValueError, match=rf"^{name}_positions=.* must be an array of integers, such as jnp.arange"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^{name}_positions=.* must be an array of integers, such as jnp.arange",
+        ):
             alibi_bias(8, *both)
 
 
@@ -146,9 +183,21 @@ def test_positions_that_are_no_arrays(positions: Any) -> None:
     [
         (3, {}, "position=3 is no subclass of alibi.positions.PositionMethod"),
         (None, {}, "position=None is no subclass"),
-        ("t5", {"num_heads": "8"}, "num_heads='8' of position method 't5' must be a whole number of at least 1"),
-        ("rotary", {"head_dim": 4.0}, "head_dim=4.0 of position method 'rotary' must be a whole number"),
-        ("learned", {"train_length": None}, "train_length=None of position method 'learned' must be"),
+        (
+            "t5",
+            {"num_heads": "8"},
+            "num_heads='8' of position method 't5' must be a whole number of at least 1",
+        ),
+        (
+            "rotary",
+            {"head_dim": 4.0},
+            "head_dim=4.0 of position method 'rotary' must be a whole number",
+        ),
+        (
+            "learned",
+            {"train_length": None},
+            "train_length=None of position method 'learned' must be",
+        ),
     ],
 )
 def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message: str) -> None:
@@ -160,14 +209,20 @@ def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("convention", [None, 3, "Paper", b"paper", {"paper": 1}])
 def test_conventions_that_are_none(convention: Any) -> None:
-    with pytest.raises(ValueError, match=r"is unknown; use .*paper, closed_form, random, or a tuple of numbers"):
+    with pytest.raises(
+        ValueError, match=r"is unknown; use .*paper, closed_form, random, or a tuple of numbers"
+    ):
         alibi_slopes(8, convention)
 
 
 @pytest.mark.parametrize("line", [b"{", b"nonsense", b"5", b'"x"', b"null", b"[1]", b'{"a": 1}', b'{"step": "x"}',
                                   b'{"step": null}', b"\xff\xfe", b"[" * 10_000])  # fmt: skip
-def test_lines_that_are_no_rows(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, line: bytes) -> None:
-    """In metrics they are dropped when the run goes on; of results they are left out, with a warning."""
+def test_lines_that_are_no_rows(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, line: bytes
+) -> None:
+    """In metrics they are dropped when the run goes on; of results they are left out, with a
+    warning.
+    """
     metrics, good = tmp_path / "metrics.jsonl", b'{"step": 1, "train_nll": 2.0}\n'
     metrics.write_bytes(good + line + b"\n" + good.replace(b"1", b"9"))
     drop_rows(epath.Path(metrics), 2)
@@ -180,11 +235,23 @@ def test_lines_that_are_no_rows(tmp_path: pathlib.Path, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (RuntimeError("Unable to initialize backend 'cuda': no device"), "names a platform that isn't here; unset it"),
-        (OSError(24, "Too many open files", "x"), "no more files can be opened; allow more (ulimit -n 4096)"),
-        (ValueError("RESOURCE_EXHAUSTED: a\nb [Too many open files]"), "allow more (ulimit -n 4096)"),
+        (
+            RuntimeError("Unable to initialize backend 'cuda': no device"),
+            "names a platform that isn't here; unset it",
+        ),
+        (
+            OSError(24, "Too many open files", "x"),
+            "no more files can be opened; allow more (ulimit -n 4096)",
+        ),
+        (
+            ValueError("RESOURCE_EXHAUSTED: a\nb [Too many open files]"),
+            "allow more (ulimit -n 4096)",
+        ),
         (OSError(28, "No space left on device", "x"), "make space and repeat the command"),
-        (BrokenPipeError(32, "Broken pipe"), "the reader of the output ended before all was printed"),
+        (
+            BrokenPipeError(32, "Broken pipe"),
+            "the reader of the output ended before all was printed",
+        ),
     ],
 )
 def test_what_the_system_refuses(error: Exception, message: str) -> None:

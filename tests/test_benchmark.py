@@ -29,7 +29,8 @@ def load(monkeypatch):
 
 @pytest.fixture
 def run(load, monkeypatch):
-    """Runs a command with given seconds of each contender and part, in place of measuring; returns the rows.
+    """Runs a command with given seconds of each contender and part, in place of measuring; returns
+    the rows.
 
     With `here` the contenders are built in this process, and their parts run once.
     """
@@ -42,7 +43,9 @@ def run(load, monkeypatch):
             runners = {}
             for name, contender in contenders.items():
                 of_parts = seconds(name, len(groups))
-                runners[name] = runner = rounds.Runner(contender, seconds={k: v[:number] for k, v in of_parts.items()})
+                runners[name] = runner = rounds.Runner(
+                    contender, seconds={k: v[:number] for k, v in of_parts.items()}
+                )
                 if here:
                     step = contender.build(*contender.arguments)
                     for part in step.parts.values():
@@ -62,7 +65,14 @@ def run(load, monkeypatch):
 
 def test_attention_is_measured_at_each_length_against_a_peer(tmp_path):
     file = tmp_path / "rows.json"
-    words = ["--lengths=64", "--heads=2", "--head_dim=8", "--peer=flax", "--skip_epsilon=0", "--rounds=1"]
+    words = [
+        "--lengths=64",
+        "--heads=2",
+        "--head_dim=8",
+        "--peer=flax",
+        "--skip_epsilon=0",
+        "--rounds=1",
+    ]
     command = [sys.executable, str(SCRIPTS / "benchmark.py"), "attention", *words, f"--json={file}"]
     result = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -70,20 +80,36 @@ def test_attention_is_measured_at_each_length_against_a_peer(tmp_path):
     names = ["alibi auto, skip 0", "Flax, dense bias"]
     assert [(row["length"], row["contender"]) for row in rows] == [(64, name) for name in names]
     for row in rows:
-        assert (row["benchmark"], row["failed"], row["no_backward"], row["rounds"]) == ("attention", None, None, 1)
+        assert (row["benchmark"], row["failed"], row["no_backward"], row["rounds"]) == (
+            "attention",
+            None,
+            None,
+            1,
+        )
         assert 0 < row["forward_seconds"] == row["forward_seconds_of_rounds"][0]
-        # 4 head_dim operations of each pair of the causal half, 3.5 times as many with the backward pass.
+        # 4 head_dim operations of each pair of the causal half, 3.5 times as many with the backward
+        # pass.
         flops = 4 * 8 * 2 * row["length"] * (row["length"] + 1) / 2
         peak = row["matmul_gflops"] * 1e9
-        assert row["forward_share_of_matmul_peak"] == pytest.approx(flops / row["forward_seconds"] / peak)
-        assert row["both_share_of_matmul_peak"] == pytest.approx(3.5 * flops / row["both_seconds"] / peak)
+        assert row["forward_share_of_matmul_peak"] == pytest.approx(
+            flops / row["forward_seconds"] / peak
+        )
+        assert row["both_share_of_matmul_peak"] == pytest.approx(
+            3.5 * flops / row["both_seconds"] / peak
+        )
     ours, flax = rows
-    assert ours["both_of_peers"] == {names[1]: pytest.approx(flax["both_seconds"] / ours["both_seconds"])}
+    assert ours["both_of_peers"] == {
+        names[1]: pytest.approx(flax["both_seconds"] / ours["both_seconds"])
+    }
     assert f"x {names[1]}" in result.stdout
 
 
 def test_a_contender_that_cannot_run_is_a_row_with_its_reason(load, capsys):
-    attention, contenders, processes = load("attention"), load("attention_contenders"), load("processes")
+    attention, contenders, processes = (
+        load("attention"),
+        load("attention_contenders"),
+        load("processes"),
+    )
     shape = contenders.Shape(length=64, batch=1, heads=2, head_dim=8, dtype="float32")
     entrants = {
         "dies": processes.Contender(os._exit, (1,)),
@@ -109,12 +135,22 @@ def test_the_memory_of_a_call_is_its_own(load):
 
 
 def test_a_process_is_warm_when_its_time_is_steady(load, monkeypatch):
-    """It may be slow for several turns, all alike; then it takes more turns until two are as fast as the fastest."""
+    """It may be slow for several turns, all alike; then it takes more turns until two are as fast
+    as the fastest.
+    """
     processes = load("processes")
-    slow_then_fast = [0.3] * 3 + [0.1] * 20  # seconds of a step; turns are of one step, then of about half a second
-    for seconds, taken in (([0.1] * 20, 5), (slow_then_fast, 5), ([0.3, 0.1] * 20, 9), ([155.0] * 9, 1)):
+    # seconds of a step; turns are of one step, then of about half a second
+    slow_then_fast = [0.3] * 3 + [0.1] * 20
+    for seconds, taken in (
+        ([0.1] * 20, 5),
+        (slow_then_fast, 5),
+        ([0.3, 0.1] * 20, 9),
+        ([155.0] * 9, 1),
+    ):
         left = iter(seconds)
-        monkeypatch.setattr(processes, "seconds_of", lambda run, steps, left=left: steps * next(left))
+        monkeypatch.setattr(
+            processes, "seconds_of", lambda run, steps, left=left: steps * next(left)
+        )
         assert processes.warm_up(lambda steps: None) == pytest.approx(seconds[taken - 1])
         assert len(list(left)) == len(seconds) - taken
 
@@ -122,23 +158,39 @@ def test_a_process_is_warm_when_its_time_is_steady(load, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["attention", "--backends=fast", "--lengths=64"], "unknown attention backend 'fast'; use auto, "),
+        (
+            ["attention", "--backends=fast", "--lengths=64"],
+            "unknown attention backend 'fast'; use auto, ",
+        ),
         (["attention", "--lengths=64,abc"], "--lengths=64,abc must be whole numbers above 0"),
         (["decode", "--lengths=0"], "--lengths=0 must be whole numbers above 0"),
         (["train", "--shapes=none", "--lengths=-8"], "--lengths=-8 must be whole numbers above 0"),
-        (["train", "--lengths=24", "--batch_tokens=64"], "--batch_tokens=64 must be a multiple of the length 24"),
+        (
+            ["train", "--lengths=24", "--batch_tokens=64"],
+            "--batch_tokens=64 must be a multiple of the length 24",
+        ),
         (["positions", "--positions=alibbi"], "unknown position method 'alibbi'"),
         (["data", "--tokenizers=words,byte"], "unknown tokenizer 'byte'; use bytes, words, bpe"),
         (["evaluate", "--batch_tokens="], "--batch_tokens= must be whole numbers above 0"),
         (["evaluate", "--workdir={tmp_path}/none", "--rounds=0"], "--rounds=0 must be at least 1"),
-        (["evaluate", "--workdir={tmp_path}/none", "--peer=torch"], "--peer=torch is a peer of the small model"),
+        (
+            ["evaluate", "--workdir={tmp_path}/none", "--peer=torch"],
+            "--peer=torch is a peer of the small model",
+        ),
         (["adaptive", "--size=paper", "--peer=torch"], "--peer=torch has no step of --size=paper"),
-        (["adaptive", "--json={tmp_path}/absent/rows.json"], "--json={tmp_path}/absent/rows.json can't be written"),
+        (
+            ["adaptive", "--json={tmp_path}/absent/rows.json"],
+            "--json={tmp_path}/absent/rows.json can't be written",
+        ),
         (["adaptive", "--json={tmp_path}"], "--json={tmp_path} can't be written"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_is_measured(load, monkeypatch, capsys, tmp_path, words, message):
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", *(word.format(tmp_path=tmp_path) for word in words)])
+def test_a_mistake_is_one_line_before_anything_is_measured(
+    load, monkeypatch, capsys, tmp_path, words, message
+):
+    monkeypatch.setattr(
+        sys, "argv", ["benchmark.py", *(word.format(tmp_path=tmp_path) for word in words)]
+    )
     assert importlib.import_module("benchmark").main() == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message.format(tmp_path=tmp_path)}")
@@ -146,7 +198,9 @@ def test_a_mistake_is_one_line_before_anything_is_measured(load, monkeypatch, ca
 
 
 def test_a_length_is_compared_by_ratios_of_its_rounds(load, run, capsys):
-    """ALiBi's step takes 1.25 of sinusoidal's time, and 0.64 of its own without attention, as the machine drifts."""
+    """ALiBi's step takes 1.25 of sinusoidal's time, and 0.64 of its own without attention, as the
+    machine drifts.
+    """
     seconds = {
         "alibi": [1.25, 5.0, 2.5],
         "sinusoidal": [1.0, 4.0, 4.0],  # the ratio of the medians would be 1.6
@@ -166,14 +220,26 @@ def test_a_length_is_compared_by_ratios_of_its_rounds(load, run, capsys):
 
 def test_position_methods_are_measured_in_groups_with_the_references_in_each(load, run, capsys):
     """All processes at a time would not fit into memory; each ratio is of rounds with both methods."""
-    training = {"alibi": [1.0, 4.0, 2.0], "none": [2.0, 12.0, 3.0]}  # the ratio of the medians would be 1.5
+    # the ratio of the medians would be 1.5
+    training = {"alibi": [1.0, 4.0, 2.0], "none": [2.0, 12.0, 3.0]}
 
     def seconds(name, group):
-        return {"run": [group * x for x in training.get(name, training["alibi"])], "score": [0.5] * 3}
+        return {
+            "run": [group * x for x in training.get(name, training["alibi"])],
+            "score": [0.5] * 3,
+        }
 
-    words = ["--positions=t5,none,shaw,fire,fox,alibi,xpos,rotary", "--lengths=64", "--rounds=3", "--batch_tokens=2048"]
+    words = [
+        "--positions=t5,none,shaw,fire,fox,alibi,xpos,rotary",
+        "--lengths=64",
+        "--rounds=3",
+        "--batch_tokens=2048",
+    ]
     rows, groups = run(load("positions"), words, seconds)
-    assert groups == [["none", "alibi", "t5", "shaw", "fire", "fox", "xpos"], ["none", "alibi", "rotary"]]
+    assert groups == [
+        ["none", "alibi", "t5", "shaw", "fire", "fox", "xpos"],
+        ["none", "alibi", "rotary"],
+    ]
     assert [row["contender"] for row in rows] == [*groups[0], "rotary"]
     assert [row["run"]["of_none"] for row in rows] == [1.0, *[2.0] * 7]
     assert all(row["run"]["of_alibi"] == 1.0 for row in rows[1:])
@@ -189,10 +255,16 @@ def test_a_position_method_is_trained_and_scored(load, tiny_config):
 
 
 def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys):
-    """In a real trace no part of the model is missing, products are in their parts, and shares make a whole."""
+    """In a real trace no part of the model is missing, products are in their parts, and shares make
+    a whole.
+    """
     profile = load("profile")
     monkeypatch.setattr(profile, "keep_freed_memory", lambda: None)  # for the process of all tests
-    monkeypatch.setitem(profile.SHAPES, "tiny", lambda arg: tiny_config(model__num_layers=1, **dict([arg.split("=")])))
+    monkeypatch.setitem(
+        profile.SHAPES,
+        "tiny",
+        lambda arg: tiny_config(model__num_layers=1, **dict([arg.split("=")])),
+    )
     rows = profile.profile(argparse.Namespace(shapes="tiny", position="rotary", rounds=2))
     assert {row["part"] for row in rows} - {"other"} == {*profile.PARTS} - {"other"}
     assert sum(row["share"] for row in rows if row["part"] == "other") < 0.2
@@ -204,36 +276,55 @@ def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys)
 
 
 def test_attention_that_costs_nothing_keeps_its_projections(load, tiny_config, monkeypatch):
-    """XLA would not compute an array without a part in the loss: then the projections would count as attention."""
+    """XLA would not compute an array without a part in the loss: then the projections would count
+    as attention.
+    """
     monkeypatch.setitem(BACKENDS, "reference", BACKENDS["reference"])
     step = load("training_contenders").step_without_attention(tiny_config(model__num_layers=1), 256)
     step.parts["run"](1)
     query, key, value = 1.0 + np.random.default_rng(0).random((3, 1, 4, 2, 8), np.float32)
-    gradient = jax.jit(jax.grad(lambda *arrays: attend(*arrays, backend="reference").sum(), (0, 1, 2)))
-    for got, expected in zip(gradient(query, key, value), (key, query, np.ones_like(value)), strict=True):
+    gradient = jax.jit(
+        jax.grad(lambda *arrays: attend(*arrays, backend="reference").sum(), (0, 1, 2))
+    )
+    for got, expected in zip(
+        gradient(query, key, value), (key, query, np.ones_like(value)), strict=True
+    ):
         np.testing.assert_array_equal(got, expected)
 
 
 def test_exponents_of_counted_tiles(load, monkeypatch, capsys):
-    """Steep heads see a tile or two whatever the length; without skipping each head has the causal triangle."""
+    """Steep heads see a tile or two whatever the length; without skipping each head has the causal
+    triangle.
+    """
     attention, contenders = load("attention"), load("attention_contenders")
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)  # on several all heads go together
     ones, slopes = jnp.ones((1, 2048, 4, 1)), jnp.asarray([4.0, 1.0, 0.25, 2.0**-6])
 
     def counted(length, backend, epsilon):
-        return contenders.computed_weights(*[ones[:, :length]] * 3, slopes, contenders.Way(backend, epsilon))
+        return contenders.computed_weights(
+            *[ones[:, :length]] * 3, slopes, contenders.Way(backend, epsilon)
+        )
 
-    # The triangle of 4 by 4 blocks of 512. With all logits 1, keys count up to 104 / m away: the first three
-    # heads reach the block before their own, the last all.
+    # The triangle of 4 by 4 blocks of 512. With all logits 1, keys count up to 104 / m away: the
+    # first three heads reach the block before their own, the last all.
     assert counted(2048, "blocked", None) == [10 * 512**2] * 4
     assert counted(2048, "blocked", 0.0) == [7 * 512**2] * 3 + [10 * 512**2]
     assert counted(64, "auto", 0.0) is None  # another backend's
     rows = [
-        {"contender": "steep", "length": length, "failed": None, "computed_weights": [length], "both_seconds": None}
+        {
+            "contender": "steep",
+            "length": length,
+            "failed": None,
+            "computed_weights": [length],
+            "both_seconds": None,
+        }
         for length in (1024, 2048, 4096)
     ]
-    rows += [{**row, "contender": "square", "computed_weights": [row["length"] ** 2]} for row in rows]
-    rows += [{**row, "length": 512, "computed_weights": None} for row in rows[::3]]  # `saved` took it
+    rows += [
+        {**row, "contender": "square", "computed_weights": [row["length"] ** 2]} for row in rows
+    ]
+    # `saved` took it
+    rows += [{**row, "length": 512, "computed_weights": None} for row in rows[::3]]
     steep, square = attention.growth(rows)
     assert steep["counted_lengths"] == [1024, 2048, 4096]
     assert steep["exponents_of_head_groups"] == [pytest.approx(1.0)]
@@ -244,7 +335,9 @@ def test_exponents_of_counted_tiles(load, monkeypatch, capsys):
 
 
 def test_the_work_of_a_sliding_window_is_counted(load):
-    """L = 4, S = 1, one layer, width 64: keys and values of 4 tokens; the rest of a token; a head of 2,002 rows."""
+    """L = 4, S = 1, one layer, width 64: keys and values of 4 tokens; the rest of a token; a head
+    of 2,002 rows.
+    """
     evaluate = load("evaluate")
     config = replaced(evaluate.small_config(), {"model.num_layers": 1})
     keys_and_values = 4 * 2 * 2 * 64 * 64

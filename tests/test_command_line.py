@@ -22,7 +22,9 @@ QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
 
 @pytest.fixture
 def execute(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs a command with the flags --config, --place and --places, those of hosts and those of evaluations."""
+    """Runs a command with the flags --config, --place and --places, those of hosts and those of
+    evaluations.
+    """
     values = flags.FlagValues()
     monkeypatch.setattr(flags, "FLAGS", values)
     monkeypatch.setattr(sys, "argv", ["train.py"])
@@ -48,7 +50,9 @@ def config_of(execute: Callable[..., int], *words: str) -> Config:
     return flags.FLAGS["config"].value
 
 
-def test_compilations_are_kept_beside_the_token_files(execute, monkeypatch, tmp_path: pathlib.Path) -> None:
+def test_compilations_are_kept_beside_the_token_files(
+    execute, monkeypatch, tmp_path: pathlib.Path
+) -> None:
     set_to: dict[str, Any] = {}
     monkeypatch.setattr(jax.config, "update", set_to.__setitem__)
     monkeypatch.setenv("ALIBI_CACHE", str(tmp_path))
@@ -61,12 +65,22 @@ def test_compilations_are_kept_beside_the_token_files(execute, monkeypatch, tmp_
 
 def test_keys_are_set_by_flags_as_behind_the_colon(execute) -> None:
     file = f"--config={ROOT / 'configs' / 'books_tables.py'}"
-    words = ["--config.train_length=96", "--config.train.steps=50", "--config.log.tensorboard=false"]
+    words = [
+        "--config.train_length=96",
+        "--config.train.steps=50",
+        "--config.log.tensorboard=false",
+    ]
     config = config_of(execute, f"{file}:position=my.package.file:Method", *words)
     assert config.position == "my.package.file:Method"
     assert not config.log.tensorboard
-    derived = (config.train.batch_tokens, config.optimizer.warmup_steps, config.optimizer.period_steps)
-    assert derived == (960, 5, 45), "whole sequences of the length, and a schedule that ends with the run"
+    derived = (
+        config.train.batch_tokens,
+        config.optimizer.warmup_steps,
+        config.optimizer.period_steps,
+    )
+    assert derived == (960, 5, 45), (
+        "whole sequences of the length, and a schedule that ends with the run"
+    )
     assert config == config_of(execute, *words, "--config.position", "my.package.file:Method", file)
     assert not config_of(execute, file, "--noconfig.log.tensorboard").log.tensorboard
     assert config_of(execute, file, "--config.model.remat", "--config.seed=1").model.remat
@@ -87,7 +101,9 @@ def test_keys_are_set_by_flags_as_behind_the_colon(execute) -> None:
 )
 def test_options_of_a_position_method(execute, text: str, value: object) -> None:
     """No config file lists them; a value with a comma can't stand behind the colon."""
-    assert config_of(execute, QUICKSTART, f"--config.position_options.some={text}").position_options == {"some": value}
+    assert config_of(
+        execute, QUICKSTART, f"--config.position_options.some={text}"
+    ).position_options == {"some": value}
     if "," not in text:
         config = config_of(execute, f"{QUICKSTART}:seed=1,position_options.some={text}")
         assert config.position_options == {"some": value}
@@ -96,10 +112,17 @@ def test_options_of_a_position_method(execute, text: str, value: object) -> None
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--place=gs://bucket/x"], "--place is the address gs://bucket/x, where a path of this machine is needed"),
+        (
+            ["--place=gs://bucket/x"],
+            "--place is the address gs://bucket/x, where a path of this machine is needed",
+        ),
         (["--places=/tmp,s3://bucket/x"], "--places is the address s3://bucket/x"),
-        (["--place=gs:/bucket/x"], "--place is the address gs:/bucket/x"),  # as path libraries write it
-        ([QUICKSTART, "--config.data.tokenizer_file=gs://bucket/x"], "data.tokenizer_file is the address"),
+        # as path libraries write it
+        (["--place=gs:/bucket/x"], "--place is the address gs:/bucket/x"),
+        (
+            [QUICKSTART, "--config.data.tokenizer_file=gs://bucket/x"],
+            "data.tokenizer_file is the address",
+        ),
         ([QUICKSTART, "--config.data.train=s3://bucket/x"], "data.train is the address"),
         (["--output_dir="], "--output_dir is empty"),
     ],
@@ -133,7 +156,8 @@ def test_flags_that_entry_points_share_belong_to_the_entry_point() -> None:
         ([], []),
         (["--multihost"], ["--multihost=True"]),
         (["--nomultihost"], []),
-        (["--coordinator_address=a:1", "--num_processes=2", "--process_id=0"],) * 2,  # the first process too
+        # the first process too
+        (["--coordinator_address=a:1", "--num_processes=2", "--process_id=0"],) * 2,
     ],
 )
 def test_flags_of_hosts_are_given_on(execute, words: list[str], given_on: list[str]) -> None:
@@ -147,10 +171,15 @@ def test_flags_of_hosts_are_given_on(execute, words: list[str], given_on: list[s
         ("slopes=[0.5,0.25],draw=3", {"slopes": (0.5, 0.25), "draw": 3}),
         ("slopes=(0.5, 0.25)", {"slopes": (0.5, 0.25)}),
         ("slopes=0.5:0.25, alibi_bias_max=8", {"slopes": (0.5, 0.25), "alibi_bias_max": 8}),
-        ("method=fire,method_options=('threshold',7)", {"method": "fire", "method_options": ("threshold", 7)}),
+        (
+            "method=fire,method_options=('threshold',7)",
+            {"method": "fire", "method_options": ("threshold", 7)},
+        ),
     ],
 )
-def test_options_of_a_test_are_written_as_options_of_training(execute, text: str, options: dict[str, Any]) -> None:
+def test_options_of_a_test_are_written_as_options_of_training(
+    execute, text: str, options: dict[str, Any]
+) -> None:
     """A comma within a list separates no options."""
     execute(f"--position_options={text}", "--workdirs=run", "--output_dir=out")
     assert dict(evaluation_flags.options()["override"].options) == options
@@ -169,7 +198,8 @@ def test_any_signal_stops_a_command_that_goes_on(execute, capsys, number: int) -
 
 
 def test_ctrl_c_to_a_command_that_does_not_go_on(execute, capsys) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their background jobs ignore it
+    # shells have their background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = execute(main=lambda: os.kill(os.getpid(), signal.SIGINT))
     finally:

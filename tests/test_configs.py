@@ -1,4 +1,6 @@
-"""The experiments' configs: whole batches at every length and device count, and tuples on the command line."""
+"""The experiments' configs: whole batches at every length and device count, and tuples on the
+command line.
+"""
 
 import importlib
 
@@ -18,7 +20,9 @@ def get(name: str, arg: str = "") -> Config:
     return read_config(importlib.import_module(f"configs.{name}").get_config(arg))
 
 
-@pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "books", "long_books", "bookcorpus", "cc100_1b3"])
+@pytest.mark.parametrize(
+    "name", ["wikitext103", "wikitext2", "books", "long_books", "bookcorpus", "cc100_1b3"]
+)
 def test_each_config_is_a_model_and_an_optimizer_at_every_length(name: str) -> None:
     for length in (64, 512, 2048, 3072) if name.startswith("wiki") else (512,):
         config = get(name, f"position=sinusoidal,length={length}")
@@ -63,7 +67,12 @@ WIKITEXT103 = {
     "optimizer.min_learning_rate": 1e-4,
 }
 # Of appendix A.3 what differs, and that it leaves the rest.
-BOOKCORPUS = {"model.embedding": "tied", "data.tokenizer": "bpe", "data.bpe_vocab_size": 29_000, "model.dropout": 0.3}
+BOOKCORPUS = {
+    "model.embedding": "tied",
+    "data.tokenizer": "bpe",
+    "data.bpe_vocab_size": 29_000,
+    "model.dropout": 0.3,
+}
 # All that section 4.2 publishes of a run.
 CC100 = {
     "model.num_layers": 25,
@@ -75,7 +84,8 @@ CC100 = {
 
 
 @pytest.mark.parametrize(
-    ("name", "published"), [("wikitext103", WIKITEXT103), ("bookcorpus", BOOKCORPUS), ("cc100_1b3", CC100)]
+    ("name", "published"),
+    [("wikitext103", WIKITEXT103), ("bookcorpus", BOOKCORPUS), ("cc100_1b3", CC100)],
 )
 def test_the_published_recipe(name: str, published: dict[str, object]) -> None:
     """Literal numbers of the paper and its code: a config with other numbers is no reproduction."""
@@ -83,7 +93,9 @@ def test_the_published_recipe(name: str, published: dict[str, object]) -> None:
     assert {key: found[key] for key in published} == published
 
 
-@pytest.mark.parametrize("name", ["wikitext103", "wikitext2", "books", "books_tables", "bookcorpus"])
+@pytest.mark.parametrize(
+    "name", ["wikitext103", "wikitext2", "books", "books_tables", "bookcorpus"]
+)
 def test_the_schedule_ends_with_the_run(name: str) -> None:
     """A shorter run anneals too, with a warm-up of the same share; a key given by name stays."""
     whole, short = get(name), get(name, "train.steps=110")
@@ -113,20 +125,30 @@ def test_the_papers_batch_by_length_and_devices() -> None:
     refused = {length: {5, 7} | ({3, 6} if length == 2048 else set()) for length in LENGTHS}
     for length in LENGTHS:  # up to 8 devices, as the docstring says
         config = get("wikitext103", f"length={length}")
-        assert {devices for devices in range(1, 9) if not divides(config, devices)} == refused[length]
+        assert {devices for devices in range(1, 9) if not divides(config, devices)} == refused[
+            length
+        ]
     for length in LENGTHS:  # more devices, as the docstring says: the heads are split too
         config = get("wikitext103", f"length={length}")
-        assert [micro_batches(config, devices // tensor) for devices, tensor in ((16, 2), (32, 4), (64, 8))] == [1] * 3
+        assert [
+            micro_batches(config, devices // tensor)
+            for devices, tensor in ((16, 2), (32, 4), (64, 8))
+        ] == [1] * 3
         assert sequences_per_update(config, 8) * length == config.train.batch_tokens
     config = get("wikitext103", "length=512,train.max_device_tokens=1024,train.batch_tokens=9216")
     assert (config.train.batch_tokens, micro_batches(config, 1)) == (9_216, 9)
     few = replaced(config, {"train.max_device_tokens": 100})  # less than a sequence: one at a time
     assert micro_batches(few, 1) == 18
-    assert micro_batches(replaced(config, {"train.max_device_tokens": 0, "train.accumulation": 3}), 1) == 3
+    assert (
+        micro_batches(replaced(config, {"train.max_device_tokens": 0, "train.accumulation": 3}), 1)
+        == 3
+    )
 
 
 def test_the_sizes_of_the_largest_model() -> None:
-    """Section 4.2: 1.3B parameters. 25 layers of 12 w^2 and biases and norms, the vocabulary, the last norm."""
+    """Section 4.2: 1.3B parameters. 25 layers of 12 w^2 and biases and norms, the vocabulary, the
+    last norm.
+    """
     width = 2048
     layers = 25 * (12 * width**2 + 4 * width + 8192 + width + 4 * width)
     model = build_model(get("cc100_1b3"), 50_264)
@@ -148,19 +170,26 @@ def test_a_tuple_of_integers_is_spelt_with_colons() -> None:
     assert make_config("model.cutoffs=500").model.cutoffs == (500,)
     assert ModelConfig(cutoffs=[1, 2]).cutoffs == (1, 2)
     for text in ("2000:x", "2.5:4", ""):
-        with pytest.raises(ValueError, match=r"model.cutoffs=.* must be of type .*, such as 20000:60000"):
+        with pytest.raises(
+            ValueError, match=r"model.cutoffs=.* must be of type .*, such as 20000:60000"
+        ):
             make_config(f"model.cutoffs={text}")
 
 
 def test_slopes_given_one_by_one_reach_the_bias() -> None:
-    bias = build_model(make_config("position_options.slopes=0.5:1,model.num_heads=2"), 256).position.bias({})
+    bias = build_model(
+        make_config("position_options.slopes=0.5:1,model.num_heads=2"), 256
+    ).position.bias({})
     assert bias is not None
     assert bias.slopes.tolist() == [0.5, 1.0]
 
 
 def test_the_names_of_choices_are_those_of_the_code() -> None:
     """alibi.config lists them by itself, since it imports none of the model."""
-    names = {name: field.metadata.get("names") for name, field in ModelConfig.__dataclass_fields__.items()}
+    names = {
+        name: field.metadata.get("names")
+        for name, field in ModelConfig.__dataclass_fields__.items()
+    }
     assert names["activation"] == tuple(ACTIVATIONS)
     assert names["dtype"] == tuple(DTYPES)
     assert names["initialization"] == tuple(INITIALIZATIONS)

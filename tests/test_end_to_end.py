@@ -48,28 +48,47 @@ def get_sweep():
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory, tiny_text: dict[str, pathlib.Path]) -> dict[str, pathlib.Path]:
+def files(
+    tmp_path_factory: pytest.TempPathFactory, tiny_text: dict[str, pathlib.Path]
+) -> dict[str, pathlib.Path]:
     folder = tmp_path_factory.mktemp("end-to-end")
     config, sweep, template = folder / "tiny.py", folder / "sweep.py", folder / "one.sh"
     config.write_text(CONFIG.format(train=str(tiny_text["train"]), valid=str(tiny_text["valid"])))
     sweep.write_text(SWEEP.format(config=str(config)))
     template.write_text("{{COMMAND}}\n")
-    return {"folder": folder, "template": template, "config": config, "sweep": sweep, "valid": tiny_text["valid"]}
+    return {
+        "folder": folder,
+        "template": template,
+        "config": config,
+        "sweep": sweep,
+        "valid": tiny_text["valid"],
+    }
 
 
-def run(files: dict[str, pathlib.Path], *words: object, cwd: pathlib.Path = ROOT) -> subprocess.CompletedProcess:
-    environment = os.environ | {"ALIBI_CACHE": str(files["folder"] / "cache"), "JAX_PLATFORMS": "cpu"}
+def run(
+    files: dict[str, pathlib.Path], *words: object, cwd: pathlib.Path = ROOT
+) -> subprocess.CompletedProcess:
+    environment = os.environ | {
+        "ALIBI_CACHE": str(files["folder"] / "cache"),
+        "JAX_PLATFORMS": "cpu",
+    }
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=300)
-    assert b"\r" not in done.stdout + done.stderr, "a file gets whole lines, without bars drawn anew"
-    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert b"\r" not in done.stdout + done.stderr, (
+        "a file gets whole lines, without bars drawn anew"
+    )
+    return subprocess.CompletedProcess(
+        command, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
 
 
 def rows(folder: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(files, run_script) -> None:
+def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
+    files, run_script
+) -> None:
     workdir, template = files["folder"] / "tasks", files["folder"] / "both.sh"
     template.write_text("for TASK in $(seq 0 {{LAST_TASK}}); do {{COMMAND}} & done; wait\n")
     words = (f"--template={template}", f"--sweep={files['sweep']}", f"--workdir={workdir}", "--go")
@@ -77,32 +96,53 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(files
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": training; ") == 2
     by_cell = {(row["position"], row["eval_length"]): row for row in rows(workdir)}
-    assert set(by_cell) == {(position, length) for position in ("alibi", "learned") for length in (16, 32)}
+    assert set(by_cell) == {
+        (position, length) for position in ("alibi", "learned") for length in (16, 32)
+    }
     size = files["valid"].stat().st_size
     for cell, row in by_cell.items():
         if cell == ("learned", 32):
-            assert "16 positions" in row["error"], "beyond its table learned is an error in the report, not a crash"
+            assert "16 positions" in row["error"], (
+                "beyond its table learned is an error in the report, not a crash"
+            )
             assert "perplexity" not in row
             continue
-        assert row["tokens"] == row["bytes"] == size, "every token of the split is scored exactly once"
+        assert row["tokens"] == row["bytes"] == size, (
+            "every token of the split is scored exactly once"
+        )
         assert row["perplexity"] == pytest.approx(math.exp(row["nll_nats"] / size))
         assert row["bits_per_byte"] == pytest.approx(row["nll_nats"] / math.log(2) / size)
-        assert (row["step"], row["train_length"], row["mode"], row["seed"]) == (6, 16, "nonoverlapping", 0)
+        assert (row["step"], row["train_length"], row["mode"], row["seed"]) == (
+            6,
+            16,
+            "nonoverlapping",
+            0,
+        )
     assert (workdir / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
     assert "learned" in (workdir / "report.md").read_text()
     shown = run_script(ROOT / "scripts/status.py", workdir, "--once")
-    assert shown.stdout.startswith(f"{workdir}: 2 finished; report: {workdir}/report.md\nrun "), shown.stderr
-    assert re.search(r"^alibi-L16-seed0 +finished +6 of 6 +[\d.]+ +[\d,]+ +\d+ \w+ ago$", shown.stdout, re.M)
+    assert shown.stdout.startswith(f"{workdir}: 2 finished; report: {workdir}/report.md\nrun "), (
+        shown.stderr
+    )
+    assert re.search(
+        r"^alibi-L16-seed0 +finished +6 of 6 +[\d.]+ +[\d,]+ +\d+ \w+ ago$", shown.stdout, re.M
+    )
     changed = files["folder"] / "changed.py"
     changed.write_text(files["sweep"].read_text().replace("[1, 2]", "[1, 2, 4]"))
-    refused = run_script(ROOT / "scripts/sweep.py", f"--sweep={changed}", f"--workdir={workdir}", "--task=0/2")
+    refused = run_script(
+        ROOT / "scripts/sweep.py", f"--sweep={changed}", f"--workdir={workdir}", "--task=0/2"
+    )
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
-    assert line.startswith(f"error: the runs of the sweep have changed since it began in {workdir} (alibi-")
+    assert line.startswith(
+        f"error: the runs of the sweep have changed since it began in {workdir} (alibi-"
+    )
     before = {path: path.stat().st_mtime_ns for path in workdir.glob("runs/*/metrics.jsonl")}
     again = run(files, "scripts/sweep.py", f"--sweep={files['sweep']}", f"--workdir={workdir}")
     assert again.returncode == 0, again.stderr
-    assert {path: path.stat().st_mtime_ns for path in before} == before, "a finished run was touched"
+    assert {path: path.stat().st_mtime_ns for path in before} == before, (
+        "a finished run was touched"
+    )
     assert len(rows(workdir)) == 4
 
 
@@ -110,7 +150,12 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files, run_script) -> None:
     """Two runs at a time: each line is whole and named."""
     workdir, sweep = files["folder"] / "failing", files["folder"] / "failing.py"
     broken = [
-        {"position": "none", "name": "diverges", "optimizer.learning_rate": 1e30, "optimizer.clip_norm": 0.0},
+        {
+            "position": "none",
+            "name": "diverges",
+            "optimizer.learning_rate": 1e30,
+            "optimizer.clip_norm": 0.0,
+        },
         {"position": "none", "name": "textless", "data.train": "absent.txt"},
     ]
     definition = {
@@ -166,8 +211,12 @@ class Square(PositionMethod):
 """
 
 
-def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(files: dict[str, pathlib.Path]) -> None:
-    """In the folder of its package, with an option; its evaluation slides and dumps the NLL of each token."""
+def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(
+    files: dict[str, pathlib.Path],
+) -> None:
+    """In the folder of its package, with an option; its evaluation slides and dumps the NLL of each
+    token.
+    """
     folder = files["folder"] / "elsewhere"
     (folder / "my_package").mkdir(parents=True)
     (folder / "my_package" / "square.py").write_text(METHOD)
@@ -179,7 +228,10 @@ def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(files: dic
     assert json.loads((workdir / "status.json").read_text())["state"] == "finished"
     assert list((workdir / "tensorboard").iterdir())
     assert trained.stderr.startswith("devices: "), "without a sweep it describes itself"
-    assert f"finished; evaluate it by\n  python eval_extrapolation.py --workdirs={workdir}" in trained.stderr
+    assert (
+        f"finished; evaluate it by\n  python eval_extrapolation.py --workdirs={workdir}"
+        in trained.stderr
+    )
     evaluated = run(
         files, ROOT / "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=16,24", "--stride=5", "--dump_nll",
         f"--output_dir={output}", f"--text_file={files['valid']}", cwd=folder,
@@ -189,13 +241,22 @@ def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(files: dic
     found = rows(output)
     assert [row["eval_length"] for row in found] == [16, 24]
     for row in found:
-        assert (row["position"], row["mode"], row["stride"]) == ("my_package.square:Square", "sliding", 5)
+        assert (row["position"], row["mode"], row["stride"]) == (
+            "my_package.square:Square",
+            "sliding",
+            5,
+        )
         with np.load(output / "nll" / f"outside-length={row['eval_length']}-stride=5.npz") as dump:
-            np.testing.assert_array_equal(dump["targets"], np.frombuffer(files["valid"].read_bytes(), np.uint8))
+            np.testing.assert_array_equal(
+                dump["targets"], np.frombuffer(files["valid"].read_bytes(), np.uint8)
+            )
             assert dump["nll_nats"].sum(dtype=np.float64) == pytest.approx(row["nll_nats"])
     wrong = run(files, *words, "--config.position=my_package.square:Circle", cwd=folder)
     assert wrong.returncode == 1
-    assert "position=my_package.square:Circle: module 'my_package.square' has no attribute 'Circle'" in wrong.stderr
+    assert (
+        "position=my_package.square:Circle: module 'my_package.square' has no attribute 'Circle'"
+        in wrong.stderr
+    )
 
 
 def saved_steps(workdir: pathlib.Path) -> list[int]:
@@ -211,7 +272,8 @@ def trained_state(workdir: pathlib.Path) -> TrainState:
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         assert checkpoints.latest == config.train.steps
         return checkpoints.restore(
-            config.train.steps, abstract_state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1]))
+            config.train.steps,
+            abstract_state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1])),
         )
 
 
@@ -222,7 +284,9 @@ def test_a_killed_process_goes_on_bit_for_bit(files: dict[str, pathlib.Path]) ->
     """
     workdirs = [files["folder"] / name for name in ("killed", "never-stopped")]
     settings = "position=alibi,train.steps=300,checkpoint.every_steps=50,eval.every_steps=0"
-    words = [[f"--config={files['config']}:{settings}", f"--workdir={workdir}"] for workdir in workdirs]
+    words = [
+        [f"--config={files['config']}:{settings}", f"--workdir={workdir}"] for workdir in workdirs
+    ]
     submit = [sys.executable, "scripts/submit.py", f"--template={files['template']}", "--go"]
     commands = [[sys.executable, "train.py", *words[0]], [*submit, *words[1]]]
     environment = os.environ | {"ALIBI_CACHE": str(files["folder"] / "cache")}
@@ -235,7 +299,9 @@ def test_a_killed_process_goes_on_bit_for_bit(files: dict[str, pathlib.Path]) ->
     printed = killed.communicate(timeout=60)[0]
     assert killed.returncode == -signal.SIGKILL, printed
     assert 0 < max(saved_steps(workdirs[0])) < 300, "it was to be killed in the middle"
-    for process in [subprocess.Popen(command, cwd=ROOT, env=environment, **output) for command in commands]:
+    for process in [
+        subprocess.Popen(command, cwd=ROOT, env=environment, **output) for command in commands
+    ]:
         printed = process.communicate(timeout=240)[0]
         assert process.returncode == 0, printed
     assert printed.endswith(f"look at it by: python scripts/status.py {workdirs[1]}\n")
@@ -249,12 +315,19 @@ def test_a_killed_process_goes_on_bit_for_bit(files: dict[str, pathlib.Path]) ->
     [
         (["--config={config}:position=alibbi", "--workdir={out}"], "did you mean 'alibi'"),
         (["--config={config}"], "give --workdir"),
-        (["--config={config}", "--workdir={out}", "--init_from={out}-0"], "nothing-0 is no work directory of a run"),
+        (
+            ["--config={config}", "--workdir={out}", "--init_from={out}-0"],
+            "nothing-0 is no work directory of a run",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_and_a_failure(files, run_script, words: list[str], message: str) -> None:
+def test_a_mistake_is_one_line_and_a_failure(
+    files, run_script, words: list[str], message: str
+) -> None:
     out = files["folder"] / "nothing"
-    done = run_script(ROOT / "train.py", *(word.format(config=files["config"], out=out) for word in words))
+    done = run_script(
+        ROOT / "train.py", *(word.format(config=files["config"], out=out) for word in words)
+    )
     assert done.returncode == 1
     assert message in done.stderr
     (line,) = done.stderr.splitlines()

@@ -1,4 +1,6 @@
-"""The short form of scripts/fault_test.py: killed and damaged runs end with the numbers of an undisturbed run."""
+"""The short form of scripts/fault_test.py: killed and damaged runs end with the numbers of an
+undisturbed run.
+"""
 
 import pathlib
 import subprocess
@@ -10,8 +12,16 @@ KINDS = ("tokens", "status", "rows")
 
 
 def test_kills_flips_and_starts_leave_no_difference() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "fault_test.py"), "--kills=1", "--flips=1", f"--starts={STARTS}"]
-    done = subprocess.run([*command, f"--kinds={','.join(KINDS)}"], capture_output=True, text=True, timeout=600)
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "fault_test.py"),
+        "--kills=1",
+        "--flips=1",
+        f"--starts={STARTS}",
+    ]
+    done = subprocess.run(
+        [*command, f"--kinds={','.join(KINDS)}"], capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for kind in ("prepare", "train", "evaluate", "sweep"):
         assert f"kills of {kind}: 1\n" in done.stdout

@@ -63,7 +63,9 @@ def test_a_block_allocated_again_has_the_pages_that_it_had():
         (None, "metal_plugin", False, False),
     ],
 )
-def test_memory_is_kept_only_if_jax_will_take_the_cpu(monkeypatch, platforms, plugin, driver, on_cpus) -> None:
+def test_memory_is_kept_only_if_jax_will_take_the_cpu(
+    monkeypatch, platforms, plugin, driver, on_cpus
+) -> None:
     """On an accelerator's host a freed copy of the parameters would stay, with each of its pages."""
     plugins = [types.SimpleNamespace(value=plugin)] if plugin else []
     monkeypatch.setattr(host_memory, "entry_points", lambda group: plugins)
@@ -73,7 +75,9 @@ def test_memory_is_kept_only_if_jax_will_take_the_cpu(monkeypatch, platforms, pl
     try:
         assert host_memory.computes_on_cpus() is on_cpus
         if not on_cpus:
-            monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda _: pytest.fail("malloc was changed"))
+            monkeypatch.setattr(
+                host_memory.ctypes, "CDLL", lambda _: pytest.fail("malloc was changed")
+            )
             assert host_memory.keep_freed_memory() is False
     finally:
         jax.config.update("jax_platforms", before)
@@ -83,8 +87,12 @@ def test_a_plugin_package_is_found(tmp_path: pathlib.Path) -> None:
     """In a process of its own, since a package that was imported is not looked for again."""
     (tmp_path / "jax_plugins" / "metal").mkdir(parents=True)
     (tmp_path / "jax_plugins" / "metal" / "__init__.py").touch()
-    program = "import jax; from alibi.cpu.host_memory import computes_on_cpus; print(computes_on_cpus())"
+    program = (
+        "import jax; from alibi.cpu.host_memory import computes_on_cpus; print(computes_on_cpus())"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     environment.pop("JAX_PLATFORMS", None)
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
     assert done.stdout == "False\n", done.stderr

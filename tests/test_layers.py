@@ -21,7 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"errors"},
     "storage": {"errors"},
     "positions": {"slopes", "config"},
-    # What exists for one platform is chosen by the table of attention, and computes what attention asks for.
+    # What exists for one platform is chosen by the table of attention, and computes what attention
+    # asks for.
     "attention": {"slopes", "positions", "cpu"},
     "cpu": {"positions", "attention"},
     "parallel": {"config", "errors"},
@@ -44,7 +45,9 @@ ALLOWED: dict[str, set[str]] = {
 
 
 def room_of(module: str) -> str:
-    """The folder of `alibi/` that a module lies in, or the module itself at its top; else the top-level package."""
+    """The folder of `alibi/` that a module lies in, or the module itself at its top; else the
+    top-level package.
+    """
     parts = module.split(".")
     return parts[1] if parts[0] == "alibi" and len(parts) > 1 else parts[0]
 
@@ -59,10 +62,14 @@ def imported(file: pathlib.Path) -> set[str]:
             assert node.level == 0, f"{file}: relative import"
             package = ROOT / pathlib.Path(*(node.module or "").split("."))
             found |= {
-                f"{node.module}.{alias.name}" if (package / f"{alias.name}.py").exists() else str(node.module)
+                f"{node.module}.{alias.name}"
+                if (package / f"{alias.name}.py").exists()
+                else str(node.module)
                 for alias in node.names
             }
-    return {name for name in found if name.split(".")[0] in ("alibi", "configs", "tests", "scripts")}
+    return {
+        name for name in found if name.split(".")[0] in ("alibi", "configs", "tests", "scripts")
+    }
 
 
 def files() -> list[pathlib.Path]:
@@ -81,9 +88,21 @@ def test_imports_run_one_way(file: pathlib.Path) -> None:
 
 
 def test_what_reads_text_rows_and_runs_starts_without_jax() -> None:
-    """JAX takes seconds to import, and a notebook that reads rows, texts or the state of a sweep needs none of it."""
-    rooms = [file for room in ("data", "reporting") for file in sorted((ROOT / "alibi" / room).glob("*.py"))]
-    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in rooms] + ["alibi.sweeps.state"]
-    code = f"import sys, {', '.join(modules)}; print(*{{'jax', 'flax', 'optax'}} & {{*sys.modules}})"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
+    """JAX takes seconds to import, and a notebook that reads rows, texts or the state of a sweep
+    needs none of it.
+    """
+    rooms = [
+        file
+        for room in ("data", "reporting")
+        for file in sorted((ROOT / "alibi" / room).glob("*.py"))
+    ]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in rooms] + [
+        "alibi.sweeps.state"
+    ]
+    code = (
+        f"import sys, {', '.join(modules)}; print(*{{'jax', 'flax', 'optax'}} & {{*sys.modules}})"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True
+    )
     assert found.stdout == "\n"

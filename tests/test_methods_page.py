@@ -23,8 +23,15 @@ def script(monkeypatch):
 
 def measured(page):
     """Returns the cells of measurements, by the method's name with its option."""
-    lines = [line.split(" | ") for line in page.partition("## What was measured")[2].splitlines() if line[:3] == "| ["]
-    return {first.removeprefix("| "): [*cells[:-1], cells[-1].removesuffix(" |")] for first, *cells in lines}
+    lines = [
+        line.split(" | ")
+        for line in page.partition("## What was measured")[2].splitlines()
+        if line[:3] == "| ["
+    ]
+    return {
+        first.removeprefix("| "): [*cells[:-1], cells[-1].removesuffix(" |")]
+        for first, *cells in lines
+    }
 
 
 def test_the_page_is_fresh_and_has_each_method(script):
@@ -32,7 +39,9 @@ def test_the_page_is_fresh_and_has_each_method(script):
     page = script.page(read_rows(script.ROWS), read_rows(script.KEYS), speeds)
     assert script.PAGE.read_text() == page, "run: python scripts/methods_page.py"
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [*METHODS]
-    enters = dict(re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \|.*\| ([a-z, ]+) \| [\d,]+ \|$", page, re.MULTILINE))
+    enters = dict(
+        re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \|.*\| ([a-z, ]+) \| [\d,]+ \|$", page, re.MULTILINE)
+    )
     assert enters["alibi"] == enters["kerple_log"] == "logits"
     assert enters["rotary"] == enters["yarn"] == "queries, keys"
     assert enters["fox"] == "logits by content"
@@ -40,7 +49,10 @@ def test_the_page_is_fresh_and_has_each_method(script):
 
 
 def test_measurements_stand_beside_their_method(script):
-    rows = [make_row("rotary", 128, 2.0, run="rotary-seed0"), make_row("rotary", 2048, 8.0, run="rotary-seed0")]
+    rows = [
+        make_row("rotary", 128, 2.0, run="rotary-seed0"),
+        make_row("rotary", 2048, 8.0, run="rotary-seed0"),
+    ]
     rows += [make_row("rotary", 2048, 2.0, run="rotary-seed0", override=Override("yarn").to_json())]
     use = {"windows": 9, "from_length": 128, "gain_nats": -0.25, "interval": [-0.3, -0.2]}
     rows += [make_row("rotary", 2048, 4.0, run="rotary-seed0", mode="same tokens", context_use=use)]
@@ -53,18 +65,30 @@ def test_measurements_stand_beside_their_method(script):
     assert cells["[`rotary`](#rotary)"][:3] == ["1.000", "3.000", "-0.2500"]
     assert cells["[`yarn`](#yarn)"][:3] == ["-", "1.000", "-"]
     assert cells["[`alibi`](#alibi)"][:3] == ["-", "-", "-"]
-    assert cells["[`t5`](#t5)"][6:] == cells["[`rotary_ntk`](#rotary_ntk)"][6:] == ["0.90", "-", "0.90", "-"]
+    assert (
+        cells["[`t5`](#t5)"][6:]
+        == cells["[`rotary_ntk`](#rotary_ntk)"][6:]
+        == ["0.90", "-", "0.90", "-"]
+    )
     assert cells["[`none`](#none)"][6:] == ["1.00"] * 4, "its own speed is the measure"
 
 
 def test_passkeys_are_marked_by_their_updates(script):
     def row(position, length, distance, accuracy, seed=0, step=2_000):
-        key, run = {"distance": distance, "prompts": 200, "accuracy": accuracy}, f"{position}-seed{seed}"
-        return make_row(position, length, mode="passkey", passkey=key, step=step, seed=seed, run=run)
+        key, run = (
+            {"distance": distance, "prompts": 200, "accuracy": accuracy},
+            f"{position}-seed{seed}",
+        )
+        return make_row(
+            position, length, mode="passkey", passkey=key, step=step, seed=seed, run=run
+        )
 
     asked = ((128, 64), (1024, 64), (1024, 512))
     rows = [row("t5", *cell, share) for cell, share in zip(asked, (1.0, 0.5, 0.25), strict=True)]
-    rows += [row("t5", *cell, share, seed=1) for cell, share in zip(asked, (1.0, 0.75, 0.25), strict=True)]
+    rows += [
+        row("t5", *cell, share, seed=1)
+        for cell, share in zip(asked, (1.0, 0.75, 0.25), strict=True)
+    ]
     rows += [row("fire", *cell, 0.0, step=4_000) for cell in asked]
     cells = measured(script.page([], rows, []))
     assert cells["[`t5`](#t5)"][3:6] == ["100%", "62%", "25%"]

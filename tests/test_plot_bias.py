@@ -14,13 +14,21 @@ SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "plot_bias
 
 
 def test_figures_and_a_method_without_any(run_script, tmp_path) -> None:
-    arguments = ["--methods=t5,none,fox", "--heads=2", "--head_dim=4", "--length=6", f"--output_dir={tmp_path}"]
+    arguments = [
+        "--methods=t5,none,fox",
+        "--heads=2",
+        "--head_dim=4",
+        "--length=6",
+        f"--output_dir={tmp_path}",
+    ]
     result = run_script(SCRIPT, *arguments)
     assert result.returncode == 0, result.stderr
     drawn, nothing, also = result.stdout.splitlines()
     assert (drawn, also) == (f"t5: {tmp_path}/t5.png", f"fox: {tmp_path}/fox.png")
     assert nothing == "none: adds nothing to the logits itself"
-    assert all((tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("t5", "fox"))
+    assert all(
+        (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("t5", "fox")
+    )
     refused = [argument.replace("none", "nune") for argument in arguments]
     result = run_script(SCRIPT, *refused)
     assert result.returncode == 1
@@ -28,10 +36,18 @@ def test_figures_and_a_method_without_any(run_script, tmp_path) -> None:
 
 
 def test_a_length_that_a_method_is_not_defined_for_is_not_drawn(run_script, tmp_path) -> None:
-    sizes = ["--heads=2", "--head_dim=4", "--train_length=4", "--length=65", f"--output_dir={tmp_path / 'out'}"]
+    sizes = [
+        "--heads=2",
+        "--head_dim=4",
+        "--train_length=4",
+        "--length=65",
+        f"--output_dir={tmp_path / 'out'}",
+    ]
     result = run_script(SCRIPT, "--methods=learned", *sizes)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: position method Learned has 4 positions and got a sequence of 65 ")
+    assert result.stderr.startswith(
+        "error: position method Learned has 4 positions and got a sequence of 65 "
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -48,13 +64,19 @@ def script():
 
 
 def test_the_drawing_is_the_addition(script) -> None:
-    """The bias of ALiBi; for rotary embeddings the change of a product of equal features by turning."""
+    """The bias of ALiBi; for rotary embeddings the change of a product of equal features by
+    turning.
+    """
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 6}
     distance = np.subtract.outer(np.arange(6), np.arange(6))
     added = script.added_to_logits(make_position("alibi", **sizes))
-    np.testing.assert_allclose(added, -np.asarray(alibi_slopes(2))[:, None, None] * distance, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        added, -np.asarray(alibi_slopes(2))[:, None, None] * distance, rtol=1e-5, atol=1e-6
+    )
     turned = script.added_to_logits(make_position("rotary", **sizes))
     np.testing.assert_allclose(np.diagonal(turned, axis1=1, axis2=2), 0.0, atol=1e-5)
     np.testing.assert_allclose(turned, np.swapaxes(turned, 1, 2), atol=1e-5)
-    assert (turned[:, 3, 0] < -1e-3).all(), "a turned key has a smaller product with the same content"
+    assert (turned[:, 3, 0] < -1e-3).all(), (
+        "a turned key has a smaller product with the same content"
+    )
     assert script.added_to_logits(make_position("sinusoidal", **sizes)) is None

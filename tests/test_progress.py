@@ -53,4 +53,6 @@ def test_a_terminal_gets_a_bar_that_lines_stand_above(monkeypatch) -> None:
     os.close(master)
     assert "\r" in drawn
     assert "update 3: saved\r\n" in drawn
-    assert drawn.rstrip().endswith("own: update  75%|███████████████     | 3/4, 00:00 left, loss 1.5")
+    assert drawn.rstrip().endswith(
+        "own: update  75%|███████████████     | 3/4, 00:00 left, loss 1.5"
+    )

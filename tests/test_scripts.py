@@ -30,7 +30,19 @@ def tools(tmp_path):
     """A PATH with the programs of the script, but no Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("bash", "dirname", "sed", "cat", "cksum", "tee", "tail", "rm", "uname", "mkdir", "sleep"):
+    for name in (
+        "bash",
+        "dirname",
+        "sed",
+        "cat",
+        "cksum",
+        "tee",
+        "tail",
+        "rm",
+        "uname",
+        "mkdir",
+        "sleep",
+    ):
         (folder / name).symlink_to(shutil.which(name))
     return folder
 
@@ -49,7 +61,10 @@ def setup(clone, path, *arguments, **environment):
 def test_without_any_python_it_says_what_is_needed(clone, tools):
     result = setup(clone, tools)
     assert result.returncode == 1
-    assert "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found no python at all." in result.stderr
+    assert (
+        "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found no python at all."
+        in result.stderr
+    )
     assert "PYTHON=/path/to/python" in result.stderr
 
 
@@ -62,8 +77,13 @@ def test_a_python_that_the_pins_do_not_fit(clone, tools, minor, by_name):
     python.chmod(0o755)
     result = setup(clone, tools)
     assert result.returncode == 1
-    assert f"Python 3.11, 3.12 or 3.13 is needed, with its venv module; found python3 (3.{minor}.1)." in result.stderr
-    assert (f"making .venv with {python}" in setup(clone, tools, PYTHON="python3").stdout) is by_name
+    assert (
+        f"Python 3.11, 3.12 or 3.13 is needed, with its venv module; found python3 (3.{minor}.1)."
+        in result.stderr
+    )
+    assert (
+        f"making .venv with {python}" in setup(clone, tools, PYTHON="python3").stdout
+    ) is by_name
 
 
 def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone, tools):
@@ -90,7 +110,10 @@ def test_two_set_ups_at_once_take_turns_and_a_dead_ones_lock_is_no_obstacle(clon
     (lock / "pid").write_text(f"{dead.pid}\n")
     script = ["bash", str(clone / "scripts" / "setup.sh")]
     environment = {"PATH": str(tools), "HOME": str(clone), "PYTHON": sys.executable}
-    both = [subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     said = sorted(process.communicate(timeout=120)[0] for process in both)
     assert [process.returncode for process in both] == [0, 0]
     assert sum("making .venv" in text for text in said) == 1
@@ -111,7 +134,10 @@ def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
 def test_extras_that_are_there_are_not_installed_again(clone, tools):
     """Whatever else is there, in whatever order; and another extra is installed beside them."""
     setup(clone, tools, PYTHON=sys.executable)
-    stamp, python = clone / ".venv" / ".installed-requirements.txt", clone / ".venv" / "bin" / "python"
+    stamp, python = (
+        clone / ".venv" / ".installed-requirements.txt",
+        clone / ".venv" / "bin" / "python",
+    )
     installed = stamp.read_text().rstrip()
     stamp.write_text(f"{installed} gcs tpu\n")
     for asked in ("tpu gcs", "gcs\ttpu tpu", "gcs", ""):
@@ -119,7 +145,8 @@ def test_extras_that_are_there_are_not_installed_again(clone, tools):
         assert setup(clone, tools, ALIBI_EXTRA=asked).stdout == ""
     stamp.write_text(f"{installed} tpu\n")
     python.unlink()
-    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')  # pip installs nothing
+    # pip installs nothing
+    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
     assert {*stamp.read_text().split()} >= {"gcs", "tpu"}
@@ -139,12 +166,18 @@ def test_every_requirement_is_pinned_and_no_other_framework_is_among_them(name):
     pins = [line for line in lines if line and not line.startswith(("#", "-r"))]
     assert all("==" in pin for pin in pins)
     names = {pin.partition("==")[0] for pin in pins}
-    assert not {name for name in names if name in ("torch", "tensorflow") or name.startswith("nvidia")}
+    assert not {
+        name for name in names if name in ("torch", "tensorflow") or name.startswith("nvidia")
+    }
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13])
 def test_each_python_gets_one_version_of_each_package_and_what_pyproject_allows(minor):
-    python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0", "sys_platform": "linux"}
+    python = {
+        "python_version": f"3.{minor}",
+        "python_full_version": f"3.{minor}.0",
+        "sys_platform": "linux",
+    }
     lines = (PROJECT / "requirements.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if not line.startswith("#")]
     pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(python)]
@@ -163,11 +196,19 @@ def test_an_installed_package_needs_no_clone(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     subprocess.run([sys.executable, "-c", walk], cwd=tmp_path, env=environment, check=True)
-    listed = subprocess.run(["git", "ls-files", "alibi"], cwd=PROJECT, capture_output=True, text=True, check=True)
-    patterns = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["alibi"]
+    listed = subprocess.run(
+        ["git", "ls-files", "alibi"], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    patterns = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["alibi"]
     for file in map(pathlib.PurePath, listed.stdout.split()):
-        assert file.suffix == ".py" or any(file.match(f"alibi/{pattern}") for pattern in patterns), file
-        assert (PROJECT / file.parent / "__init__.py").exists() or file.suffix != ".py", "setuptools finds packages"
+        assert file.suffix == ".py" or any(
+            file.match(f"alibi/{pattern}") for pattern in patterns
+        ), file
+        assert (PROJECT / file.parent / "__init__.py").exists() or file.suffix != ".py", (
+            "setuptools finds packages"
+        )
 
 
 def test_scripts_are_valid_bash():
@@ -179,17 +220,28 @@ def test_scripts_are_valid_bash():
 def test_an_option_of_the_quickstart_is_no_name_of_a_folder(tmp_path, option, code):
     """Alone in a folder: whatever came after the usage would fail, and train nothing."""
     script = shutil.copy(PROJECT / "scripts" / "quickstart.sh", tmp_path)
-    result = subprocess.run(["bash", script, option], cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        ["bash", script, option], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert result.returncode == code
     assert "usage: bash scripts/quickstart.sh [WORKDIR]" in result.stdout + result.stderr
 
 
 def test_dry_run_lists_the_quickstart_and_writes_nothing(run_script, tmp_path):
     workdir = tmp_path / "work"
-    words = (f"--sweep={PROJECT / 'configs/sweeps/quickstart.py'}", f"--workdir={workdir}", "--dry_run")
+    words = (
+        f"--sweep={PROJECT / 'configs/sweeps/quickstart.py'}",
+        f"--workdir={workdir}",
+        "--dry_run",
+    )
     result = run_script(PROJECT / "scripts" / "sweep.py", *words)
     assert result.returncode == 0, result.stderr
     names = [line.split()[0] for line in result.stdout.splitlines()[1:5]]
-    assert names == ["sinusoidal-L128-seed0", "rotary-L128-seed0", "t5-L128-seed0", "alibi-L128-seed0"]
+    assert names == [
+        "sinusoidal-L128-seed0",
+        "rotary-L128-seed0",
+        "t5-L128-seed0",
+        "alibi-L128-seed0",
+    ]
     assert result.stdout.count("missing") == 4
     assert not workdir.exists()

@@ -1,4 +1,6 @@
-"""Array annotations hold at run time: tests/conftest.py has them checked, and a wrong shape or dtype is refused."""
+"""Array annotations hold at run time: tests/conftest.py has them checked, and a wrong shape or
+dtype is refused.
+"""
 
 from collections.abc import Callable
 
@@ -17,8 +19,14 @@ from alibi.slopes import alibi_slopes
 @pytest.mark.parametrize(
     ("call", "argument"),
     [
-        # One head more in the values than in the keys: the shapes of two arguments contradict each other.
-        (lambda: attend(jnp.zeros((1, 5, 2, 4)), jnp.zeros((1, 5, 2, 4)), jnp.zeros((1, 5, 3, 4))), "value"),
+        # One head more in the values than in the keys: the shapes of two arguments contradict each
+        # other.
+        (
+            lambda: attend(
+                jnp.zeros((1, 5, 2, 4)), jnp.zeros((1, 5, 2, 4)), jnp.zeros((1, 5, 3, 4))
+            ),
+            "value",
+        ),
         # An axis too many, which broadcasting alone would let through.
         (lambda: token_nll(jnp.zeros((2, 5, 7)), jnp.zeros((2, 5, 1), jnp.int32)), "targets"),
         (lambda: token_nll(jnp.zeros((2, 5, 7)), jnp.zeros((2, 4), jnp.int32)), "targets"),

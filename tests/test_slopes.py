@@ -1,4 +1,6 @@
-"""Slopes against the paper's numbers: an exponent off by one or a wrong rule for 12 heads changes every result."""
+"""Slopes against the paper's numbers: an exponent off by one or a wrong rule for 12 heads changes
+every result.
+"""
 
 import numpy as np
 import pytest
@@ -53,7 +55,9 @@ def test_random_slopes_have_the_papers_mean_and_are_those_of_their_draw() -> Non
         alibi_slopes(4, "random", -1)
 
 
-@pytest.mark.parametrize(("num_heads", "convention", "message"), [(0, "paper", "num_heads=0"), (8, "papr", "'papr'")])
+@pytest.mark.parametrize(
+    ("num_heads", "convention", "message"), [(0, "paper", "num_heads=0"), (8, "papr", "'papr'")]
+)
 def test_bad_arguments(num_heads: int, convention: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         alibi_slopes(num_heads, convention)
@@ -64,7 +68,12 @@ def test_given_slopes_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("slopes", [(0.5,), (0.5, 0.25, 0.1), (0.5, float("inf")), (0.5, "x"), (0.5, -0.1), ()])
+@pytest.mark.parametrize(
+    "slopes", [(0.5,), (0.5, 0.25, 0.1), (0.5, float("inf")), (0.5, "x"), (0.5, -0.1), ()]
+)
 def test_given_slopes_that_are_none(slopes: tuple) -> None:
-    with pytest.raises(ValueError, match=r"must be 2 finite numbers of at least 0, one for each head, such as \[0.06"):
+    with pytest.raises(
+        ValueError,
+        match=r"must be 2 finite numbers of at least 0, one for each head, such as \[0.06",
+    ):
         alibi_slopes(2, slopes)

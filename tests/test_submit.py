@@ -1,4 +1,6 @@
-"""Mistakes in a job are one line before anything is submitted; a job is printed as it is given to the cluster."""
+"""Mistakes in a job are one line before anything is submitted; a job is printed as it is given to
+the cluster.
+"""
 
 import functools
 import os
@@ -15,7 +17,9 @@ PAPER, TIME = "--config=configs/wikitext103.py", "--set=TIME=1:00:00"
 
 
 @pytest.fixture
-def submit(run_script, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+def submit(
+    run_script, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs submit.py in this process, from the project's root."""
     monkeypatch.chdir(ROOT)
     return functools.partial(run_script, ROOT / "scripts" / "submit.py")
@@ -31,7 +35,10 @@ def submit(run_script, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subproc
             [SLURM, SWEEP, "--devices=64"],
             "run sinusoidal-L128-seed0: train.batch_tokens=2048 must be a multiple",
         ),
-        ([SLURM, f"{CONFIG}:mesh.tensor=3,mesh.data=5"], "mesh.tensor=3 splits the heads and does not divide"),
+        (
+            [SLURM, f"{CONFIG}:mesh.tensor=3,mesh.data=5"],
+            "mesh.tensor=3 splits the heads and does not divide",
+        ),
         ([SLURM, CONFIG, "--workdir=s3://b/x"], "work directory s3://b/x can't hold checkpoints"),
         ([SLURM, SWEEP, "--tasks=9"], "--tasks=9: there are 4 runs; give at most as many tasks"),
         ([JOBSET, "--config=/elsewhere/x.py"], "there is no config file"),
@@ -39,7 +46,9 @@ def submit(run_script, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subproc
     ],
     ids=lambda value: None if isinstance(value, list) else value.split(";")[0],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(submit, monkeypatch, tmp_path, words, message) -> None:
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    submit, monkeypatch, tmp_path, words, message
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     ended = submit(f"--workdir={tmp_path}/work", *words)
     assert ended.returncode == 1
@@ -49,8 +58,17 @@ def test_a_mistake_is_one_line_and_nothing_is_written(submit, monkeypatch, tmp_p
     assert not (tmp_path / "work").exists()
 
 
-def test_a_sweep_is_printed_as_an_array_and_submitted(submit, monkeypatch, tmp_path: pathlib.Path) -> None:
-    words = [SLURM, SWEEP, TIME, "--tasks=2", "--set=OPTIONS=--partition=gpu", f"--workdir={tmp_path}/New One"]
+def test_a_sweep_is_printed_as_an_array_and_submitted(
+    submit, monkeypatch, tmp_path: pathlib.Path
+) -> None:
+    words = [
+        SLURM,
+        SWEEP,
+        TIME,
+        "--tasks=2",
+        "--set=OPTIONS=--partition=gpu",
+        f"--workdir={tmp_path}/New One",
+    ]
     (tmp_path / "sbatch").write_text(f"#!/bin/bash\ncat > {tmp_path}/given; echo 17\n")
     (tmp_path / "sbatch").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -66,7 +84,12 @@ def test_a_sweep_is_printed_as_an_array_and_submitted(submit, monkeypatch, tmp_p
 
 def test_a_training_is_printed_with_its_flags(submit, tmp_path: pathlib.Path) -> None:
     """32 devices, of which 4 share each part of the batch, divide it."""
-    words = [f"{PAPER}:position=t5", "--devices=32", "--config.mesh.tensor=4", "--noconfig.log.tensorboard"]
+    words = [
+        f"{PAPER}:position=t5",
+        "--devices=32",
+        "--config.mesh.tensor=4",
+        "--noconfig.log.tensorboard",
+    ]
     ended = submit(JOBSET, *words, *(f"--set={name}=x" for name in ("IMAGE", "QUEUE", "TOPOLOGY", "HOSTS")),
                    f"--workdir={tmp_path}/new")  # fmt: skip
     assert ended.returncode == 0, ended.stderr

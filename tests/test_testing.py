@@ -6,11 +6,25 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from alibi.positions import METHODS, AlibiBias, Bias, DistanceBias, PositionMethod, make_position, per_head
+from alibi.positions import (
+    METHODS,
+    AlibiBias,
+    Bias,
+    DistanceBias,
+    PositionMethod,
+    make_position,
+    per_head,
+)
 from alibi.positions.alibi import Alibi
 from alibi.positions.fox import Fox, FoxBias
 from alibi.positions.sinusoidal import Sinusoidal
-from alibi.testing import PositionMethodError, check_blocks, check_bounds, check_position_method, check_tiles
+from alibi.testing import (
+    PositionMethodError,
+    check_blocks,
+    check_bounds,
+    check_position_method,
+    check_tiles,
+)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -25,7 +39,11 @@ def test_options_that_add_parameters(name: str, option: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("alibi", {}), ("alibi", {"slopes_after": "closed_form", "alibi_bias_max": 16.0}), ("sandwich", {})],
+    [
+        ("alibi", {}),
+        ("alibi", {"slopes_after": "closed_form", "alibi_bias_max": 16.0}),
+        ("sandwich", {}),
+    ],
 )
 def test_attention_in_both_directions(name: str, options: dict) -> None:
     sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
@@ -110,9 +128,15 @@ class CountsInside(PositionMethod):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (SaysShifts, "declares shift_invariant and is not: with positions greater by 1, the features of token 0"),
+        (
+            SaysShifts,
+            "declares shift_invariant and is not: with positions greater by 1, the features of token 0",
+        ),
         (WrongBound, "its bias exceeds upper_bound in head 0 between queries"),
-        (WrongAxis, "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole"),
+        (
+            WrongAxis,
+            "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole",
+        ),
         (AddsOtherKeys, "its bias less its key_term is not the same for all keys of a query"),
         (LooksAhead, "not causal: in a sequence of 2 tokens, token 0 depends on token 1"),
         (Delays, "the features of token 0 don't depend on the token itself"),
@@ -176,14 +200,19 @@ class Twice(PositionMethod):
     ("method", "message"),
     [
         (ArrayBias, r"must be an alibi.positions.Bias, and is an array of shape"),
-        (TransposedMethod, r"block of shape \(4, 3, 2\) for 2 queries, 3 keys and 4 heads; it must be"),
+        (
+            TransposedMethod,
+            r"block of shape \(4, 3, 2\) for 2 queries, 3 keys and 4 heads; it must be",
+        ),
         (Twice, "init and init_layer both make scale"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_mistakes_are_found_when_the_method_is_made(method: type, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_position(f"{__name__}:{method.__name__}", num_heads=4, head_dim=8, width=32, train_length=16)
+        make_position(
+            f"{__name__}:{method.__name__}", num_heads=4, head_dim=8, width=32, train_length=16
+        )
 
 
 @pytest.mark.parametrize(
@@ -195,8 +224,17 @@ def test_mistakes_are_found_when_the_method_is_made(method: type, message: str) 
     ],
 )
 def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"the bias of position method .*:Lacking' lacks a function: {message}"):
-        make_position(f"{__name__}:Lacking", num_heads=4, head_dim=8, width=32, train_length=16, options={"kind": kind})
+    with pytest.raises(
+        ValueError, match=f"the bias of position method .*:Lacking' lacks a function: {message}"
+    ):
+        make_position(
+            f"{__name__}:Lacking",
+            num_heads=4,
+            head_dim=8,
+            width=32,
+            train_length=16,
+            options={"kind": kind},
+        )
 
 
 @pytest.mark.parametrize(

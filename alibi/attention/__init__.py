@@ -5,4 +5,10 @@ from alibi.attention.call import AttentionOptions
 from alibi.attention.flax import alibi_attention_fn, method_attention_fn
 from alibi.attention.reference import reference_attention
 
-__all__ = ["AttentionOptions", "alibi_attention_fn", "attend", "method_attention_fn", "reference_attention"]
+__all__ = [
+    "AttentionOptions",
+    "alibi_attention_fn",
+    "attend",
+    "method_attention_fn",
+    "reference_attention",
+]

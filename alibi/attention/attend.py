@@ -48,46 +48,56 @@ def attend(
     mode; with backend="reference" any number of times and in forward mode too.
 
     Args:
-      query, key, value: arrays of the same dtype, as the result. With fewer key heads than query heads,
-        groups of query heads share a key head.
-      slopes: ALiBi's slope m of each head; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
+      query, key, value: arrays of the same dtype, as the result. With fewer key heads than query
+        heads, groups of query heads share a key head.
+      slopes: ALiBi's slope m of each head; short for `bias=AlibiBias(slopes, symmetric=not
+        causal)`.
       bias: the bias added to the scaled logits, or None.
       causal: a query sees no key of a greater position.
       query_positions, key_positions: integers; by default keys are 0, 1, ... and the
         last query stands at the last key (bottom-right aligned).
-      segment_ids: integers, for all tokens or as (queries', keys'); a query sees only keys of its own segment.
-      window: a query sees only keys at distances below it: under the causal mask, itself and the window - 1 keys
-        before. None: no limit. `blocked` doesn't compute the tiles outside.
+      segment_ids: integers, for all tokens or as (queries', keys'); a query sees only keys of its
+        own segment.
+      window: a query sees only keys at distances below it: under the causal mask, itself and the
+        window - 1 keys before. None: no limit. `blocked` doesn't compute the tiles outside.
       mask: True if a query may see a key, besides `causal`, `segment_ids` and `window`.
-      dropout_rate, dropout_rng, broadcast_dropout: dropout of the weights, as in Flax; without a key there is none.
+      dropout_rate, dropout_rng, broadcast_dropout: dropout of the weights, as in Flax; without a
+        key there is none.
       precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.
-      skip_epsilon: the largest share of a query's attention weights lost to keys out of reach of a `bounded`
-        bias. With 0 only weights that float32 rounds to zero are left out, and the result is the same bit by bit;
-        with None nothing is left out. `blocked` and `decoding` use it, see `alibi.attention.skipping`. Heads that are
-        computed together, as on several devices without `sharding`, leave out only keys out of reach for all of them.
-      key_norm: for each sequence and head an upper bound of the norms of its keys, not finite if a key or value is
-        not. `decoding` uses it; without it, `decoding` reads all keys to find it.
-      sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several devices, such as
-        P("data", None, "tensor"): each device then computes its own sequences and heads by itself (`jax.shard_map`),
-        as kernels and skipping by heads need. It should name every axis of the mesh: devices along other axes, or
-        along an axis that doesn't divide batch or heads, repeat the work. Without it, and for calls with dropout, a
-        mask, an einsum or `sow`, the compiler splits the work. Call it under `jax.jit`: outside, each call compiles.
+      skip_epsilon: the largest share of a query's attention weights lost to keys out of reach of a
+        `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and the result
+        is the same bit by bit; with None nothing is left out. `blocked` and `decoding` use it, see
+        `alibi.attention.skipping`. Heads that are computed together, as on several devices without
+        `sharding`, leave out only keys out of reach for all of them.
+      key_norm: for each sequence and head an upper bound of the norms of its keys, not finite if a
+        key or value is not. `decoding` uses it; without it, `decoding` reads all keys to find it.
+      sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several devices,
+        such as P("data", None, "tensor"): each device then computes its own sequences and heads by
+        itself (`jax.shard_map`), as kernels and skipping by heads need. It should name every axis
+        of the mesh: devices along other axes, or along an axis that doesn't divide batch or heads,
+        repeat the work. Without it, and for calls with dropout, a mask, an einsum or `sow`, the
+        compiler splits the work. Call it under `jax.jit`: outside, each call compiles.
       backend: a name from `alibi.attention.backends.BACKENDS`, or "auto" for the fastest backend
         (`python -m alibi.attention` prints the choice).
 
     Raises:
-      ValueError: shapes that don't fit; slopes or a bias with another number of heads; both slopes and bias; an
-        unknown or unable backend; a window below 1; a skip_epsilon out of range; a known negative
-        slope with a skip_epsilon above 0; a sharding of lengths or features, or of another kind.
+      ValueError: shapes that don't fit; slopes or a bias with another number of heads; both slopes
+        and bias; an unknown or unable backend; a window below 1; a skip_epsilon out of range; a
+        known negative slope with a skip_epsilon above 0; a sharding of lengths or features, or of
+        another kind.
     """
     heads, q_length, k_length = query.shape[-2], query.shape[-3], key.shape[-3]
     if slopes is not None and bias is not None:
         raise ValueError("attend got both slopes and bias; give one of them")
     if slopes is not None:
         if jnp.shape(slopes) != (heads,):
-            raise ValueError(f"slopes have shape {jnp.shape(slopes)}; the query's {heads} heads need ({heads},)")
+            raise ValueError(
+                f"slopes have shape {jnp.shape(slopes)}; the query's {heads} heads need ({heads},)"
+            )
         bias = AlibiBias(slopes, symmetric=not causal)
-    query_segments, key_segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    query_segments, key_segments = (
+        segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    )
     return compute_call(
         AttentionCall(
             query,
@@ -95,7 +105,9 @@ def attend(
             value,
             bias=bias,
             causal=causal,
-            query_positions=np.arange(q_length) + (k_length - q_length) if query_positions is None else query_positions,
+            query_positions=np.arange(q_length) + (k_length - q_length)
+            if query_positions is None
+            else query_positions,
             key_positions=np.arange(k_length) if key_positions is None else key_positions,
             query_segments=query_segments,
             key_segments=key_segments,
@@ -114,16 +126,21 @@ def attend(
 
 
 def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Validates the call, chooses its backend and computes it, on each device of its sharding; raises as `attend`."""
+    """Validates the call, chooses its backend and computes it, on each device of its sharding;
+    raises as `attend`.
+    """
     validate(call)
     value, options = call.value, call.options
     if 0 in (*call.query.shape, *call.key.shape, *value.shape):
         return jnp.zeros((*call.query.shape[:-1], value.shape[-1]), value.dtype)
     if call.bias is not None and options.backend != "reference":
-        call = dataclasses.replace(call, bias=call.bias.tabulated(call.query_positions, call.key_positions))
+        call = dataclasses.replace(
+            call, bias=call.bias.tabulated(call.query_positions, call.key_positions)
+        )
 
     def by_backend(own: AttentionCall) -> Array:
-        # The bias of the whole call decides: a device picks its own slopes at run time, so they are never known.
+        # The bias of the whole call decides: a device picks its own slopes at run time, so they are
+        # never known.
         like = dataclasses.replace(own, bias=call.bias)
         return compute(own, choose(like) if options.backend == "auto" else options.backend)
 
@@ -146,7 +163,8 @@ def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedShard
     over_batch, _, over_heads, _ = (*sharding.spec, None, None, None, None)[:4]
     size = sharding.mesh.size  # of which `shard_shape` gives the share of one part
     batch_parts, head_parts = (
-        size // NamedSharding(sharding.mesh, P(axes)).shard_shape((size,))[0] for axes in (over_batch, over_heads)
+        size // NamedSharding(sharding.mesh, P(axes)).shard_shape((size,))[0]
+        for axes in (over_batch, over_heads)
     )
     if call.query.shape[0] % batch_parts:
         over_batch, batch_parts = None, 1
@@ -170,7 +188,8 @@ def on_each_device(
     specs = dict.fromkeys(split, sharding.spec)
     for name in ("query_positions", "key_positions", "query_segments", "key_segments"):
         x = getattr(call, name)
-        # Positions as a NumPy array for all sequences need no split, and so stay known when the call is traced.
+        # Positions as a NumPy array for all sequences need no split, and so stay known when the
+        # call is traced.
         if x is not None and not (isinstance(x, np.ndarray) and x.ndim == 1):
             split[name] = jnp.asarray(x)
             specs[name] = P(over_batch if x.ndim > 1 and x.shape[0] > 1 else None)
@@ -178,15 +197,24 @@ def on_each_device(
         split["key_norm"], specs["key_norm"] = call.key_norm, P(over_batch, over_heads)
 
     bias, bias_tree = jax.tree.flatten(call.bias)
-    bias_specs = [] if call.bias is None else call.bias.layouts({"batch": over_batch, "heads": over_heads})
+    bias_specs = (
+        [] if call.bias is None else call.bias.layouts({"batch": over_batch, "heads": over_heads})
+    )
 
     def on_device(split: dict[str, Any], bias: list[Any]) -> Array:
         if call.key_segments is call.query_segments and call.query_segments is not None:
-            split = split | {"key_segments": split["query_segments"]}  # skipping must see that they are the same
-        return compute(dataclasses.replace(call, **split, bias=jax.tree.unflatten(bias_tree, bias), devices=1))
+            # skipping must see that they are the same
+            split = split | {"key_segments": split["query_segments"]}
+        return compute(
+            dataclasses.replace(call, **split, bias=jax.tree.unflatten(bias_tree, bias), devices=1)
+        )
 
     mapped = jax.shard_map(
-        on_device, mesh=sharding.mesh, in_specs=(specs, bias_specs), out_specs=sharding.spec, check_vma=False
+        on_device,
+        mesh=sharding.mesh,
+        in_specs=(specs, bias_specs),
+        out_specs=sharding.spec,
+        check_vma=False,
     )
     # Compiled in any case: outside jit shard_map can't run a custom_vjp with symbolic zeros.
     return jax.jit(mapped)(split, bias)

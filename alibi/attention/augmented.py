@@ -1,4 +1,6 @@
-"""Causal ALiBi by any flash kernel of an accelerator: eight more columns of queries and keys give the bias."""
+"""Causal ALiBi by any flash kernel of an accelerator: eight more columns of queries and keys give
+the bias.
+"""
 
 from typing import Literal
 
@@ -11,7 +13,8 @@ from jaxtyping import Array, Float
 from alibi.attention.call import AttentionCall
 from alibi.positions.bias import consecutive
 
-# bfloat16 holds each integer up to 256, so 512 a + b with |a|, |b| <= 256 reaches 131,072 on both sides of 0.
+# bfloat16 holds each integer up to 256, so 512 a + b with |a|, |b| <= 256 reaches 131,072 on both
+# sides of 0.
 DIGIT = 512
 MAX_LENGTH = DIGIT**2
 COLUMNS = 8
@@ -20,7 +23,8 @@ Slopes = Float[Array, " heads"]
 
 
 def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Computes causal ALiBi attention by the platform's own flash kernel, in memory linear in the length.
+    """Computes causal ALiBi attention by the platform's own flash kernel, in memory linear in the
+    length.
 
     cuDNN on GPUs and Pallas splash attention on TPUs know no ALiBi and need none: the bias
     is part of the products of the widened queries and keys (see `bias_columns`), so
@@ -41,7 +45,11 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
     assert call.bias is not None
     slopes = jnp.asarray(call.bias.slopes, jnp.float32)
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-    window = None if call.options.window is None or call.options.window >= key.shape[1] else call.options.window
+    window = (
+        None
+        if call.options.window is None or call.options.window >= key.shape[1]
+        else call.options.window
+    )
     if call.options.platform == "tpu":
         attended = by_splash(query, key, value, slopes, window=window)
     else:
@@ -51,7 +59,9 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
 
 
 def cannot_augment(call: AttentionCall) -> str:
-    """Returns why `augmented_attention` can't do the call on its platform; the empty string if it can."""
+    """Returns why `augmented_attention` can't do the call on its platform; the empty string if it
+    can.
+    """
     platform = call.options.platform
     if call.bias is None or call.bias.slopes is None or call.bias.symmetric or not call.causal:
         return "its bias is not ALiBi's under a causal mask"
@@ -70,7 +80,10 @@ def cannot_augment(call: AttentionCall) -> str:
     if call.query.dtype not in dtypes or not call.query.dtype == call.key.dtype == call.value.dtype:
         return f"on {platform} it takes {' or '.join(dtypes)}, and got {call.query.dtype}"
     if platform == "gpu":
-        capability, width = _compute_capability(), _kernel_width(call.query.shape[-1], call.value.shape[-1])
+        capability, width = (
+            _compute_capability(),
+            _kernel_width(call.query.shape[-1], call.value.shape[-1]),
+        )
         if jax.default_backend() == "gpu" and capability < 8.0:
             return "cuDNN's flash kernel needs an NVIDIA GPU of compute capability 8.0 or more"
         widest = 256 if capability >= 9.0 else 128
@@ -82,7 +95,8 @@ def cannot_augment(call: AttentionCall) -> str:
 def bias_columns(
     slopes: Slopes, length: int
 ) -> tuple[Float[Array, "length heads columns"], Float[Array, "length heads columns"]]:
-    """Returns columns of queries and of keys whose products are -m (i - j) plus a constant of each row, float32.
+    """Returns columns of queries and of keys whose products are -m (i - j) plus a constant of each
+    row, float32.
 
     Softmax ignores the constant. All entries are exact in bfloat16, and their products are
     exact in float32: a position, counted from the middle, is 512 a + b, and a float32 slope is
@@ -93,7 +107,9 @@ def bias_columns(
     positions = jnp.arange(length, dtype=jnp.int32) - length // 2
     high = (positions + DIGIT // 2) // DIGIT
     low = positions - DIGIT * high
-    of_key = jnp.stack([jnp.ones_like(low)] * 2 + [DIGIT * high] * 3 + [low] * 3, axis=-1).astype(jnp.float32)
+    of_key = jnp.stack([jnp.ones_like(low)] * 2 + [DIGIT * high] * 3 + [low] * 3, axis=-1).astype(
+        jnp.float32
+    )
     of_row = _terms(-positions.astype(jnp.float32)[:, None] * slopes[None, :], 2)
     of_slope = [jnp.broadcast_to(term, of_row[0].shape) for term in _terms(slopes[None, :], 3)]
     of_query = jnp.stack([*of_row, *of_slope, *of_slope], axis=-1)
@@ -141,7 +157,9 @@ def by_splash(
     window: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "batch length heads value_dim"]:
-    """Computes attention by Pallas splash attention, which has no scale: the queries are scaled first."""
+    """Computes attention by Pallas splash attention, which has no scale: the queries are scaled
+    first.
+    """
     # Imported here, since only TPUs need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
@@ -151,7 +169,11 @@ def by_splash(
     rows = [_padded(x, 1, padded_length) for x in (*_with_columns(scaled, key, slopes), value)]
     block = next(size for size in (512, 256, 128) if padded_length % size == 0)
     square = (padded_length, padded_length)
-    mask = splash.CausalMask(square) if window is None else splash.LocalMask(square, (window - 1, 0), offset=0)
+    mask = (
+        splash.CausalMask(square)
+        if window is None
+        else splash.LocalMask(square, (window - 1, 0), offset=0)
+    )
     kernel = splash.make_splash_mha(
         splash.MultiHeadMask([mask] * heads),
         block_sizes=splash.BlockSizes(
@@ -171,16 +193,23 @@ def by_splash(
 
 
 def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
-    """Returns queries and keys with their columns in front, to cancel large products before small ones are added."""
-    # Cast after broadcasting, so that the gradient of the slopes is summed over the batch in float32.
+    """Returns queries and keys with their columns in front, to cancel large products before small
+    ones are added.
+    """
+    # Cast after broadcasting, so that the gradient of the slopes is summed over the batch in
+    # float32.
     return [
-        jnp.concatenate([jnp.broadcast_to(columns, (*x.shape[:-1], COLUMNS)).astype(x.dtype), x], axis=-1)
+        jnp.concatenate(
+            [jnp.broadcast_to(columns, (*x.shape[:-1], COLUMNS)).astype(x.dtype), x], axis=-1
+        )
         for x, columns in zip((query, key), bias_columns(slopes, query.shape[1]), strict=True)
     ]
 
 
 def _terms(x: Float[Array, "..."], count: int) -> list[Array]:
-    """Returns `count` numbers, bfloat16, whose sum is x but for 2^-(8 count) of it; the first has x's gradient."""
+    """Returns `count` numbers, bfloat16, whose sum is x but for 2^-(8 count) of it; the first has
+    x's gradient.
+    """
     rest, terms = lax.stop_gradient(x), []
     for _ in range(count):
         # Not by casting to bfloat16 and back, which XLA may leave out.

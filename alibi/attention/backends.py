@@ -29,8 +29,10 @@ class Backend:
       run: computes it.
       features: the features of `REASONS` it has.
       cannot: returns, in one sentence, another reason why it can't do a call, or the empty string.
-      shares_heads: whether it takes fewer key than query heads; for other backends keys and values are repeated.
-      one_query: whether it computes only calls with a single query for each sequence, so no model can choose it.
+      shares_heads: whether it takes fewer key than query heads; for other backends keys and values
+        are repeated.
+      one_query: whether it computes only calls with a single query for each sequence, so no model
+        can choose it.
     """
 
     run: Callable[[AttentionCall], Array]
@@ -45,7 +47,9 @@ BACKENDS = {
     "saved": Backend(saved_attention, frozenset(), cannot_save),
     "blocked": Backend(blocked_attention, frozenset({"added values", "dropout", "masks"})),
     "augmented": Backend(augmented_attention, frozenset(), cannot_augment),
-    "decoding": Backend(decoding_attention, frozenset({"masks"}), cannot_decode, shares_heads=True, one_query=True),
+    "decoding": Backend(
+        decoding_attention, frozenset({"masks"}), cannot_decode, shares_heads=True, one_query=True
+    ),
 }
 OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.one_query)
 
@@ -86,7 +90,8 @@ RULES = (
         f"one device, or several with a sharding, one query, {WORTH_A_LOOP:,} keys or more whose largest norm is "
         f"known, or {WORTH_A_PASS:,}, a bias that bounds itself, no dropout",
         lambda call: (
-            call.devices == 1 and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
+            call.devices == 1
+            and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
         ),
         "decoding",
         "reads what the bias leaves in reach, not the whole cache (measured on two cores, of which it takes one); "
@@ -96,7 +101,9 @@ RULES = (
     Rule(
         ("cpu",),
         f"{WORTH_SAVING:,} keys or fewer, at most 2^{SAVED_WEIGHTS.bit_length() - 1} weights",
-        lambda call: call.key.shape[-3] <= WORTH_SAVING and math.prod(call.weights_shape) <= SAVED_WEIGHTS,
+        lambda call: (
+            call.key.shape[-3] <= WORTH_SAVING and math.prod(call.weights_shape) <= SAVED_WEIGHTS
+        ),
         "saved",
         "fastest forward and backward at these lengths (measured)",
     ),
@@ -119,7 +126,11 @@ RULES = (
         ("tpu",),
         f"one device, or several with a sharding, bfloat16 or float32, {WORTH_A_KERNEL:,} keys or more, slopes that "
         "don't learn, no dropout or mask",
-        lambda call: call.devices == 1 and call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
+        lambda call: (
+            call.devices == 1
+            and call.key.shape[-3] >= WORTH_A_KERNEL
+            and call.known_slopes is not None
+        ),
         "augmented",
         "splash attention, with no bias tensor (speed not measured)",
     ),
@@ -130,20 +141,32 @@ RULES = (
         "blocked",
         "memory linear in the length (speed on GPU and TPU not measured)",
     ),
-    Rule(EVERYWHERE, "all else", lambda call: True, "reference", "the logits are small; XLA fuses what it can"),
+    Rule(
+        EVERYWHERE,
+        "all else",
+        lambda call: True,
+        "reference",
+        "the logits are small; XLA fuses what it can",
+    ),
 )
 
 
 def refusal(name: str, call: AttentionCall) -> str:
-    """Returns why the backend `name` can't do the call, in one sentence; the empty string if it can."""
+    """Returns why the backend `name` can't do the call, in one sentence; the empty string if it
+    can.
+    """
     backend = BACKENDS[name]
-    lacking = [reason for feature, reason in REASONS.items() if feature in call.features - backend.features]
+    lacking = [
+        reason for feature, reason in REASONS.items() if feature in call.features - backend.features
+    ]
     return lacking[0] if lacking else backend.cannot(call)
 
 
 def choose(call: AttentionCall) -> str:
     """Returns the backend of `auto` for `call` on the platform of its options."""
-    fitting = (rule for rule in RULES if call.options.platform in rule.platforms and rule.applies(call))
+    fitting = (
+        rule for rule in RULES if call.options.platform in rule.platforms and rule.applies(call)
+    )
     return next(rule.backend for rule in fitting if not refusal(rule.backend, call))
 
 
@@ -156,12 +179,17 @@ def compute(call: AttentionCall, name: str) -> Array:
     if name not in BACKENDS:
         raise ValueError(f"unknown attention backend {name!r}; use auto, {', '.join(BACKENDS)}")
     if reason := refusal(name, call):
-        raise ValueError(f"attention backend {name!r} can't do this call: {reason}; use backend='auto'")
+        raise ValueError(
+            f"attention backend {name!r} can't do this call: {reason}; use backend='auto'"
+        )
     return BACKENDS[name].run(call if BACKENDS[name].shares_heads else call.with_own_heads())
 
 
 def table() -> str:
     """Returns the rules of `auto` as a Markdown table."""
     lines = ["| device | call | backend | why |", "|:--|:--|:--|:--|"]
-    lines += [f"| {', '.join(rule.platforms)} | {rule.when} | {rule.backend} | {rule.reason} |" for rule in RULES]
+    lines += [
+        f"| {', '.join(rule.platforms)} | {rule.when} | {rule.backend} | {rule.reason} |"
+        for rule in RULES
+    ]
     return "\n".join(lines)

@@ -3,13 +3,15 @@
 The algorithm is FlashAttention's (Dao et al. 2022). A tile is a block of queries against a
 block of keys. The forward pass goes through the tiles of a block of queries by the online softmax
 and keeps, besides the result `out`, a number for each query: `lse`, the logarithm of the
-sum of the exponentials of its logits. The backward pass computes the weights of each tile again
-as exp(logits - lse). With `dout`, the gradient of `out`, and `delta`, the sum of dout * out over features,
+sum of the exponentials of its logits. The backward pass computes the weights of each tile again as
+exp(logits - lse). With `dout`, the gradient of `out`, and `delta`, the sum of dout * out over
+features,
 
     dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
 
-The gradient of the bias, `dbias`, is the gradient of the logits, tile by tile. If the bias adds to the
-values, v stands above for the values each query sees; `Bias.of_values` and its derivative compute these products.
+The gradient of the bias, `dbias`, is the gradient of the logits, tile by tile. If the bias adds to
+the values, v stands above for the values each query sees; `Bias.of_values` and its derivative
+compute these products.
 """
 
 import functools
@@ -24,7 +26,15 @@ from jaxtyping import Array, Float, Int
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
 from alibi.attention.skipping import key_ranges
-from alibi.attention.tiles import Sides, Tile, Tiling, make_sides, make_tiling, put_group, take_group
+from alibi.attention.tiles import (
+    Sides,
+    Tile,
+    Tiling,
+    make_sides,
+    make_tiling,
+    put_group,
+    take_group,
+)
 from alibi.cpu.products import dot_rows, sum_first
 from alibi.positions.bias import Part
 
@@ -35,8 +45,8 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     """Computes attention by the online softmax (Rabe and Staats 2021; Dao et al. 2022).
 
     Nothing of the size `[q, k]` is ever held: neither the logits nor their bias nor, for
-    the backward pass, the weights. Tiles hidden by the causal mask or a window are not computed, nor
-    are tiles without influence by the proof of a bounded bias, see `alibi.attention.skipping`.
+    the backward pass, the weights. Tiles hidden by the causal mask or a window are not computed,
+    nor are tiles without influence by the proof of a bounded bias, see `alibi.attention.skipping`.
     """
     *batch, q_length, heads, _ = call.query.shape
     tiling = make_tiling(call)
@@ -44,7 +54,8 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     ranges = key_ranges(call, tiling, sides)
     bias = None if call.bias is None else call.bias.folded(len(batch)).padded(*tiling.padding)
-    # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks its fields refuses.
+    # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks
+    # its fields refuses.
     leaves, bias_tree = jax.tree.flatten(bias)
     out = _attention(q, k, v, tuple(leaves), sides, ranges, tiling, bias_tree)
     return out.reshape(*batch, q_length, heads, -1)
@@ -52,7 +63,14 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def _attention(
-    q: Array, k: Array, v: Array, bias: Leaves, sides: Sides, ranges: Array, tiling: Tiling, bias_tree: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Leaves,
+    sides: Sides,
+    ranges: Array,
+    tiling: Tiling,
+    bias_tree: Any,
 ) -> Float[Array, "batch q heads value_dim"]:
     return _forward(q, k, v, bias, sides, ranges, tiling, bias_tree, v.dtype)[0]
 
@@ -67,13 +85,18 @@ def _forward(
     tiling: Tiling,
     bias_tree: Any,
     dtype: Any,
-) -> tuple[Float[Array, "batch q heads value_dim"], Float[Array, "groups group_batch group_heads whole_blocks"]]:
+) -> tuple[
+    Float[Array, "batch q heads value_dim"],
+    Float[Array, "groups group_batch group_heads whole_blocks"],
+]:
     """Returns `out`, in `dtype`, and `lse`, group by group as the backward pass reads it."""
 
     def add_group(out: Array, group: tuple[Array, Array]) -> tuple[Array, Array]:
         index, ranges = group
         own = _Group.take(index, q, k, v, jax.tree.unflatten(bias_tree, bias), sides, tiling)
-        rows, lse = lax.map(lambda block: _forward_rows(own, *block), (jnp.arange(tiling.q_blocks), ranges))
+        rows, lse = lax.map(
+            lambda block: _forward_rows(own, *block), (jnp.arange(tiling.q_blocks), ranges)
+        )
         return put_group(out, tiling, index, _joined(rows)), _joined(lse[..., None])[..., 0]
 
     out = jnp.zeros((*q.shape[:3], v.shape[-1]), dtype)
@@ -81,7 +104,8 @@ def _forward(
 
 
 class _Group(NamedTuple):
-    """Some batch entries and heads, which are computed together, with their queries, keys, values and bias.
+    """Some batch entries and heads, which are computed together, with their queries, keys, values
+    and bias.
 
     Attributes:
       number: the number of the group.
@@ -98,7 +122,9 @@ class _Group(NamedTuple):
     tiling: Tiling
 
     @classmethod
-    def take(cls, index: Array, q: Array, k: Array, v: Array, bias: Any, sides: Sides, tiling: Tiling) -> "_Group":
+    def take(
+        cls, index: Array, q: Array, k: Array, v: Array, bias: Any, sides: Sides, tiling: Tiling
+    ) -> "_Group":
         """Returns the group `index` of the queries, keys and values of the whole call."""
         q = take_group(q, tiling, index, tiling.q_blocks * tiling.q_block)
         k, v = (take_group(x, tiling, index, tiling.k_blocks * tiling.k_block) for x in (k, v))
@@ -110,7 +136,9 @@ class _Group(NamedTuple):
         starts = (*tiling.first_of_group(self.number), q_block * tiling.q_block, start)
         sizes = tiling.batch_group, tiling.head_group, tiling.q_block, tiling.k_block
         part = Part(*zip(starts, sizes, strict=True))
-        k, v = (lax.dynamic_slice_in_dim(x, start, tiling.k_block, axis=2) for x in (self.k, self.v))
+        k, v = (
+            lax.dynamic_slice_in_dim(x, start, tiling.k_block, axis=2) for x in (self.k, self.v)
+        )
         bias = None if self.bias is None else self.bias.cut(part)
         return Tile(q_block, k_block, part, tiling, self.sides), k, v, bias
 
@@ -129,8 +157,12 @@ def _logits(
     return logits if visible is None else jnp.where(visible, logits, MASKED)
 
 
-def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) -> tuple[Array, Array]:
-    """Returns `out` and `lse` of a block of queries, from the blocks of keys in `key_range` (first, after the last)."""
+def _forward_rows(
+    group: _Group, q_block: Array, key_range: Int[Array, " two"]
+) -> tuple[Array, Array]:
+    """Returns `out` and `lse` of a block of queries, from the blocks of keys in `key_range` (first,
+    after the last).
+    """
     q = _queries(group.q, q_block, group.tiling)
 
     def add(k_block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -144,13 +176,17 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
         attended = _product(dropped.astype(v.dtype), v, 3, 2, group.tiling)
         if bias is not None and bias.adds_values:
             attended = attended + tile.added_values(bias, dropped)
-        return larger, total * rescale + exponentials.sum(axis=-1), out * rescale[..., None] + attended
+        return (
+            larger,
+            total * rescale + exponentials.sum(axis=-1),
+            out * rescale[..., None] + attended,
+        )
 
     rows = q.shape[:3]
     start = (jnp.full(rows, MASKED), jnp.zeros(rows), jnp.zeros((*rows, group.v.shape[-1])))
     largest, total, out = lax.fori_loop(key_range[0], key_range[1], add, start)
-    # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets zeros instead.
-    # (NaN is looked for in the sum, since XLA's maximum may pass over it.)
+    # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets
+    # zeros instead. (NaN is looked for in the sum, since XLA's maximum may pass over it.)
     unseen = (largest <= MASKED / 2) & ~jnp.isnan(total)
     total = jnp.where(unseen, 1.0, total)
     out = jnp.where(unseen[..., None], 0.0, out / total[..., None])
@@ -161,12 +197,16 @@ def _forward_rows(group: _Group, q_block: Array, key_range: Int[Array, " two"]) 
 def _forward_saving(
     q: Any, k: Any, v: Any, bias: Leaves, sides: Sides, ranges: Any, tiling: Tiling, bias_tree: Any
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Returns `out` and the values saved for the backward pass; inputs tell if gradients are wanted (`perturbed`)."""
+    """Returns `out` and the values saved for the backward pass; inputs tell if gradients are wanted
+    (`perturbed`).
+    """
     # An array if the gradient of the bias is wanted, else None.
     learned = jnp.zeros(()) if any(x.perturbed for x in bias) else None
-    q, k, v, bias, sides, ranges = saved = jax.tree.map(lambda x: x.value, (q, k, v, bias, sides, ranges))
-    # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq and dk up to 1.4
-    # times as large.
+    q, k, v, bias, sides, ranges = saved = jax.tree.map(
+        lambda x: x.value, (q, k, v, bias, sides, ranges)
+    )
+    # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq
+    # and dk up to 1.4 times as large.
     out, lse = _forward(q, k, v, bias, sides, ranges, tiling, bias_tree, jnp.float32)
     return out.astype(v.dtype), (*saved, out, lse, learned)
 
@@ -176,7 +216,9 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
     bias = jax.tree.unflatten(bias_tree, leaves)
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)
-    dbias = None if learned is None else jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), bias)
+    dbias = (
+        None if learned is None else jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), bias)
+    )
 
     def add_group(state: tuple[Any, ...], group: tuple[Array, ...]) -> tuple[tuple[Any, ...], None]:
         dbias, dq, dk, dv = state
@@ -185,8 +227,13 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
         group_dout, group_out = (take_group(x, tiling, index, own.q.shape[2]) for x in (dout, out))
         delta = dot_rows(group_dout, group_out)
         rows = functools.partial(_backward_rows, own, group_dout, delta, lse)
-        start = (dbias, *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (own.k, own.v)))
-        (dbias, group_dk, group_dv), group_dq = lax.scan(rows, start, (jnp.arange(tiling.q_blocks), ranges))
+        start = (
+            dbias,
+            *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (own.k, own.v)),
+        )
+        (dbias, group_dk, group_dv), group_dq = lax.scan(
+            rows, start, (jnp.arange(tiling.q_blocks), ranges)
+        )
         scale = q.shape[-1] ** -0.5
         return (
             dbias,
@@ -199,7 +246,9 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
     groups: tuple[Array, ...] = (jnp.arange(tiling.groups), lse, ranges)
     (dbias, dq, dk, dv), _ = lax.scan(add_group, start, groups)
     if dbias is not None:
-        dbias = tuple(x.astype(like.dtype) for x, like in zip(jax.tree.leaves(dbias), leaves, strict=True))
+        dbias = tuple(
+            x.astype(like.dtype) for x, like in zip(jax.tree.leaves(dbias), leaves, strict=True)
+        )
     return dq, dk, dv, dbias, None, None
 
 
@@ -211,7 +260,8 @@ def _backward_rows(
     state: tuple[Any, Array, Array],
     block: tuple[Array, Array],
 ) -> tuple[tuple[Any, Array, Array], Float[Array, "batch heads block features"]]:
-    """Returns the gradients of a block of queries: dbias, dk and dv with its share added, and its dq.
+    """Returns the gradients of a block of queries: dbias, dk and dv with its share added, and its
+    dq.
 
     Args:
       dout, delta, lse: of the whole group.
@@ -226,7 +276,9 @@ def _backward_rows(
     # [q, k] take a third of the time on a CPU.
     transposed_q, transposed_dout = q.swapaxes(2, 3), block_dout.swapaxes(2, 3)
 
-    def add(k_block: Array, state: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
+    def add(
+        k_block: Array, state: tuple[Array, Any, Array, Array]
+    ) -> tuple[Array, Any, Array, Array]:
         dq, dbias, dk, dv = state
         tile, k, v, bias = group.tile(q_block, k_block)
         added, bias_vjp = jax.vjp(tile.bias_values, bias)
@@ -241,7 +293,9 @@ def _backward_rows(
         dlogits = weights * (tile.dropout(dweights) - delta)
         if dbias is not None:
             # Hidden keys have zeros here, like their weights.
-            shared = dlogits if added is not None and added.shape[0] > 1 else sum_first(dlogits)[None]
+            shared = (
+                dlogits if added is not None and added.shape[0] > 1 else sum_first(dlogits)[None]
+            )
             dbias = dbias.with_added(bias_vjp(shared)[0], tile.part)
         dlogits = dlogits.astype(q.dtype)
         dropped = dropped.astype(v.dtype)
@@ -269,13 +323,20 @@ def _added(x: Float[Array, "batch heads features k"], tile: Array, start: Array)
     return lax.dynamic_update_slice_in_dim(x, old + tile, start, axis=3)
 
 
-def _joined(blocks: Float[Array, "blocks batch heads block features"]) -> Float[Array, "batch heads length features"]:
+def _joined(
+    blocks: Float[Array, "blocks batch heads block features"],
+) -> Float[Array, "batch heads length features"]:
     return jnp.moveaxis(blocks, 0, 2).reshape(*blocks.shape[1:3], -1, blocks.shape[-1])
 
 
-def _product(a: Array, b: Array, axis_a: int, axis_b: int, tiling: Tiling) -> Float[Array, "batch heads rows columns"]:
+def _product(
+    a: Array, b: Array, axis_a: int, axis_b: int, tiling: Tiling
+) -> Float[Array, "batch heads rows columns"]:
     if tiling.platform == "cpu" and a.dtype == jnp.bfloat16:
-        # XLA's CPU backend converts them itself, but can't run a bfloat16 product into which it folded a transpose.
+        # XLA's CPU backend converts them itself, but can't run a bfloat16 product into which it
+        # folded a transpose.
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     contracted, batch = ((axis_a,), (axis_b,)), ((0, 1), (0, 1))
-    return lax.dot_general(a, b, (contracted, batch), precision=tiling.precision, preferred_element_type=jnp.float32)
+    return lax.dot_general(
+        a, b, (contracted, batch), precision=tiling.precision, preferred_element_type=jnp.float32
+    )

@@ -1,7 +1,8 @@
-"""The key-value cache: keys and values of new tokens are appended, and queries attend to all its tokens.
+"""The key-value cache: keys and values of new tokens are appended, and queries attend to all its
+tokens.
 
-A cache has a slot for each token; slot i gets the i-th token read. `Slots` holds the positions of the
-slots' tokens, once for all layers; `KeyValues` holds the keys and values of a layer.
+A cache has a slot for each token; slot i gets the i-th token read. `Slots` holds the positions of
+the slots' tokens, once for all layers; `KeyValues` holds the keys and values of a layer.
 """
 
 from typing import Any
@@ -20,14 +21,16 @@ class Slots(flax.struct.PyTreeNode):
     """The positions of the tokens in a cache's slots, which all layers share.
 
     Attributes:
-      positions: the position of each slot's token, int32 `[batch, slots]`; `EMPTY` for free slots and padding.
+      positions: the position of each slot's token, int32 `[batch, slots]`; `EMPTY` for free slots
+        and padding.
       following: the position of each sequence's next token, int32 `[batch]`.
       read: the number of tokens of each sequence read so far, padding included.
-      total: the largest number of tokens to be read. If it exceeds the slots, the cache is a ring: when
-        all slots are full, new tokens overwrite the oldest, as a sliding window allows.
+      total: the largest number of tokens to be read. If it exceeds the slots, the cache is a ring:
+        when all slots are full, new tokens overwrite the oldest, as a sliding window allows.
     """
 
-    positions: Any  # not annotated as arrays, since JAX also puts descriptions of arrays into pytrees
+    # not annotated as arrays, since JAX also puts descriptions of arrays into pytrees
+    positions: Any
     following: Any
     read: Any
     total: int = flax.struct.field(pytree_node=False)
@@ -44,7 +47,9 @@ class Slots(flax.struct.PyTreeNode):
         return self.total > self.positions.shape[1]
 
     def check_room(self, tokens: int, window: int) -> None:
-        """Raises ValueError if the cache can't take this many tokens at a time; `window` is attention's, 0 for none."""
+        """Raises ValueError if the cache can't take this many tokens at a time; `window` is
+        attention's, 0 for none.
+        """
         slots = self.positions.shape[1]
         if not self.ring and tokens > slots:
             raise ValueError(
@@ -70,7 +75,9 @@ class Slots(flax.struct.PyTreeNode):
         """Returns the default positions of the next tokens."""
         return self.following[:, None] + jnp.arange(tokens)[None]
 
-    def append(self, positions: Int[Array, "batch tokens"], stand: Int[Array, "batch tokens"]) -> "Slots":
+    def append(
+        self, positions: Int[Array, "batch tokens"], stand: Int[Array, "batch tokens"]
+    ) -> "Slots":
         """Returns the slots with new tokens.
 
         Args:
@@ -86,7 +93,9 @@ class Slots(flax.struct.PyTreeNode):
         )
 
     def put(self, slots: Array, new: Array) -> Array:
-        """Returns the array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` in the next slots."""
+        """Returns the array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` in the
+        next slots.
+        """
         new = new.astype(slots.dtype)
         first = self.read % slots.shape[1] if self.ring else self.read
         if not self.ring or new.shape[1] == 1:
@@ -94,7 +103,9 @@ class Slots(flax.struct.PyTreeNode):
         return slots.at[:, (first + jnp.arange(new.shape[1])) % slots.shape[1]].set(new)
 
     def newest(self, slots: Array) -> Array:
-        """Returns the newest token's row of the array `slots` `[batch, slots, ...]`; zeros before the first token."""
+        """Returns the newest token's row of the array `slots` `[batch, slots, ...]`; zeros before
+        the first token.
+        """
         index = (self.read - 1) % slots.shape[1]
         return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
 
@@ -116,11 +127,13 @@ class KeyValues(flax.struct.PyTreeNode):
     """The cache of a layer.
 
     Attributes:
-      key: `[batch, slots, heads, head_dim]`, after `PositionMethod.keys`: rotary's keys are rotated already.
+      key: `[batch, slots, heads, head_dim]`, after `PositionMethod.keys`: rotary's keys are rotated
+        already.
       value: `[batch, slots, heads, head_dim]`.
-      kept: a tree of `[batch, slots, heads, ...]`, the result of `PositionMethod.keep` for each token.
-      key_norm: `[batch, heads]`, the largest norm of all keys ever written, NaN if a key or value was not
-        finite. By it, decoding leaves out keys out of reach.
+      kept: a tree of `[batch, slots, heads, ...]`, the result of `PositionMethod.keep` for each
+        token.
+      key_norm: `[batch, heads]`, the largest norm of all keys ever written, NaN if a key or value
+        was not finite. By it, decoding leaves out keys out of reach.
     """
 
     key: Any
@@ -130,9 +143,13 @@ class KeyValues(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
-        """Returns an empty cache for keys, values and kept arrays shaped like these, but for their length."""
+        """Returns an empty cache for keys, values and kept arrays shaped like these, but for their
+        length.
+        """
         arrays = key, value, kept
-        key, value, kept = jax.tree.map(lambda x: jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype), arrays)
+        key, value, kept = jax.tree.map(
+            lambda x: jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype), arrays
+        )
         return cls(key, value, kept, jnp.zeros(key.shape[::2], jnp.float32))
 
     def append(
@@ -157,7 +174,9 @@ class KeyValues(flax.struct.PyTreeNode):
 def norm_of_all(
     key: Float[Array, "*batch k heads head_dim"], value: Float[Array, "*batch k heads value_dim"]
 ) -> Float[Array, "*batch heads"]:
-    """Returns the largest norm of each head's keys; NaN, to skip nothing, if a key or value is not finite."""
+    """Returns the largest norm of each head's keys; NaN, to skip nothing, if a key or value is not
+    finite.
+    """
     norm = jnp.linalg.norm(lax.stop_gradient(key).astype(jnp.float32), axis=-1)
     # Sums, since XLA's maximum may pass over NaN.
     sums = norm.sum(axis=-2) + lax.stop_gradient(value).astype(jnp.float32).sum(axis=(-3, -1))

@@ -1,4 +1,6 @@
-"""A call of attention as every backend gets it: its arguments, with defaults filled in, and their checks."""
+"""A call of attention as every backend gets it: its arguments, with defaults filled in, and their
+checks.
+"""
 
 import contextlib
 import contextvars
@@ -17,12 +19,16 @@ from alibi.attention.reference import dropout_factors, reference_attention
 from alibi.positions.bias import Bias, KnownPositions, Part
 from alibi.positions.distance import check_integers, rows_and_columns
 
-_TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar("target", default=None)
+_TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar(
+    "target", default=None
+)
 
 
 @contextlib.contextmanager
 def traced_for(platform: str, devices: int) -> Iterator[None]:
-    """Traces programs inside for this many devices of `platform`; the devices may be absent, so nothing can run."""
+    """Traces programs inside for this many devices of `platform`; the devices may be absent, so
+    nothing can run.
+    """
     token = _TARGET.set((platform, devices))
     try:
         yield
@@ -31,7 +37,9 @@ def traced_for(platform: str, devices: int) -> Iterator[None]:
 
 
 def current_target() -> tuple[str, int]:
-    """Returns the platform of traced programs, "cpu", "gpu" or "tpu", and their devices; by default JAX's own."""
+    """Returns the platform of traced programs, "cpu", "gpu" or "tpu", and their devices; by default
+    JAX's own.
+    """
     platform = jax.default_backend()
     platform = platform if platform in ("cpu", "tpu") else "gpu"  # "cuda" and "rocm" are GPUs too
     return _TARGET.get() or (platform, jax.device_count())
@@ -43,8 +51,8 @@ class AttentionOptions:
 
     Attributes:
       window, skip_epsilon, sharding, backend: see `alibi.attention.attend`.
-      block: the largest tile of `blocked`, in queries and in keys, and the number of keys `decoding` reads at a time;
-        None: the fastest sizes measured.
+      block: the largest tile of `blocked`, in queries and in keys, and the number of keys
+        `decoding` reads at a time; None: the fastest sizes measured.
       platform: the platform the program is compiled for: "cpu", "gpu" or "tpu".
     """
 
@@ -61,9 +69,10 @@ class AttentionCall:
     """The arguments of `alibi.attention.attend`, which explains them.
 
     Attributes:
-      ascending: positions known only at run time rise from token to token in each sequence, and the queries
-        stand at the last keys.
-      devices: the number of devices the compiler may split the arrays over; 1 inside `jax.shard_map`.
+      ascending: positions known only at run time rise from token to token in each sequence, and the
+        queries stand at the last keys.
+      devices: the number of devices the compiler may split the arrays over; 1 inside
+        `jax.shard_map`.
     """
 
     query: Float[Array, "*batch q heads head_dim"]
@@ -89,7 +98,9 @@ class AttentionCall:
     devices: int = dataclasses.field(default_factory=lambda: current_target()[1])
 
     def with_own_heads(self) -> "AttentionCall":
-        """Returns the call with keys and values repeated until each query head has its own (grouped queries)."""
+        """Returns the call with keys and values repeated until each query head has its own (grouped
+        queries).
+        """
         heads, kv_heads = self.query.shape[-2], self.key.shape[-2]
         if heads == kv_heads:
             return self
@@ -104,7 +115,9 @@ class AttentionCall:
 
     @property
     def known_positions(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Positions of queries and keys, int64 `[q]` and `[k]`, if all sequences share NumPy arrays, else None."""
+        """Positions of queries and keys, int64 `[q]` and `[k]`, if all sequences share NumPy
+        arrays, else None.
+        """
         sides = self.query_positions, self.key_positions
         if not all(isinstance(side, np.ndarray) and side.ndim == 1 for side in sides):
             return None
@@ -113,11 +126,17 @@ class AttentionCall:
 
     @property
     def features(self) -> set[str]:
-        """The features in use among those some backends lack: "weights", "dropout", "masks", "added values"."""
+        """The features in use among those some backends lack: "weights", "dropout", "masks", "added
+        values".
+        """
         used = {
-            "weights": self.sow is not None or self.weights_einsum is not None or self.values_einsum is not None,
+            "weights": self.sow is not None
+            or self.weights_einsum is not None
+            or self.values_einsum is not None,
             "dropout": self.dropout_rng is not None and self.dropout_rate > 0.0,
-            "masks": any(x is not None for x in (self.mask, self.query_segments, self.key_segments)),
+            "masks": any(
+                x is not None for x in (self.mask, self.query_segments, self.key_segments)
+            ),
             "added values": self.bias is not None and self.bias.adds_values,
         }
         return {feature for feature, is_used in used.items() if is_used}
@@ -125,21 +144,32 @@ class AttentionCall:
     @property
     def weights_shape(self) -> tuple[int, ...]:
         """`[*batch, heads, q, k]`."""
-        return (*self.query.shape[:-3], self.query.shape[-2], self.query.shape[-3], self.key.shape[-3])
+        return (
+            *self.query.shape[:-3],
+            self.query.shape[-2],
+            self.query.shape[-3],
+            self.key.shape[-3],
+        )
 
 
 def validate(call: AttentionCall) -> None:
-    """Raises ValueError, which names the argument, if arguments of a call are out of range or don't fit together."""
+    """Raises ValueError, which names the argument, if arguments of a call are out of range or don't
+    fit together.
+    """
     query, key, value = call.query, call.key, call.value
     shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim < 3 or not query.ndim == key.ndim == value.ndim:
-        raise ValueError(f"query, key and value must be [*batch, length, heads, head_dim], all of one rank; {shapes}")
+        raise ValueError(
+            f"query, key and value must be [*batch, length, heads, head_dim], all of one rank; {shapes}"
+        )
     if query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
             f"batch dimensions of query, key and value, and lengths of key and value, must agree; {shapes}"
         )
     if query.shape[-1] != key.shape[-1] or query.shape[-2] % key.shape[-2]:
-        raise ValueError(f"query and key need one head_dim, and key heads that divide the query heads; {shapes}")
+        raise ValueError(
+            f"query and key need one head_dim, and key heads that divide the query heads; {shapes}"
+        )
     _check_options(call.options)
     _check_bias(call)
     _check_sides(call)
@@ -162,7 +192,9 @@ def _check_options(options: AttentionOptions) -> None:
         )
     is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
     if epsilon is not None and not (is_number and 0 <= epsilon < 1):
-        raise ValueError(f"skip_epsilon={epsilon!r} must be a number from 0 to below 1, or None to skip nothing")
+        raise ValueError(
+            f"skip_epsilon={epsilon!r} must be a number from 0 to below 1, or None to skip nothing"
+        )
     if sharding is None:
         return
     if not isinstance(sharding, NamedSharding):
@@ -182,13 +214,16 @@ def _check_bias(call: AttentionCall) -> None:
         return
     # Without this check a tile at a head that the bias lacks would silently get the last head.
     position, first = jax.ShapeDtypeStruct((1,), jnp.int32), Part(queries=(0, 1), keys=(0, 1))
-    block = jax.eval_shape(lambda bias, *sides: bias.cut(first)(*sides), call.bias, position, position)
+    block = jax.eval_shape(
+        lambda bias, *sides: bias.cut(first)(*sides), call.bias, position, position
+    )
     if block.shape[-3] != call.query.shape[-2]:
         raise ValueError(
             f"the bias has {block.shape[-3]} heads and the query {call.query.shape[-2]}; they must be the same"
         )
     epsilon, slopes = call.options.skip_epsilon, call.known_slopes
-    # With epsilon 0 such a slope is allowed: its head skips nothing, and training may lead a slope through zero.
+    # With epsilon 0 such a slope is allowed: its head skips nothing, and training may lead a slope
+    # through zero.
     if epsilon and slopes is not None and np.any(slopes < 0):
         raise ValueError(
             f"slopes={slopes.tolist()} have a value below zero, which favours far keys; skip_epsilon={epsilon} needs "
@@ -198,7 +233,9 @@ def _check_bias(call: AttentionCall) -> None:
 
 def _check_sides(call: AttentionCall) -> None:
     if (call.query_segments is None) != (call.key_segments is None):
-        raise ValueError("segment_ids were given for one side alone; give (queries', keys'), or one array for both")
+        raise ValueError(
+            "segment_ids were given for one side alone; give (queries', keys'), or one array for both"
+        )
     for name, x, positions, segments in (
         ("query", call.query, call.query_positions, call.query_segments),
         ("key", call.key, call.key_positions, call.key_segments),
@@ -206,7 +243,9 @@ def _check_sides(call: AttentionCall) -> None:
         check_integers(name, positions)
         for argument, side in ((f"{name}_positions", positions), ("segment_ids", segments)):
             length = x.shape[-3]
-            if side is not None and not (side.shape[-1:] == (length,) and _broadcasts(side.shape, x.shape[:-2])):
+            if side is not None and not (
+                side.shape[-1:] == (length,) and _broadcasts(side.shape, x.shape[:-2])
+            ):
                 raise ValueError(
                     f"{argument} have shape {side.shape}; {name} needs {[length]} or {[*x.shape[:-3], length]}"
                 )
@@ -222,7 +261,9 @@ def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     """Computes the call by `reference_attention`."""
     keep = None
     if call.dropout_rng is not None and call.dropout_rate > 0.0:
-        keep = dropout_factors(call.dropout_rng, call.dropout_rate, call.weights_shape, call.broadcast_dropout)
+        keep = dropout_factors(
+            call.dropout_rng, call.dropout_rate, call.weights_shape, call.broadcast_dropout
+        )
     return reference_attention(
         call.query,
         call.key,
@@ -248,7 +289,9 @@ def visible_pairs(
     causal: bool,
     window: int | None,
 ) -> list[Bool[Array, "*#batch q k"]]:
-    """Returns a mask, True if a query sees a key, for each condition in use: causality, the window, the segments."""
+    """Returns a mask, True if a query sees a key, for each condition in use: causality, the window,
+    the segments.
+    """
     rows, columns = rows_and_columns(jnp.asarray(query_positions), jnp.asarray(key_positions))
     masks = [rows >= columns] if causal else []
     if window is not None:
@@ -260,7 +303,9 @@ def visible_pairs(
 
 
 def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | None:
-    """Returns a mask, True if a query sees a key by mask, causality, window and segments; None if all keys are seen."""
+    """Returns a mask, True if a query sees a key by mask, causality, window and segments; None if
+    all keys are seen.
+    """
     masks = [] if call.mask is None else [call.mask.astype(bool)]
     sides = call.query_positions, call.key_positions, call.query_segments, call.key_segments
     pairs = visible_pairs(*sides, causal=call.causal, window=call.options.window)
@@ -268,4 +313,6 @@ def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | No
     if not masks:
         return None
     rank = max(mask.ndim for mask in masks)
-    return functools.reduce(jnp.logical_and, (mask.reshape((1,) * (rank - mask.ndim) + mask.shape) for mask in masks))
+    return functools.reduce(
+        jnp.logical_and, (mask.reshape((1,) * (rank - mask.ndim) + mask.shape) for mask in masks)
+    )

@@ -1,4 +1,6 @@
-"""`attention_fn` closures: how a position method, and a cache, enter an unchanged Flax attention layer."""
+"""`attention_fn` closures: how a position method, and a cache, enter an unchanged Flax attention
+layer.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +27,8 @@ class Cached(NamedTuple):
     """The cache of a layer while new tokens go through it.
 
     Attributes:
-      variable: the layer's Flax variable, which holds its `KeyValues`, or None while the cache is being made.
+      variable: the layer's Flax variable, which holds its `KeyValues`, or None while the cache is
+        being made.
       reading: the new tokens, and the slots that all layers share.
     """
 
@@ -44,7 +47,8 @@ def alibi_attention_fn(
     sharding: NamedSharding | None = None,
     backend: str = "auto",
 ) -> AttentionFn:
-    """Returns ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or `nnx.MultiHeadAttention`.
+    """Returns ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or
+    `nnx.MultiHeadAttention`.
 
     The layer is used as it is, with or without batch dimensions, masks, attention dropout,
     mixed precision and `decode=True`. With fewer queries than keys, the last query
@@ -65,17 +69,24 @@ def alibi_attention_fn(
       keywords.
 
     Raises:
-      ValueError: from `alibi.alibi_slopes`; from the function, a layer with another number of heads, and as `attend`.
+      ValueError: from `alibi.alibi_slopes`; from the function, a layer with another number of
+        heads, and as `attend`.
     """
-    given = alibi_slopes(num_heads, convention) if slopes is None else jnp.asarray(slopes, jnp.float32)
+    given = (
+        alibi_slopes(num_heads, convention) if slopes is None else jnp.asarray(slopes, jnp.float32)
+    )
     if given.shape != (num_heads,):
         raise ValueError(f"slopes have shape {given.shape}; {num_heads} heads need ({num_heads},)")
     bias = AlibiBias(given, symmetric=not causal)
     options = AttentionOptions(window, skip_epsilon, sharding, backend)
 
-    def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:
+    def compute(
+        query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
+    ) -> Array:
         positions = _bottom_right_positions(query, key, arguments["mask"])
-        call = AttentionCall(query, key, value, bias, causal or is_causal, *positions, options=options, **arguments)
+        call = AttentionCall(
+            query, key, value, bias, causal or is_causal, *positions, options=options, **arguments
+        )
         return compute_call(call)
 
     return flax_attention_fn(num_heads, compute)
@@ -95,7 +106,8 @@ def method_attention_fn(
     options: AttentionOptions,
     cache: Cached | None = None,
 ) -> AttentionFn:
-    """Returns any position method as an `attention_fn`, for a layer whose input is `x`, with or without a cache.
+    """Returns any position method as an `attention_fn`, for a layer whose input is `x`, with or
+    without a cache.
 
     Args:
       params: the method's parameters, shared between layers and of this layer.
@@ -104,13 +116,18 @@ def method_attention_fn(
       segment_ids, options: see `alibi.attention.attend`.
       ascending: see `alibi.attention.call.AttentionCall`.
       scale: applied to the queries, with their positions, after the position method.
-      max_position: positions known only at run time are below it, and few of them may be used; 0: unknown.
-      cache: gets the keys and values of `x` and whatever the method keeps of each token; the queries attend to all
-        tokens in it.
+      max_position: positions known only at run time are below it, and few of them may be used; 0:
+        unknown.
+      cache: gets the keys and values of `x` and whatever the method keeps of each token; the
+        queries attend to all tokens in it.
     """
-    query_segments, key_segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    query_segments, key_segments = (
+        segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    )
 
-    def compute(query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]) -> Array:
+    def compute(
+        query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
+    ) -> Array:
         del is_causal
         held = before = padding = key_norm = None
         if cache is not None:
@@ -155,7 +172,9 @@ def method_attention_fn(
 
 
 def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> AttentionFn:
-    """Returns `compute(query, key, value, is_causal, fields of an AttentionCall)` as an `attention_fn`."""
+    """Returns `compute(query, key, value, is_causal, fields of an AttentionCall)` as an
+    `attention_fn`.
+    """
 
     # Flax passes only the keywords that this signature names, so it names each of them:
     # **kwargs would silently lose dropout, dtype and precision.
@@ -179,7 +198,9 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
     ) -> Float[Array, "*batch q heads value_dim"]:
         del force_fp32_for_softmax
         if query.shape[-2] != num_heads:
-            raise ValueError(f"attention_fn is for {num_heads} heads and the layer has {query.shape[-2]}")
+            raise ValueError(
+                f"attention_fn is for {num_heads} heads and the layer has {query.shape[-2]}"
+            )
         query, key, value = nn.dtypes.promote_dtype(query, key, value, dtype=dtype)
         arguments = {
             "mask": mask,
@@ -196,12 +217,17 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
     return attention
 
 
-def _bottom_right_positions(query: Array, key: Array, mask: Array | None) -> tuple[KnownPositions, KnownPositions]:
-    """Returns positions of queries and keys for a layer without positions: the queries stand at the last keys."""
+def _bottom_right_positions(
+    query: Array, key: Array, mask: Array | None
+) -> tuple[KnownPositions, KnownPositions]:
+    """Returns positions of queries and keys for a layer without positions: the queries stand at the
+    last keys.
+    """
     q_length, key_positions = query.shape[-3], np.arange(key.shape[-3])
     if q_length == 1 and mask is not None:
-        # In decoding Flax's cache index is out of sight, but the mask ends there. (Without a window any position
-        # would be right for ALiBi, since softmax ignores a constant; this position also keeps the biases small.)
+        # In decoding Flax's cache index is out of sight, but the mask ends there. (Without a window
+        # any position would be right for ALiBi, since softmax ignores a constant; this position
+        # also keeps the biases small.)
         seen = mask.any(axis=(-3, -2)) if mask.ndim >= 3 else mask.any(axis=-2)
         return jnp.where(seen, key_positions, -1).max(axis=-1, keepdims=True), key_positions
     return np.arange(q_length) + (key_positions.size - q_length), key_positions
@@ -212,6 +238,7 @@ def _sow(module: Any, weights: Array) -> None:
     if isinstance(module, nn.Module):
         module.sow("intermediates", "attention_weights", weights)
     else:
-        import flax.nnx as nnx  # takes as long as the rest of Flax, and is loaded already if its module calls
+        # takes as long as the rest of Flax, and is loaded already if its module calls
+        import flax.nnx as nnx
 
         module.sow(nnx.Intermediate, "attention_weights", weights)

@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from alibi.positions.bias import Bias
 
-# The logit of a hidden key. It is finite, so that 0 / 0 appears nowhere, not even in the gradient of a query that
-# sees no key.
+# The logit of a hidden key. It is finite, so that 0 / 0 appears nowhere, not even in the gradient
+# of a query that sees no key.
 MASKED = -1e30
 
 
@@ -29,21 +29,24 @@ def reference_attention(
     values_einsum: Callable[..., Array] | None = None,
     sow: Callable[[Array], None] | None = None,
 ) -> Float[Array, "*batch q heads value_dim"]:
-    """Returns softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper, section 3).
+    """Returns softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper,
+    section 3).
 
-    A bias with added values changes the result too. Logits, bias and softmax are float32 whatever the dtype
-    of the inputs; the result has the dtype of `value`. A query without visible keys gives zeros.
+    A bias with added values changes the result too. Logits, bias and softmax are float32 whatever
+    the dtype of the inputs; the result has the dtype of `value`. A query without visible keys gives
+    zeros.
 
     Args:
       visible: True if a query sees a key; None: each query sees all keys.
       keep: the factors by which dropout multiplies the weights, each 0 or 1 / (1 - rate).
-      weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized ones.
+      weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized
+        ones.
       sow: a function called with the weights, before dropout.
     """
     einsum = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
-    logits = (weights_einsum or einsum)("...qhd,...khd->...hqk", query, key).astype(jnp.float32) * query.shape[
-        -1
-    ] ** -0.5
+    logits = (weights_einsum or einsum)("...qhd,...khd->...hqk", query, key).astype(
+        jnp.float32
+    ) * query.shape[-1] ** -0.5
     if bias is not None:
         block = bias(query_positions, key_positions)
         logits = logits + block.reshape((1,) * (logits.ndim - block.ndim) + block.shape)
@@ -52,9 +55,13 @@ def reference_attention(
         sow(weights)
     if keep is not None:
         weights = weights * keep
-    attended = (values_einsum or einsum)("...hqk,...khd->...qhd", weights.astype(value.dtype), value)
+    attended = (values_einsum or einsum)(
+        "...hqk,...khd->...qhd", weights.astype(value.dtype), value
+    )
     if bias is not None and bias.adds_values:
-        attended = attended + bias.of_values(weights, query_positions, key_positions).swapaxes(-3, -2)
+        attended = attended + bias.of_values(weights, query_positions, key_positions).swapaxes(
+            -3, -2
+        )
     return attended.astype(value.dtype)
 
 
@@ -75,7 +82,9 @@ def _softmax(
 def dropout_factors(
     rng: PRNGKeyArray, rate: float, shape: tuple[int, ...], broadcast: bool
 ) -> Float[Array, "*batch heads q k"]:
-    """Returns factors 0 or 1 / (1 - rate) of `shape`; `broadcast`: the same for all batch entries and heads."""
+    """Returns factors 0 or 1 / (1 - rate) of `shape`; `broadcast`: the same for all batch entries
+    and heads.
+    """
     if broadcast:
         shape = (1,) * (len(shape) - 2) + shape[-2:]
     return jax.random.bernoulli(rng, 1.0 - rate, shape).astype(jnp.float32) / (1.0 - rate)

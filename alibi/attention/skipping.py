@@ -38,10 +38,11 @@ from alibi.cpu.products import dot_rows
 from alibi.positions.bias import Bias, Blocks, Part
 
 UNDERFLOW = 104.0  # exp(-104) is below half of the smallest float32 above zero
-# The share of the norms' product by which a computed logit may exceed the exact logit, since an accelerator
-# rounds the operands of products to bfloat16 or TF32 by default.
+# The share of the norms' product by which a computed logit may exceed the exact logit, since an
+# accelerator rounds the operands of products to bfloat16 or TF32 by default.
 LOGIT_ROUNDING = 2.0**-6
-ROUNDING = 2.0**-20  # the share by which a computed bias may exceed the exact bias, by float32's rounding
+# the share by which a computed bias may exceed the exact bias, by float32's rounding
+ROUNDING = 2.0**-20
 
 
 class Nearest(NamedTuple):
@@ -55,15 +56,23 @@ class Nearest(NamedTuple):
     distances: np.ndarray
 
 
-def key_excess(call: AttentionCall, nearest: Nearest, tiling: Tiling) -> Float[Array, "batch heads q_blocks"]:
-    """Returns the excess x = U - l of the proof above, the largest in each block of queries, rounding included.
+def key_excess(
+    call: AttentionCall, nearest: Nearest, tiling: Tiling
+) -> Float[Array, "batch heads q_blocks"]:
+    """Returns the excess x = U - l of the proof above, the largest in each block of queries,
+    rounding included.
 
     It is infinite, to skip nothing, if an input is not finite: for the whole head
     of a key or value, for the own block of a query.
     """
-    q, k, v = (lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value))
-    query_norms, key_norms, value_norms = (jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k, v))
-    # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over NaN.
+    q, k, v = (
+        lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value)
+    )
+    query_norms, key_norms, value_norms = (
+        jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k, v)
+    )
+    # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over
+    # NaN.
     largest_norm = key_norms.max(axis=1) + 0.0 * (key_norms.sum(axis=1) + value_norms.sum(axis=1))
     # If each query's nearest key is its own, the usual case, the keys need not be copied.
     in_order = np.array_equal(nearest.indices, np.arange(k.shape[1]))
@@ -72,8 +81,11 @@ def key_excess(call: AttentionCall, nearest: Nearest, tiling: Tiling) -> Float[A
     largest = (1.0 + 2 * LOGIT_ROUNDING) * query_norms * largest_norm[:, None]
     excess = (largest - nearest_logits) * q.shape[-1] ** -0.5 - nearest_bias(call, nearest)
     excess = jnp.where(jnp.isnan(excess), jnp.inf, excess)
-    # The last block is filled up with zeros. At worst they make its excess larger, so that less is left out.
-    excess = jnp.pad(excess, [(0, 0), (0, tiling.q_blocks * tiling.q_block - tiling.q_length), (0, 0)])
+    # The last block is filled up with zeros. At worst they make its excess larger, so that less is
+    # left out.
+    excess = jnp.pad(
+        excess, [(0, 0), (0, tiling.q_blocks * tiling.q_block - tiling.q_length), (0, 0)]
+    )
     return excess.reshape(len(q), tiling.q_blocks, -1, q.shape[2]).max(axis=2).swapaxes(1, 2)
 
 
@@ -83,21 +95,33 @@ def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_o
     assert call.known_positions is not None
     bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3))
     keys = call.known_positions[1][nearest.indices].astype(np.int32)
-    queries = keys + nearest.distances.astype(np.int32) * np.where(call.known_positions[0] < keys, -1, 1)
+    queries = keys + nearest.distances.astype(np.int32) * np.where(
+        call.known_positions[0] < keys, -1, 1
+    )
 
     def pair_bias(query: Array, key: Array, query_index: Array, key_index: Array) -> Array:
         part = Part(queries=(query_index, 1), keys=(key_index, 1))
         return bias.cut(part)(query[None], key[None])[..., 0, 0].reshape(-1, call.query.shape[-2])
 
     indices = np.arange(queries.size, dtype=np.int32), nearest.indices.astype(np.int32)
-    return jax.vmap(pair_bias, out_axes=1)(*map(jnp.asarray, (queries.astype(np.int32), keys, *indices)))
+    return jax.vmap(pair_bias, out_axes=1)(
+        *map(jnp.asarray, (queries.astype(np.int32), keys, *indices))
+    )
 
 
-def key_ranges(call: AttentionCall, tiling: Tiling, sides: Sides) -> Int[Array, "groups q_blocks two"]:
-    """Returns the first block of keys needed by each group and block of queries, and the block after the last."""
+def key_ranges(
+    call: AttentionCall, tiling: Tiling, sides: Sides
+) -> Int[Array, "groups q_blocks two"]:
+    """Returns the first block of keys needed by each group and block of queries, and the block
+    after the last.
+    """
     needed = tiles_needed(call, tiling, sides)
     grouped = (tiling.batch_groups, tiling.batch_group, tiling.head_groups, tiling.head_group)
-    needed = needed.reshape(*grouped, *needed.shape[-2:]).any(axis=(1, 3)).reshape(-1, *needed.shape[-2:])
+    needed = (
+        needed.reshape(*grouped, *needed.shape[-2:])
+        .any(axis=(1, 3))
+        .reshape(-1, *needed.shape[-2:])
+    )
     first = jnp.argmax(needed, axis=-1)
     after_last = tiling.k_blocks - jnp.argmax(needed[..., ::-1], axis=-1)
     some = needed.any(axis=-1, keepdims=True)
@@ -117,18 +141,27 @@ def computed_ranges(call: AttentionCall) -> Int[np.ndarray, "groups q_blocks two
 
 
 def skipped_share(call: AttentionCall) -> float:
-    """Returns the share of tiles skipped by the bias, among the tiles shown by causal mask and window."""
-    everything = dataclasses.replace(call, options=dataclasses.replace(call.options, skip_epsilon=None))
+    """Returns the share of tiles skipped by the bias, among the tiles shown by causal mask and
+    window.
+    """
+    everything = dataclasses.replace(
+        call, options=dataclasses.replace(call.options, skip_epsilon=None)
+    )
     computed, shown = (np.diff(computed_ranges(of), axis=-1).sum() for of in (call, everything))
     return 1.0 - float(computed / shown)
 
 
-def tiles_needed(call: AttentionCall, tiling: Tiling, sides: Sides) -> Bool[Array, "batch heads q_blocks k_blocks"]:
-    """Returns the tiles to compute: neither causal mask nor window hides them, and the proof can't leave them out."""
+def tiles_needed(
+    call: AttentionCall, tiling: Tiling, sides: Sides
+) -> Bool[Array, "batch heads q_blocks k_blocks"]:
+    """Returns the tiles to compute: neither causal mask nor window hides them, and the proof can't
+    leave them out.
+    """
     epsilon, window, nearest = call.options.skip_epsilon, call.options.window, nearest_keys(call)
     lowest_query, highest_query = _extremes(sides["query_positions"], tiling.q_blocks)
     lowest_key, highest_key = _extremes(sides["key_positions"], tiling.k_blocks)
-    behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]  # the least distance in the tile
+    # the least distance in the tile
+    behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]
     ahead = lowest_key[:, None, None, :] - highest_query[:, None, :, None]
     seen = ahead <= 0 if call.causal else jnp.ones(behind.shape, bool)
     if window is not None:
@@ -138,17 +171,24 @@ def tiles_needed(call: AttentionCall, tiling: Tiling, sides: Sides) -> Bool[Arra
     if epsilon is None or call.bias is None or not call.bias.bounded or nearest is None:
         return seen
     bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3).padded(*tiling.padding))
-    count = np.minimum(tiling.k_block, tiling.k_length - tiling.k_block * np.arange(tiling.k_blocks))
-    blocks = Blocks(behind[:, 0], ahead[:, 0], tiling.q_blocks, tiling.k_blocks, count.reshape(1, 1, 1, -1))
+    count = np.minimum(
+        tiling.k_block, tiling.k_length - tiling.k_block * np.arange(tiling.k_blocks)
+    )
+    blocks = Blocks(
+        behind[:, 0], ahead[:, 0], tiling.q_blocks, tiling.k_blocks, count.reshape(1, 1, 1, -1)
+    )
     excess = key_excess(call, nearest, tiling)[..., None]
     if epsilon == 0:
         return seen & ~(excess + bias.upper_bound(blocks) < -UNDERFLOW)
-    # Keys ascend, so the farthest before a query are in the first blocks, and those after it in the last ones.
+    # Keys ascend, so the farthest before a query are in the first blocks, and those after it in the
+    # last ones.
     sums = bias.log_sum_bound(blocks)
     sums = jnp.broadcast_to(sums, jnp.broadcast_shapes(sums.shape, (1, 1, 1, tiling.k_blocks)))
     directions = [False] if call.causal else [False, True]
     most = math.log(epsilon / len(directions))
-    left_out = [excess + lax.cumlogsumexp(sums, axis=3, reverse=reverse) < most for reverse in directions]
+    left_out = [
+        excess + lax.cumlogsumexp(sums, axis=3, reverse=reverse) < most for reverse in directions
+    ]
     return seen & ~functools.reduce(jnp.logical_or, left_out)
 
 
@@ -161,13 +201,13 @@ def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Arra
 def weight_left(
     bias: Bias, bound: Float[Array, "batch heads"], blocks: Blocks, epsilon: float | None
 ) -> Float[Array, "batch heads blocks"]:
-    """Returns, for each block of keys, a bound of the weight of all keys up to its end, as a logarithm.
+    """Returns, for each block of keys, a bound of the weight of all keys up to its end, as a
+    logarithm.
 
-    It bounds the sum of their exponentials, or, with epsilon 0, the largest of them. A query
-    that has read all later keys, and gathered exp(g) from them, can stop as soon as this is less than
-    g + log(epsilon), or with epsilon 0 less than g - `UNDERFLOW`. The keys may have any positions,
-    in any order. If no bound is known,
-    it is infinite or NaN, with which no query stops.
+    It bounds the sum of their exponentials, or, with epsilon 0, the largest of them. A query that
+    has read all later keys, and gathered exp(g) from them, can stop as soon as this is less than g
+    + log(epsilon), or with epsilon 0 less than g - `UNDERFLOW`. The keys may have any positions, in
+    any order. If no bound is known, it is infinite or NaN, with which no query stops.
 
     Args:
       bias: a `bounded` bias.
@@ -198,11 +238,14 @@ def nearest_keys(call: AttentionCall) -> Nearest | None:
         # A query is sure to share its segment with its own key alone.
         own = call.query_segments is call.key_segments and np.array_equal(queries, keys)
         return Nearest(np.arange(queries.size), np.zeros(queries.size, np.int64)) if own else None
-    before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)  # the last key up to the query, or key 0
+    # the last key up to the query, or key 0
+    before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
     indices, seen = before, keys[before] <= queries
     if not call.causal:
         after = np.minimum(before + 1, keys.size - 1)
-        indices = np.where(np.abs(keys[after] - queries) < np.abs(queries - keys[before]), after, before)
+        indices = np.where(
+            np.abs(keys[after] - queries) < np.abs(queries - keys[before]), after, before
+        )
         seen = np.ones(queries.size, bool)
     distances = np.abs(queries - keys[indices])
     if call.options.window is not None:

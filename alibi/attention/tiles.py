@@ -1,4 +1,6 @@
-"""How a call of attention is cut into tiles: queries and keys in blocks, batch entries and heads in groups."""
+"""How a call of attention is cut into tiles: queries and keys in blocks, batch entries and heads in
+groups.
+"""
 
 import dataclasses
 import functools
@@ -20,8 +22,8 @@ TILE_WEIGHTS = 2**20  # of all batch entries and heads in a group
 # An accelerator does a whole batch at once.
 ACCELERATOR_TILE_WEIGHTS = 2**26
 
-# Positions and segments `[length]`, or `[batch, length]` if batch entries differ, by the names of the call's fields,
-# and its mask, all filled up to whole blocks; and the dropout key.
+# Positions and segments `[length]`, or `[batch, length]` if batch entries differ, by the names of
+# the call's fields, and its mask, all filled up to whole blocks; and the dropout key.
 Sides = dict[str, Any]
 
 
@@ -31,8 +33,10 @@ class Tiling:
 
     Attributes:
       q_length, k_length: lengths of the call.
-      batch_groups, head_groups: the numbers of groups of batch entries (all batch dimensions together) and of heads.
-      batch_group, head_group: the numbers of batch entries and heads of a group, which are computed together.
+      batch_groups, head_groups: the numbers of groups of batch entries (all batch dimensions
+        together) and of heads.
+      batch_group, head_group: the numbers of batch entries and heads of a group, which are computed
+        together.
       q_blocks, k_blocks: the numbers of blocks of queries and keys.
       q_block, k_block: the numbers of queries and keys of a tile.
       causal, window, dropout_rate, broadcast_dropout, precision, platform: those of the call.
@@ -62,7 +66,10 @@ class Tiling:
     @property
     def padding(self) -> tuple[int, int]:
         """The numbers of queries and keys of padding in the last blocks."""
-        return self.q_blocks * self.q_block - self.q_length, self.k_blocks * self.k_block - self.k_length
+        return (
+            self.q_blocks * self.q_block - self.q_length,
+            self.k_blocks * self.k_block - self.k_length,
+        )
 
     def first_of_group(self, index: Any) -> tuple[Any, Any]:
         """Returns the first batch entry and the first head of a group, whose number may be traced."""
@@ -77,15 +84,17 @@ def make_tiling(call: AttentionCall) -> Tiling:
     batch, blocks = math.prod(call.query.shape[:-3]), list[int]()
     for length in (q_length, k_length):
         count = -(-length // (call.options.block or BLOCK))
-        # Blocks are about equal, so that little is filled up, and if there are several, multiples of 8.
+        # Blocks are about equal, so that little is filled up, and if there are several, multiples
+        # of 8.
         blocks.append(length if count == 1 else -(-length // (8 * count)) * 8)
     weights = math.prod(blocks)
     room = TILE_WEIGHTS if on_cpu else ACCELERATOR_TILE_WEIGHTS
     batch_group = _at_once(batch, room // weights, call.devices)
     if on_cpu and call.bias is not None:
-        # Each head has a bias of its own, which fills the cache too; batch entries mostly share a bias. A tile of two
-        # heads with a bounded bias must be computed if either needs it, so such heads go one by one.
-        # (This doesn't depend on skip_epsilon, so that skipping doesn't change how products are rounded.)
+        # Each head has a bias of its own, which fills the cache too; batch entries mostly share a
+        # bias. A tile of two heads with a bounded bias must be computed if either needs it, so such
+        # heads go one by one. (This doesn't depend on skip_epsilon, so that skipping doesn't change
+        # how products are rounded.)
         room //= 4 if call.bias.bounded else 2
     head_group = _at_once(heads, room // (batch_group * weights), call.devices)
     return Tiling(
@@ -109,7 +118,8 @@ def make_tiling(call: AttentionCall) -> Tiling:
 
 
 def _at_once(count: int, fitting: int, devices: int) -> int:
-    """Returns how many of `count` batch entries or heads to compute together: a divisor of it, at most `fitting`.
+    """Returns how many of `count` batch entries or heads to compute together: a divisor of it, at
+    most `fitting`.
 
     If several devices share them it is all, since a loop over a split array would gather it.
     """
@@ -134,9 +144,14 @@ def make_sides(call: AttentionCall, tiling: Tiling) -> Sides:
     if mask is not None:
         mask = mask.astype(bool).reshape((1,) * (len(batch_dims) + 3 - mask.ndim) + mask.shape)
         if len(batch_dims) != 1:
-            mask = jnp.broadcast_to(mask, (*batch_dims, *mask.shape[-3:])).reshape(-1, *mask.shape[-3:])
+            mask = jnp.broadcast_to(mask, (*batch_dims, *mask.shape[-3:])).reshape(
+                -1, *mask.shape[-3:]
+            )
         *_, q, k = mask.shape
-        mask = jnp.pad(mask, [(0, 0), (0, 0), (0, more_queries if q > 1 else 0), (0, more_keys if k > 1 else 0)])
+        mask = jnp.pad(
+            mask,
+            [(0, 0), (0, 0), (0, more_queries if q > 1 else 0), (0, more_keys if k > 1 else 0)],
+        )
     return sides | {"mask": mask}
 
 
@@ -186,14 +201,21 @@ class Tile(NamedTuple):
     sides: Sides
 
     def side(self, name: str) -> Any:
-        """Returns the tile's positions or segments, `[batch, block]` or `[block]`; None if the call has none."""
-        x, (start, size) = self.sides[name], self.part.queries if name.startswith("query") else self.part.keys
+        """Returns the tile's positions or segments, `[batch, block]` or `[block]`; None if the call
+        has none.
+        """
+        x, (start, size) = (
+            self.sides[name],
+            self.part.queries if name.startswith("query") else self.part.keys,
+        )
         if x is not None and x.ndim > 1:
             x = jax.lax.dynamic_slice_in_dim(x, *self.part.batch)
         return x if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
 
     def bias_values(self, bias: Bias | None) -> Float[Array, "batch heads q k"] | None:
-        """Returns the values of a bias cut to the tile; the batch dimension is 1 if all entries share them."""
+        """Returns the values of a bias cut to the tile; the batch dimension is 1 if all entries
+        share them.
+        """
         if bias is None:
             return None
         block = bias(self.side("query_positions"), self.side("key_positions"))
@@ -202,12 +224,19 @@ class Tile(NamedTuple):
     def added_values(
         self, bias: Bias, weights: Float[Array, "batch heads q k"]
     ) -> Float[Array, "batch heads q value_dim"]:
-        """Returns the sums over keys by which a bias cut to the tile, which `adds_values`, changes the results."""
+        """Returns the sums over keys by which a bias cut to the tile, which `adds_values`, changes
+        the results.
+        """
         return bias.of_values(weights, self.side("query_positions"), self.side("key_positions"))
 
     def visible(self) -> Bool[Array, "#batch #heads q k"] | None:
-        """Returns a mask, True if a query sees a key; None if each query of the tile sees all its keys."""
-        tiling, sides = self.tiling, ("query_positions", "key_positions", "query_segments", "key_segments")
+        """Returns a mask, True if a query sees a key; None if each query of the tile sees all its
+        keys.
+        """
+        tiling, sides = (
+            self.tiling,
+            ("query_positions", "key_positions", "query_segments", "key_segments"),
+        )
         pairs = visible_pairs(*map(self.side, sides), causal=tiling.causal, window=tiling.window)
         masks = [mask[:, None] if mask.ndim == 3 else mask[None, None] for mask in pairs]
         if tiling.padding[1]:
@@ -215,7 +244,10 @@ class Tile(NamedTuple):
             masks.append((column < tiling.k_length)[None, None, None, :])
         if (mask := self.sides["mask"]) is not None:
             # Along dimensions of size 1, which broadcast, the mask is not cut.
-            spans = [(0, 1) if size == 1 else span for size, span in zip(mask.shape, self.part, strict=True)]
+            spans = [
+                (0, 1) if size == 1 else span
+                for size, span in zip(mask.shape, self.part, strict=True)
+            ]
             masks.append(jax.lax.dynamic_slice(mask, *zip(*spans, strict=True)))
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
@@ -226,5 +258,9 @@ class Tile(NamedTuple):
             return weights
         key = jax.random.fold_in(jax.random.fold_in(key, self.q_block), self.k_block)
         if not tiling.broadcast_dropout:
-            key = jax.random.fold_in(jax.random.fold_in(key, self.part.batch[0]), self.part.heads[0])
-        return weights * dropout_factors(key, tiling.dropout_rate, weights.shape, tiling.broadcast_dropout)
+            key = jax.random.fold_in(
+                jax.random.fold_in(key, self.part.batch[0]), self.part.heads[0]
+            )
+        return weights * dropout_factors(
+            key, tiling.dropout_rate, weights.shape, tiling.broadcast_dropout
+        )

@@ -20,7 +20,15 @@ from alibi.config.fields import nearest
 from alibi.config.tree import KEYS, SHORT_NAMES
 from alibi.cpu.host_memory import keep_freed_memory
 from alibi.data.cache import cache_root, check_paths
-from alibi.errors import FAILED, REQUEUE, Interrupted, explain, ignore_signals, print_error, signals_raised
+from alibi.errors import (
+    FAILED,
+    REQUEUE,
+    Interrupted,
+    explain,
+    ignore_signals,
+    print_error,
+    signals_raised,
+)
 from alibi.parallel import hosts
 from alibi.storage.files import local_path
 
@@ -32,9 +40,12 @@ flags.disclaim_key_flags()  # --help shows the flags below under the entry point
 
 
 def run(main: Callable[..., int | None], **options: Any) -> None:
-    """Prepares the process, runs `execute` with these `options` on the words of the command line, and exits."""
+    """Prepares the process, runs `execute` with these `options` on the words of the command line,
+    and exits.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # macOS refuses its own limit if that is infinite
+    # macOS refuses its own limit if that is infinite
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sys.path.append("")  # position=my_package.my_file:MyMethod is found from the current directory
     faulthandler.enable()
@@ -59,22 +70,25 @@ def execute(
     addresses: Collection[str] = (),
     resumes: str = "",
 ) -> int:
-    """Parses the flags in `argv`, which begins with the program, calls `main` and returns the exit code.
+    """Parses the flags in `argv`, which begins with the program, calls `main` and returns the exit
+    code.
 
-    The code is the result of `main`, 0 for None; 1 (FAILED) after an error of the user; 75 (REQUEUE) if a
-    signal stopped a resumable command, or another process was lost; 130 after any other
-    Ctrl-C. Other exceptions are bugs, and are raised.
+    The code is the result of `main`, 0 for None; 1 (FAILED) after an error of the user; 75
+    (REQUEUE) if a signal stopped a resumable command, or another process was lost; 130 after any
+    other Ctrl-C. Other exceptions are bugs, and are raised.
 
     Args:
       takes: describes the other words, which `main` gets, for messages; "": no such words.
       required: necessary flags.
       addresses: flags for which an address such as gs://BUCKET/PATH is allowed.
-      resumes: of a resumable command: the message after a signal. SIGNALS raise Interrupted in `main`.
+      resumes: of a resumable command: the message after a signal. SIGNALS raise Interrupted in
+        `main`.
     """
     try:
         words = _parse(argv, takes, required)
         _check_values(addresses)
-        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a process finds the programs of earlier processes
+        # a process finds the programs of earlier processes
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compilations"))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
         with signals_raised() if resumes else contextlib.nullcontext():
@@ -95,17 +109,20 @@ def execute(
         if reason := explain(error):
             print_error(reason)
         elif jax.distributed.is_initialized():
-            traceback.print_exc()  # not raised: JAX would wait for the other processes before this one ends
+            # not raised: JAX would wait for the other processes before this one ends
+            traceback.print_exc()
         else:
             raise
         return FAILED
 
 
 def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:
-    """Parses the flags, puts the config in place of the text of --config, and returns the other words.
+    """Parses the flags, puts the config in place of the text of --config, and returns the other
+    words.
 
     Raises:
-      ValueError: an unknown flag or key (the nearest is suggested), a refused value, a missing flag, or other words.
+      ValueError: an unknown flag or key (the nearest is suggested), a refused value, a missing
+        flag, or other words.
     """
     values = flags.FLAGS
     values.set_gnu_getopt(bool(takes))  # flags may stand after other words
@@ -113,13 +130,17 @@ def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:
         argv, overrides = _split_overrides(values.read_flags_from_files(argv, force_gnu=False))
         _, *words = values(argv)
     except flags.UnrecognizedFlagError as error:
-        raise ValueError(f"there is no flag --{error.flagname}; {_suggest(error.flagname)}--help shows all") from None
+        raise ValueError(
+            f"there is no flag --{error.flagname}; {_suggest(error.flagname)}--help shows all"
+        ) from None
     except flags.Error as error:
         raise ValueError(str(error)) from None
     missing = [f"--{name} ({values[name].help})" for name in required if values[name].value is None]
     missing += [takes] if takes and not words else []
     if missing:
-        raise ValueError(f"give {' and '.join(missing)}; --help shows how the command is used, and all flags")
+        raise ValueError(
+            f"give {' and '.join(missing)}; --help shows how the command is used, and all flags"
+        )
     if words and not takes:
         raise ValueError(f"unknown arguments: {' '.join(words)}; flags start with --")
     if "config" in values and values["config"].value is not None:
@@ -151,16 +172,22 @@ def _split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Any]]]
 def _suggest(name: str) -> str:
     """Returns a question for a flag near `name`, or for the config keys whose last part it is."""
     keys = sorted(KEYS) if "config" in flags.FLAGS else []
-    meant = [f"config.{key}" for key in keys if f".{key}".endswith(f".{SHORT_NAMES.get(name, name)}")]
+    meant = [
+        f"config.{key}" for key in keys if f".{key}".endswith(f".{SHORT_NAMES.get(name, name)}")
+    ]
     meant = meant or [nearest(name, [*flags.FLAGS, *(f"config.{key}" for key in keys)], cutoff=0.6)]
     return f"did you mean {' or '.join(f'--{one}' for one in meant)}? " if meant[0] else ""
 
 
 def _check_values(addresses: Collection[str]) -> None:
-    """Raises ValueError for an empty flag, or for an address where a path is needed: it would make a folder `gs:`."""
+    """Raises ValueError for an empty flag, or for an address where a path is needed: it would make
+    a folder `gs:`.
+    """
     for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
         if flag.name in NEVER_EMPTY and flag.present and flag.value in ("", []):
-            raise ValueError(f"--{flag.name} is empty; give a value, or leave it out (is a shell variable unset?)")
+            raise ValueError(
+                f"--{flag.name} is empty; give a value, or leave it out (is a shell variable unset?)"
+            )
         for value in flag.value if isinstance(flag.value, list) else [flag.value]:
             if isinstance(value, str) and flag.name not in addresses:
                 local_path(value, f"--{flag.name}")
@@ -176,10 +203,16 @@ def define_config_flag(default: str | None = None, help: str = "get_config()") -
 
 def config_words() -> list[str]:
     """Returns the words --config and --config.KEY of this command line, for another process."""
-    kept, overrides = _split_overrides(flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False))
+    kept, overrides = _split_overrides(
+        flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
+    )
     named = [word.partition("=")[2] for word in kept if re.match(r"--?config=", word)]
     named += [kept[at + 1] for at, word in enumerate(kept[:-1]) if re.fullmatch(r"--?config", word)]
-    return [f"--config={named[-1]}"] + [f"--config.{key}={value}" for key, value in overrides] if named else []
+    return (
+        [f"--config={named[-1]}"] + [f"--config.{key}={value}" for key, value in overrides]
+        if named
+        else []
+    )
 
 
 def define_jobs_flag() -> flags.FlagHolder[int]:
@@ -208,7 +241,9 @@ def planned_devices(plans: bool, when: str) -> tuple[int, str] | None:
     values = flags.FLAGS
     given = next((name for name in ("device_kind", "devices") if values[name].present), None)
     if given and not plans:
-        raise ValueError(f"--{given} is for the plan that {when} prints; leave it out, or ask for the plan")
+        raise ValueError(
+            f"--{given} is for the plan that {when} prints; leave it out, or ask for the plan"
+        )
     if given and values.device_kind is None:
         raise ValueError("--devices needs their kind too, such as --device_kind='TPU v5e'")
     return (values.devices, values.device_kind) if given else None
@@ -217,7 +252,9 @@ def planned_devices(plans: bool, when: str) -> tuple[int, str] | None:
 def define_host_flags() -> None:
     """Defines the flags by which an entry point runs on several hosts."""
     flags.DEFINE_bool("multihost", False, "this process is one of several; the cluster says which")
-    flags.DEFINE_string("coordinator_address", None, "HOST:PORT of the first process, the same on every process")
+    flags.DEFINE_string(
+        "coordinator_address", None, "HOST:PORT of the first process, the same on every process"
+    )
     flags.DEFINE_integer("num_processes", None, "processes in all")
     flags.DEFINE_integer("process_id", None, "this process, from 0")
 
@@ -226,13 +263,26 @@ def host_flags() -> list[str]:
     """Returns the given flags of `define_host_flags`, for another process."""
     names = ("multihost", "coordinator_address", "num_processes", "process_id")
     values = {name: flags.FLAGS[name].value for name in names}
-    return [f"--{name}={value}" for name, value in values.items() if value is not None and value is not False]
+    return [
+        f"--{name}={value}"
+        for name, value in values.items()
+        if value is not None and value is not False
+    ]
 
 
 def join_hosts(*, keep_sigterm: bool = True) -> None:
-    """Connects to the other processes if the flags name any, before any device is used; see `hosts.join`."""
+    """Connects to the other processes if the flags name any, before any device is used; see
+    `hosts.join`.
+    """
     given = flags.FLAGS
     if (given.num_processes or given.process_id) is not None and not given.coordinator_address:
-        raise ValueError("--num_processes and --process_id need --coordinator_address=HOST:PORT of the first process")
+        raise ValueError(
+            "--num_processes and --process_id need --coordinator_address=HOST:PORT of the first process"
+        )
     if given.multihost or given.coordinator_address:
-        hosts.join(given.coordinator_address, given.num_processes, given.process_id, keep_sigterm=keep_sigterm)
+        hosts.join(
+            given.coordinator_address,
+            given.num_processes,
+            given.process_id,
+            keep_sigterm=keep_sigterm,
+        )

@@ -13,28 +13,54 @@ flags.disclaim_key_flags()  # --help shows the flags below under the entry point
 
 
 def define(multiples: str) -> None:
-    """Defines the flags; `multiples` are the evaluation lengths, in lengths of training, if no lengths are given."""
+    """Defines the flags; `multiples` are the evaluation lengths, in lengths of training, if no
+    lengths are given.
+    """
     flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
-    flags.DEFINE_list("multiples", None, f"evaluation lengths as multiples of each run's own; default: {multiples}")
+    flags.DEFINE_list(
+        "multiples",
+        None,
+        f"evaluation lengths as multiples of each run's own; default: {multiples}",
+    )
     flags.DEFINE_list("lengths", None, "evaluation lengths in tokens, in place of --multiples")
     flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
     position = "position method of the test, in place of the method of training, if it has the same parameters"
     flags.DEFINE_string("position", None, position)
-    options = "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
+    options = (
+        "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
+    )
     flags.DEFINE_list("position_options", [], options)
-    flags.DEFINE_integer("window", None, "test with attention that reaches back so many tokens (0: all)", lower_bound=0)
-    flags.DEFINE_string("logit_scale", None, "test with queries scaled by log_n or ssmax, or unscaled (empty)")
-    flags.DEFINE_integer("max_position", None, "test with positions spread below this number (0: none)", lower_bound=0)
-    flags.DEFINE_string("output_dir", None, "directory of the results; default: the work directory if there is one")
-    flags.DEFINE_integer("batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens")
+    flags.DEFINE_integer(
+        "window",
+        None,
+        "test with attention that reaches back so many tokens (0: all)",
+        lower_bound=0,
+    )
+    flags.DEFINE_string(
+        "logit_scale", None, "test with queries scaled by log_n or ssmax, or unscaled (empty)"
+    )
+    flags.DEFINE_integer(
+        "max_position",
+        None,
+        "test with positions spread below this number (0: none)",
+        lower_bound=0,
+    )
+    flags.DEFINE_string(
+        "output_dir", None, "directory of the results; default: the work directory if there is one"
+    )
+    flags.DEFINE_integer(
+        "batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens"
+    )
     flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
 
 
 def options() -> dict[str, Any]:
-    """Returns the values of the flags by the names of the fields of `alibi.evaluation.extrapolation.RunOptions`.
+    """Returns the values of the flags by the names of the fields of
+    `alibi.evaluation.extrapolation.RunOptions`.
 
     Raises:
-      ValueError: no run is named, two flags contradict each other, or the directory of the results is open.
+      ValueError: no run is named, two flags contradict each other, or the directory of the results
+        is open.
     """
     given = flags.FLAGS
     if given.lengths is not None and given.multiples is not None:
@@ -42,12 +68,17 @@ def options() -> dict[str, Any]:
     if given.output_dir is None and len(given.workdirs) > 1:
         raise ValueError("several --workdirs need an --output_dir for their common results")
     if given.output_dir is None:
-        RunDirectory(given.workdirs[0]).config()  # a mistyped name must not become a directory of results
+        # a mistyped name must not become a directory of results
+        RunDirectory(given.workdirs[0]).config()
     numbers = {}
     for flag in ("lengths", "multiples"):
         words = given[flag].value
-        if words is not None and any(not word.strip().isdecimal() or int(word) < 1 for word in words):
-            raise ValueError(f"--{flag}={','.join(words)} must be positive whole numbers, such as 1,2,4")
+        if words is not None and any(
+            not word.strip().isdecimal() or int(word) < 1 for word in words
+        ):
+            raise ValueError(
+                f"--{flag}={','.join(words)} must be positive whole numbers, such as 1,2,4"
+            )
         if words is not None:
             numbers[flag] = tuple(map(int, words))
     return {
@@ -55,7 +86,9 @@ def options() -> dict[str, Any]:
         **numbers,
         "checkpoint": given.checkpoint,
         "batch_tokens": given.batch_tokens,
-        "override": Override(given.position, _position_options(), **{key: given[key].value for key in MODEL_KEYS}),
+        "override": Override(
+            given.position, _position_options(), **{key: given[key].value for key in MODEL_KEYS}
+        ),
         "report": given.report,
     }
 
@@ -67,6 +100,8 @@ def _position_options() -> tuple[tuple[str, Any], ...]:
     for word in filter(None, re.split(r",(?=\s*\w+\s*=)", ",".join(flags.FLAGS.position_options))):
         name, separator, value = word.partition("=")
         if not (name and separator):
-            raise ValueError(f"--position_options={word} is not KEY=VALUE; write for example factor=4")
+            raise ValueError(
+                f"--position_options={word} is not KEY=VALUE; write for example factor=4"
+            )
         options[name] = parsed(value)
     return tuple(options.items())

@@ -1,4 +1,6 @@
-"""One reader of values: from a flag's text or from Python to the type and the range of a dataclass field."""
+"""One reader of values: from a flag's text or from Python to the type and the range of a dataclass
+field.
+"""
 
 import ast
 import contextlib
@@ -49,17 +51,24 @@ def _violated(limits: Mapping[str, Any], value: Any) -> str:
 
 
 def annotations(kind: type) -> dict[str, Any]:
-    """Returns the type of each field of a dataclass: its annotation, or if Python can't evaluate it, its default's."""
+    """Returns the type of each field of a dataclass: its annotation, or if Python can't evaluate
+    it, its default's.
+    """
     fields = dataclasses.fields(kind)
-    with contextlib.suppress(Exception):  # text as an annotation may name something absent, and raise any error
+    # text as an annotation may name something absent, and raise any error
+    with contextlib.suppress(Exception):
         hints = typing.get_type_hints(kind)
         return {field.name: hints[field.name] for field in fields}
     unknown = (None, dataclasses.MISSING)
-    return {field.name: Any if field.default in unknown else type(field.default) for field in fields}
+    return {
+        field.name: Any if field.default in unknown else type(field.default) for field in fields
+    }
 
 
 def parsed(text: str, annotation: Any = Any) -> Any:
-    """Returns the value of a flag's text: None, True, a number, a name, or a tuple such as 0.5:0.25."""
+    """Returns the value of a flag's text: None, True, a number, a name, or a tuple such as
+    0.5:0.25.
+    """
     if annotation is str:
         return text
     if annotation is bool and text.lower() in ("true", "false", "1", "0"):
@@ -69,11 +78,18 @@ def parsed(text: str, annotation: Any = Any) -> Any:
     return tuple(parts) if several else without_lists(_literal(text))
 
 
-def read(given: str, value: Any, annotation: Any, default: Any = None, limits: Mapping[str, Any] | None = None) -> Any:
+def read(
+    given: str,
+    value: Any,
+    annotation: Any,
+    default: Any = None,
+    limits: Mapping[str, Any] | None = None,
+) -> Any:
     """Returns `value` as the type of a field.
 
-    Lists become tuples, since a frozen dataclass is hashed; a number becomes a tuple if the field holds tuples, and a
-    whole number a float if it holds floats. None is also taken if it is the default.
+    Lists become tuples, since a frozen dataclass is hashed; a number becomes a tuple if the field
+    holds tuples, and a whole number a float if it holds floats. None is also taken if it is the
+    default.
 
     Args:
       given: names the value in an error, such as "model.width=3".
@@ -102,7 +118,9 @@ def read(given: str, value: Any, annotation: Any, default: Any = None, limits: M
 
 
 def without_lists(value: Any) -> Any:
-    """Returns `value` with tuples in place of lists at any depth: values from JSON equal the values written to it."""
+    """Returns `value` with tuples in place of lists at any depth: values from JSON equal the values
+    written to it.
+    """
     if isinstance(value, Mapping):
         return {name: without_lists(inner) for name, inner in value.items()}
     several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -110,7 +128,9 @@ def without_lists(value: Any) -> Any:
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:
-    """Returns the most similar word of `known`; "" if the similarity, from 0 to 1, is below `cutoff`."""
+    """Returns the most similar word of `known`; "" if the similarity, from 0 to 1, is below
+    `cutoff`.
+    """
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 
@@ -122,7 +142,9 @@ def _literal(text: str) -> Any:
 
 
 def _read(value: Any, annotation: Any) -> Any:
-    """Returns `value` as `annotation`; raises TypeError if it is of another type, OverflowError beyond float32."""
+    """Returns `value` as `annotation`; raises TypeError if it is of another type, OverflowError
+    beyond float32.
+    """
     kind: Any = typing.get_origin(annotation) or annotation
     arguments = typing.get_args(annotation)
     if kind in (typing.Union, types.UnionType):

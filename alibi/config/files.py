@@ -1,4 +1,6 @@
-"""Python files of users: get_config() of a config and get_sweep() of a sweep. Their errors take one line."""
+"""Python files of users: get_config() of a config and get_sweep() of a sweep. Their errors take one
+line.
+"""
 
 import dataclasses
 import importlib.util
@@ -31,10 +33,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Returns the config of `named`, FILE.py or FILE.py:KEY=VALUE,..., with the values of `overrides` by key.
+    """Returns the config of `named`, FILE.py or FILE.py:KEY=VALUE,..., with the values of
+    `overrides` by key.
 
     Raises:
-      ValueError: a file that is missing, fails or returns no config; an unknown key or a refused value.
+      ValueError: a file that is missing, fails or returns no config; an unknown key or a refused
+        value.
     """
     file, _, argument = named.partition(":")
     if not os.path.isfile(file):
@@ -44,17 +48,21 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
     config = call(file, "get_config", "configs/quickstart.py", *([argument] if argument else []))
     if not isinstance(config, ml_collections.ConfigDict):
         given = "None; is its return missing?" if config is None else f"a {type(config).__name__}"
-        raise ValueError(f"get_config() of {file} must return base.get_config() with other values, and returns {given}")
+        raise ValueError(
+            f"get_config() of {file} must return base.get_config() with other values, and returns {given}"
+        )
     for key, value in (overrides or {}).items():
         set_key(config, key, value)
     return read_config(config)
 
 
 def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
-    """Returns the config of nested mappings, such as a ConfigDict or config.json; absent keys have their defaults.
+    """Returns the config of nested mappings, such as a ConfigDict or config.json; absent keys have
+    their defaults.
 
     Raises:
-      ValueError: an unknown key (the nearest is suggested), or a value of another type or out of its range.
+      ValueError: an unknown key (the nearest is suggested), or a value of another type or out of
+        its range.
     """
     leaves: dict[str, Any] = {}
     for key, value in given.items():
@@ -66,8 +74,13 @@ def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
 
 
 def make_config(arg: str = "", **changes: Any) -> Config:
-    """Returns the default config with "KEY=VALUE,..." applied, then `changes` by key, with __ for each dot."""
-    return replaced(Config(), _assignments(arg) | {key.replace("__", "."): value for key, value in changes.items()})
+    """Returns the default config with "KEY=VALUE,..." applied, then `changes` by key, with __ for
+    each dot.
+    """
+    return replaced(
+        Config(),
+        _assignments(arg) | {key.replace("__", "."): value for key, value in changes.items()},
+    )
 
 
 def as_config_dict(config: Config) -> ml_collections.ConfigDict:
@@ -81,7 +94,8 @@ def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigD
     If a config file derives a value from a key by `config.get_ref(key)`, the value follows the key.
 
     Raises:
-      ValueError: a part without "=", an unknown key (the nearest is suggested) or a value of another type.
+      ValueError: a part without "=", an unknown key (the nearest is suggested) or a value of
+        another type.
     """
     for key, text in _assignments(arg).items():
         set_key(config, key, text)
@@ -100,8 +114,12 @@ def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
         (config[section] if section else config)[name] = value
 
 
-def whole_sequences(tokens: int, config: ml_collections.ConfigDict) -> ml_collections.FieldReference:
-    """Returns the largest multiple of config.train_length up to `tokens`, at least config.train_length itself."""
+def whole_sequences(
+    tokens: int, config: ml_collections.ConfigDict
+) -> ml_collections.FieldReference:
+    """Returns the largest multiple of config.train_length up to `tokens`, at least
+    config.train_length itself.
+    """
     length = config.get_ref("train_length")
     sequences = tokens // length
     return (sequences + 1 // (sequences + 1)) * length  # references know no max(sequences, 1)
@@ -113,19 +131,26 @@ def as_file(config: Config) -> str:
     for key, value in flatten(config).items():
         value = tuple(value) if isinstance(value, list) else value
         option = key.startswith("position_options.")
-        lines.append(f'    base.set_key(config, "{key}", {value!r})' if option else f"    config.{key} = {value!r}")
+        lines.append(
+            f'    base.set_key(config, "{key}", {value!r})'
+            if option
+            else f"    config.{key} = {value!r}"
+        )
     return _FILE.format(keys="\n".join(lines))
 
 
 def call(file: str | os.PathLike[str], function: str, example: str, *arguments: Any) -> Any:
-    """Returns the result of `function` of a Python file; `example` names a file of the project with such a function.
+    """Returns the result of `function` of a Python file; `example` names a file of the project with
+    such a function.
 
     Raises:
       ValueError: no such file or function, or an error in it, with its line.
     """
     path = pathlib.Path(file)
     if not path.is_file():
-        raise ValueError(f"{path} does not exist or is no file; give a Python file such as {example}")
+        raise ValueError(
+            f"{path} does not exist or is no file; give a Python file such as {example}"
+        )
     spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is no Python file; its name must end in .py")
@@ -138,9 +163,19 @@ def call(file: str | os.PathLike[str], function: str, example: str, *arguments: 
     except ValueError:
         raise  # its message names the cause
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line, reason = (error.lineno, error.msg) if isinstance(error, SyntaxError) else ((lines or [1])[-1], error)
-        raise ValueError(f"{path} fails at line {line}: {type(error).__name__}: {reason}") from error
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
+        ]
+        line, reason = (
+            (error.lineno, error.msg)
+            if isinstance(error, SyntaxError)
+            else ((lines or [1])[-1], error)
+        )
+        raise ValueError(
+            f"{path} fails at line {line}: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def _assignments(arg: str) -> dict[str, Any]:
@@ -150,5 +185,7 @@ def _assignments(arg: str) -> dict[str, Any]:
         key, separator, text = part.partition("=")
         given[key] = text
         if not separator:
-            raise ValueError(f"config argument {part!r} is not KEY=VALUE; write for example position=alibi,length=512")
+            raise ValueError(
+                f"config argument {part!r} is not KEY=VALUE; write for example position=alibi,length=512"
+            )
     return given

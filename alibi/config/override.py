@@ -33,7 +33,9 @@ class Override:
     def __str__(self) -> str:
         """Returns for example "as rotary_ntk(factor=4) with window 256"; the same for 4 and 4.0."""
         options = ", ".join(f"{name}={_short(value)}" for name, value in sorted(self.options))
-        method = f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
+        method = (
+            f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
+        )
         model = ", ".join(f"{key} {value or 'off'}" for key, value in self.model.items())
         return " ".join(filter(None, [method, model and f"with {model}"]))
 
@@ -43,11 +45,21 @@ class Override:
         return cls(content["position"], options, **{key: content.get(key) for key in MODEL_KEYS})
 
     def to_json(self) -> dict[str, Any]:
-        return {"position": self.position, "options": dict(self.options), "window": self.window} | self.model
+        return {
+            "position": self.position,
+            "options": dict(self.options),
+            "window": self.window,
+        } | self.model
 
 
 def _short(value: Any) -> str:
-    """Returns the shortest text of a number, so that 4 and 4.0 are equal; a tuple as on a command line, 0.5:0.25."""
+    """Returns the shortest text of a number, so that 4 and 4.0 are equal; a tuple as on a command
+    line, 0.5:0.25.
+    """
     if isinstance(value, tuple):
         return ":".join(map(_short, value))
-    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return (
+        f"{value:.12g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else str(value)
+    )

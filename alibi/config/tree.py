@@ -37,8 +37,11 @@ class Section:
 
     @classmethod
     def read(cls, name: str, value: Any) -> Any:
-        """Returns `value`, or the value of a text, as the type of the key `name`; ValueError as above."""
-        section = cls.__name__.removesuffix("Config").lower()  # "model" of ModelConfig, "" of Config
+        """Returns `value`, or the value of a text, as the type of the key `name`; ValueError as
+        above.
+        """
+        # "model" of ModelConfig, "" of Config
+        section = cls.__name__.removesuffix("Config").lower()
         field, annotation = cls.__dataclass_fields__[name], cls.types[name]
         if isinstance(value, str):
             value = parsed(value, annotation)
@@ -53,39 +56,53 @@ class ModelConfig(Section):
     num_layers: int = number(4, at_least=1, at_most=10_000)
     width: int = number(128, at_least=1, at_most=2**20)  # features of the residual stream
     num_heads: int = number(8, at_least=1, at_most=2**16)  # must divide width
-    feed_forward: int = number(512, at_least=1, at_most=2**24)  # hidden features of the feed-forward layers
+    # hidden features of the feed-forward layers
+    feed_forward: int = number(512, at_least=1, at_most=2**24)
     # relu is the paper's; gelu is the tanh form, gelu_exact the erf form.
     activation: str = choice("relu", ("relu", "gelu", "gelu_exact", "silu"))
     final_norm: bool = True  # a layer norm after the last layer; the paper's models have none
-    norm_epsilon: float = number(1e-6, above=0.0)  # added to the variance in layer norms; 1e-5 in the paper's code
+    # added to the variance in layer norms; 1e-5 in the paper's code
+    norm_epsilon: float = number(1e-6, above=0.0)
     # xavier: all matrices, biases 0; paper: see alibi/model/initialization.py.
     initialization: str = choice("xavier", ("xavier", "paper"))
-    dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on embeddings and residual branches
+    # rate on embeddings and residual branches
+    dropout: float = number(0.0, at_least=0.0, below=1.0)
     attention_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on attention weights
-    activation_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate inside the feed-forward layers
-    # tied: inputs and softmax share their matrix. adaptive: bands of words by falling frequency, of falling width, in
-    # inputs and softmax (Baevski & Auli 2019); only adaptive uses the next four keys.
+    # rate inside the feed-forward layers
+    activation_dropout: float = number(0.0, at_least=0.0, below=1.0)
+    # tied: inputs and softmax share their matrix. adaptive: bands of words by falling frequency, of
+    # falling width, in inputs and softmax (Baevski & Auli 2019); only adaptive uses the next four
+    # keys.
     embedding: str = choice("tied", ("tied", "adaptive"))
-    cutoffs: tuple[int, ...] = (20_000, 60_000)  # first id of each band but the first; 20000:60000 in --config
-    adaptive_factor: int = number(4, at_least=1, at_most=2**20)  # each band is so many times narrower than the last
-    softmax_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on the softmax's input, again in its tails
-    # Training takes the second row of every band for padding, as the paper's code does with ids 1, 20001 and 60001:
-    # zero at first, and no target of a tail.
+    # first id of each band but the first; 20000:60000 in --config
+    cutoffs: tuple[int, ...] = (20_000, 60_000)
+    # each band is so many times narrower than the last
+    adaptive_factor: int = number(4, at_least=1, at_most=2**20)
+    # rate on the softmax's input, again in its tails
+    softmax_dropout: float = number(0.0, at_least=0.0, below=1.0)
+    # Training takes the second row of every band for padding, as the paper's code does with ids 1,
+    # 20001 and 60001: zero at first, and no target of a tail.
     padding_rows: bool = False
     dtype: str = choice("float32", DTYPES)  # of the products; parameters are float32
-    # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a step takes
-    # up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it; initial parameters differ.
+    # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a
+    # step takes up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it;
+    # initial parameters differ.
     scan_layers: bool = False
-    products: str = choice("auto", ("auto", "plain"))  # plain: no platform's tricks in products, norms and attention
-    remat: bool = False  # computes each layer again in the backward pass: less memory, a third more time
-    # Queries times a function of the number n of keys that they see: log_n: max(1, ln n / ln L); ssmax: s ln n, s
-    # learned by each head of each layer. Empty: unchanged. At most one of this and the next two keys is set.
+    # plain: no platform's tricks in products, norms and attention
+    products: str = choice("auto", ("auto", "plain"))
+    # computes each layer again in the backward pass: less memory, a third more time
+    remat: bool = False
+    # Queries times a function of the number n of keys that they see: log_n: max(1, ln n / ln L);
+    # ssmax: s ln n, s learned by each head of each layer. Empty: unchanged. At most one of this and
+    # the next two keys is set.
     logit_scale: str = choice("", ("", "log_n", "ssmax"))
-    # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are 0, 1, 2, ...
+    # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are
+    # 0, 1, 2, ...
     max_position: int = number(0, at_least=0, at_most=2**24)
-    window: int = number(0, at_least=0, at_most=INT32)  # tokens that attention reaches back, its own included; 0: all
-    # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no share that float32 can
-    # tell. 1e-6 makes long sequences faster on CPUs.
+    # tokens that attention reaches back, its own included; 0: all
+    window: int = number(0, at_least=0, at_most=INT32)
+    # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no
+    # share that float32 can tell. 1e-6 makes long sequences faster on CPUs.
     skip_epsilon: float = number(0.0, at_least=0.0, below=1.0)
     attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented"))
     logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at a time
@@ -115,16 +132,19 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The text and its tokens."""
 
-    # books are embedded in this package, passkeys are made of them; text: files; hub: datasets; tfds: its data sets.
+    # books are embedded in this package, passkeys are made of them; text: files; hub: datasets;
+    # tfds: its data sets.
     corpus: str = choice("books", ("books", "passkeys", "text", "hub", "tfds"))
-    # The source of each split. books, passkeys: their own names; text: files and globs, separated by commas; hub, tfds:
-    # a split expression such as "validation" or "train[:10%]". Empty: no such split.
+    # The source of each split. books, passkeys: their own names; text: files and globs, separated
+    # by commas; hub, tfds: a split expression such as "validation" or "train[:10%]". Empty: no such
+    # split.
     train: str = "train"
     valid: str = "valid"
     test: str = ""
     # text: the end of a document; blank_line for files of many documents, such as CC100's.
     document_end: str = choice("file", ("file", "blank_line"))
-    passkey_distance: int = number(0, at_least=0, at_most=INT32)  # passkeys: most bytes between a key and its question
+    # passkeys: most bytes between a key and its question
+    passkey_distance: int = number(0, at_least=0, at_most=INT32)
     max_train_bytes: int = number(-1, at_least=1, or_all=-1)  # most UTF-8 bytes of text
     max_valid_bytes: int = number(-1, at_least=1, or_all=-1)  # the same, for valid and for test
     name: str = ""  # hub, tfds: the data set, such as "Salesforce/wikitext"
@@ -132,10 +152,13 @@ class DataConfig(Section):
     revision: str = ""  # hub: a full commit hash, or a tag; tfds: the version
     column: str = "text"  # hub, tfds: the feature with the text
     streaming: bool = False  # hub: reads over the network instead of downloading first
-    tokenizer: str = choice("bytes", ("bytes", "words", "bpe"))  # words: the paper's dictionary rule
+    # words: the paper's dictionary rule
+    tokenizer: str = choice("bytes", ("bytes", "words", "bpe"))
     tokenizer_file: str = ""  # words: a dict.txt; bpe: a tokenizer.json; empty: made from train
-    bpe_vocab_size: int = number(2048, at_least=257, at_most=INT32)  # entries of a new BPE: 256 bytes, an end, merges
-    # bpe: bytes of the train text from which a new tokenizer is made, spread evenly over text files.
+    # entries of a new BPE: 256 bytes, an end, merges
+    bpe_vocab_size: int = number(2048, at_least=257, at_most=INT32)
+    # bpe: bytes of the train text from which a new tokenizer is made, spread evenly over text
+    # files.
     tokenizer_train_bytes: int = number(-1, at_least=1, or_all=-1)
     cache_dir: str = ""  # of token files; empty: $ALIBI_CACHE, else ~/.cache/alibi
 
@@ -145,7 +168,8 @@ class TrainConfig(Section):
     """The updates."""
 
     steps: int = number(600, at_least=1, at_most=INT32)  # updates
-    batch_tokens: int = number(2048, at_least=1, at_most=INT32)  # tokens of an update, at any length, on all devices
+    # tokens of an update, at any length, on all devices
+    batch_tokens: int = number(2048, at_least=1, at_most=INT32)
     accumulation: int = number(1, at_least=1, at_most=INT32)  # micro-batches of an update
     # Most tokens on a device at a time: accumulation grows to keep to this number. 0: no limit.
     max_device_tokens: int = number(0, at_least=0)
@@ -155,22 +179,30 @@ class TrainConfig(Section):
 class OptimizerConfig(Section):
     """The optimizer and its learning rates."""
 
-    name: str = choice("adamw", ("adamw", "nag"))  # nag: SGD with Nesterov's momentum, without weight decay
+    # nag: SGD with Nesterov's momentum, without weight decay
+    name: str = choice("adamw", ("adamw", "nag"))
     learning_rate: float = number(3e-3, at_least=0.0)  # at the end of the warm-up
     warmup_steps: int = number(50, at_least=0, at_most=INT32)  # updates, linear from warmup_init
     warmup_init: float = number(0.0, at_least=0.0)  # learning rate of the first update of a warm-up
-    schedule: str = choice("cosine", ("cosine", "cosine_restarts"))  # after the warm-up; cosine ends with the run
-    final_fraction: float = number(0.1, at_least=0.0, at_most=1.0)  # cosine: its end, as a share of learning_rate
-    min_learning_rate: float = number(0.0, at_least=0.0)  # cosine_restarts: the end of the first cycle
+    # after the warm-up; cosine ends with the run
+    schedule: str = choice("cosine", ("cosine", "cosine_restarts"))
+    # cosine: its end, as a share of learning_rate
+    final_fraction: float = number(0.1, at_least=0.0, at_most=1.0)
+    # cosine_restarts: the end of the first cycle
+    min_learning_rate: float = number(0.0, at_least=0.0)
     period_steps: int = number(1000, at_least=1)  # cosine_restarts: updates of the first cycle
-    period_mult: float = number(1.0, at_least=1.0)  # cosine_restarts: each cycle is so many times as long as the last
-    shrink: float = number(1.0, above=0.0, at_most=1.0)  # cosine_restarts: its learning rates so many times as high
+    # cosine_restarts: each cycle is so many times as long as the last
+    period_mult: float = number(1.0, at_least=1.0)
+    # cosine_restarts: its learning rates so many times as high
+    shrink: float = number(1.0, above=0.0, at_most=1.0)
     momentum: float = number(0.99, at_least=0.0, below=1.0)  # nag
     b1: float = number(0.9, at_least=0.0, below=1.0)  # adamw, as the next three
     b2: float = number(0.99, at_least=0.0, below=1.0)
     eps: float = number(1e-8, above=0.0)
-    weight_decay: float = number(0.1, at_least=0.0)  # of matrices; not of biases, norms and position parameters
-    clip_norm: float = number(1.0, at_least=0.0)  # largest global norm of an update's gradient; 0: no clipping
+    # of matrices; not of biases, norms and position parameters
+    weight_decay: float = number(0.1, at_least=0.0)
+    # largest global norm of an update's gradient; 0: no clipping
+    clip_norm: float = number(1.0, at_least=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,51 +210,66 @@ class MeshConfig(Section):
     """The devices along each axis; -1, for a single axis, means all remaining devices."""
 
     data: int = number(-1, at_least=1, or_all=-1)  # splits the batch
-    fsdp: int = number(1, at_least=1, or_all=-1)  # splits the batch, the parameters and the optimizer state
-    tensor: int = number(1, at_least=1, or_all=-1)  # splits heads, feed-forward features and the vocabulary
+    # splits the batch, the parameters and the optimizer state
+    fsdp: int = number(1, at_least=1, or_all=-1)
+    # splits heads, feed-forward features and the vocabulary
+    tensor: int = number(1, at_least=1, or_all=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(Section):
     """Validations during training, and the dtype of every evaluation."""
 
-    every_steps: int = number(200, at_least=0)  # updates between validations at train_length; 0: only at the end
-    max_tokens: int = number(65_536, at_least=1, or_all=-1)  # of valid in a validation during training
-    batch_tokens: int = number(16_384, at_least=1, at_most=INT32)  # tokens per device in an evaluation batch
-    # Of the products, whatever model.dtype is: the paper trained in float16 and evaluated in float32. bfloat16 takes
-    # less memory, and is less exact.
+    # updates between validations at train_length; 0: only at the end
+    every_steps: int = number(200, at_least=0)
+    # of valid in a validation during training
+    max_tokens: int = number(65_536, at_least=1, or_all=-1)
+    # tokens per device in an evaluation batch
+    batch_tokens: int = number(16_384, at_least=1, at_most=INT32)
+    # Of the products, whatever model.dtype is: the paper trained in float16 and evaluated in
+    # float32. bfloat16 takes less memory, and is less exact.
     dtype: str = choice("float32", DTYPES)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Section):
-    """Checkpoints, which are saved at the end, after the best validation so far, and at these intervals."""
+    """Checkpoints, which are saved at the end, after the best validation so far, and at these
+    intervals.
+    """
 
     every_steps: int = number(200, at_least=0)  # updates; 0: never
     every_minutes: float = number(10.0, at_least=0.0)  # 0: never
-    keep: int = number(1, at_least=1)  # latest checkpoints kept besides the best; another if the best is among them
+    # latest checkpoints kept besides the best; another if the best is among them
+    keep: int = number(1, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig(Section):
     """The metrics of training."""
 
-    every_steps: int = number(10, at_least=1)  # updates between rows of metrics.jsonl and of these, if True:
+    # updates between rows of metrics.jsonl and of these, if True:
+    every_steps: int = number(10, at_least=1)
     tensorboard: bool = True  # TensorBoard's files in the work directory
-    wandb: bool = False  # Weights & Biases (pip install wandb); with WANDB_MODE=offline to files alone
+    # Weights & Biases (pip install wandb); with WANDB_MODE=offline to files alone
+    wandb: bool = False
     trackio: bool = False  # Trackio (pip install trackio)
-    project: str = ""  # of W&B and Trackio; empty: the sweep's directory, or the directory above the run's own
+    # of W&B and Trackio; empty: the sweep's directory, or the directory above the run's own
+    project: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(Section):
     """The config of a run. The defaults train a small decoder on the embedded books."""
 
-    seed: int = number(0, at_least=0, at_most=2**32 - 1)  # of initialization, dropout and the order of training blocks
-    train_length: int = number(128, at_least=1, at_most=INT32)  # tokens of a training sequence (the paper's L)
+    # of initialization, dropout and the order of training blocks
+    seed: int = number(0, at_least=0, at_most=2**32 - 1)
+    # tokens of a training sequence (the paper's L)
+    train_length: int = number(128, at_least=1, at_most=INT32)
     position: str = "alibi"  # a name from alibi.positions.METHODS, or package.module:Class
-    imported_from: str = ""  # SHA-256 of the checkpoint from which scripts/import_fairseq.py made the run
-    init_from: str = ""  # work directory of a run whose latest parameters this run starts with; train.py --init_from
+    # SHA-256 of the checkpoint from which scripts/import_fairseq.py made the run
+    imported_from: str = ""
+    # work directory of a run whose latest parameters this run starts with; train.py --init_from
+    init_from: str = ""
     # Options of the position method, by the names of its class's fields (alibi/positions).
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: ModelConfig = ModelConfig()
@@ -236,7 +283,9 @@ class Config(Section):
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Returns the values of a config (or of a mapping) by dotted key, as JSON has them: tuples as lists."""
+    """Returns the values of a config (or of a mapping) by dotted key, as JSON has them: tuples as
+    lists.
+    """
     leaves: dict[str, Any] = {}
     for key, value in (config if isinstance(config, Mapping) else vars(config)).items():
         if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
@@ -251,12 +300,16 @@ KEYS = tuple(flatten(_DEFAULT))  # without the options of position methods
 
 
 def check_key(key: str) -> str:
-    """Returns the full name of a config key; raises ValueError, with the nearest key, if no config has it."""
+    """Returns the full name of a config key; raises ValueError, with the nearest key, if no config
+    has it.
+    """
     key = SHORT_NAMES.get(key, key)
     if key in KEYS or key.startswith("position_options."):
         return key
     suggestion = nearest(key, sorted([*KEYS, *SHORT_NAMES]))
-    raise ValueError(f"unknown config key {key!r}; did you mean {suggestion!r}? alibi/config/tree.py lists every key")
+    raise ValueError(
+        f"unknown config key {key!r}; did you mean {suggestion!r}? alibi/config/tree.py lists every key"
+    )
 
 
 def read_value(key: str, value: Any) -> Any:
@@ -266,7 +319,8 @@ def read_value(key: str, value: Any) -> Any:
       ValueError: an unknown key, or a value of another type or out of the key's range.
     """
     section, _, name = check_key(key).rpartition(".")
-    if section == "position_options":  # their types are those of the method's class: see make_position
+    # their types are those of the method's class: see make_position
+    if section == "position_options":
         return parsed(value) if isinstance(value, str) else value
     return (type(_DEFAULT[section]) if section else Config).read(name, value)
 
@@ -287,5 +341,7 @@ def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
     whole = sections.pop("", {})
     for section, values in sections.items():
         old = config[section]
-        whole[section] = {**old, **values} if isinstance(old, Mapping) else dataclasses.replace(old, **values)
+        whole[section] = (
+            {**old, **values} if isinstance(old, Mapping) else dataclasses.replace(old, **values)
+        )
     return dataclasses.replace(config, **whole)

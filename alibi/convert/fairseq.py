@@ -1,4 +1,6 @@
-"""Checkpoints of the paper's own code, a fork of fairseq: sizes, settings and parameters in this project's names."""
+"""Checkpoints of the paper's own code, a fork of fairseq: sizes, settings and parameters in this
+project's names.
+"""
 
 import argparse
 import dataclasses
@@ -17,8 +19,10 @@ Tree = dict[str, Any]
 
 EMBEDDINGS = "decoder.embed_tokens"
 SOFTMAX = "decoder.adaptive_softmax"
-BUFFERS = re.compile(r".*\.(_float_tensor|version)")  # tensors without content: they mark the device and the format
-# Packages whose classes fairseq pickles into its settings and meters. They are not imported: `_Unread` stands for them.
+# tensors without content: they mark the device and the format
+BUFFERS = re.compile(r".*\.(_float_tensor|version)")
+# Packages whose classes fairseq pickles into its settings and meters. They are not imported:
+# `_Unread` stands for them.
 PICKLED = ("omegaconf", "fairseq", "collections", "enum", "typing", "builtins")
 # Settings that change the computation, with the only values that this project's model has.
 REQUIRED = {
@@ -31,12 +35,19 @@ REQUIRED = {
 }
 POSITIONS = ("alibi", "sinusoidal", "none")
 # fairseq's gelu is the exact form; its other two names are the tanh form, Flax's default.
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu_exact", "gelu_fast": "gelu", "gelu_accurate": "gelu", "swish": "silu"}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu_exact",
+    "gelu_fast": "gelu",
+    "gelu_accurate": "gelu",
+    "swish": "silu",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The sizes of a `transformer_lm` with adaptive or plain tied embeddings, as its tensors have them.
+    """The sizes of a `transformer_lm` with adaptive or plain tied embeddings, as its tensors have
+    them.
 
     Attributes:
       vocab_size: entries of the dictionary, specials and padding included.
@@ -66,7 +77,11 @@ class Architecture:
             "embedding": "adaptive" if self.cutoffs else "tied",
         }
         if self.cutoffs:
-            keys |= {"cutoffs": self.cutoffs, "adaptive_factor": self.adaptive_factor, "padding_rows": True}
+            keys |= {
+                "cutoffs": self.cutoffs,
+                "adaptive_factor": self.adaptive_factor,
+                "padding_rows": True,
+            }
         return keys
 
 
@@ -102,7 +117,8 @@ class _Unread:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the content of a .pt file, with NumPy arrays under `model`; PyTorch reads it and runs nothing of it.
+    """Returns the content of a .pt file, with NumPy arrays under `model`; PyTorch reads it and runs
+    nothing of it.
 
     Raises:
       ValueError: PyTorch is not installed; a damaged or other file; or a pickle with a class or
@@ -124,7 +140,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         with torch.serialization.safe_globals(stand_ins):
             content = torch.load(file, map_location="cpu", weights_only=True)
         tensors = content["model"]
-        content["model"] = {name: tensor.detach().float().numpy() for name, tensor in tensors.items()}
+        content["model"] = {
+            name: tensor.detach().float().numpy() for name, tensor in tensors.items()
+        }
     except OSError as error:
         raise ValueError(
             f"checkpoint {file} can't be read ({error.strerror or error}); check --checkpoint, or fetch the file again"
@@ -135,7 +153,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         ) from error
     except Exception as error:  # PyTorch raises many classes for a damaged file
         refused = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"its pickle names {refused[1]}" if refused else str(error).strip().partition("\n")[0]
+        reason = (
+            f"its pickle names {refused[1]}" if refused else str(error).strip().partition("\n")[0]
+        )
         raise ValueError(
             f"checkpoint {file} can't be read by torch.load(weights_only=True): {reason}; "
             "give the .pt file that fairseq wrote"
@@ -149,9 +169,16 @@ def architecture(tensors: Tensors) -> Architecture:
     Raises:
       ValueError: tensors of another architecture.
     """
-    layers = {int(found[1]) for name in tensors if (found := re.match(r"decoder\.layers\.(\d+)\.", name))}
-    bands = sum(name.startswith(f"{EMBEDDINGS}.embeddings.") and name.endswith(".0.weight") for name in tensors)
-    names = [f"{EMBEDDINGS}.embeddings.{band}.0.weight" for band in range(bands)] or [f"{EMBEDDINGS}.weight"]
+    layers = {
+        int(found[1]) for name in tensors if (found := re.match(r"decoder\.layers\.(\d+)\.", name))
+    }
+    bands = sum(
+        name.startswith(f"{EMBEDDINGS}.embeddings.") and name.endswith(".0.weight")
+        for name in tensors
+    )
+    names = [f"{EMBEDDINGS}.embeddings.{band}.0.weight" for band in range(bands)] or [
+        f"{EMBEDDINGS}.weight"
+    ]
     for name in (*names, "decoder.layers.0.fc1.weight"):
         if name not in tensors or tensors[name].ndim != 2:
             raise ValueError(f"the checkpoint has no matrix {name}; it is of another architecture")
@@ -179,20 +206,32 @@ def read_settings(content: Mapping[str, Any], sizes: Architecture) -> Settings:
         model, common = (config["model"], config["common"]) if config else (arguments, arguments)
         name = model["_name"] if "_name" in model else model["arch"]
         if not str(name).startswith("transformer_lm"):
-            raise ValueError(f"it is of the architecture {name}; only fairseq's transformer_lm can be read")
+            raise ValueError(
+                f"it is of the architecture {name}; only fairseq's transformer_lm can be read"
+            )
         for key, required in REQUIRED.items():
             if model.get(key, required) != required:
-                raise ValueError(f"it was trained with {key}={model[key]}; only {key}={required} can be read")
+                raise ValueError(
+                    f"it was trained with {key}={model[key]}; only {key}={required} can be read"
+                )
         activation = model.get("activation_fn", "relu")
         if activation not in ACTIVATIONS:
-            raise ValueError(f"it has the activation {activation}; only {', '.join(ACTIVATIONS)} can be read")
+            raise ValueError(
+                f"it has the activation {activation}; only {', '.join(ACTIVATIONS)} can be read"
+            )
         # The paper's fork has no setting for ALiBi, and leaves unused sinusoids in its checkpoints.
         if config and model.get("max_tokens") is not None:
-            position, reason = "alibi", "its model has the setting max_tokens, as in the paper's fork of fairseq alone"
+            position, reason = (
+                "alibi",
+                "its model has the setting max_tokens, as in the paper's fork of fairseq alone",
+            )
         elif model.get("no_token_positional_embeddings"):
             position, reason = "none", "its settings have no_token_positional_embeddings"
         else:
-            position, reason = "sinusoidal", "its model lacks the setting max_tokens of the paper's fork of fairseq"
+            position, reason = (
+                "sinusoidal",
+                "its model lacks the setting max_tokens of the paper's fork of fairseq",
+            )
         return Settings(
             num_heads=model["decoder_attention_heads"],
             position=position,
@@ -203,21 +242,31 @@ def read_settings(content: Mapping[str, Any], sizes: Architecture) -> Settings:
                 "dropout": float(model["dropout"]),
                 "attention_dropout": float(model["attention_dropout"]),
                 # relu_dropout is the name in older versions of fairseq.
-                "activation_dropout": float(model.get("activation_dropout") or model.get("relu_dropout") or 0.0),
-                "softmax_dropout": float(model["adaptive_softmax_dropout"]) if sizes.cutoffs else 0.0,
+                "activation_dropout": float(
+                    model.get("activation_dropout") or model.get("relu_dropout") or 0.0
+                ),
+                "softmax_dropout": float(model["adaptive_softmax_dropout"])
+                if sizes.cutoffs
+                else 0.0,
             },
             seed=common["seed"],
             updates=_plain(content["optimizer_history"])[-1]["num_updates"],
         )
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"its settings are not fairseq's ({error}); give the .pt file that fairseq wrote") from error
+        raise ValueError(
+            f"its settings are not fairseq's ({error}); give the .pt file that fairseq wrote"
+        ) from error
 
 
 def _plain(value: Any) -> Any:
-    """Returns a setting as dicts, lists and values, without the objects of argparse and omegaconf around it."""
+    """Returns a setting as dicts, lists and values, without the objects of argparse and omegaconf
+    around it.
+    """
     if isinstance(value, _Unread):  # a node of omegaconf, or a member of an enumeration
         first = value.arguments[0] if value.arguments else None
-        return _plain(next((vars(value)[key] for key in ("_content", "_val") if key in vars(value)), first))
+        return _plain(
+            next((vars(value)[key] for key in ("_content", "_val") if key in vars(value)), first)
+        )
     if isinstance(value, argparse.Namespace):
         return _plain(vars(value))
     if isinstance(value, dict):
@@ -226,18 +275,23 @@ def _plain(value: Any) -> Any:
 
 
 def to_params(tensors: Tensors, num_heads: int) -> Tree:
-    """Returns the parameters, float32, of a `DecoderLM` of the sizes `architecture(tensors)` with `num_heads`.
+    """Returns the parameters, float32, of a `DecoderLM` of the sizes `architecture(tensors)` with
+    `num_heads`.
 
     Args:
-      tensors: all tensors under the checkpoint's `model`, by name; PyTorch's matrices are [out, in].
+      tensors: all tensors under the checkpoint's `model`, by name; PyTorch's matrices are [out,
+        in].
 
     Raises:
-      ValueError: a missing or surplus tensor, or a tensor of another shape than the others need; tied tensors with
-        different values; infinite values; a number of heads by which the width can't be divided.
+      ValueError: a missing or surplus tensor, or a tensor of another shape than the others need;
+        tied tensors with different values; infinite values; a number of heads by which the width
+        can't be divided.
     """
     sizes = architecture(tensors)
     if num_heads < 1 or sizes.width % num_heads:
-        raise ValueError(f"the checkpoint's width {sizes.width} can't be divided into {num_heads} heads")
+        raise ValueError(
+            f"the checkpoint's width {sizes.width} can't be divided into {num_heads} heads"
+        )
     take = _Taker(tensors)
     if sizes.cutoffs:
         params: Tree = {"adaptive": _adaptive(take, sizes)}
@@ -261,7 +315,9 @@ class _Taker:
     """Takes tensors by name, and checks the shape of each."""
 
     def __init__(self, tensors: Tensors):
-        self.left = {name: tensor for name, tensor in tensors.items() if not BUFFERS.fullmatch(name)}
+        self.left = {
+            name: tensor for name, tensor in tensors.items() if not BUFFERS.fullmatch(name)
+        }
 
     def __call__(self, name: str, *shape: int) -> Float[np.ndarray, "..."]:
         if name not in self.left:
@@ -297,7 +353,9 @@ class _Taker:
 
 
 def _adaptive(take: _Taker, sizes: Architecture) -> Tree:
-    """Takes the adaptive embeddings, which the checkpoint holds twice: at the input and in the softmax."""
+    """Takes the adaptive embeddings, which the checkpoint holds twice: at the input and in the
+    softmax.
+    """
     starts, ends = (0, *sizes.cutoffs), (*sizes.cutoffs, sizes.vocab_size)
     adaptive: Tree = {}
     for band, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -310,13 +368,19 @@ def _adaptive(take: _Taker, sizes: Architecture) -> Tree:
         else:
             take.tied(f"{SOFTMAX}.tail.{band - 1}.0.weight", projection)
             take.tied(f"{SOFTMAX}.tail.{band - 1}.2.weight", embedding)
-    adaptive["clusters"] = take(f"{SOFTMAX}.head.class_proj.weight", len(sizes.cutoffs), sizes.width).T
+    adaptive["clusters"] = take(
+        f"{SOFTMAX}.head.class_proj.weight", len(sizes.cutoffs), sizes.width
+    ).T
     return adaptive
 
 
 def _layer(take: _Taker, prefix: str, sizes: Architecture, num_heads: int) -> Tree:
     """Takes the parameters of one decoder layer."""
-    width, hidden, heads = (sizes.width,), (sizes.feed_forward,), (num_heads, sizes.width // num_heads)
+    width, hidden, heads = (
+        (sizes.width,),
+        (sizes.feed_forward,),
+        (num_heads, sizes.width // num_heads),
+    )
     attention = f"{prefix}.self_attn"
     return {
         "attention_norm": take.norm(f"{prefix}.self_attn_layer_norm", sizes.width),

@@ -64,17 +64,22 @@ def import_run(
     Args:
       workdir: a directory or gs://BUCKET/PATH, which must be empty or absent.
       config: the text, and the settings of further training, which a checkpoint does not have.
-      position: a name from `alibi.convert.fairseq.POSITIONS`; empty: as the checkpoint's settings show.
+      position: a name from `alibi.convert.fairseq.POSITIONS`; empty: as the checkpoint's settings
+        show.
 
     Raises:
-      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint; a work directory with
-        files.
+      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint; a
+        work directory with files.
     """
     run = RunDirectory(workdir)
     if listed(run.path) or (run.path.exists() and not run.path.is_dir()):
-        raise ValueError(f"work directory {run} is not empty; choose another --workdir, or remove it")
+        raise ValueError(
+            f"work directory {run} is not empty; choose another --workdir, or remove it"
+        )
     if position not in ("", *fairseq.POSITIONS):
-        raise ValueError(f"position={position!r} is unknown; use one of {', '.join(fairseq.POSITIONS)}")
+        raise ValueError(
+            f"position={position!r} is unknown; use one of {', '.join(fairseq.POSITIONS)}"
+        )
     content = fairseq.read_checkpoint(checkpoint)
     try:
         sizes = fairseq.architecture(content["model"])
@@ -95,7 +100,9 @@ def import_run(
     state = _state(config, params, sizes.vocab_size, settings.updates)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     origin = {"checkpoint": os.fspath(checkpoint), "sha256": sha256}
-    about = make_provenance(imported_from=origin, parameters=parameters, vocab_size=sizes.vocab_size, corpus={})
+    about = make_provenance(
+        imported_from=origin, parameters=parameters, vocab_size=sizes.vocab_size, corpus={}
+    )
     if is_address(str(run)):
         _fill(run, config, tokenizer, state, about)
     else:
@@ -112,7 +119,11 @@ def _complete(
     sha256: str,
 ) -> Config:
     """Returns `config` with the checkpoint's sizes and settings."""
-    model = sizes.config | settings.rates | {"num_heads": settings.num_heads, "activation": settings.activation}
+    model = (
+        sizes.config
+        | settings.rates
+        | {"num_heads": settings.num_heads, "activation": settings.activation}
+    )
     config = dataclasses.replace(
         config,
         seed=settings.seed,
@@ -121,23 +132,34 @@ def _complete(
         position=settings.position,
         position_options={},
         model=dataclasses.replace(config.model, **model),
-        data=dataclasses.replace(config.data, tokenizer="words", tokenizer_file=f"{workdir}/tokenizer/dict.txt"),
+        data=dataclasses.replace(
+            config.data, tokenizer="words", tokenizer_file=f"{workdir}/tokenizer/dict.txt"
+        ),
     )
-    # As the paper's code does, each device's share of the batch is cut to whole sequences: 8 shares of 8,192 tokens.
+    # As the paper's code does, each device's share of the batch is cut to whole sequences: 8 shares
+    # of 8,192 tokens.
     tokens, share = config.train.batch_tokens, config.train.max_device_tokens
     share = share if share and tokens % share == 0 else tokens
     sequences = max(share // config.train_length, 1)
-    return replaced(config, {"train.batch_tokens": tokens // share * sequences * config.train_length})
+    return replaced(
+        config, {"train.batch_tokens": tokens // share * sequences * config.train_length}
+    )
 
 
 def _state(config: Config, params: PyTree, vocab_size: int, updates: int) -> TrainState:
-    """Returns the training state of a run of `config` after `updates`; ValueError if its model has other parameters."""
+    """Returns the training state of a run of `config` after `updates`; ValueError if its model has
+    other parameters.
+    """
     needed = jax.tree.map(lambda leaf: leaf.shape, param_shapes(build_model(config, vocab_size)))
     if jax.tree.map(lambda leaf: leaf.shape, params) != needed:
-        raise ValueError("the parameters of the checkpoint are not those of the model that its settings describe")
+        raise ValueError(
+            "the parameters of the checkpoint are not those of the model that its settings describe"
+        )
     params = jax.tree.map(jnp.asarray, params)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
-    opt_state = optax.tree_utils.tree_set(optimizer.init(params), count=jnp.asarray(updates, jnp.int32))
+    opt_state = optax.tree_utils.tree_set(
+        optimizer.init(params), count=jnp.asarray(updates, jnp.int32)
+    )
     return TrainState(step=jnp.asarray(updates, jnp.int32), params=params, opt_state=opt_state)
 
 
@@ -148,7 +170,9 @@ def _fill(
     state: TrainState,
     provenance: dict[str, Any],
 ) -> None:
-    """Writes the files of the run; the status last, without which nothing continues from the others."""
+    """Writes the files of the run; the status last, without which nothing continues from the
+    others.
+    """
     about = {"config": dataclasses.asdict(config), **provenance}
     updates, steps = int(state.step), config.train.steps
     run.claim(config, tokenizer)
@@ -158,6 +182,8 @@ def _fill(
         with Checkpoints(run.checkpoints) as checkpoints:
             checkpoints.save(state, updates, about)
         reached = "finished" if updates >= steps else "interrupted"
-        run.write_status(reached, step=updates, steps=steps, reason="imported", tokens_per_second=None, best=None)
+        run.write_status(
+            reached, step=updates, steps=steps, reason="imported", tokens_per_second=None, best=None
+        )
     finally:
         run.release()

@@ -1,1 +1,3 @@
-"""Computations written for XLA on CPUs; `alibi.attention.backends` and `alibi.cpu.products` choose them."""
+"""Computations written for XLA on CPUs; `alibi.attention.backends` and `alibi.cpu.products` choose
+them.
+"""

@@ -1,4 +1,6 @@
-"""Attention of a single query for each sequence, as in decoding: it reads only keys in reach of the bias."""
+"""Attention of a single query for each sequence, as in decoding: it reads only keys in reach of the
+bias.
+"""
 
 import dataclasses
 import functools
@@ -20,7 +22,16 @@ from alibi.positions.bias import Bias, Blocks, Part
 BLOCK = 256  # keys that a head reads at a time
 HIDDEN = np.iinfo(np.int32).max  # the position of a key that a head doesn't see
 SEGMENTS = ("query_segments", "key_segments")
-ARRAYS = ("query", "key", "value", "query_positions", "key_positions", *SEGMENTS, "mask", "key_norm")
+ARRAYS = (
+    "query",
+    "key",
+    "value",
+    "query_positions",
+    "key_positions",
+    *SEGMENTS,
+    "mask",
+    "key_norm",
+)
 
 
 def cannot_decode(call: AttentionCall) -> str:
@@ -40,20 +51,26 @@ def decoding_attention(call: AttentionCall) -> Float[Array, "*batch one heads va
     whole. Without `call.key_norm`, a pass over all keys and values finds it. The
     gradient is the dense formula's.
     """
-    # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks its fields refuses.
+    # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks
+    # its fields refuses.
     bias, tree = jax.tree.flatten(call.bias)
     arrays = {name: getattr(call, name) for name in ARRAYS} | {"bias": bias}
 
     def with_arrays(arrays: dict[str, Any]) -> AttentionCall:
-        return dataclasses.replace(call, **arrays | {"bias": jax.tree.unflatten(tree, arrays["bias"])})
+        return dataclasses.replace(
+            call, **arrays | {"bias": jax.tree.unflatten(tree, arrays["bias"])}
+        )
 
     @jax.custom_vjp
     def attention(arrays: dict[str, Any]) -> Array:
         return attended_and_blocks(with_arrays(arrays))[0]
 
     def backward(arrays: dict[str, Any], gradient: Array) -> tuple[dict[str, Any]]:
-        # JAX can't differentiate a loop whose length depends on data in reverse mode. Few need a gradient of decoding.
-        return jax.vjp(lambda arrays: dense(with_arrays(arrays).with_own_heads()), arrays)[1](gradient)
+        # JAX can't differentiate a loop whose length depends on data in reverse mode. Few need a
+        # gradient of decoding.
+        return jax.vjp(lambda arrays: dense(with_arrays(arrays).with_own_heads()), arrays)[1](
+            gradient
+        )
 
     attention.defvjp(lambda arrays: (attention(arrays), arrays), backward)
     return attention(arrays)
@@ -62,7 +79,9 @@ def decoding_attention(call: AttentionCall) -> Float[Array, "*batch one heads va
 def attended_and_blocks(
     call: AttentionCall,
 ) -> tuple[Float[Array, "*batch one heads value_dim"], Int[Array, "batch heads"]]:
-    """Returns the result, without a gradient, and the number of blocks of keys each head has read for it."""
+    """Returns the result, without a gradient, and the number of blocks of keys each head has read
+    for it.
+    """
     assert call.bias is not None
     query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
     (batch, _, heads, _), (_, k_length, kv_heads, _) = query.shape, key.shape
@@ -79,24 +98,38 @@ def attended_and_blocks(
     behind = jnp.where(nearest == -HIDDEN, HIDDEN, query_positions - nearest)
     ahead = by_block.min(axis=(1, 3)) - query_positions
     distances = Blocks(behind[:, None], ahead[:, None], 1, blocks, counts[:, :, None])
-    left = weight_left(bias.padded(0, padding), _logit_bound(call, query), distances, call.options.skip_epsilon)
+    left = weight_left(
+        bias.padded(0, padding), _logit_bound(call, query), distances, call.options.skip_epsilon
+    )
     left = jnp.broadcast_to(left, (batch, heads, blocks))
     last = jnp.where(counts > 0, jnp.arange(blocks)[None, None, :], -1).max(axis=-1)
     last = jnp.broadcast_to(last, (batch, heads))
-    attend = functools.partial(_attend_head, call, (key, value), bias, query_positions, key_positions, block)
+    attend = functools.partial(
+        _attend_head, call, (key, value), bias, query_positions, key_positions, block
+    )
     b, h = (x.reshape(-1) for x in np.indices((batch, heads), np.int32))
     indices = b, h, h // (heads // kv_heads), h % key_positions.shape[1]
-    by_head = query.reshape(b.size, -1).astype(jnp.float32), left.reshape(b.size, -1), last.reshape(-1)
+    by_head = (
+        query.reshape(b.size, -1).astype(jnp.float32),
+        left.reshape(b.size, -1),
+        last.reshape(-1),
+    )
     attended, read = lax.map(lambda head: attend(*head), (indices, *by_head))
     attended = attended.reshape(*call.query.shape[:-1], value.shape[-1])
     return attended.astype(value.dtype), read.reshape(batch, heads)
 
 
-def _positions(call: AttentionCall, batch: int) -> tuple[Int[Array, "batch one"], Int[Array, "batch heads_or_1 k"]]:
-    """Returns the position of each sequence's query and of its keys; `HIDDEN` for a key hidden from a head."""
+def _positions(
+    call: AttentionCall, batch: int
+) -> tuple[Int[Array, "batch one"], Int[Array, "batch heads_or_1 k"]]:
+    """Returns the position of each sequence's query and of its keys; `HIDDEN` for a key hidden from
+    a head.
+    """
     k_length, batch_dims = call.key.shape[-3], call.query.shape[:-3]
     # Signed, since differences of unsigned positions would wrap around.
-    of_query, of_keys = (jnp.asarray(side, jnp.int32) for side in (call.query_positions, call.key_positions))
+    of_query, of_keys = (
+        jnp.asarray(side, jnp.int32) for side in (call.query_positions, call.key_positions)
+    )
     of_keys = jnp.expand_dims(of_keys, (-3, -2))
     visible = visible_keys(call)
     if visible is not None:
@@ -104,11 +137,17 @@ def _positions(call: AttentionCall, batch: int) -> tuple[Int[Array, "batch one"]
         of_keys, visible = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (of_keys, visible))
         of_keys = jnp.where(visible, of_keys, HIDDEN)
     of_keys = jnp.broadcast_to(of_keys, (*batch_dims, of_keys.shape[-3], 1, k_length))
-    return jnp.broadcast_to(of_query, (*batch_dims, 1)).reshape(batch, 1), of_keys.reshape(batch, -1, k_length)
+    return jnp.broadcast_to(of_query, (*batch_dims, 1)).reshape(batch, 1), of_keys.reshape(
+        batch, -1, k_length
+    )
 
 
-def _logit_bound(call: AttentionCall, query: Float[Array, "batch one heads head_dim"]) -> Float[Array, "batch heads"]:
-    """Returns U, an upper bound of the scaled logits before their bias; NaN or infinite if an input is not finite."""
+def _logit_bound(
+    call: AttentionCall, query: Float[Array, "batch one heads head_dim"]
+) -> Float[Array, "batch heads"]:
+    """Returns U, an upper bound of the scaled logits before their bias; NaN or infinite if an input
+    is not finite.
+    """
     batch, _, heads, head_dim = query.shape
     if call.options.skip_epsilon is None:
         return jnp.full((batch, heads), jnp.inf)
@@ -118,14 +157,16 @@ def _logit_bound(call: AttentionCall, query: Float[Array, "batch one heads head_
     return (1.0 + LOGIT_ROUNDING) * head_dim**-0.5 * query_norms * key_norms
 
 
-# The block to read next, the largest logit so far, and, relative to it, the sum of the exponentials and the sum of the
-# values weighted by them.
+# The block to read next, the largest logit so far, and, relative to it, the sum of the exponentials
+# and the sum of the values weighted by them.
 State = tuple[Array, Array, Array, Array]
 
 
 def _attend_head(
     call: AttentionCall,
-    cache: tuple[Float[Array, "batch k kv_heads head_dim"], Float[Array, "batch k kv_heads value_dim"]],
+    cache: tuple[
+        Float[Array, "batch k kv_heads head_dim"], Float[Array, "batch k kv_heads value_dim"]
+    ],
     bias: Bias,
     query_positions: Int[Array, "batch one"],
     key_positions: Int[Array, "batch heads_or_1 k"],
@@ -135,7 +176,8 @@ def _attend_head(
     left: Float[Array, " blocks"],
     last: Int[Array, ""],
 ) -> tuple[Float[Array, " value_dim"], Int[Array, ""]]:
-    """Returns the result of a head of a sequence, and the number of blocks of keys it has read, from `last` downwards.
+    """Returns the result of a head of a sequence, and the number of blocks of keys it has read,
+    from `last` downwards.
 
     Args:
       cache: keys and values, read `block_size` at a time.
@@ -150,9 +192,12 @@ def _attend_head(
     stop = -math.inf if epsilon is None else -UNDERFLOW if epsilon == 0 else math.log(epsilon)
 
     def read(block: Array) -> tuple[Array, Array, Array]:
-        """Returns the biased logits of a block of keys, True for each visible key, and the values, float32."""
+        """Returns the biased logits of a block of keys, True for each visible key, and the values,
+        float32.
+        """
         first = block * block_size
-        # The last block begins earlier if it would end after the last key; `visible` hides the keys read before.
+        # The last block begins earlier if it would end after the last key; `visible` hides the keys
+        # read before.
         start = jnp.minimum(first, key.shape[1] - block_size)
         keys, values = (
             lax.dynamic_slice(x, (batch, start, kv_head, 0), (1, block_size, 1, x.shape[-1]))
@@ -160,9 +205,13 @@ def _attend_head(
             .astype(jnp.float32)
             for x in cache
         )
-        places = lax.dynamic_slice(key_positions, (batch, mask_head, start), (1, 1, block_size))[0, 0]
+        places = lax.dynamic_slice(key_positions, (batch, mask_head, start), (1, 1, block_size))[
+            0, 0
+        ]
         visible = (places != HIDDEN) & (start + jnp.arange(block_size) >= first)
-        added = bias.cut(Part(keys=(start, block_size)))(query_positions[batch], places).reshape(block_size)
+        added = bias.cut(Part(keys=(start, block_size)))(query_positions[batch], places).reshape(
+            block_size
+        )
         logits = jnp.matmul(keys, query, precision=call.precision) * query.size**-0.5
         return jnp.where(visible, logits + added, MASKED), visible, values
 
@@ -179,7 +228,12 @@ def _attend_head(
         exponentials = jnp.where(visible, jnp.exp(logits - larger), 0.0)
         rescale = jnp.exp(largest - larger)
         weighted = jnp.matmul(exponentials, values, precision=call.precision)
-        return block - 1, larger, total * rescale + exponentials.sum(), attended * rescale + weighted
+        return (
+            block - 1,
+            larger,
+            total * rescale + exponentials.sum(),
+            attended * rescale + weighted,
+        )
 
     start = (last, jnp.asarray(MASKED, jnp.float32), jnp.zeros(()), jnp.zeros(value.shape[-1]))
     block, _, total, attended = lax.while_loop(matters, add, start)

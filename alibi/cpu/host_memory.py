@@ -1,4 +1,6 @@
-"""Keeps the memory of a training step on CPUs for the next step, in large pages (Linux with the GNU C library)."""
+"""Keeps the memory of a training step on CPUs for the next step, in large pages (Linux with the GNU
+C library).
+"""
 
 import ctypes
 import importlib.util
@@ -16,7 +18,8 @@ ADVISED = 0.25  # of the machine's memory: addresses, which cost nothing until t
 
 
 def keep_freed_memory() -> bool:
-    """Makes malloc keep freed blocks instead of giving them back to the system, and use large pages.
+    """Makes malloc keep freed blocks instead of giving them back to the system, and use large
+    pages.
 
     XLA's CPU client allocates the temporary memory of a program anew for each call, in
     one block. By default the C library maps this block and unmaps it after the call, so
@@ -25,8 +28,9 @@ def keep_freed_memory() -> bool:
 
     The memory of the process stays at its largest. It can be several such
     blocks, though only one is in use at a time: a block for each step dispatched ahead,
-    and a new block whenever the C library can't give a freed block again. The first steps,
-    which find no block, pay for its pages. Call it before JAX starts its threads, which are to share an arena.
+    and a new block whenever the C library can't give a freed block again. The first steps, which
+    find no block, pay for its pages. Call it before JAX starts its threads, which are to share an
+    arena.
 
     It does nothing if JAX will take an accelerator, as the host would keep for ever
     the memory freed there by NumPy and Orbax: whole checkpoints.
@@ -38,15 +42,25 @@ def keep_freed_memory() -> bool:
         return False
     try:
         library = ctypes.CDLL(None)
-        mallopt, malloc, free, madvise = library.mallopt, library.malloc, library.free, library.madvise
+        mallopt, malloc, free, madvise = (
+            library.mallopt,
+            library.malloc,
+            library.free,
+            library.madvise,
+        )
     except (AttributeError, OSError, TypeError):  # another C library or system
         return False
     # No mappings and no trimming at all, for any size: a threshold would have to be a C
     # int, below 2 GiB, and larger blocks would still come and go.
     if not all([mallopt(M_ARENA_MAX, 1), mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1)]):
         return False
-    # Advice holds for addresses, not for blocks: the heap keeps the advised block that is freed here.
-    malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    # Advice holds for addresses, not for blocks: the heap keeps the advised block that is freed
+    # here.
+    malloc.restype, malloc.argtypes, free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     size = int(ADVISED * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     if block := malloc(size):
@@ -57,7 +71,9 @@ def keep_freed_memory() -> bool:
 
 
 def computes_on_cpus() -> bool:
-    """Returns whether JAX will take the CPU, by its setting or since it finds no accelerator; doesn't initialize it."""
+    """Returns whether JAX will take the CPU, by its setting or since it finds no accelerator;
+    doesn't initialize it.
+    """
     chosen = jax.config.values["jax_platforms"]
     if chosen:  # by the user, or by JAX itself if it has found a TPU
         return chosen.split(",")[0] == "cpu"

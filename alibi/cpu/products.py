@@ -35,7 +35,9 @@ class Products:
 
     @classmethod
     def of(cls, choice: str) -> "Products":
-        """Returns the products for `config.model.products`: "plain", or "auto" for the fastest on the platform."""
+        """Returns the products for `config.model.products`: "plain", or "auto" for the fastest on
+        the platform.
+        """
         on_cpu = choice != "plain" and current_target()[0] == "cpu"
         return cls(choice == "plain", flat_dot_general if on_cpu else lax.dot_general, on_cpu)
 
@@ -44,9 +46,9 @@ class Products:
     ) -> Float[Array, "*batch features"]:
         """Returns `norm(x)` for a norm over features, such as Flax's.
 
-        On CPUs the gradient of layer norm takes a tenth of the time on `[rows, features]` if the first
-        dimension is 1, as for a single long sequence, and else about the same. (On several devices,
-        it would gather a split length; so accelerators get `x` as it is.)
+        On CPUs the gradient of layer norm takes a tenth of the time on `[rows, features]` if the
+        first dimension is 1, as for a single long sequence, and else about the same. (On several
+        devices, it would gather a split length; so accelerators get `x` as it is.)
         """
         return norm(x.reshape(-1, x.shape[-1])).reshape(x.shape) if self.flat_norms else norm(x)
 
@@ -54,7 +56,9 @@ class Products:
         self, x: Float[Array, "batch length inputs"], kernel: Float[Array, "inputs outputs"]
     ) -> Float[Array, "batch length outputs"]:
         """Returns x kernel, float32."""
-        return self.dot_general(x, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        return self.dot_general(
+            x, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
 
 
 def flat_dot_general(
@@ -97,23 +101,33 @@ def flat_dot_general(
             out_sharding=out_sharding,
         )
     width = math.prod(rhs.shape[:contracted])
-    product = _matmul(lhs.reshape(-1, width), rhs.reshape(width, -1), precision, preferred_element_type)
+    product = _matmul(
+        lhs.reshape(-1, width), rhs.reshape(width, -1), precision, preferred_element_type
+    )
     return product.reshape(*lhs.shape[:rows], *rhs.shape[contracted:])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _matmul(
-    x: Float[Array, "rows features"], kernel: Float[Array, "features out"], precision: Any, element_type: Any
+    x: Float[Array, "rows features"],
+    kernel: Float[Array, "features out"],
+    precision: Any,
+    element_type: Any,
 ) -> Float[Array, "rows out"]:
     return _contract(x, kernel, 1, 0, precision, element_type)
 
 
-def _matmul_forward(x: Array, kernel: Array, precision: Any, element_type: Any) -> tuple[Array, tuple[Array, Array]]:
+def _matmul_forward(
+    x: Array, kernel: Array, precision: Any, element_type: Any
+) -> tuple[Array, tuple[Array, Array]]:
     return _matmul(x, kernel, precision, element_type), (x, kernel)
 
 
 def _matmul_backward(
-    precision: Any, element_type: Any, saved: tuple[Array, Array], gradient: Float[Array, "rows out"]
+    precision: Any,
+    element_type: Any,
+    saved: tuple[Array, Array],
+    gradient: Float[Array, "rows out"],
 ) -> tuple[Array, Array]:
     # Behind a barrier these stay matrices. Without it XLA folds the reshapes of the
     # neighbouring layers into the products, and makes transposed copies after all.
@@ -132,12 +146,18 @@ def _matmul_backward(
 _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-def _contract(a: Array, b: Array, axis_a: int, axis_b: int, precision: Any, element_type: Any) -> Array:
+def _contract(
+    a: Array, b: Array, axis_a: int, axis_b: int, precision: Any, element_type: Any
+) -> Array:
     dimensions = (((axis_a,), (axis_b,)), ((), ()))
-    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=element_type)
+    return lax.dot_general(
+        a, b, dimensions, precision=precision, preferred_element_type=element_type
+    )
 
 
-def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch features"]) -> Float[Array, "*batch"]:
+def dot_rows(
+    a: Float[Array, "*batch features"], b: Float[Array, "*batch features"]
+) -> Float[Array, "*batch"]:
     """Returns the sum of a * b over features, in float32.
 
     As `(a * b).sum(axis=-1)` it takes ten times as long on CPUs if the first dimension is 1.
@@ -148,10 +168,10 @@ def dot_rows(a: Float[Array, "*batch features"], b: Float[Array, "*batch feature
 def sum_first(x: Float[Array, "first ..."]) -> Float[Array, "..."]:
     """Returns the sum over the first dimension, float32.
 
-    As `x.sum(axis=0)` it takes 17 to 100 times as long on CPUs, be the dimension as small as 2 (measured at 2^19 and
-    2^22 numbers on two machines). Written out it takes 0.6 to 1.2 times as long as a product with ones, and XLA may
-    fuse it with the computation of the terms, which it would repeat for a product; its program grows with the
-    dimension.
+    As `x.sum(axis=0)` it takes 17 to 100 times as long on CPUs, be the dimension as small as 2
+    (measured at 2^19 and 2^22 numbers on two machines). Written out it takes 0.6 to 1.2 times as
+    long as a product with ones, and XLA may fuse it with the computation of the terms, which it
+    would repeat for a product; its program grows with the dimension.
     """
     if x.shape[0] <= MOST_WRITTEN_OUT:
         wide = x.astype(jnp.float32)

@@ -1,4 +1,5 @@
-"""Attention for CPUs at short lengths, which keeps the exponentials of the logits for the backward pass.
+"""Attention for CPUs at short lengths, which keeps the exponentials of the logits for the backward
+pass.
 
 With `dout`, the gradient of the result `out`, and `delta`, the sum of dout * out over features,
 the weights are exponentials / totals, and as in FlashAttention
@@ -24,10 +25,12 @@ from alibi.cpu.products import dot_rows, sum_first
 from alibi.positions.bias import Part, consecutive
 from alibi.positions.kernels import in_own_kernel
 
-# (batch * heads, length, features), since XLA's CPU backend has fast products for one batch dimension alone.
+# (batch * heads, length, features), since XLA's CPU backend has fast products for one batch
+# dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
-Biases = tuple[Float[Array, "*batch heads _ _"], ...]  # of each block of queries; empty without a bias
+# of each block of queries; empty without a bias
+Biases = tuple[Float[Array, "*batch heads _ _"], ...]
 
 LEAST_ROWS, MOST_ROWS = 64, 192  # queries of a block, but for the last, which may have fewer
 
@@ -48,7 +51,9 @@ class QueryBlock(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """The static values of a call: its masks, the precision of products, and the dtype of the saved exponentials."""
+    """The static values of a call: its masks, the precision of products, and the dtype of the saved
+    exponentials.
+    """
 
     causal: bool
     window: int | None
@@ -64,7 +69,8 @@ def cannot_save(call: AttentionCall) -> str:
         rises = call.ascending and call.options.window is None
         return "" if rises else "positions are not known when it is traced"
     queries, keys = call.known_positions
-    # Then every query sees its own key. (A query without visible keys would get the mean of all values.)
+    # Then every query sees its own key. (A query without visible keys would get the mean of all
+    # values.)
     aligned = consecutive(keys) and np.array_equal(queries, keys[-queries.size :])
     hides = call.causal or call.options.window is not None
     return "" if aligned or not hides else "queries do not stand at the last of consecutive keys"
@@ -73,12 +79,12 @@ def cannot_save(call: AttentionCall) -> str:
 def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_dim"]:
     """Computes softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode.
 
-    Each block of queries is multiplied with the keys up to the block's end, so that half or
-    more of the logits above the diagonal are never computed, nor is their bias. The exponentials of the logits are
-    kept for the backward pass, in memory of the square of the length. Their product with
-    the values is divided by their sums, not they themselves, since it is smaller. All is
-    computed in float32, as CPUs do with half precision anyway; only the exponentials are kept
-    in the dtype of `value`. No dimension may have the size zero.
+    Each block of queries is multiplied with the keys up to the block's end, so that half or more of
+    the logits above the diagonal are never computed, nor is their bias. The exponentials of the
+    logits are kept for the backward pass, in memory of the square of the length. Their product with
+    the values is divided by their sums, not they themselves, since it is smaller. All is computed
+    in float32, as CPUs do with half precision anyway; only the exponentials are kept in the dtype
+    of `value`. No dimension may have the size zero.
 
     Query i stands at key i + k - q.
     """
@@ -93,24 +99,37 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
 def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlock]:
     """Returns the blocks of all queries.
 
-    Each has a quarter of the queries, but `LEAST_ROWS` to `MOST_ROWS`, and the last the rest: more and smaller blocks
+    Each has a quarter of the queries, but `LEAST_ROWS` to `MOST_ROWS`, and the last the rest: more
+      and smaller blocks
     save as much as they cost (measured).
     """
     rows = min(MOST_ROWS, max(LEAST_ROWS, -(-q_length // 4)))
     first = k_length - q_length  # the key at the position of the first query
     stops = [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
-    return [QueryBlock(start, stop, start + first, stop + first if causal else k_length) for start, stop in stops]
+    return [
+        QueryBlock(start, stop, start + first, stop + first if causal else k_length)
+        for start, stop in stops
+    ]
 
 
 def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
-    """Returns the bias of each block of queries and its keys, `[*batch, heads, q, k]`, or a row for all queries."""
-    # The barrier is for the backward pass: XLA would else add up the gradients of all blocks again in each kernel that
-    # uses the sum.
+    """Returns the bias of each block of queries and its keys, `[*batch, heads, q, k]`, or a row for
+    all queries.
+    """
+    # The barrier is for the backward pass: XLA would else add up the gradients of all blocks again
+    # in each kernel that uses the sum.
     bias = lax.optimization_barrier(call.bias)
-    queries, keys, term = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions), bias.key_term
+    queries, keys, term = (
+        jnp.asarray(call.query_positions),
+        jnp.asarray(call.key_positions),
+        bias.key_term,
+    )
     if term is not None:
         return tuple(jnp.swapaxes(term, 1, 2)[:, :, None, : block.seen] for block in blocks)
-    parts = [Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen)) for block in blocks]
+    parts = [
+        Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
+        for block in blocks
+    ]
     return tuple(
         bias.cut(part)(queries[..., block.start : block.stop], keys[..., : block.seen])
         for part, block in zip(parts, blocks, strict=True)
@@ -118,14 +137,17 @@ def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(query: Array, key: Array, value: Array, biases: Biases, settings: _Settings) -> Array:
+def _attention(
+    query: Array, key: Array, value: Array, biases: Biases, settings: _Settings
+) -> Array:
     return _forward(query, key, value, biases, settings)[0]
 
 
 def _forward(
     query: Array, key: Array, value: Array, biases: Biases, settings: _Settings
 ) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
-    """Returns `out` of float32 queries, keys and values, and the values saved for the backward pass.
+    """Returns `out` of float32 queries, keys and values, and the values saved for the backward
+    pass.
 
     These include the exponentials of each block of queries and their sums (`totals`).
     """
@@ -140,8 +162,11 @@ def _forward(
         logits = _product(q[:, block.start : block.stop], k[:, : block.seen], 2, 2, settings)
         logits = _biased(logits, bias, batch, block, settings)
         largest = logits.max(axis=-1, keepdims=True)
-        exponentials.append(lax.optimization_barrier(jnp.exp(logits - largest).astype(settings.kept)))
-        # The sums are those of the rounded exponentials, so that the weights of a row sum to one in the backward pass.
+        exponentials.append(
+            lax.optimization_barrier(jnp.exp(logits - largest).astype(settings.kept))
+        )
+        # The sums are those of the rounded exponentials, so that the weights of a row sum to one in
+        # the backward pass.
         exponential = exponentials[-1].astype(jnp.float32)
         totals.append(exponential.sum(axis=-1, keepdims=True))
         outputs.append(_product(exponential, v[:, : block.seen], 2, 1, settings) / totals[-1])
@@ -149,17 +174,22 @@ def _forward(
     return out, (q, k, v, out, tuple(exponentials), tuple(totals))
 
 
-def _forward_saving(query: Any, key: Any, value: Any, biases: Any, settings: _Settings) -> tuple[Array, tuple]:
+def _forward_saving(
+    query: Any, key: Any, value: Any, biases: Any, settings: _Settings
+) -> tuple[Array, tuple]:
     """Returns `_forward`'s results for inputs with their `perturbed`: whether gradients are wanted."""
     added = tuple(bias.value for bias in biases)
     out, saved = _forward(query.value, key.value, value.value, added, settings)
-    # None if the gradient of the bias is not wanted; else arrays of its shape, by which its gradient is summed.
+    # None if the gradient of the bias is not wanted; else arrays of its shape, by which its
+    # gradient is summed.
     wanted = any(bias.perturbed for bias in biases)
     learned = tuple(jnp.zeros((*bias.shape[:-1], 0)) for bias in added) if wanted else None
     return out, (*saved, learned)
 
 
-def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Array, Array, Biases | None]:
+def _backward(
+    settings: _Settings, saved: tuple, dout: Any
+) -> tuple[Array, Array, Array, Biases | None]:
     q, k, v, out, exponentials, totals, learned = saved
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)
@@ -170,26 +200,38 @@ def _backward(settings: _Settings, saved: tuple, dout: Any) -> tuple[Array, Arra
     dk = dv = jnp.zeros(())
     blocks = query_blocks(q_length, k_length, causal=settings.causal)
     for number, (block, narrow, total) in enumerate(zip(blocks, exponentials, totals, strict=True)):
-        rows, seen, exponential = slice(block.start, block.stop), block.seen, narrow.astype(jnp.float32)
-        scaled_dout, scaled_delta = lax.optimization_barrier((folded_dout[:, rows] / total, delta[:, rows] / total))
+        rows, seen, exponential = (
+            slice(block.start, block.stop),
+            block.seen,
+            narrow.astype(jnp.float32),
+        )
+        scaled_dout, scaled_delta = lax.optimization_barrier(
+            (folded_dout[:, rows] / total, delta[:, rows] / total)
+        )
         dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, settings) - scaled_delta)
         dlogits = lax.optimization_barrier(dlogits)
         if learned is not None:
             dbias.append(_bias_gradient(dlogits, learned[number], batch, settings))
         dq.append(_product(dlogits, k[:, :seen], 2, 1, settings))
-        # These two products contract the queries of [queries, keys]. With the small operand first and
-        # already transposed they take half the time; `_unfold_transposed` transposes the small results back.
+        # These two products contract the queries of [queries, keys]. With the small operand first
+        # and already transposed they take half the time; `_unfold_transposed` transposes the small
+        # results back.
         transposed = q[:, rows].swapaxes(1, 2), scaled_dout.swapaxes(1, 2)
         transposed_q, transposed_dout = lax.optimization_barrier(transposed)
         unseen = [(0, 0), (0, 0), (0, k_length - seen)]
         dk = dk + jnp.pad(_product(transposed_q, dlogits, 2, 1, settings), unseen)
         dv = dv + jnp.pad(_product(transposed_dout, exponential, 2, 1, settings), unseen)
     of_query = _unfold(jnp.concatenate(dq, axis=1) * q.shape[-1] ** -0.5, batch)
-    # The dense layer and the keys may have a step between them that uses each feature twice, such as rotary
-    # embeddings; XLA would then add up the gradients of all blocks twice. For values, which come from the layer
-    # itself, that costs more than it saves.
+    # The dense layer and the keys may have a step between them that uses each feature twice, such
+    # as rotary embeddings; XLA would then add up the gradients of all blocks twice. For values,
+    # which come from the layer itself, that costs more than it saves.
     of_key = in_own_kernel(lambda dk: _unfold(dk.swapaxes(1, 2), batch), dk)
-    return of_query, of_key, _unfold_transposed(dv, batch), None if learned is None else tuple(dbias)
+    return (
+        of_query,
+        of_key,
+        _unfold_transposed(dv, batch),
+        None if learned is None else tuple(dbias),
+    )
 
 
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
@@ -211,21 +253,26 @@ def _biased(
         visible = visible & (np.abs(of_queries - of_keys) < settings.window)
     added = jnp.zeros((1, rows, seen))
     if bias is not None and bias.shape[-2] == 1:
-        # Softmax ignores a constant, without which the numbers of near keys are small enough to be exact. They are
-        # added by themselves, since with the mask they would be written out for each query.
+        # Softmax ignores a constant, without which the numbers of near keys are small enough to be
+        # exact. They are added by themselves, since with the mask they would be written out for
+        # each query.
         terms = bias.astype(jnp.float32)
         terms = terms - terms[..., min(max(block.own, 0), seen - 1)][..., None]
         logits = logits + jnp.broadcast_to(terms, (batch, *terms.shape[-3:])).reshape(-1, 1, seen)
     elif bias is not None:
         added = bias.astype(jnp.float32)
     if not visible.all():
-        added = jnp.where(jnp.asarray(visible.reshape((1,) * (added.ndim - 2) + visible.shape)), added, MASKED)
+        added = jnp.where(
+            jnp.asarray(visible.reshape((1,) * (added.ndim - 2) + visible.shape)), added, MASKED
+        )
     heads = logits.shape[0] // batch
     added = jnp.broadcast_to(added[None] if added.ndim == 3 else added, (batch, heads, rows, seen))
     return logits + added.reshape(logits.shape)
 
 
-def _bias_gradient(dlogits: Folded, like: Float[Array, "*batch heads _ _"], batch: int, settings: _Settings) -> Array:
+def _bias_gradient(
+    dlogits: Folded, like: Float[Array, "*batch heads _ _"], batch: int, settings: _Settings
+) -> Array:
     """Returns the gradient of a block's bias, whose shape but for the keys is that of `like`."""
     seen = dlogits.shape[-1]
     if like.shape[-2] == 1:  # a product is the fastest sum over rows

@@ -1,1 +1,3 @@
-"""From text to batches: corpora -> tokenizers -> tokens (files with a manifest) -> batches; no JAX in here."""
+"""From text to batches: corpora -> tokenizers -> tokens (files with a manifest) -> batches; no JAX
+in here.
+"""

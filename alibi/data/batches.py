@@ -12,11 +12,14 @@ from alibi.data.tokenfile import Tokens, TokenStream
 class TrainBatches:
     """The blocks of a token stream, shuffled anew in each epoch.
 
-    Blocks are `length` tokens long, cross document borders and are the same in each epoch; the last block may be
-    shorter. An epoch holds each block once (arXiv 2108.12409; fairseq's "none" break mode). Batches may cross epochs.
+    Blocks are `length` tokens long, cross document borders and are the same in each epoch; the last
+    block may be shorter. An epoch holds each block once (arXiv 2108.12409; fairseq's "none" break
+    mode). Batches may cross epochs.
     """
 
-    def __init__(self, tokens: Tokens, *, length: int, batch_size: int, seed: int, boundary_id: int):
+    def __init__(
+        self, tokens: Tokens, *, length: int, batch_size: int, seed: int, boundary_id: int
+    ):
         """`tokens` [N]: a split; `boundary_id`: the token before its first one.
 
         Raises ValueError if the split has fewer than `length` tokens.
@@ -26,7 +29,12 @@ class TrainBatches:
                 f"train_length={length:,} is longer than the corpus, which has {len(tokens):,} tokens; "
                 "use a shorter length or more text"
             )
-        self._tokens, self.length, self.batch_size, self._boundary_id = tokens, length, batch_size, boundary_id
+        self._tokens, self.length, self.batch_size, self._boundary_id = (
+            tokens,
+            length,
+            batch_size,
+            boundary_id,
+        )
         self.num_blocks = -(-len(tokens) // length)
         self._seed = seed
 
@@ -35,13 +43,16 @@ class TrainBatches:
         """The block of each row. Made at its first use: importing Grain takes time, and JAX."""
         import grain
 
-        # Its shuffle is an index permutation, another one for each pass of the repeat: it stores nothing.
+        # Its shuffle is an index permutation, another one for each pass of the repeat: it stores
+        # nothing.
         return grain.MapDataset.range(self.num_blocks).seed(self._seed).shuffle().repeat()
 
     def rows(
         self, step: int, rows: Sequence[int]
     ) -> tuple[Int32[np.ndarray, "rows length"], Int32[np.ndarray, "rows length"]]:
-        """Returns inputs and targets of `rows` of update `step` (from 0); targets are -1 past the end of the stream."""
+        """Returns inputs and targets of `rows` of update `step` (from 0); targets are -1 past the
+        end of the stream.
+        """
         inputs = np.full((len(rows), self.length), self._boundary_id, np.int32)
         targets = np.full((len(rows), self.length), -1, np.int32)
         for row in rows:

@@ -15,8 +15,9 @@ from alibi.data.corpus import Corpus, Piece, split_long
 
 BOOKS = pathlib.Path(__file__).parent / "books"
 
-# A key as the text states it, and the question with the answer, which a model knows from its context alone. Both begin
-# with signs that are rare in books: with whole sentences, small models found no key after 3,000 updates.
+# A key as the text states it, and the question with the answer, which a model knows from its
+# context alone. Both begin with signs that are rare in books: with whole sentences, small models
+# found no key after 3,000 updates.
 STATEMENT, QUESTION = " #{}.", " ={}."
 DIGITS = 5
 MAX_GAP = 24  # bytes at most from a question to the next key
@@ -64,10 +65,12 @@ def _index() -> dict[str, list[dict[str, Any]]]:
 
 
 class PassKeys(Books):
-    """The books with passkeys: a number, and its question after up to `data.passkey_distance` bytes of text.
+    """The books with passkeys: a number, and its question after up to `data.passkey_distance` bytes
+    of text.
 
-    Keys and places are drawn by the split and the number of the piece, so the text is always the same. The task is
-    after Mohtashami & Jaggi 2023 (arXiv 2305.16300), whose passkey lies between repeated sentences.
+    Keys and places are drawn by the split and the number of the piece, so the text is always the
+    same. The task is after Mohtashami & Jaggi 2023 (arXiv 2305.16300), whose passkey lies between
+    repeated sentences.
     """
 
     name = "passkeys"
@@ -85,11 +88,15 @@ class PassKeys(Books):
         """Yields each book as a document with keys and questions."""
         for number, piece in enumerate(super().pieces(split)):
             random = np.random.default_rng([number, *self._data[split].encode()])
-            yield Piece(b"".join(_with_keys(piece.utf8, self.distance, random)), piece.ends_document)
+            yield Piece(
+                b"".join(_with_keys(piece.utf8, self.distance, random)), piece.ends_document
+            )
 
     def description(self, split: str) -> dict[str, Any]:
         """Returns the hashes of the books and the form of the keys."""
-        return super().description(split) | {"keys": [STATEMENT, QUESTION, DIGITS, MAX_GAP, self.distance]}
+        return super().description(split) | {
+            "keys": [STATEMENT, QUESTION, DIGITS, MAX_GAP, self.distance]
+        }
 
     def size(self, split: str) -> int | None:
         """Returns None: the number of keys is unknown before they are drawn."""
@@ -117,7 +124,9 @@ def _draw_key(random: np.random.Generator) -> str:
 
 
 def distances(length: int) -> list[int]:
-    """Returns the distances to measure in windows of `length` tokens: the powers of two from `LEAST_DISTANCE` on."""
+    """Returns the distances to measure in windows of `length` tokens: the powers of two from
+    `LEAST_DISTANCE` on.
+    """
     powers = range(LEAST_DISTANCE.bit_length() - 1, length.bit_length())
     return [1 << power for power in powers if 1 << power <= _farthest(length)]
 
@@ -136,8 +145,11 @@ def why_too_short(text: bytes, length: int) -> str:
     )
 
 
-def make_prompts(text: bytes, length: int, distance: int, prompts: int) -> Int[np.ndarray, "prompts length+1"]:
-    """Returns windows of `length` inputs and the token after them: book text with a key, and its question at the end.
+def make_prompts(
+    text: bytes, length: int, distance: int, prompts: int
+) -> Int[np.ndarray, "prompts length+1"]:
+    """Returns windows of `length` inputs and the token after them: book text with a key, and its
+    question at the end.
 
     The last five tokens are the answer.
 
@@ -146,15 +158,27 @@ def make_prompts(text: bytes, length: int, distance: int, prompts: int) -> Int[n
       distance: tokens from each digit of the key to the same digit of the answer.
 
     Raises:
-      ValueError: a distance too short for the question or too long for the window, or a text shorter than `length`.
+      ValueError: a distance too short for the question or too long for the window, or a text
+        shorter than `length`.
     """
     if not NEAREST <= distance <= _farthest(length):
-        raise ValueError(f"distance={distance} must be from {NEAREST} to {_farthest(length)} in a window of {length}")
+        raise ValueError(
+            f"distance={distance} must be from {NEAREST} to {_farthest(length)} in a window of {length}"
+        )
     if why := why_too_short(text, length):
         raise ValueError(why)
-    random, before, made = np.random.default_rng([length, distance]), _farthest(length) - distance, []
+    random, before, made = (
+        np.random.default_rng([length, distance]),
+        _farthest(length) - distance,
+        [],
+    )
     for start in np.linspace(0, len(text) - length, prompts).astype(int):
         book, key = text[start : start + length], _draw_key(random)
-        statement, question = STATEMENT.format(key).encode(), QUESTION.format(key).encode().removesuffix(b".")
-        made.append(book[:before] + statement + book[before : before + distance - NEAREST] + question)
+        statement, question = (
+            STATEMENT.format(key).encode(),
+            QUESTION.format(key).encode().removesuffix(b"."),
+        )
+        made.append(
+            book[:before] + statement + book[before : before + distance - NEAREST] + question
+        )
     return np.stack([np.frombuffer(prompt, np.uint8) for prompt in made])

@@ -17,11 +17,21 @@ from alibi.config import DataConfig
 from alibi.errors import NO_SPACE
 from alibi.storage.files import local_path, made_whole
 
-_UNWRITABLE = (*NO_SPACE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
+_UNWRITABLE = (
+    *NO_SPACE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENOENT,
+)
 
 
 def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
-    """Returns `cache_dir` if it is given, else $ALIBI_CACHE, else ~/.cache/alibi; raises ValueError for an address."""
+    """Returns `cache_dir` if it is given, else $ALIBI_CACHE, else ~/.cache/alibi; raises ValueError
+    for an address.
+    """
     if cache_dir:
         return local_path(cache_dir, "data.cache_dir")
     return local_path(os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", "$ALIBI_CACHE")
@@ -46,7 +56,9 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
-    """Makes `directory`, unless it exists, by `write(temporary directory)` and one rename; raises as `claimed`."""
+    """Makes `directory`, unless it exists, by `write(temporary directory)` and one rename; raises
+    as `claimed`.
+    """
     if directory.is_dir():
         return
     with claimed(directory) as alone:
@@ -63,7 +75,8 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object
 def claimed(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
     """Holds the lock for making `directory`, or a `part` of it; other processes wait for it.
 
-    Yields False if the file system has no locks: then each process makes its own, and the first rename wins.
+    Yields False if the file system has no locks: then each process makes its own, and the first
+      rename wins.
 
     Raises:
       ValueError: there is no space, or no permission.

@@ -1,4 +1,6 @@
-"""Text as a stream of bounded pieces and shards, so no document must fit into memory or a single process."""
+"""Text as a stream of bounded pieces and shards, so no document must fit into memory or a single
+process.
+"""
 
 import abc
 import dataclasses
@@ -9,13 +11,14 @@ from typing import Any
 
 from alibi.progress import Progress
 
-# Longer documents are cut after a line end, else after a space, else between two characters. A piece fits into a core's
-# cache, so that each step of its processing finds it there.
+# Longer documents are cut after a line end, else after a space, else between two characters. A
+# piece fits into a core's cache, so that each step of its processing finds it there.
 PIECE_BYTES = 1 << 18
 SHARD_BYTES = 64 << 20  # text of one file of tokens: a killed process loses at most this much work
 
-# A shard may begin inside a document before a line end that a visible character follows. Bytes and words are separate
-# there, and so are the tokens of byte-level BPE. (No white space of UTF-8 begins with one of these bytes.)
+# A shard may begin inside a document before a line end that a visible character follows. Bytes and
+# words are separate there, and so are the tokens of byte-level BPE. (No white space of UTF-8 begins
+# with one of these bytes.)
 BORDER = re.compile(rb"\n[!-~\xc3-\xe0\xe4-\xf4]")
 
 SPLITS = ("train", "valid", "test")
@@ -23,7 +26,9 @@ SPLITS = ("train", "valid", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of a document, as whole characters in UTF-8; empty only if the whole document is empty."""
+    """A part of a document, as whole characters in UTF-8; empty only if the whole document is
+    empty.
+    """
 
     utf8: bytes
     ends_document: bool
@@ -64,22 +69,31 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields the documents of `split` in order, in pieces; raises ValueError if they can't be read."""
+        """Yields the documents of `split` in order, in pieces; raises ValueError if they can't be
+        read.
+        """
 
     @abc.abstractmethod
     def description(self, split: str) -> dict[str, Any]:
-        """Returns an identity of the text of `split`, JSON-able: equal descriptions mean equal texts."""
+        """Returns an identity of the text of `split`, JSON-able: equal descriptions mean equal
+        texts.
+        """
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """Yields the first `max_bytes` (-1: all) of `split` in shards of `shard_bytes` or a little more.
+        """Yields the first `max_bytes` (-1: all) of `split` in shards of `shard_bytes` or a little
+        more.
 
         The shards are the same in each process. This method reads the text of skipped shards too.
         """
         return cut_shards(limit_bytes(self.pieces(split), max_bytes), shard_bytes)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
-        """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`; here its beginning."""
-        return limit_bytes(self.pieces(split), sample_bytes if max_bytes < 0 else min(sample_bytes, max_bytes))
+        """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`; here its
+        beginning.
+        """
+        return limit_bytes(
+            self.pieces(split), sample_bytes if max_bytes < 0 else min(sample_bytes, max_bytes)
+        )
 
     def check(self, splits: Iterable[str]) -> None:
         """Raises ValueError if the text of a split is missing; much faster than reading it."""
@@ -100,7 +114,9 @@ class Corpus(abc.ABC):
 
 
 def one_document(texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece]:
-    """Yields the pieces of a document from its successive texts; `ends` is False for the beginning of a document."""
+    """Yields the pieces of a document from its successive texts; `ends` is False for the beginning
+    of a document.
+    """
     previous: bytes | None = None
     for text in filter(None, texts):
         if previous is not None:
@@ -133,14 +149,21 @@ def _character_start(text: bytes, position: int) -> int:
 
 
 def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
-    """Yields the first `max_bytes` UTF-8 bytes (-1: all), cut between characters; the cut ends the document."""
+    """Yields the first `max_bytes` UTF-8 bytes (-1: all), cut between characters; the cut ends the
+    document.
+    """
     if max_bytes < 0:
         yield from pieces
         return
     left = max_bytes
-    held: Piece | None = None  # kept back: if nothing of the next piece fits, this one ends the document
+    # kept back: if nothing of the next piece fits, this one ends the document
+    held: Piece | None = None
     for piece in pieces:
-        text = piece.utf8[: _character_start(piece.utf8, left)] if left < len(piece.utf8) else piece.utf8
+        text = (
+            piece.utf8[: _character_start(piece.utf8, left)]
+            if left < len(piece.utf8)
+            else piece.utf8
+        )
         left -= len(piece.utf8)
         if text or left > 0:
             if held:
@@ -153,7 +176,9 @@ def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
 
 
 def cut_shards(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[Shard]:
-    """Yields a stream in shards of `shard_bytes` or a little more, cut at document ends and at `BORDER`s."""
+    """Yields a stream in shards of `shard_bytes` or a little more, cut at document ends and at
+    `BORDER`s.
+    """
     for _, group in itertools.groupby(_numbered(pieces, shard_bytes), key=lambda member: member[0]):
         members = iter(group)
         _, after_open_line, first = next(members)
@@ -161,23 +186,38 @@ def cut_shards(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[Shard]:
 
 
 def _numbered(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[tuple[int, bool, Piece]]:
-    """Yields each piece with the number of its shard, and whether the document before it leaves its last line open."""
+    """Yields each piece with the number of its shard, and whether the document before it leaves its
+    last line open.
+    """
     number = size = 0
     line_open = False
     for piece in pieces:
         size += len(piece.utf8)
-        if size >= shard_bytes and not piece.ends_document and (border := BORDER.search(piece.utf8, 1)):
+        if (
+            size >= shard_bytes
+            and not piece.ends_document
+            and (border := BORDER.search(piece.utf8, 1))
+        ):
             head, tail = piece.utf8[: border.start()], piece.utf8[border.start() :]
             yield number, line_open, Piece(head, ends_document=False)
-            number, size, line_open, piece = number + 1, len(tail), False, Piece(tail, ends_document=False)
+            number, size, line_open, piece = (
+                number + 1,
+                len(tail),
+                False,
+                Piece(tail, ends_document=False),
+            )
         yield number, line_open, piece
         line_open = piece.leaves_line_open
         if size >= shard_bytes and piece.ends_document:
             number, size = number + 1, 0
 
 
-def make_bar(corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool) -> Progress:
-    """Returns the progress over the bytes of `split`, with the `purpose` in its title; hidden without `progress`."""
+def make_bar(
+    corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool
+) -> Progress:
+    """Returns the progress over the bytes of `split`, with the `purpose` in its title; hidden
+    without `progress`.
+    """
     size = corpus.size(split)
     total = size if max_bytes < 0 else min(max_bytes, size or max_bytes)
     title = ", ".join(filter(None, [f"{corpus.name} {split}", purpose]))

@@ -1,4 +1,6 @@
-"""Datasets of the Hugging Face hub and of TFDS; their libraries are imported when a dataset is read."""
+"""Datasets of the Hugging Face hub and of TFDS; their libraries are imported when a dataset is
+read.
+"""
 
 import contextlib
 import hashlib
@@ -32,7 +34,9 @@ class _Hosted(Corpus):
     def __init__(self, data: DataConfig):
         """`data`: the config section; raises ValueError if it names no dataset."""
         if not data.name:
-            raise ValueError(f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name")
+            raise ValueError(
+                f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name"
+            )
         super().__init__(data)
         self._name = os.path.expanduser(data.name)
         self._local = os.path.isdir(self._name)
@@ -45,8 +49,9 @@ class _Hosted(Corpus):
     def description(self, split: str) -> dict[str, Any]:
         """Returns the name, the split and the column; for a local folder also its files.
 
-        Nothing is loaded for it, so cached tokens need no network. A name without data.revision, or with a tag,
-        means the version read first, which `revision` names, even if the host has a later one.
+        Nothing is loaded for it, so cached tokens need no network. A name without data.revision, or
+        with a tag, means the version read first, which `revision` names, even if the host has a
+        later one.
         """
         return {
             "corpus": self.name,
@@ -65,7 +70,12 @@ class _Hosted(Corpus):
     def source(self, split: str) -> str:
         """Returns name, subset, split and revision."""
         revision = self._data.revision
-        parts = [self._name, self._data.subset, self._split(split), revision and f"revision {revision}"]
+        parts = [
+            self._name,
+            self._data.subset,
+            self._split(split),
+            revision and f"revision {revision}",
+        ]
         return f"{self.name}: " + ", ".join(filter(None, parts))
 
     def _split(self, split: str) -> str:
@@ -77,7 +87,9 @@ class _Hosted(Corpus):
         return self._data[split]
 
     def _check_splits(self, splits: Iterable[str], known: Iterable[str]) -> None:
-        """Raises ValueError if a split is no expression of `known` names; if none are known, nothing is checked."""
+        """Raises ValueError if a split is no expression of `known` names; if none are known,
+        nothing is checked.
+        """
         known = list(map(str, known))
         for split in splits:
             for part in self._split(split).split("+") if known else ():
@@ -103,14 +115,20 @@ class _Hosted(Corpus):
                     "not text; set data.column to a column of strings"
                 )
             try:
-                text = (value.decode("utf-8") if isinstance(value, bytes) else value).encode("utf-8")
+                text = (value.decode("utf-8") if isinstance(value, bytes) else value).encode(
+                    "utf-8"
+                )
             except UnicodeError as error:
-                raise ValueError(f"{self.source(split)}, row {row} is not UTF-8: {error}") from error
+                raise ValueError(
+                    f"{self.source(split)}, row {row} is not UTF-8: {error}"
+                ) from error
             yield from split_long(text)
 
     @contextlib.contextmanager
     def _errors_explained(self, split: str) -> Iterator[None]:
-        """Turns the library's errors, which have no common class, into a ValueError that names the keys to check."""
+        """Turns the library's errors, which have no common class, into a ValueError that names the
+        keys to check.
+        """
         try:
             yield
         except _ExplainedError:
@@ -124,17 +142,23 @@ class _Hosted(Corpus):
 
 
 class Hub(_Hosted):
-    """Any dataset that `datasets.load_dataset` reads: a name on the hub, or a folder of parquet, JSON or text files."""
+    """Any dataset that `datasets.load_dataset` reads: a name on the hub, or a folder of parquet,
+    JSON or text files.
+    """
 
     name = "hub"
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields each row as a document; raises ValueError within 5 s if neither hub nor cache has the dataset."""
+        """Yields each row as a document; raises ValueError within 5 s if neither hub nor cache has
+        the dataset.
+        """
         with self._connection():
             yield from self._documents(self._values(split), split)
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if the dataset can't be reached or lacks a split; fetches only their list."""
+        """Raises ValueError if the dataset can't be reached or lacks a split; fetches only their
+        list.
+        """
         if splits := list(splits):
             with self._connection(), self._errors_explained(splits[0]):
                 builder = self._builder()
@@ -148,7 +172,9 @@ class Hub(_Hosted):
             datasets.disable_progress_bars()
             huggingface_hub.utils.disable_progress_bars()
         data = self._data
-        return datasets.load_dataset_builder(self._name, data.subset or None, revision=data.revision or None)
+        return datasets.load_dataset_builder(
+            self._name, data.subset or None, revision=data.revision or None
+        )
 
     def _values(self, split: str) -> Iterator[Any]:
         data = self._data
@@ -167,8 +193,8 @@ class Hub(_Hosted):
     def _note_commit(self, commit: str) -> None:
         """Sets `revision`; raises ValueError if `data.revision` is the hash of another commit.
 
-        If the hub gives nothing (no network, a wrong revision, no access), the library takes the newest copy in its
-        cache, whatever the revision.
+        If the hub gives nothing (no network, a wrong revision, no access), the library takes the
+        newest copy in its cache, whatever the revision.
         """
         revision = self._data.revision
         if self._local or commit == revision:
@@ -189,9 +215,13 @@ class Hub(_Hosted):
         if self._local or (not hub.HF_HUB_OFFLINE and reachable([hub.ENDPOINT])):
             yield
             return
-        cache = pathlib.Path(os.environ.get("HF_DATASETS_CACHE") or os.path.join(hub.HF_HOME, "datasets"))
+        cache = pathlib.Path(
+            os.environ.get("HF_DATASETS_CACHE") or os.path.join(hub.HF_HOME, "datasets")
+        )
         if self._data.streaming or not (cache / self._name.replace("/", "___")).is_dir():
-            why = "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} doesn't answer"
+            why = (
+                "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} doesn't answer"
+            )
             raise _ExplainedError(
                 f"the hub dataset {self._name!r} can't be reached: {why}, and this machine has no copy of it. Connect, "
                 "or run scripts/prepare_data.py on a machine with a network and copy the cache directory here, or set "
@@ -208,12 +238,16 @@ class Hub(_Hosted):
 
 
 class Tfds(_Hosted):
-    """A dataset of TFDS in array_record files, by name or by the folder of a prepared dataset; needs no TensorFlow."""
+    """A dataset of TFDS in array_record files, by name or by the folder of a prepared dataset;
+    needs no TensorFlow.
+    """
 
     name = "tfds"
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields each record as a document; raises ValueError within 5 s if it can be neither found nor downloaded."""
+        """Yields each record as a document; raises ValueError within 5 s if it can be neither found
+        nor downloaded.
+        """
         data = self._data
         with self._errors_explained(split):
             builder = self._builder()
@@ -238,10 +272,14 @@ class Tfds(_Hosted):
             tfds.disable_progress_bar()
         data = self._data
         if self._name.startswith("huggingface:"):  # TFDS would ask the hub for minutes
-            raise _ExplainedError(f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix")
+            raise _ExplainedError(
+                f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix"
+            )
         if self._local:
             return tfds.builder_from_directory(self._name)
-        name = "/".join(filter(None, [self._name, data.subset])) + (data.revision and f":{data.revision}")
+        name = "/".join(filter(None, [self._name, data.subset])) + (
+            data.revision and f":{data.revision}"
+        )
         return tfds.builder(name, file_format="array_record")
 
     def _download(self, builder: Any) -> None:
@@ -255,10 +293,14 @@ class Tfds(_Hosted):
 
 
 def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
-    """Returns whether any of `urls` answers, also with an error page; uses the environment's proxies."""
+    """Returns whether any of `urls` answers, also with an error page; uses the environment's
+    proxies.
+    """
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for url in urls:  # in threads, because a request's time limit does not cover name resolution
-        threading.Thread(target=lambda url=url: answers.put(_answers(url, seconds)), daemon=True).start()
+        threading.Thread(
+            target=lambda url=url: answers.put(_answers(url, seconds)), daemon=True
+        ).start()
     deadline = time.monotonic() + seconds + 0.25
     try:
         return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in urls)
@@ -280,5 +322,7 @@ def _folder_hash(folder: str) -> str:
     for path in sorted(pathlib.Path(folder).rglob("*")):
         if path.is_file():
             status = path.stat()
-            hasher.update(f"{path.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            hasher.update(
+                f"{path.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode()
+            )
     return hasher.hexdigest()

@@ -1,4 +1,6 @@
-"""Shards of token files, made by several processes on several hosts, and kept if a process is killed."""
+"""Shards of token files, made by several processes on several hosts, and kept if a process is
+killed.
+"""
 
 import concurrent.futures.process
 import dataclasses
@@ -24,14 +26,17 @@ from alibi.progress import Progress
 from alibi.storage.files import made_whole, write_whole
 
 _POLL_SECONDS = 0.3
-_IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])  # U+3000 is the last white space
+# U+3000 is the last white space
+_IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])
 
 Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
 class Makers:
-    """The makers of token files: `workers` processes on each of `hosts`; this host has the number `host`."""
+    """The makers of token files: `workers` processes on each of `hosts`; this host has the number
+    `host`.
+    """
 
     workers: int = 1
     host: int = 0
@@ -47,10 +52,11 @@ class UnfinishedError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Making:
-    """The token file `directory` of a split, cut at `max_bytes` (-1: whole), and the way it is made.
+    """The token file `directory` of a split, cut at `max_bytes` (-1: whole), and the way it is
+    made.
 
-    Shard number n is a file of ids and, when the ids are whole, a JSON file of counts, in a folder beside `directory`.
-    The content does not depend on the process.
+    Shard number n is a file of ids and, when the ids are whole, a JSON file of counts, in a folder
+    beside `directory`. The content does not depend on the process.
     """
 
     corpus: Corpus
@@ -66,11 +72,15 @@ class Making:
         return self.directory.with_name(f".{self.directory.name}.parts")
 
     def find_or_make(self, makers: Makers, *, progress: bool) -> TokenFile:
-        """Returns the token file; raises UnfinishedError if other hosts have not made their shards yet."""
+        """Returns the token file; raises UnfinishedError if other hosts have not made their shards
+        yet.
+        """
         if self.directory.is_dir():
             return load(self.directory)
         total = 0
-        with claimed(self.directory, f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else "") as alone:
+        with claimed(
+            self.directory, f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else ""
+        ) as alone:
             if not self.directory.is_dir():
                 total = self._make_shards(makers, progress, alone=alone and makers.hosts == 1)
         with claimed(self.directory):
@@ -79,7 +89,9 @@ class Making:
         return load(self.directory, verify=False)
 
     def _make_shards(self, makers: Makers, progress: bool, *, alone: bool) -> int:
-        """Makes the missing shards of this host; returns the number of all shards. Keeps whole shards if it fails."""
+        """Makes the missing shards of this host; returns the number of all shards. Keeps whole
+        shards if it fails.
+        """
         if alone:  # no other process writes here: half a file was left by a killed one
             for stale in self.folder.glob(".tokens*"):
                 stale.unlink()
@@ -91,22 +103,35 @@ class Making:
 
                 def show() -> None:
                     bar.update(
-                        sum(json.loads(path.read_text())["bytes"] for path in self.folder.glob("*.json")) - bar.done
+                        sum(
+                            json.loads(path.read_text())["bytes"]
+                            for path in self.folder.glob("*.json")
+                        )
+                        - bar.done
                     )
 
                 step = makers.workers * makers.hosts
                 firsts = range(makers.host * makers.workers, (makers.host + 1) * makers.workers)
-                return max(in_workers([functools.partial(self._work, first, step) for first in firsts], show))
+                return max(
+                    in_workers(
+                        [functools.partial(self._work, first, step) for first in firsts], show
+                    )
+                )
         except BaseException:
             if alone and not any(self.folder.glob("*.json")):
                 shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
     def _work(self, first: int, step: int, bar: Progress | None = None) -> int:
-        """Makes each `step`-th shard from the `first` on, shown on `bar`; returns the number of shards."""
-        tokenizer = load_tokenizer(self.folder / "tokenizer") if bar is None else self.tokenizer  # of another process
+        """Makes each `step`-th shard from the `first` on, shown on `bar`; returns the number of
+        shards.
+        """
+        # of another process
+        tokenizer = load_tokenizer(self.folder / "tokenizer") if bar is None else self.tokenizer
         total = 0
-        for number, shard in enumerate(self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)):
+        for number, shard in enumerate(
+            self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)
+        ):
             total, counts_file = number + 1, self.folder / f"{number:05d}.json"
             if number % step == first and not counts_file.exists():
                 pieces = shard.pieces if bar is None else watched(shard.pieces, bar)
@@ -126,7 +151,9 @@ class Making:
         counts = [json.loads(file.read_text()) for file in files]
         if not sum(count["bytes"] for count in counts):
             shutil.rmtree(folder)
-            raise ValueError(f"{corpus.source(split)} is empty: it has no text for tokens; check data.{split}")
+            raise ValueError(
+                f"{corpus.source(split)} is empty: it has no text for tokens; check data.{split}"
+            )
         revisions = sorted({count.pop("revision") for count in counts})
         if len(revisions) > 1:
             raise ValueError(
@@ -155,19 +182,26 @@ class Making:
             path.unlink()
 
 
-def in_workers(calls: Sequence[Callable[[], Result]], poll: Callable[[], object] = lambda: None) -> list[Result]:
-    """Returns the results of `calls`, each made in its own process; the processes end with their parent.
+def in_workers(
+    calls: Sequence[Callable[[], Result]], poll: Callable[[], object] = lambda: None
+) -> list[Result]:
+    """Returns the results of `calls`, each made in its own process; the processes end with their
+    parent.
 
     Raises:
       UserError: a worker was killed.
     """
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(calls), context, _begin_worker, (len(calls),)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        len(calls), context, _begin_worker, (len(calls),)
+    ) as pool:
         futures = [pool.submit(call) for call in calls]
         waiting = set(futures)
         try:
             while waiting:
-                done, waiting = concurrent.futures.wait(waiting, _POLL_SECONDS, concurrent.futures.FIRST_EXCEPTION)
+                done, waiting = concurrent.futures.wait(
+                    waiting, _POLL_SECONDS, concurrent.futures.FIRST_EXCEPTION
+                )
                 for future in done:
                     future.result()
                 poll()
@@ -183,7 +217,9 @@ def in_workers(calls: Sequence[Callable[[], Result]], poll: Callable[[], object]
 
 
 def _begin_worker(workers: int) -> None:
-    """Leaves Ctrl-C to the parent, ends this process with the parent, and shares the cores among the workers."""
+    """Leaves Ctrl-C to the parent, ends this process with the parent, and shares the cores among
+    the workers.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
@@ -197,20 +233,27 @@ def _begin_worker(workers: int) -> None:
 
 def dtype_of(tokenizer: Tokenizer) -> np.dtype:
     """Returns the type of stored ids: 1, 2 or 4 bytes."""
-    return next(dtype for dtype in map(np.dtype, ("|u1", "<u2", "<u4")) if tokenizer.vocab_size <= 256**dtype.itemsize)
+    return next(
+        dtype
+        for dtype in map(np.dtype, ("|u1", "<u2", "<u4"))
+        if tokenizer.vocab_size <= 256**dtype.itemsize
+    )
 
 
 def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[str, Any]:
     """Writes the ids of a shard and returns its counts; holds a few pieces in memory."""
     dtype = dtype_of(tokenizer)
-    counts = dict.fromkeys(("tokens", "unknown_words", "words", "bytes", "documents", "unk_in_text"), 0)
+    counts = dict.fromkeys(
+        ("tokens", "unknown_words", "words", "bytes", "documents", "unk_in_text"), 0
+    )
 
     def counted() -> Iterator[Piece]:
         for piece in shard.pieces:
             counts["words"] += count_words(piece.utf8)
             counts["bytes"] += len(piece.utf8)
             counts["documents"] += piece.ends_document
-            if b"<" in piece.utf8 and b"<unk>" in piece.utf8:  # a single byte is found many times as fast
+            # a single byte is found many times as fast
+            if b"<" in piece.utf8 and b"<unk>" in piece.utf8:
                 counts["unk_in_text"] += piece.text.split().count("<unk>")
             yield piece
 
@@ -234,7 +277,9 @@ def count_words(utf8: bytes) -> int:
     first, second, third = (data.take(starts + i, mode="clip").astype(np.int32) for i in range(3))
     is_wide = first >= 0xE0  # characters of three bytes
     code = np.where(
-        is_wide, (first & 0xF) << 12 | (second & 0x3F) << 6 | third & 0x3F, (first & 0x1F) << 6 | second & 0x3F
+        is_wide,
+        (first & 0xF) << 12 | (second & 0x3F) << 6 | third & 0x3F,
+        (first & 0x1F) << 6 | second & 0x3F,
     )
     white = _IS_SPACE.take(code, mode="clip")
     for i, marked in enumerate((white, white, white & is_wide)):

@@ -1,4 +1,6 @@
-"""Text files, plain or packed, read in bounded memory; a file is a document, or blank lines end documents."""
+"""Text files, plain or packed, read in bounded memory; a file is a document, or blank lines end
+documents.
+"""
 
 import codecs
 import dataclasses
@@ -20,7 +22,16 @@ import numpy as np
 import zstandard
 
 from alibi.data.cache import file_sha256
-from alibi.data.corpus import BORDER, PIECE_BYTES, SHARD_BYTES, Corpus, Piece, Shard, limit_bytes, one_document
+from alibi.data.corpus import (
+    BORDER,
+    PIECE_BYTES,
+    SHARD_BYTES,
+    Corpus,
+    Piece,
+    Shard,
+    limit_bytes,
+    one_document,
+)
 
 # A larger file is identified by its size, its time of change and the hash of its two ends.
 WHOLE_HASH_BYTES = 256 << 20
@@ -28,8 +39,8 @@ END_BYTES = 1 << 20
 _ZST_WINDOW = 1 << 31  # the longest, that of `zstd --long=31`; the library's own limit is 1 << 27
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _PACKED = (*_OPENERS, ".zst")
-# Blank lines belong to the document before them. Lines may end by \r\n; the expression begins with a literal, which
-# makes the search fast.
+# Blank lines belong to the document before them. Lines may end by \r\n; the expression begins with
+# a literal, which makes the search fast.
 _BLANK_LINES = re.compile(rb"\n(?:\r?\n)+(?=[^\r\n]|\r[^\n])")
 
 
@@ -44,7 +55,8 @@ class _Range:
 
 
 class TextFiles(Corpus):
-    """UTF-8 files, plain, .gz, .xz or .zst, named for each split by comma-separated paths and globs, or by a list.
+    """UTF-8 files, plain, .gz, .xz or .zst, named for each split by comma-separated paths and
+    globs, or by a list.
 
     Each file is a document, or with `document_end` "blank_line" several documents.
     """
@@ -52,7 +64,9 @@ class TextFiles(Corpus):
     name = "text"
 
     def __init__(self, data: Any):
-        """`data`: the config section, or a mapping that may lack `document_end`; raises ValueError if it is unknown."""
+        """`data`: the config section, or a mapping that may lack `document_end`; raises ValueError
+        if it is unknown.
+        """
         super().__init__(data)
         end = data.get("document_end", "file") if isinstance(data, Mapping) else data.document_end
         if end not in ("file", "blank_line"):
@@ -61,24 +75,34 @@ class TextFiles(Corpus):
         self._identities: dict[pathlib.Path, dict[str, Any]] = {}
 
     def files(self, split: str) -> list[pathlib.Path]:
-        """Returns the files of `split` as written, those of a glob sorted; raises ValueError if there is none."""
+        """Returns the files of `split` as written, those of a glob sorted; raises ValueError if
+        there is none.
+        """
         place = self._data[split]
         if not place:
-            raise ValueError(f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}")
+            raise ValueError(
+                f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}"
+            )
         if not isinstance(place, str):
             parts = [os.fspath(part) for part in place]
         elif os.path.isfile(place):  # a name may hold a comma
             parts = [place]
         else:
             parts = [part.strip() for part in place.split(",") if part.strip()]
-        return [pathlib.Path(name) for part in parts for name in _find_files(os.path.expanduser(part), split)]
+        return [
+            pathlib.Path(name)
+            for part in parts
+            for name in _find_files(os.path.expanduser(part), split)
+        ]
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Returns the documents; raises ValueError for a file that is empty, damaged or not UTF-8."""
         return self._read(_Range(path) for path in self.files(split))
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """Yields the shards; a plain file is read only for the pieces of a shard, a packed file from its beginning."""
+        """Yields the shards; a plain file is read only for the pieces of a shard, a packed file
+        from its beginning.
+        """
         if self.size(split) is None:
             yield from super().shards(split, max_bytes, shard_bytes)
             return
@@ -96,7 +120,9 @@ class TextFiles(Corpus):
             left -= sum(part.stop - part.start for part in ranges) if max_bytes >= 0 else 0
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
-        """Yields about `sample_bytes`: the beginning of each shard of plain files, or of the first packed file."""
+        """Yields about `sample_bytes`: the beginning of each shard of plain files, or of the first
+        packed file.
+        """
         if self.size(split) is None:
             yield from super().sample(split, max_bytes, sample_bytes)
             return
@@ -105,11 +131,15 @@ class TextFiles(Corpus):
             yield from limit_bytes(shard.pieces, each)
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns the contents of the files, whatever their names, and `document_end` if it is not the file."""
+        """Returns the contents of the files, whatever their names, and `document_end` if it is not
+        the file.
+        """
         for path in self.files(split):  # kept: hashing takes time
             self._identities[path] = self._identities.get(path) or _identity(path)
         files = [self._identities[path] for path in self.files(split)]
-        return {"corpus": self.name, "files": files} | ({"document_end": "blank_line"} if self._blank_lines else {})
+        return {"corpus": self.name, "files": files} | (
+            {"document_end": "blank_line"} if self._blank_lines else {}
+        )
 
     def title(self, split: str) -> str:
         """Returns the names of the files without their folders, globs as they were given."""
@@ -124,12 +154,20 @@ class TextFiles(Corpus):
     def size(self, split: str) -> int | None:
         """Returns the bytes of the files; None for packed files."""
         files = self.files(split)
-        return None if any(path.suffix in _PACKED for path in files) else sum(path.stat().st_size for path in files)
+        return (
+            None
+            if any(path.suffix in _PACKED for path in files)
+            else sum(path.stat().st_size for path in files)
+        )
 
     def _read(self, ranges: Iterable[_Range]) -> Iterator[Piece]:
         for part in ranges:
             texts = _texts(part)
-            yield from _at_blank_lines(texts) if self._blank_lines else one_document(texts, ends=part.ends_file)
+            yield from (
+                _at_blank_lines(texts)
+                if self._blank_lines
+                else one_document(texts, ends=part.ends_file)
+            )
 
     def _ranges(self, split: str, shard_bytes: int) -> Iterator[list[_Range]]:
         """Yields the ranges of plain files that each shard of `split` consists of."""
@@ -149,8 +187,13 @@ class TextFiles(Corpus):
             yield shard
 
     def _border(self, path: pathlib.Path, position: int) -> int:
-        """Returns the first place from `position` on where a file may be cut; its size if there is none."""
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        """Returns the first place from `position` on where a file may be cut; its size if there is
+        none.
+        """
+        with (
+            path.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             found = (_BLANK_LINES if self._blank_lines else BORDER).search(content, position)
             if found is None:
                 return len(content)
@@ -160,7 +203,9 @@ class TextFiles(Corpus):
 def _find_files(part: str, split: str) -> list[str]:
     """Returns the file, or the files that match the glob, `part`."""
     if os.path.isdir(part):
-        raise ValueError(f"{part} is a directory; name its files, for example {os.path.join(part, '*.txt')}")
+        raise ValueError(
+            f"{part} is a directory; name its files, for example {os.path.join(part, '*.txt')}"
+        )
     if os.path.exists(part):
         return [part]
     found = sorted(name for name in glob.glob(part, recursive=True) if os.path.isfile(name))
@@ -173,7 +218,9 @@ def _find_files(part: str, split: str) -> list[str]:
 
 
 def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
-    """Yields the documents of a text, each with the blank lines after it: nothing of the text is lost."""
+    """Yields the documents of a text, each with the blank lines after it: nothing of the text is
+    lost.
+    """
     rest = b""
     for text in texts:
         rest += text
@@ -182,14 +229,17 @@ def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
             yield Piece(rest[start : blank.end()], ends_document=True)
             start = blank.end()
         rest = rest[start:]
-        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b"\r\n")):  # blank lines may continue in the next text
+        # blank lines may continue in the next text
+        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b"\r\n")):
             yield Piece(head, ends_document=False)
             rest = rest[len(head) :]
     yield Piece(rest, ends_document=True)
 
 
 def _texts(part: _Range) -> Iterator[bytes]:
-    """Yields successive texts of a range of a file, cut after a line end, else after a space or a character."""
+    """Yields successive texts of a range of a file, cut after a line end, else after a space or a
+    character.
+    """
     path, offset, rest = part.path, part.start, b""
     for block in itertools.chain(_blocks(part), [b""]):  # the last one leaves no character open
         rest += block
@@ -208,11 +258,15 @@ def _texts(part: _Range) -> Iterator[bytes]:
         yield text[:cut]
         offset, rest = offset + cut, rest[cut:]
     if offset == part.start:
-        raise ValueError(f"{path} is empty; a text needs at least one character, so name another file or remove it")
+        raise ValueError(
+            f"{path} is empty; a text needs at least one character, so name another file or remove it"
+        )
 
 
 def _is_utf8(text: bytes) -> bool:
-    """Returns whether `text` is whole characters: Arrow finds out several times as fast as Python decodes."""
+    """Returns whether `text` is whole characters: Arrow finds out several times as fast as Python
+    decodes.
+    """
     import pyarrow as pa  # takes a tenth of a second to import
 
     ends = pa.py_buffer(np.array([0, len(text)], np.int32))
@@ -236,7 +290,9 @@ def _blocks(part: _Range) -> Iterator[bytes]:
                 left -= len(block)
                 yield block
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
-        raise ValueError(f"{path} is not a whole {path.suffix} file ({error}); fetch or pack it again") from error
+        raise ValueError(
+            f"{path} is not a whole {path.suffix} file ({error}); fetch or pack it again"
+        ) from error
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror or error}") from error
 
@@ -259,11 +315,17 @@ def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
 def _identity(path: pathlib.Path) -> dict[str, Any]:
     """Returns size, packing and hash of a file; see `WHOLE_HASH_BYTES`."""
     status = path.stat()
-    identity: dict[str, Any] = {"bytes": status.st_size, "packed": path.suffix if path.suffix in _PACKED else ""}
+    identity: dict[str, Any] = {
+        "bytes": status.st_size,
+        "packed": path.suffix if path.suffix in _PACKED else "",
+    }
     if status.st_size <= WHOLE_HASH_BYTES:
         return identity | {"sha256": file_sha256(path)}
     with path.open("rb") as stream:
         ends = stream.read(END_BYTES)
         stream.seek(-END_BYTES, os.SEEK_END)
         ends += stream.read()
-    return identity | {"changed_ns": status.st_mtime_ns, "ends_sha256": hashlib.sha256(ends).hexdigest()}
+    return identity | {
+        "changed_ns": status.st_mtime_ns,
+        "ends_sha256": hashlib.sha256(ends).hexdigest(),
+    }

@@ -19,22 +19,25 @@ from alibi.data.cache import content_key
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 
 FORMAT_VERSION = 4
-# A token file up to this size is hashed when a process first opens it; of a larger one only the sizes are checked.
+# A token file up to this size is hashed when a process first opens it; of a larger one only the
+# sizes are checked.
 VERIFY_BYTES = 1 << 30  # WikiText-103 has 0.4 GB; hashing takes about a second
 OPEN_SHARDS = 256  # memory maps that are kept, each of which holds a file open
 _HASHED_BYTES = 1 << 18  # at a time
 
 
 class TokenStream:
-    """Token ids in memory-mapped shards; reads like a 1-D array: length, slices without a step, single ids.
+    """Token ids in memory-mapped shards; reads like a 1-D array: length, slices without a step,
+    single ids.
 
-    A slice is a view of the map, or a copy if it crosses the end of a shard. The kernel expects random reads:
-    otherwise it reads a thousand times as much as a batch uses.
+    A slice is a view of the map, or a copy if it crosses the end of a shard. The kernel expects
+    random reads: otherwise it reads a thousand times as much as a batch uses.
     """
 
     def __init__(self, files: Sequence[pathlib.Path], sizes: Sequence[int], dtype: np.dtype):
         """`sizes`: number of ids in each of `files`."""
-        filled = [(file, size) for file, size in zip(files, sizes, strict=True) if size]  # an empty file has no map
+        # an empty file has no map
+        filled = [(file, size) for file, size in zip(files, sizes, strict=True) if size]
         self._files = [file for file, _ in filled]
         self._starts = [0, *itertools.accumulate(size for _, size in filled)]
         self.dtype = np.dtype(dtype)
@@ -49,8 +52,12 @@ class TokenStream:
             return self[at : at + 1][0]
         start, stop, step = index.indices(len(self))
         if step != 1:
-            raise ValueError(f"slices of tokens have no step, but got {step}; use np.asarray(tokens) first")
-        parts = [self._shard(shard)[1][first:last] for shard, first, last in self._ranges(start, stop)]
+            raise ValueError(
+                f"slices of tokens have no step, but got {step}; use np.asarray(tokens) first"
+            )
+        parts = [
+            self._shard(shard)[1][first:last] for shard, first, last in self._ranges(start, stop)
+        ]
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, self.dtype), *parts])
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
@@ -59,10 +66,14 @@ class TokenStream:
         return np.array(self[:], dtype)
 
     def will_read(self, start: int, stop: int) -> None:
-        """Asks the kernel to fetch these ids, and returns at once: ids of several rows are fetched side by side."""
+        """Asks the kernel to fetch these ids, and returns at once: ids of several rows are fetched
+        side by side.
+        """
         for shard, first, last in self._ranges(start, min(stop, len(self))):
             page = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
-            self._shard(shard)[0].madvise(mmap.MADV_WILLNEED, page, last * self.dtype.itemsize - page)
+            self._shard(shard)[0].madvise(
+                mmap.MADV_WILLNEED, page, last * self.dtype.itemsize - page
+            )
 
     def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yields the shards that hold `start` to `stop`, each with the range within it."""
@@ -83,7 +94,9 @@ Tokens = TokenStream | Integer[np.ndarray, " tokens"]
 
 
 def hash_ids(files: Iterable[pathlib.Path], dtype: np.dtype) -> str:
-    """Returns the SHA-256 of the ids of all `files`, however they are cut; ids of a byte are hashed as two bytes."""
+    """Returns the SHA-256 of the ids of all `files`, however they are cut; ids of a byte are hashed
+    as two bytes.
+    """
     hasher = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -141,7 +154,9 @@ class TokenFile:
 
     def tokenizer(self) -> Tokenizer:
         """Returns the tokenizer that made the ids."""
-        return load_tokenizer(self.directory / "tokenizer", f"delete {self.directory} and run again")
+        return load_tokenizer(
+            self.directory / "tokenizer", f"delete {self.directory} and run again"
+        )
 
 
 def shard_file(number: int) -> str:
@@ -171,7 +186,9 @@ def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
         files = [folder / shard_file(number) for number in range(len(sizes))]
         for file, size in zip(files, sizes, strict=True):
             if (got := file.stat().st_size) != size * dtype.itemsize:
-                raise ValueError(f"{file.name} has {got:,} bytes and needs {size * dtype.itemsize:,}")
+                raise ValueError(
+                    f"{file.name} has {got:,} bytes and needs {size * dtype.itemsize:,}"
+                )
         if verify and manifest.tokens * dtype.itemsize <= VERIFY_BYTES:
             states = tuple((file, file.stat().st_mtime_ns) for file in files)
             if _hash_once(states, dtype) != manifest.sha256:

@@ -21,7 +21,8 @@ from alibi.data.corpus import Corpus, Piece, limit_bytes, make_bar, split_long, 
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
 END_OF_TEXT = "<|endoftext|>"
-END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")  # in other tokenizer.json files
+# in other tokenizer.json files
+END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
 BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
 _SAVED = "tokenizer_config.json"
@@ -34,16 +35,20 @@ class Tokenizer(abc.ABC):
 
     name: str
     vocab_size: int
-    boundary_id: int  # stands before the first token of a stream, and between documents (words: after each line)
+    # stands before the first token of a stream, and between documents (words: after each line)
+    boundary_id: int
     file: str = ""  # the name of the vocabulary's file, if there is one
     unknown_id: int | None = None  # for words outside the vocabulary
     revision: str = ""  # `Corpus.revision` of the text that the vocabulary was made from
 
     @abc.abstractmethod
-    def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
+    def encode_stream(
+        self, pieces: Iterable[Piece], *, after_open_line: bool = False
+    ) -> Iterator[Ids]:
         """Yields the ids of successive documents, a bounded number at a time.
 
-        `after_open_line`: whether a document without a final line end precedes them, in another stream.
+        `after_open_line`: whether a document without a final line end precedes them, in another
+          stream.
         """
 
     @abc.abstractmethod
@@ -56,7 +61,9 @@ class Tokenizer(abc.ABC):
 
     def encode(self, text: str) -> Ids:
         """Returns the ids of a whole document, with its closing boundary if the method has such."""
-        return np.concatenate([np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))])
+        return np.concatenate(
+            [np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))]
+        )
 
     def save(self, directory: str | os.PathLike) -> None:
         """Makes `directory` and writes the files for `load_tokenizer`."""
@@ -81,7 +88,9 @@ class ByteTokenizer(Tokenizer):
     vocab_size = 256
     boundary_id = 10
 
-    def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
+    def encode_stream(
+        self, pieces: Iterable[Piece], *, after_open_line: bool = False
+    ) -> Iterator[Ids]:
         """Yields the bytes of the text, uint8; a document becomes its bytes and nothing else."""
         line_is_open = after_open_line
         for piece in pieces:
@@ -100,7 +109,9 @@ class ByteTokenizer(Tokenizer):
 
 
 class WordTokenizer(Tokenizer):
-    """Words between white space by a fixed dictionary, `</s>` after every line (arXiv 2108.12409; fairseq)."""
+    """Words between white space by a fixed dictionary, `</s>` after every line (arXiv 2108.12409;
+    fairseq).
+    """
 
     name = "words"
     file = "dict.txt"
@@ -112,13 +123,17 @@ class WordTokenizer(Tokenizer):
         self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
         self._ids = {symbol: i for i, symbol in enumerate(counts)}
 
-    def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
+    def encode_stream(
+        self, pieces: Iterable[Piece], *, after_open_line: bool = False
+    ) -> Iterator[Ids]:
         """Yields the words of each line, then `</s>`, also for blank lines and an open last line."""
         for piece in pieces:
             text = piece.text.replace("\n", " </s> ")
             if piece.leaves_line_open:
                 text += " </s>"
-            yield np.array(list(map(self._ids.get, text.split(), itertools.repeat(self.unknown_id))), np.int32)
+            yield np.array(
+                list(map(self._ids.get, text.split(), itertools.repeat(self.unknown_id))), np.int32
+            )
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the words with a space between them, and a line end for each `</s>`."""
@@ -156,8 +171,12 @@ class BpeTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.boundary_id = vocabulary[boundary]
 
-    def encode_stream(self, pieces: Iterable[Piece], *, after_open_line: bool = False) -> Iterator[Ids]:
-        """Yields the tokens of each document, then the boundary; the ids are those of whole documents."""
+    def encode_stream(
+        self, pieces: Iterable[Piece], *, after_open_line: bool = False
+    ) -> Iterator[Ids]:
+        """Yields the tokens of each document, then the boundary; the ids are those of whole
+        documents.
+        """
         rest, size = "", 0
         waiting: list[str | None] = []
         for piece in pieces:
@@ -168,7 +187,8 @@ class BpeTokenizer(Tokenizer):
             if size >= BATCH_CHARS:
                 yield from self._encode(waiting)
                 waiting, size = [], 0
-        yield from self._encode([*waiting, *cut_chunks(rest, True)[0]])  # a shard may end within a document
+        # a shard may end within a document
+        yield from self._encode([*waiting, *cut_chunks(rest, True)[0]])
 
     def _encode(self, chunks: list[str | None]) -> Iterator[Ids]:
         """Yields the tokens of each chunk, encoded on all cores, and the boundary for each None."""
@@ -191,10 +211,11 @@ class BpeTokenizer(Tokenizer):
 
 
 def cut_chunks(text: str, ends_document: bool) -> tuple[list[str], str]:
-    """Returns chunks to encode separately, and the rest, which must wait for more text of the document.
+    """Returns chunks to encode separately, and the rest, which must wait for more text of the
+    document.
 
-    A chunk ends before a line end and a visible character, else before such a space. GPT-2's pattern splits
-    there in any context, so the ids are those of the whole document.
+    A chunk ends before a line end and a visible character, else before such a space. GPT-2's
+    pattern splits there in any context, so the ids are those of the whole document.
     """
     chunks, start = [], 0
     while len(text) - start > CHUNK_CHARS:
@@ -217,12 +238,15 @@ def _chunk_end(text: str, start: int, stop: int) -> int:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
-    """Returns byte-level BPE with GPT-2's pattern: `<|endoftext|>` = 0, the 256 bytes, then merges; deterministic.
+    """Returns byte-level BPE with GPT-2's pattern: `<|endoftext|>` = 0, the 256 bytes, then merges;
+    deterministic.
 
     Raises ValueError if `vocab_size` has no room for those 257. Little text gives fewer entries.
     """
     if vocab_size < 257:
-        raise ValueError(f"data.bpe_vocab_size={vocab_size} is too small: 256 bytes and {END_OF_TEXT} need 257 or more")
+        raise ValueError(
+            f"data.bpe_vocab_size={vocab_size} is too small: 256 bytes and {END_OF_TEXT} need 257 or more"
+        )
     tokenizer = hf.Tokenizer(hf.models.BPE())
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = hf.decoders.ByteLevel()
@@ -242,11 +266,14 @@ def _read_bpe(path: epath.Path) -> hf.Tokenizer:
     except OSError as error:
         raise ValueError(f"the tokenizer {path} can't be read: {error.strerror}") from error
     except Exception as error:  # the library raises plain Exception for another JSON
-        raise ValueError(f"{path} is no tokenizer.json of the tokenizers library: {error}") from error
+        raise ValueError(
+            f"{path} is no tokenizer.json of the tokenizers library: {error}"
+        ) from error
 
 
 def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
-    """Returns counts by symbol: the specials, then words by falling count (ties by symbol), padded as fairseq does.
+    """Returns counts by symbol: the specials, then words by falling count (ties by symbol), padded
+    as fairseq does.
 
     A special's own name in the text counts for the special. Raises ValueError if there is no word.
     """
@@ -260,7 +287,8 @@ def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
 
 
 def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
-    """Returns the counts of a dict.txt: a "symbol count" per line, without the specials, with padding or without.
+    """Returns the counts of a dict.txt: a "symbol count" per line, without the specials, with
+    padding or without.
 
     Raises ValueError, with the line, for another file.
     """
@@ -270,27 +298,39 @@ def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
     except OSError as error:
         raise ValueError(f"the dictionary {path} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"the dictionary {path} is not UTF-8: {error.reason} at offset {error.start}") from error
+        raise ValueError(
+            f"the dictionary {path} is not UTF-8: {error.reason} at offset {error.start}"
+        ) from error
     counts = dict.fromkeys(SPECIALS, 0)
     for number, line in enumerate(lines, start=1):
         symbol, _, count = line.rpartition(" ")
         if not symbol or not count.isdecimal():
-            raise ValueError(f'{path}, line {number}: {line[:60]!r} is not "symbol count" as in fairseq\'s dict.txt')
+            raise ValueError(
+                f'{path}, line {number}: {line[:60]!r} is not "symbol count" as in fairseq\'s dict.txt'
+            )
         if symbol in counts:
-            raise ValueError(f"{path} holds {symbol!r} twice, or it is one of {', '.join(SPECIALS)}; remove that line")
+            raise ValueError(
+                f"{path} holds {symbol!r} twice, or it is one of {', '.join(SPECIALS)}; remove that line"
+            )
         counts[symbol] = int(count)
     return _padded(counts)
 
 
 def _padded(counts: dict[str, int]) -> dict[str, int]:
-    """Returns the dictionary with fairseq's made-up words, to a multiple of 8; skips those in the text."""
+    """Returns the dictionary with fairseq's made-up words, to a multiple of 8; skips those in the
+    text.
+    """
     made_up = (f"madeupword{number:04d}" for number in itertools.count())
     while len(counts) % 8:
         counts.setdefault(next(made_up), 0)
     return counts
 
 
-_KINDS: dict[str, type[Tokenizer]] = {"bytes": ByteTokenizer, "words": WordTokenizer, "bpe": BpeTokenizer}
+_KINDS: dict[str, type[Tokenizer]] = {
+    "bytes": ByteTokenizer,
+    "words": WordTokenizer,
+    "bpe": BpeTokenizer,
+}
 
 
 def given_tokenizer(data: DataConfig) -> Tokenizer | None:
@@ -305,7 +345,9 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
         )
     sample = data.tokenizer_train_bytes
     if sample > 0 and (data.tokenizer != "bpe" or data.tokenizer_file):
-        unused = "data.tokenizer_file" if data.tokenizer_file else f"data.tokenizer={data.tokenizer}"
+        unused = (
+            "data.tokenizer_file" if data.tokenizer_file else f"data.tokenizer={data.tokenizer}"
+        )
         raise ValueError(
             f"data.tokenizer_train_bytes={sample} is not used with {unused}: only a BPE made from the train text "
             "reads a sample; set it to -1"
@@ -328,22 +370,31 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
 
 
 def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
-    """Returns the tokenizer of the config section `data`, made from the train split of `corpus` unless a file is given.
+    """Returns the tokenizer of the config section `data`, made from the train split of `corpus`
+    unless a file is given.
 
-    `progress` shows a bar on stderr. Raises ValueError for options that don't fit together, or another kind of file as
-    `data.tokenizer_file`.
+    `progress` shows a bar on stderr. Raises ValueError for options that don't fit together, or
+    another kind of file as `data.tokenizer_file`.
     """
     if tokenizer := given_tokenizer(data):
         return tokenizer
     limit, sample = data.max_train_bytes, data.tokenizer_train_bytes
     shown = limit if sample < 0 else sample if limit < 0 else min(sample, limit)
-    pieces = limit_bytes(corpus.pieces("train"), limit) if sample < 0 else corpus.sample("train", limit, sample)
-    with make_bar(corpus, "train", shown, f"reading for {data.tokenizer}", progress=progress) as bar:
+    pieces = (
+        limit_bytes(corpus.pieces("train"), limit)
+        if sample < 0
+        else corpus.sample("train", limit, sample)
+    )
+    with make_bar(
+        corpus, "train", shown, f"reading for {data.tokenizer}", progress=progress
+    ) as bar:
         train = watched(pieces, bar)
         if data.tokenizer == "words":
             made: Tokenizer = WordTokenizer(make_dictionary(train))
         else:
-            made = BpeTokenizer(train_bpe((piece.text for piece in train), data.bpe_vocab_size), END_OF_TEXT)
+            made = BpeTokenizer(
+                train_bpe((piece.text for piece in train), data.bpe_vocab_size), END_OF_TEXT
+            )
     made.revision = corpus.revision
     return made
 
@@ -351,7 +402,9 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
 def load_tokenizer(
     directory: str | os.PathLike, remedy: str = "give the directory that a tokenizer's save() wrote"
 ) -> Tokenizer:
-    """Returns the tokenizer that `save` wrote into `directory`; raises ValueError, with `remedy`, if it is damaged."""
+    """Returns the tokenizer that `save` wrote into `directory`; raises ValueError, with `remedy`,
+    if it is damaged.
+    """
     folder = epath.Path(directory)
     try:
         saved = json.loads((folder / _SAVED).read_text(encoding="utf-8"))
@@ -359,7 +412,8 @@ def load_tokenizer(
         if name not in _KINDS:
             raise ValueError(f"{_SAVED} gives name={name!r}; it must be one of {', '.join(_KINDS)}")
         file = folder / _KINDS[name].file
-        if name != "bytes" and file_sha256(file) != saved["sha256"]:  # half a dictionary would be another one
+        # half a dictionary would be another one
+        if name != "bytes" and file_sha256(file) != saved["sha256"]:
             raise ValueError(f"{file} was altered: its SHA-256 is not that of {_SAVED}")
         tokenizer: Tokenizer = ByteTokenizer()
         if name == "words":
@@ -368,5 +422,7 @@ def load_tokenizer(
             tokenizer = BpeTokenizer(_read_bpe(file), saved["boundary"])
         tokenizer.revision = saved.get("revision", "")
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}") from error
+        raise ValueError(
+            f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}"
+        ) from error
     return tokenizer

@@ -16,7 +16,9 @@ from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import FORMAT_VERSION, TokenFile
 from alibi.data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, make_tokenizer
 
-_CORPORA: dict[str, type[Corpus]] = {kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds)}
+_CORPORA: dict[str, type[Corpus]] = {
+    kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds)
+}
 
 
 def make_corpus(data: DataConfig) -> Corpus:
@@ -30,7 +32,9 @@ def make_corpus(data: DataConfig) -> Corpus:
             "set it to file"
         )
     if data.corpus == "tfds" and data.streaming:
-        raise ValueError("data.streaming=True needs corpus=hub: tfds prepares a dataset first; set it to False")
+        raise ValueError(
+            "data.streaming=True needs corpus=hub: tfds prepares a dataset first; set it to False"
+        )
     return _CORPORA[data.corpus](data)
 
 
@@ -58,7 +62,8 @@ def prepare(
     progress: bool = True,
     makers: Makers = ALONE,
 ) -> TokenFile:
-    """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section `data`.
+    """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section
+    `data`.
 
     Args:
       tokenizer: replaces the config's, for example by a trained run's.
@@ -74,7 +79,11 @@ def prepare(
         raise ValueError(f"split {split!r} is unknown; use one of {', '.join(SPLITS)}")
     if not data[split]:
         # The config of a trained run stays as it is.
-        remedy = "set it" if split == "train" else f"train with data.{split}=..., or score a file by --text_file"
+        remedy = (
+            "set it"
+            if split == "train"
+            else f"train with data.{split}=..., or score a file by --text_file"
+        )
         raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
     tokenizer = tokenizer or _find_tokenizer(data, corpus, progress)
     return _making(data, corpus, split, tokenizer).find_or_make(makers, progress=progress)
@@ -87,13 +96,19 @@ def prepare_text(
     *,
     progress: bool = True,
 ) -> TokenFile:
-    """Finds or makes the token file of a user's own text: a path, a comma-separated string with globs, or a list."""
+    """Finds or makes the token file of a user's own text: a path, a comma-separated string with
+    globs, or a list.
+    """
     named = os.fspath(paths) if isinstance(paths, str | os.PathLike) else list(paths)
     if not named:
-        raise ValueError("no text file is named; give a path, a glob or a comma-separated list of them")
+        raise ValueError(
+            "no text file is named; give a path, a glob or a comma-separated list of them"
+        )
     corpus = TextFiles({"file": named})
     directory = _token_directory(corpus, "file", -1, tokenizer, cache_dir)
-    return Making(corpus, "file", -1, tokenizer, SHARD_BYTES, directory).find_or_make(ALONE, progress=progress)
+    return Making(corpus, "file", -1, tokenizer, SHARD_BYTES, directory).find_or_make(
+        ALONE, progress=progress
+    )
 
 
 def _making(data: DataConfig, corpus: Corpus, split: str, tokenizer: Tokenizer) -> Making:
@@ -113,10 +128,18 @@ def _token_directory(
 
 def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
     """Returns the place in the cache of a tokenizer made from text."""
-    content = {"train": corpus.description("train"), "max_bytes": data.max_train_bytes, "tokenizer": data.tokenizer}
+    content = {
+        "train": corpus.description("train"),
+        "max_bytes": data.max_train_bytes,
+        "tokenizer": data.tokenizer,
+    }
     if data.tokenizer == "bpe":
         sample = data.tokenizer_train_bytes
-        content |= {"vocab_size": data.bpe_vocab_size, "library": hf.__version__, "sample_bytes": sample}
+        content |= {
+            "vocab_size": data.bpe_vocab_size,
+            "library": hf.__version__,
+            "sample_bytes": sample,
+        }
     return cache_root(data.cache_dir) / "tokenizers" / content_key(content)
 
 
@@ -125,5 +148,7 @@ def _find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False) ->
     if tokenizer := given_tokenizer(data):
         return tokenizer
     directory = _tokenizer_directory(data, corpus)
-    find_or_make(directory, lambda folder: make_tokenizer(data, corpus, progress=progress).save(folder))
+    find_or_make(
+        directory, lambda folder: make_tokenizer(data, corpus, progress=progress).save(folder)
+    )
     return load_tokenizer(directory, f"delete {directory} and run again")

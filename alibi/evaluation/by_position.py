@@ -1,8 +1,8 @@
 """NLL by the position of a token in its window, and the early token curse (paper, appendix B).
 
-In windows that don't overlap, a token near the start of its window has little context. Longer windows have fewer such
-tokens, and are better for that alone, even if the model does not use the longer context. Computed from NLL dumps,
-without a model.
+In windows that don't overlap, a token near the start of its window has little context. Longer
+windows have fewer such tokens, and are better for that alone, even if the model does not use the
+longer context. Computed from NLL dumps, without a model.
 """
 
 import dataclasses
@@ -15,11 +15,19 @@ from jaxtyping import Bool
 
 from alibi.evaluation.context_use import interval
 from alibi.evaluation.dumps import Dump
-from alibi.reporting.rows import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare, Scoring
+from alibi.reporting.rows import (
+    Analysis,
+    ByContext,
+    ByPosition,
+    EarlyTokenCurse,
+    GainShare,
+    Scoring,
+)
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
-    """Returns NLL by context and by position of each dump, and the early token curse of each two lengths of a run.
+    """Returns NLL by context and by position of each dump, and the early token curse of each two
+    lengths of a run.
 
     Raises:
       ValueError: two dumps of the same run, text, length and stride.
@@ -30,8 +38,13 @@ def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
                 f"{times} dumps are of {scoring.run} after {scoring.step:,} updates at length={scoring.length} and "
                 f"stride={scoring.stride}, of the text {(scoring.tokens_sha256 or '')[:8]}; give one of them"
             )
-    rows: list[Analysis] = [row for dump in dumps for row in (*by_context(dump), *by_position(dump))]
-    blocks = sorted((dump for dump in dumps if dump.of.mode == "nonoverlapping"), key=lambda dump: dump.of.length)
+    rows: list[Analysis] = [
+        row for dump in dumps for row in (*by_context(dump), *by_position(dump))
+    ]
+    blocks = sorted(
+        (dump for dump in dumps if dump.of.mode == "nonoverlapping"),
+        key=lambda dump: dump.of.length,
+    )
     for short, long in itertools.combinations(blocks, 2):
         if _run_and_text(short) == _run_and_text(long):
             alike = [dump for dump in dumps if _run_and_text(dump) == _run_and_text(short)]
@@ -45,18 +58,24 @@ def _run_and_text(dump: Dump) -> Scoring:
 
 
 def by_context(dump: Dump) -> list[ByContext]:
-    """Returns the NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context, in a window of `length`."""
+    """Returns the NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context, in a window of
+    `length`.
+    """
     blocks, nll, rows = np.arange(dump.nll.size) // dump.of.length, dump.nll, []
     for low, high, inside in _context_ranges(dump):
         if inside.any():
             sums, counts = (np.bincount(blocks[inside], weights) for weights in (nll[inside], None))
             between = interval(sums, counts.astype(int))
-            rows.append(ByContext(dump.of, low, high, int(inside.sum()), float(sums.sum()), between))
+            rows.append(
+                ByContext(dump.of, low, high, int(inside.sum()), float(sums.sum()), between)
+            )
     return rows
 
 
 def by_position(dump: Dump) -> list[ByPosition]:
-    """Returns the NLL of the tokens at each position in their window, 1 to `length`: their inputs of context."""
+    """Returns the NLL of the tokens at each position in their window, 1 to `length`: their inputs
+    of context.
+    """
     tokens, nats = (np.bincount(dump.context, weights) for weights in (None, dump.nll))
     return [
         ByPosition(dump.of, int(position), int(tokens[position]), float(nats[position]))
@@ -73,19 +92,24 @@ def ranges(length: int) -> list[tuple[int, int]]:
 def _context_ranges(dump: Dump) -> list[tuple[int, int, Bool[np.ndarray, " tokens"]]]:
     """Returns each range of context, and a mask of the tokens with such a context."""
     context = dump.context
-    return [(low, high, (context >= low) & (context <= high)) for low, high in ranges(dump.of.length)]
+    return [
+        (low, high, (context >= low) & (context <= high)) for low, high in ranges(dump.of.length)
+    ]
 
 
 def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyTokenCurse:
-    """Returns the share of the gain from `short` to `long` blocks that fewer tokens of short context explain.
+    """Returns the share of the gain from `short` to `long` blocks that fewer tokens of short
+    context explain.
 
-    There are two estimates, as shares of the gain in nats per token. Both are None if the 95% interval of the gain
-    reaches half of the gain or less, and each is None without the dumps for it.
+    There are two estimates, as shares of the gain in nats per token. Both are None if the 95%
+    interval of the gain reaches half of the gain or less, and each is None without the dumps for
+    it.
 
-    composition_share: the gain of a model whose tokens cost at each context as in the short blocks, and beyond these as
-      with their full context.
-    sliding_share: the part of the gain that vanishes if windows slide by the least stride in `others` at both lengths,
-      so (nearly) all tokens have the full context: the paper's argument (appendix B, tables 13 to 15).
+    composition_share: the gain of a model whose tokens cost at each context as in the short blocks,
+      and beyond these as with their full context.
+    sliding_share: the part of the gain that vanishes if windows slide by the least stride in
+      `others` at both lengths, so (nearly) all tokens have the full context: the paper's argument
+      (appendix B, tables 13 to 15).
 
     gain_by_context divides the gain by the tokens' context in the short blocks.
     """
@@ -94,7 +118,11 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     between = interval(*(np.bincount(blocks, weights) for weights in (saved, None)))
     is_known = between is not None and between[0] > abs(gain) / 2
     sliding, sliding_long = (
-        {dump.of.stride: dump for dump in others if dump.of.mode == "sliding" and dump.of.length == blocks.of.length}
+        {
+            dump.of.stride: dump
+            for dump in others
+            if dump.of.mode == "sliding" and dump.of.length == blocks.of.length
+        }
         for blocks in (short, long)
     )
     strides = sorted(sliding.keys() & sliding_long.keys())
@@ -120,14 +148,19 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
 def _with_costs_of(short: Dump, long: Dump, sliding: Dump | None) -> float:
     """Returns the mean NLL of the long blocks if each context cost as much as in the short ones.
 
-    A context longer than the short blocks costs as much as their full context: by the sliding window of their length if
+    A context longer than the short blocks costs as much as their full context: by the sliding
+      window of their length if
     it was dumped, else by their second half.
     """
     length = short.of.length
-    tokens, nats = (np.bincount(short.context, weights, length + 1) for weights in (None, short.nll))
+    tokens, nats = (
+        np.bincount(short.context, weights, length + 1) for weights in (None, short.nll)
+    )
     costs = nats / np.maximum(tokens, 1)
     if sliding is not None:
         full = sliding.nll[sliding.context > length - sliding.of.stride].mean()
     else:
         full = short.nll[short.context > length // 2].mean()
-    return float(np.where(long.context <= length, costs[np.minimum(long.context, length)], full).mean())
+    return float(
+        np.where(long.context <= length, costs[np.minimum(long.context, length)], full).mean()
+    )

@@ -1,8 +1,9 @@
 """The use of longer contexts: the same tokens scored with more and more tokens before them.
 
-In windows that don't overlap, longer windows are better because fewer of their tokens have little context (the early
-token curse; paper, appendix B): even a model without use for more than a hundred tokens gains. If the same tokens are
-scored at each length (`alibi.evaluation.windows.same_token_windows`), the gain is due to the context alone.
+In windows that don't overlap, longer windows are better because fewer of their tokens have little
+context (the early token curse; paper, appendix B): even a model without use for more than a hundred
+tokens gains. If the same tokens are scored at each length
+(`alibi.evaluation.windows.same_token_windows`), the gain is due to the context alone.
 """
 
 import numpy as np
@@ -18,12 +19,15 @@ OUTSIDE = 0.025  # on each side of an interval
 
 
 def gain_of(shortest: Score, score: Score) -> ContextUse:
-    """Returns the gain of the windows of `score` over the `shortest` ones on the same tokens, in nats per token.
+    """Returns the gain of the windows of `score` over the `shortest` ones on the same tokens, in
+    nats per token.
 
-    Its interval resamples the differences between the two lengths, so hard and easy windows cancel. The shortest
-    length gains nothing by definition, and has no interval.
+    Its interval resamples the differences between the two lengths, so hard and easy windows cancel.
+    The shortest length gains nothing by definition, and has no interval.
     """
-    saved = (shortest.nll_nats.astype(np.float64) - score.nll_nats).reshape(-1, score.windows.stride)
+    saved = (shortest.nll_nats.astype(np.float64) - score.nll_nats).reshape(
+        -1, score.windows.stride
+    )
     counts = np.full(len(saved), saved.shape[1])
     between = None if score is shortest else interval(saved.sum(axis=1), counts)
     return ContextUse(len(saved), shortest.windows.length, float(saved.mean()), between)
@@ -34,8 +38,9 @@ def interval(
 ) -> tuple[float, float] | None:
     """Returns a 95% interval of a mean over tokens, by the bootstrap's percentiles.
 
-    Tokens of a window depend on each other, so whole windows are drawn. Percentiles of few windows are too narrow;
-    they are widened as Student's t widens a normal interval (Hesterberg 2015, arXiv 1411.5279, section 5.2). None if
+    Tokens of a window depend on each other, so whole windows are drawn. Percentiles of few windows
+    are too narrow; they are widened as Student's t widens a normal interval (Hesterberg 2015, arXiv
+    1411.5279, section 5.2). None if
     a single window has tokens: all its draws are equal, which would look like certainty.
 
     Args:

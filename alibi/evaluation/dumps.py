@@ -42,8 +42,8 @@ class Dump:
 def find_name(output: epath.Path, scoring: Scoring) -> epath.Path:
     """Returns the file of the dump of `scoring` in an output directory, which may not exist yet.
 
-    This is nll/RUN-length=l-stride=s.npz. If a dump of another step, text, config or override has that name, the step
-    and a hash of the rest follow.
+    This is nll/RUN-length=l-stride=s.npz. If a dump of another step, text, config or override has
+    that name, the step and a hash of the rest follow.
     """
     name = f"{scoring.run}-length={scoring.length}-stride={scoring.stride}"
     path = output / "nll" / f"{name}.npz"
@@ -67,11 +67,15 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
         with epath.Path(path).open("rb") as opened, np.load(opened) as arrays:
             return Dump(_scoring(arrays), arrays["nll_nats"], arrays["targets"])
     except _UNREADABLE as error:
-        raise ValueError(f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll") from error
+        raise ValueError(
+            f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll"
+        ) from error
 
 
 def find_dumps(patterns: Iterable[str]) -> list[Dump]:
-    """Returns the dumps at paths and addresses, which may hold wildcards; raises ValueError as `read_dump`."""
+    """Returns the dumps at paths and addresses, which may hold wildcards; raises ValueError as
+    `read_dump`.
+    """
     places = set()
     for pattern in patterns:
         before = re.split(r"[*?[]", pattern)[0]
@@ -81,7 +85,9 @@ def find_dumps(patterns: Iterable[str]) -> list[Dump]:
 
 
 def read_scoring(path: epath.Path) -> Scoring | None:
-    """Returns the key of the dump in `path`; None without a whole dump, since the table of a .npz is at its end."""
+    """Returns the key of the dump in `path`; None without a whole dump, since the table of a .npz
+    is at its end.
+    """
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             return _scoring(arrays)

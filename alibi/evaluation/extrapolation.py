@@ -1,4 +1,6 @@
-"""Perplexity of trained runs at many lengths: work directories -> rows, NLL dumps, table and figure."""
+"""Perplexity of trained runs at many lengths: work directories -> rows, NLL dumps, table and
+figure.
+"""
 
 import dataclasses
 import functools
@@ -35,23 +37,30 @@ __all__ = ["Options", "OutputError", "evaluate_runs"]
 class RunOptions:
     """The options of every evaluation; raises ValueError for impossible values."""
 
-    output_dir: str | os.PathLike[str]  # or an address: for rows/, results.jsonl, nll/, report.md and figures
+    # or an address: for rows/, results.jsonl, nll/, report.md and figures
+    output_dir: str | os.PathLike[str]
     lengths: tuple[int, ...] = ()  # in tokens; empty: `multiples` of each run's train_length
     multiples: tuple[int, ...] = (1, 2, 4, 8, 16)
     checkpoint: str = "latest"  # latest, best or a step
-    batch_tokens: int | None = None  # inputs per device and batch; None: the run's eval.batch_tokens
-    override: Override | None = None  # replaces the position method, its options or the window of each run
+    # inputs per device and batch; None: the run's eval.batch_tokens
+    batch_tokens: int | None = None
+    # replaces the position method, its options or the window of each run
+    override: Override | None = None
     report: bool = True  # write tables and figures at the end
 
     def __post_init__(self) -> None:
         if self.checkpoint not in ("latest", "best") and not self.checkpoint.isdecimal():
-            raise ValueError(f"checkpoint={self.checkpoint} must be latest, best or a step, such as 600")
+            raise ValueError(
+                f"checkpoint={self.checkpoint} must be latest, best or a step, such as 600"
+            )
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1")
 
     def trained(self, workdir: str) -> TrainedRun:
         """Returns the run in `workdir` at `checkpoint`, with `override`."""
-        return TrainedRun(workdir, self.checkpoint, batch_tokens=self.batch_tokens, override=self.override)
+        return TrainedRun(
+            workdir, self.checkpoint, batch_tokens=self.batch_tokens, override=self.override
+        )
 
     def lengths_of(self, train_length: int) -> list[int]:
         """Returns the lengths for a run, ascending, each once."""
@@ -62,28 +71,35 @@ class RunOptions:
 class Options(RunOptions):
     """The options of an evaluation of perplexity."""
 
-    stride: int | None = None  # tokens that a window scores; None: the length (windows don't overlap)
+    # tokens that a window scores; None: the length (windows don't overlap)
+    stride: int | None = None
     split: str = "valid"  # train, valid or test, of the run's own corpus
     text_file: str = ""  # files to score in place of the split, with the run's tokenizer
-    context_windows: int = 0  # also score the same tokens, the last of this many windows, at each length; 0: don't
+    # also score the same tokens, the last of this many windows, at each length; 0: don't
+    context_windows: int = 0
     dump_nll: bool = False  # also write the NLL of each token
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.context_windows < 0 or self.context_windows == 1:
-            raise ValueError(f"context_windows={self.context_windows} must be 0, for none, or at least 2")
+            raise ValueError(
+                f"context_windows={self.context_windows} must be 0, for none, or at least 2"
+            )
         for length in self.lengths:  # multiples become lengths with the run
             windows_of(1, length, self.stride)
 
 
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
-    """Evaluates each work directory, writes each row when it is known, then the report; returns the failures.
+    """Evaluates each work directory, writes each row when it is known, then the report; returns the
+    failures.
 
-    A length becomes a row with `error`, and is no failure, if the position method does not support it, the text is
-    shorter, or memory does not suffice. A text too short for all supported lengths is a failure. See also
-    `evaluate_each`.
+    A length becomes a row with `error`, and is no failure, if the position method does not support
+    it, the text is shorter, or memory does not suffice. A text too short for all supported lengths
+    is a failure. See also `evaluate_each`.
     """
-    return evaluate_each(workdirs, options, lambda workdir, output: RunEvaluation(workdir, options, output).run())
+    return evaluate_each(
+        workdirs, options, lambda workdir, output: RunEvaluation(workdir, options, output).run()
+    )
 
 
 def evaluate_each(
@@ -91,10 +107,11 @@ def evaluate_each(
     options: RunOptions,
     evaluate: Callable[[str, Output], None],
 ) -> list[str]:
-    """Calls `evaluate` with each work directory and the common output, then writes the report; returns the failures.
+    """Calls `evaluate` with each work directory and the common output, then writes the report;
+    returns the failures.
 
-    If a work directory can't be evaluated, the others are evaluated all the same. There is no report if the only work
-    directory failed without a row.
+    If a work directory can't be evaluated, the others are evaluated all the same. There is no
+    report if the only work directory failed without a row.
 
     Raises:
       ValueError: two work directories of the same name, by which rows are told apart.
@@ -138,15 +155,21 @@ class RunEvaluation:
         self.text, self.title = self._prepare_text()
         self.scorer = run_scorer(self.trained)
         lengths = options.lengths_of(self.trained.config.train_length)
-        self.windows = [windows_of(len(self.text.tokens), length, options.stride) for length in lengths]
+        self.windows = [
+            windows_of(len(self.text.tokens), length, options.stride) for length in lengths
+        ]
 
     def run(self) -> None:
-        """Measures what is missing, shortest length first; raises ValueError if the text is too short for all."""
+        """Measures what is missing, shortest length first; raises ValueError if the text is too
+        short for all.
+        """
         for windows in self.windows:
             self._evaluate(windows)
         if self.options.context_windows:
             self._evaluate_contexts()
-        defined = [windows for windows in self.windows if not self.trained.undefined(windows.length)]
+        defined = [
+            windows for windows in self.windows if not self.trained.undefined(windows.length)
+        ]
         if defined and all(map(self._too_short, defined)):
             raise ValueError(f"no length can be measured: {self._too_short(defined[0])}")
 
@@ -160,22 +183,34 @@ class RunEvaluation:
             print_once(f"{self._title(windows)}: done before")
             return
         params = self.trained.params  # a failure to load them is no limit of this length
-        row = self._unmeasured(windows)  # of another step, if the checkpoint was replaced or is damaged
-        score = self.output.try_score(row, self._title(windows), lambda: self._score(params, windows))
+        # of another step, if the checkpoint was replaced or is damaged
+        row = self._unmeasured(windows)
+        score = self.output.try_score(
+            row, self._title(windows), lambda: self._score(params, windows)
+        )
         if score is not None:
             self._record(row, score)
 
     def _evaluate_contexts(self) -> None:
-        """Scores the same tokens in windows of each length, and records the gains of the longer ones."""
+        """Scores the same tokens in windows of each length, and records the gains of the longer
+        ones.
+        """
         fitting = [windows.length for windows in self.windows if not self._too_short(windows)]
         lengths = [length for length in fitting if not self.trained.undefined(length)]
         if len(lengths) < 2:
             name = self.trained.name
-            print_once(f"{name}: the gain of more context needs two lengths that can be measured, not {lengths}")
+            print_once(
+                f"{name}: the gain of more context needs two lengths that can be measured, not {lengths}"
+            )
             return
-        all_windows = same_token_windows(len(self.text.tokens), lengths, self.options.context_windows)
+        all_windows = same_token_windows(
+            len(self.text.tokens), lengths, self.options.context_windows
+        )
         use = ContextUse(len(all_windows[0]), lengths[0], longest=lengths[-1])
-        rows = (dataclasses.replace(self._unmeasured(windows), context_use=use) for windows in all_windows)
+        rows = (
+            dataclasses.replace(self._unmeasured(windows), context_use=use)
+            for windows in all_windows
+        )
         if broadcast(lambda: all(map(self._is_done, rows))):
             print_once(f"{self.trained.title}, the same tokens at each length: done before")
             return
@@ -183,7 +218,9 @@ class RunEvaluation:
         shortest = None
         for windows in all_windows:
             row = dataclasses.replace(self._unmeasured(windows), context_use=use)
-            score = self.output.try_score(row, self._title(windows), functools.partial(self._score, params, windows))
+            score = self.output.try_score(
+                row, self._title(windows), functools.partial(self._score, params, windows)
+            )
             if score is None:
                 break
             shortest = shortest or score
@@ -195,7 +232,8 @@ class RunEvaluation:
     def _too_short(self, windows: Windows) -> str:
         """Returns why the text has no result at this length, or an empty text.
 
-        In longer windows than the text no token would have a longer context than in windows as long as the text.
+        In longer windows than the text no token would have a longer context than in windows as long
+        as the text.
         """
         if windows.length <= windows.num_tokens:
             return ""
@@ -210,7 +248,11 @@ class RunEvaluation:
 
     def _prepare_text(self) -> tuple[TokenFile, str]:
         """Returns the text to score, and its title in rows."""
-        data, tokenizer, own = self.trained.config.data, self.trained.tokenizer, self.options.text_file
+        data, tokenizer, own = (
+            self.trained.config.data,
+            self.trained.tokenizer,
+            self.options.text_file,
+        )
         corpus: Corpus = TextFiles({"file": own}) if own else make_corpus(data)
         if own:
             text = prepare_text(own, tokenizer, data.cache_dir, progress=is_primary())
@@ -220,7 +262,9 @@ class RunEvaluation:
         if unknown := manifest.unknown_words:
             literal = manifest.unk_in_text
             words = f"{unknown - literal:,} words outside the run's dictionary, {literal:,} <unk> in the text itself"
-            print_once(f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {words}")
+            print_once(
+                f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {words}"
+            )
         return text, corpus.title(manifest.split)
 
     def _is_done(self, row: Row) -> bool:
@@ -240,12 +284,19 @@ class RunEvaluation:
             self.output.add_error(row, self._title(score.windows), error)
             return
         words = size = None
-        if row.context_use is None:  # else only some tokens are scored, and the counts are of the whole text
+        # else only some tokens are scored, and the counts are of the whole text
+        if row.context_use is None:
             words, size = manifest.words, manifest.bytes
             if self.options.dump_nll:
-                self.output.write_dump(Dump(row.scoring, score.nll_nats, np.asarray(self.text.tokens, np.int32)))
-        measured = row.scored(total, tokens=score.tokens, words=words, bytes=size, seconds=score.seconds)
-        shown = "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
+                self.output.write_dump(
+                    Dump(row.scoring, score.nll_nats, np.asarray(self.text.tokens, np.int32))
+                )
+        measured = row.scored(
+            total, tokens=score.tokens, words=words, bytes=size, seconds=score.seconds
+        )
+        shown = (
+            "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
+        )
         print_once(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
         self.output.add(measured)
 
@@ -254,9 +305,17 @@ class RunEvaluation:
         manifest = self.text.manifest
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
         corpus = self.output.name_text(self.title, manifest.split, text)
-        row = row_of(self.trained, windows=windows, corpus=corpus, split=manifest.split, tokens_sha256=manifest.sha256)
+        row = row_of(
+            self.trained,
+            windows=windows,
+            corpus=corpus,
+            split=manifest.split,
+            tokens_sha256=manifest.sha256,
+        )
         return dataclasses.replace(row, text_hash=text)
 
     def _title(self, windows: Windows) -> str:
-        mode = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(windows.mode, "")
+        mode = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(
+            windows.mode, ""
+        )
         return f"{self.trained.title} at {windows.length:,}{mode}"

@@ -31,7 +31,8 @@ class OutputError(UserError):
 
 
 class Output:
-    """The rows, NLL dumps and report in an output directory or at an address; only the first process writes.
+    """The rows, NLL dumps and report in an output directory or at an address; only the first
+    process writes.
 
     Raises:
       OutputError: it can't be made or written, now or later.
@@ -47,11 +48,16 @@ class Output:
         return [found for found in self.rows if found.measurement == row.measurement]
 
     def name_text(self, name: str, split: str, text_hash: str) -> str:
-        """Returns the name of a text in rows: that of existing rows, else `name`, longer if another text has it.
+        """Returns the name of a text in rows: that of existing rows, else `name`, longer if another
+        text has it.
 
         A user's own text, of the split "file", is always called `name`.
         """
-        before = [row.corpus for row in self.rows if row.split == split != "file" and row.text_hash == text_hash]
+        before = [
+            row.corpus
+            for row in self.rows
+            if row.split == split != "file" and row.text_hash == text_hash
+        ]
         others = (row for row in latest(self.rows) if row.split == split)
         taken = {row.corpus for row in others if row.text_hash not in (None, text_hash)}
         free = (candidate for candidate in [*before, name] if candidate not in taken)
@@ -59,7 +65,9 @@ class Output:
 
     def add(self, row: Row) -> None:
         """Writes a row, unless the same measurement has a result already, or the same error."""
-        if any(old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)):
+        if any(
+            old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)
+        ):
             return
         self._guard(lambda: record_row(self.folder, row))
         self.rows.append(row)
@@ -78,9 +86,12 @@ class Output:
                 raise
             try:
                 gather(None, seconds=ALIKE_SECONDS)
-            except jax.errors.JaxRuntimeError:  # this process fails alone: the others wait for it in the computation
+            # this process fails alone: the others wait for it in the computation
+            except jax.errors.JaxRuntimeError:
                 raise error from None
-            message = f"out of memory at {row.eval_length} tokens; try fewer batch_tokens or more devices"
+            message = (
+                f"out of memory at {row.eval_length} tokens; try fewer batch_tokens or more devices"
+            )
             self.add_error(row, title, message)
             return None
 
@@ -93,7 +104,9 @@ class Output:
         return read_scoring(find_name(self.folder, scoring)) == scoring
 
     def finish(self, *, report: bool, workdirs: Sequence[str] = ()) -> None:
-        """Writes results.jsonl; with `report` also writes and prints the report, which describes the `workdirs`."""
+        """Writes results.jsonl; with `report` also writes and prints the report, which describes
+        the `workdirs`.
+        """
         shown: list[str] = []
 
         def write() -> None:
@@ -118,13 +131,17 @@ class Output:
 
 
 def _run_source(workdir: str) -> RunSource | None:
-    """Returns the config and command of the run in `workdir` for the report; None if they can't be read."""
+    """Returns the config and command of the run in `workdir` for the report; None if they can't be
+    read.
+    """
     directory = RunDirectory(workdir)
     try:
         config, words = flatten(directory.config()), directory.provenance().get("command", [])
     except ValueError:
         return None
-    return RunSource(directory.name, config, f"python {shlex.join(words)}" if words else "", directory.path)
+    return RunSource(
+        directory.name, config, f"python {shlex.join(words)}" if words else "", directory.path
+    )
 
 
 def print_once(message: str) -> None:
@@ -133,7 +150,9 @@ def print_once(message: str) -> None:
         progress.print_line(message)
 
 
-def row_of(run: TrainedRun, *, windows: Windows, corpus: str, split: str, tokens_sha256: str | None) -> Row:
+def row_of(
+    run: TrainedRun, *, windows: Windows, corpus: str, split: str, tokens_sha256: str | None
+) -> Row:
     """Returns the row of `run` in these windows of a text, without results."""
     config = run.config
     return Row(

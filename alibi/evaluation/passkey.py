@@ -1,8 +1,8 @@
 """Passkey retrieval: accuracy by the key's distance and by the window's length.
 
-Perplexity does not show whether a model uses a longer context or only survives it. Here a window holds book text and a
-key, stated at a known distance from the question at the end of the window (after Mohtashami & Jaggi 2023, arXiv
-2305.16300, whose passkey lies between repeated sentences).
+Perplexity does not show whether a model uses a longer context or only survives it. Here a window
+holds book text and a key, stated at a known distance from the question at the end of the window
+(after Mohtashami & Jaggi 2023, arXiv 2305.16300, whose passkey lies between repeated sentences).
 """
 
 import dataclasses
@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PyTree
 
-from alibi.data.books import DIGITS, LEAST_DISTANCE, Books, PassKeys, distances, make_prompts, why_too_short
+from alibi.data.books import (
+    DIGITS,
+    LEAST_DISTANCE,
+    Books,
+    PassKeys,
+    distances,
+    make_prompts,
+    why_too_short,
+)
 from alibi.evaluation.extrapolation import RunOptions, evaluate_each
 from alibi.evaluation.output import Output, print_once, row_of
 from alibi.evaluation.perplexity import Scorer, unrounded
@@ -39,17 +47,21 @@ class Options(RunOptions):
 
 
 def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
-    """Measures each run at all lengths and distances without a result, and writes the report; returns the failures.
+    """Measures each run at all lengths and distances without a result, and writes the report;
+    returns the failures.
 
-    A run whose tokens aren't bytes is a failure. Lengths beyond the position method or the text become rows with
-    `error`; they are a failure if no length can be measured. See also `alibi.evaluation.extrapolation.evaluate_each`.
+    A run whose tokens aren't bytes is a failure. Lengths beyond the position method or the text
+    become rows with `error`; they are a failure if no length can be measured. See also
+    `alibi.evaluation.extrapolation.evaluate_each`.
     """
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
 
     def evaluate(workdir: str, output: Output) -> None:
         run = options.trained(workdir)
         if run.config.data.tokenizer != "bytes":
-            raise ValueError(f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys need a model of bytes")
+            raise ValueError(
+                f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys need a model of bytes"
+            )
         if (corpus := run.config.data.corpus) != PassKeys.name:
             print_once(
                 f"{run.name}: was trained on data.corpus={corpus}, not {PassKeys.name}, and may find no key; "
@@ -58,7 +70,9 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
         scorer, lengths = _scorer(run), options.lengths_of(run.config.train_length)
         for length in lengths:
             if not distances(length):
-                print_once(f"{run.name}: windows of {length:,} tokens are too short for a key {LEAST_DISTANCE} back")
+                print_once(
+                    f"{run.name}: windows of {length:,} tokens are too short for a key {LEAST_DISTANCE} back"
+                )
             for distance in distances(length):
                 _evaluate(run, scorer, text, length, Passkey(distance, options.prompts), output)
         defined = [length for length in lengths if distances(length) and not run.undefined(length)]
@@ -68,7 +82,9 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
     return evaluate_each(workdirs, options, evaluate)
 
 
-def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey: Passkey, output: Output) -> None:
+def _evaluate(
+    run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey: Passkey, output: Output
+) -> None:
     """Measures a length and distance, unless its row is there."""
     distance, count, tokens = passkey.distance, passkey.prompts, length + 1
     too_short = why_too_short(text, length)
@@ -95,17 +111,22 @@ def _evaluate(run: TrainedRun, scorer: Scorer, text: bytes, length: int, passkey
     if score is not None:
         accuracy = float((score.nll_nats.reshape(count, DIGITS) == 0).all(axis=1).mean())
         print_once(f"{title}: {accuracy:.0%} of {count} found")
-        output.add(dataclasses.replace(row, passkey=dataclasses.replace(passkey, accuracy=accuracy)))
+        output.add(
+            dataclasses.replace(row, passkey=dataclasses.replace(passkey, accuracy=accuracy))
+        )
 
 
 def _scorer(run: TrainedRun) -> Scorer:
-    """Returns a scorer with 0.0 for a digit that is the likeliest token after the true ones before it, else 1.0.
+    """Returns a scorer with 0.0 for a digit that is the likeliest token after the true ones before
+    it, else 1.0.
 
     If all digits have 0.0, greedy decoding answers with the key.
     """
     model = run.model
 
-    def wrong(params: PyTree, inputs: Int[Array, "rows length"], targets: Int[Array, "rows scored"]) -> Array:
+    def wrong(
+        params: PyTree, inputs: Int[Array, "rows length"], targets: Int[Array, "rows scored"]
+    ) -> Array:
         def last_logits(model: DecoderLM) -> Array:
             return model.vocabulary.logits(model.features(inputs, last=targets.shape[1]), True)
 

@@ -18,8 +18,8 @@ from alibi.model.decoder import DecoderLM
 from alibi.parallel.sharding import batch_parts, local_rows
 from alibi.runs.trained import TrainedRun
 
-# (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]. The targets belong to the last inputs;
-# the NLL of a target does not depend on inputs after its own.
+# (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]. The targets belong
+# to the last inputs; the NLL of a target does not depend on inputs after its own.
 NllFunction = Callable[..., Array]
 
 
@@ -29,7 +29,8 @@ class Score:
 
     windows: Windows
     nll_nats: Float[np.ndarray, " tokens"]  # float32, in the order of the windows
-    seconds: float  # from reading the first batch to the last result on the host, without compilation
+    # from reading the first batch to the last result on the host, without compilation
+    seconds: float
 
     @property
     def total_nats(self) -> float:
@@ -47,20 +48,29 @@ class Scorer:
     Args:
       nll_function: see `model_nll`.
       boundary_id: the token before a stream.
-      batch_tokens: inputs per device and batch, but at least a window: longer windows come in smaller batches.
-      sharding: of the batch dimension; by default on the first device. Each of several hosts reads only the rows of
-        its own devices, and all get the result.
+      batch_tokens: inputs per device and batch, but at least a window: longer windows come in
+        smaller batches.
+      sharding: of the batch dimension; by default on the first device. Each of several hosts reads
+        only the rows of its own devices, and all get the result.
     """
 
     def __init__(
-        self, nll_function: NllFunction, *, boundary_id: int, batch_tokens: int, sharding: Sharding | None = None
+        self,
+        nll_function: NllFunction,
+        *,
+        boundary_id: int,
+        batch_tokens: int,
+        sharding: Sharding | None = None,
     ):
         if batch_tokens < 1:
             raise ValueError(f"eval.batch_tokens={batch_tokens} must be at least 1")
-        self._sharding = replicated = SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
+        self._sharding = replicated = (
+            SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
+        )
         self._boundary_id, self._batch_tokens = boundary_id, batch_tokens
         if isinstance(sharding, NamedSharding):
-            replicated = NamedSharding(sharding.mesh, PartitionSpec())  # each host gets the whole batch
+            # each host gets the whole batch
+            replicated = NamedSharding(sharding.mesh, PartitionSpec())
         self._jitted = jax.jit(nll_function, out_shardings=replicated)
         self._compiled: dict[tuple[int, int, int], Any] = {}
 
@@ -73,7 +83,8 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """Returns the NLL of each of `tokens` in windows of `length` inputs that score `stride` (default: `length`).
+        """Returns the NLL of each of `tokens` in windows of `length` inputs that score `stride`
+        (default: `length`).
 
         The NLL of a token depends neither on the batch nor on the devices.
 
@@ -83,7 +94,9 @@ class Scorer:
         Raises:
           ValueError: no tokens, a stride outside 1..length, or a length beyond the model's.
         """
-        return self.score_windows(params, tokens, windows_of(len(tokens), length, stride), progress=progress)
+        return self.score_windows(
+            params, tokens, windows_of(len(tokens), length, stride), progress=progress
+        )
 
     def score_windows(
         self,
@@ -93,14 +106,17 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """Returns the NLL of the tokens that `windows` score, in their order; `progress` as in `score`."""
+        """Returns the NLL of the tokens that `windows` score, in their order; `progress` as in
+        `score`.
+        """
         compiled = [(group, *self._compile(params, group)) for group in windows.groups]
         running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
         nll, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
         left = nll
         for group, function, batch_size in compiled:
             for first in range(0, len(group), batch_size):
-                rows = np.arange(first, first + batch_size)  # the last batch may extend beyond the last row
+                # the last batch may extend beyond the last row
+                rows = np.arange(first, first + batch_size)
                 result = function(params, *self._place(tokens, group, rows))
                 size = min(batch_size * group.stride, group.num_tokens - first * group.stride)
                 running.append((left[:size], result))
@@ -114,23 +130,31 @@ class Scorer:
     def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
         """Returns the function compiled for the shape of `windows`, and the rows of its batch.
 
-        A batch has as many rows as `batch_tokens` allows on each device, and not more than `windows`. The function is
-        kept, so validations during training compile once.
+        A batch has as many rows as `batch_tokens` allows on each device, and not more than
+        `windows`. The function is kept, so validations during training compile once.
         """
         devices = batch_parts(self._sharding)
-        rows = devices * min(max(1, self._batch_tokens // windows.length), -(-len(windows) // devices))
+        rows = devices * min(
+            max(1, self._batch_tokens // windows.length), -(-len(windows) // devices)
+        )
         shape = rows, windows.length, windows.stride
         if shape not in self._compiled:
             sizes = (rows, windows.length), (rows, windows.stride)
-            batch = [jax.ShapeDtypeStruct(size, np.int32, sharding=self._sharding) for size in sizes]
+            batch = [
+                jax.ShapeDtypeStruct(size, np.int32, sharding=self._sharding) for size in sizes
+            ]
             self._compiled[shape] = self._jitted.lower(params, *batch).compile()
         return self._compiled[shape], rows
 
     def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> list:
         """Returns the batch on the devices; reads only the rows of this host's devices."""
-        batch = make_batch(tokens, windows, rows[local_rows(self._sharding, rows.size)], self._boundary_id)
+        batch = make_batch(
+            tokens, windows, rows[local_rows(self._sharding, rows.size)], self._boundary_id
+        )
         return [
-            jax.make_array_from_process_local_data(self._sharding, local, (rows.size, local.shape[1]))
+            jax.make_array_from_process_local_data(
+                self._sharding, local, (rows.size, local.shape[1])
+            )
             for local in batch
         ]
 
@@ -138,7 +162,9 @@ class Scorer:
 def run_scorer(run: TrainedRun) -> Scorer:
     """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`."""
     nll, boundary_id = model_nll(run.model), run.tokenizer.boundary_id
-    return Scorer(nll, boundary_id=boundary_id, batch_tokens=run.batch_tokens, sharding=run.model.sharding)
+    return Scorer(
+        nll, boundary_id=boundary_id, batch_tokens=run.batch_tokens, sharding=run.model.sharding
+    )
 
 
 def model_nll(model: DecoderLM) -> NllFunction:
@@ -152,7 +178,8 @@ def model_nll(model: DecoderLM) -> NllFunction:
 
 
 def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which accelerators, too, compute the products of a float32 model in float32.
+    """Returns a context in which accelerators, too, compute the products of a float32 model in
+    float32.
 
     By default they round the operands to fewer bits.
     """

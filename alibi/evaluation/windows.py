@@ -1,12 +1,13 @@
 """Windows over a token stream: which tokens each window scores, and with which context.
 
-The stream t[0..N) is read through its inputs u = [boundary, t[0], ..., t[N-2]]: u[i] is the true token before t[i],
-and t[i] is the target of u[i]. Window k scores the targets t[kS : (k+1)S], with S the stride. It reads the inputs of
-those targets and up to L - S inputs before them, with L the length. With S = L the windows do not overlap. Each token
-is scored exactly once.
+The stream t[0..N) is read through its inputs u = [boundary, t[0], ..., t[N-2]]: u[i] is the true
+token before t[i], and t[i] is the target of u[i]. Window k scores the targets t[kS : (k+1)S], with
+S the stride. It reads the inputs of those targets and up to L - S inputs before them, with L the
+length. With S = L the windows do not overlap. Each token is scored exactly once.
 
-With S < L the first L // S windows begin with the stream: each is the beginning of the last of them, so a causal
-model computes all of them in a single row. All further windows have L inputs, and score the last S of them.
+With S < L the first L // S windows begin with the stream: each is the beginning of the last of
+them, so a causal model computes all of them in a single row. All further windows have L inputs, and
+score the last S of them.
 """
 
 import dataclasses
@@ -37,7 +38,8 @@ class Windows:
     length: int  # inputs of a window at most (L)
     stride: int  # tokens that a window scores (S); the last window may score fewer
     mode: str  # the mode in result rows
-    spacing: int = 0  # tokens from the first scored token of a window to that of the next; 0: `stride`
+    # tokens from the first scored token of a window to that of the next; 0: `stride`
+    spacing: int = 0
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.stride))
@@ -49,7 +51,9 @@ class Windows:
 
     @property
     def groups(self) -> list["Windows"]:
-        """The same windows as rows to compute, in groups of equal shape: the windows at the start share a row."""
+        """The same windows as rows to compute, in groups of equal shape: the windows at the start
+        share a row.
+        """
         if self.stride == self.length or self.start or self.spacing:
             return [self]
         together = min(self.length // self.stride * self.stride, self.stop)
@@ -68,7 +72,8 @@ class Batch(NamedTuple):
 
 
 def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windows:
-    """Returns the windows that score a stream of `num_tokens` as the paper's code does (section 2.1, appendix B).
+    """Returns the windows that score a stream of `num_tokens` as the paper's code does (section
+    2.1, appendix B).
 
     Args:
       num_tokens: at least 1.
@@ -80,7 +85,9 @@ def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windo
     """
     stride = length if stride is None else stride
     if num_tokens < 1:
-        raise ValueError(f"there are {num_tokens} tokens to score and at least 1 is needed; is the text empty?")
+        raise ValueError(
+            f"there are {num_tokens} tokens to score and at least 1 is needed; is the text empty?"
+        )
     if length < 1:
         raise ValueError(f"length={length} must be at least 1 token")
     if not 1 <= stride <= length:
@@ -88,30 +95,39 @@ def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windo
             f"stride={stride} must be between 1 and the length {length}: "
             "a window scores its last `stride` tokens; leave it out for windows that do not overlap"
         )
-    return Windows(0, num_tokens, length, stride, "nonoverlapping" if stride == length else "sliding")
+    return Windows(
+        0, num_tokens, length, stride, "nonoverlapping" if stride == length else "sliding"
+    )
 
 
 def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Windows]:
-    """Returns for each of `lengths`, ascending, windows of that length; all lengths score the same tokens.
+    """Returns for each of `lengths`, ascending, windows of that length; all lengths score the same
+    tokens.
 
-    These are the last tenth of each window of the shortest length, so even there they have nearly all of its
-    context. The windows end at places spread evenly over the text; there are fewer than `windows` if so many would
-    score a token twice.
+    These are the last tenth of each window of the shortest length, so even there they have nearly
+    all of its context. The windows end at places spread evenly over the text; there are fewer than
+    `windows` if so many would score a token twice.
 
     Raises:
       ValueError: the text is shorter than the longest window.
     """
     longest, stride = max(lengths), max(1, min(lengths) // 10)
     if num_tokens < longest:
-        raise ValueError(f"the text has {num_tokens:,} tokens, fewer than one window of {longest:,}")
+        raise ValueError(
+            f"the text has {num_tokens:,} tokens, fewer than one window of {longest:,}"
+        )
     start, last = longest - stride, num_tokens - stride
     count = min(windows, (last - start) // stride + 1)
     spacing = (last - start) // (count - 1) if count > 1 else stride
     stop = start + (count - 1) * spacing + stride
-    return [Windows(start, stop, length, stride, SAME_TOKENS, spacing) for length in sorted(lengths)]
+    return [
+        Windows(start, stop, length, stride, SAME_TOKENS, spacing) for length in sorted(lengths)
+    ]
 
 
-def make_batch(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"], boundary_id: int) -> Batch:
+def make_batch(
+    tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"], boundary_id: int
+) -> Batch:
     """Returns the windows with the numbers `rows`; a row beyond the last window scores nothing.
 
     Args:
@@ -119,16 +135,24 @@ def make_batch(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"],
       boundary_id: the token before the stream.
     """
     step = windows.spacing or windows.stride
-    first_scored = np.minimum(windows.start + np.asarray(rows, np.int64) * step, windows.stop)[:, None]
+    first_scored = np.minimum(windows.start + np.asarray(rows, np.int64) * step, windows.stop)[
+        :, None
+    ]
     stop = np.minimum(first_scored + windows.stride, windows.stop)
     first_input = first_scored - (windows.length - windows.stride)
     first = np.maximum(first_input - 1, 0)
-    # Neighbouring windows are read as one piece of the stream; between spaced windows may lie most of the stream.
-    begins, ends = (first, stop) if windows.spacing else (first.min(keepdims=True), stop.max(keepdims=True))
-    pieces = [np.asarray(tokens[begin:end]) for begin, end in zip(begins.flat, ends.flat, strict=True)]
+    # Neighbouring windows are read as one piece of the stream; between spaced windows may lie most
+    # of the stream.
+    begins, ends = (
+        (first, stop) if windows.spacing else (first.min(keepdims=True), stop.max(keepdims=True))
+    )
+    pieces = [
+        np.asarray(tokens[begin:end]) for begin, end in zip(begins.flat, ends.flat, strict=True)
+    ]
     pieces.append(np.array([boundary_id]))  # at least one token, to index
     piece = np.concatenate(pieces, dtype=np.int32, casting="unsafe")
-    start = ends - np.cumsum(ends - begins)[:, None]  # a row finds token i of the stream at `piece[i - start]`
+    # a row finds token i of the stream at `piece[i - start]`
+    start = ends - np.cumsum(ends - begins)[:, None]
 
     before = first_input + np.arange(windows.length)[None, :] - 1  # u[i] = t[i - 1]
     inputs = piece[np.clip(before - start, 0, piece.size - 1)]

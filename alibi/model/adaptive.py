@@ -1,4 +1,6 @@
-"""Adaptive input and adaptive softmax: the rarer a word, the narrower its vector (Baevski and Auli 2019)."""
+"""Adaptive input and adaptive softmax: the rarer a word, the narrower its vector (Baevski and Auli
+2019).
+"""
 
 import dataclasses
 import functools
@@ -42,7 +44,9 @@ class Bands:
     @classmethod
     def of(cls, config: ModelConfig) -> "Bands":
         """Returns the bands of a model."""
-        return cls(config.cutoffs, config.adaptive_factor, config.softmax_dropout, config.padding_rows)
+        return cls(
+            config.cutoffs, config.adaptive_factor, config.softmax_dropout, config.padding_rows
+        )
 
     def sizes(self, vocab_size: int) -> tuple[int, ...]:
         """Returns the words of each band."""
@@ -65,7 +69,8 @@ class Bands:
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Bands of words, in inputs and softmax (paper, section 2.1, after Baevski and Auli 2019; fairseq's code).
+    """Bands of words, in inputs and softmax (paper, section 2.1, after Baevski and Auli 2019;
+    fairseq's code).
 
     Band i has an embedding of width // factor^i features, and a projection to `width`. The
     softmax has two steps: the head scores the first band's words, by their embedding alone,
@@ -138,7 +143,10 @@ class AdaptiveEmbedding(nn.Module):
             inside = (targets >= start) & (targets < start + band.size)
             if self.bands.padding_rows and not deterministic:
                 inside &= targets != start + PADDING_ROW
-            hidden, of_band = self._hidden(band, features, deterministic), jnp.where(inside, targets - start, -1)
+            hidden, of_band = (
+                self._hidden(band, features, deterministic),
+                jnp.where(inside, targets - start, -1),
+            )
             if self.head.products.plain:
                 logits = functools.partial(self.head.logits, embedding=band.embedding)
                 nll += chunked_token_nll(logits, hidden, of_band, self.head.logits_chunk)
@@ -152,8 +160,12 @@ class AdaptiveEmbedding(nn.Module):
             )
         return nll
 
-    def _head_logits(self, features: Float[Array, "batch length width"]) -> Float[Array, "batch length head"]:
-        """Returns logits of the first band's words, of the other bands, and of columns with probability 0."""
+    def _head_logits(
+        self, features: Float[Array, "batch length width"]
+    ) -> Float[Array, "batch length head"]:
+        """Returns logits of the first band's words, of the other bands, and of columns with
+        probability 0.
+        """
         used = self.bands.cutoffs[0] + len(self.bands.cutoffs)
         rows = [self.band[0].embedding, self.clusters.T, jnp.zeros((-used % ALIGNED, self.width))]
         logits = self.head.logits(features, jnp.concatenate(rows))
@@ -163,7 +175,9 @@ class AdaptiveEmbedding(nn.Module):
         self, band: "Band", features: Float[Array, "batch length width"], deterministic: bool
     ) -> Float[Array, "batch length features"]:
         """Returns the projection of the features into a tail."""
-        hidden = self.head.products.matmul(features.astype(self.head.dtype), band.kernel.astype(self.head.dtype).T)
+        hidden = self.head.products.matmul(
+            features.astype(self.head.dtype), band.kernel.astype(self.head.dtype).T
+        )
         return self.tail_dropout(hidden, deterministic)
 
 
@@ -184,14 +198,22 @@ class Band(nn.Module):
 
     def setup(self) -> None:
         self.embedding = self.param("embedding", self._initial, (self.size, self.features))
-        self.kernel = self.param("kernel", nn.initializers.xavier_uniform(), (self.features, self.width))
+        self.kernel = self.param(
+            "kernel", nn.initializers.xavier_uniform(), (self.features, self.width)
+        )
 
     def rows(self, words: Int[Array, "batch length"]) -> Float[Array, "batch length features"]:
-        """Returns the vectors of words, counted from the band's first; zeros for words of other bands."""
+        """Returns the vectors of words, counted from the band's first; zeros for words of other
+        bands.
+        """
         inside = (words >= 0) & (words < self.size)
         rows = self.embedding[jnp.clip(words, 0, self.size - 1)]
         return jnp.where(inside[..., None], rows, 0.0)
 
     def _initial(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "words features"]:
         embedding = jax.random.normal(key, shape) * self.features**-0.5
-        return embedding.at[PADDING_ROW].set(0.0) if self.padding_row and self.size > PADDING_ROW else embedding
+        return (
+            embedding.at[PADDING_ROW].set(0.0)
+            if self.padding_row and self.size > PADDING_ROW
+            else embedding
+        )

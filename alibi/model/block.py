@@ -71,7 +71,8 @@ class Block(nn.Module):
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """Returns the layer's output for the `last` last tokens, in the dtype of `x`; keys and values are of all.
+        """Returns the layer's output for the `last` last tokens, in the dtype of `x`; keys and
+        values are of all.
 
         Args:
           shared: the parameters that the position method shares between layers.
@@ -117,10 +118,13 @@ class Block(nn.Module):
         call: BlockCall,
         last: int,
     ) -> AttentionFn:
-        """Returns attention with the position method and the cache in this layer, whose input is `y`."""
+        """Returns attention with the position method and the cache in this layer, whose input is
+        `y`.
+        """
         config = self.config
         positions = np.arange(y.shape[1]) if call.positions is None else call.positions
-        # A single array if all tokens are queries: skipping then knows that both sides are the same.
+        # A single array if all tokens are queries: skipping then knows that both sides are the
+        # same.
         segments: Any = call.segment_ids
         if segments is not None and last < y.shape[1]:
             segments = segments[..., -last:], segments
@@ -129,7 +133,9 @@ class Block(nn.Module):
             cached = Cached(self.variable("cache", "held", lambda: None), call.reading)
         scale = None
         if config.logit_scale:
-            scale = functools.partial(scaled_queries, config.logit_scale, position.train_length, params)
+            scale = functools.partial(
+                scaled_queries, config.logit_scale, position.train_length, params
+            )
         # Only the dense formula can be differentiated in any way.
         plain = config.products == "plain" and config.attention == "auto"
         options = AttentionOptions(

@@ -30,7 +30,8 @@ class DecoderLM(nn.Module):
     """A causal language model (paper, section 2.1).
 
     Attributes:
-      config: sizes, rates, and the way of computing; parameters, norms, logits, softmax and loss are float32.
+      config: sizes, rates, and the way of computing; parameters, norms, logits, softmax and loss
+        are float32.
       position: the position method.
       vocab_size: tokens of the vocabulary.
       sharding: of the batch dimension of activations on the devices; None: chosen by the
@@ -51,7 +52,9 @@ class DecoderLM(nn.Module):
         else:
             block = nn.remat(Block, static_argnums=(2, 5, 6)) if config.remat else Block
             self.layers = [block(config, self.sharding) for _ in range(config.num_layers)]
-        self.last_norm = nn.LayerNorm(config.norm_epsilon, name="final_norm") if config.final_norm else None
+        self.last_norm = (
+            nn.LayerNorm(config.norm_epsilon, name="final_norm") if config.final_norm else None
+        )
         self.embedding_dropout = nn.Dropout(config.dropout)
         self.slots = SlotsCache()
 
@@ -60,12 +63,18 @@ class DecoderLM(nn.Module):
         chunk = config.logits_chunk * batch_parts(self.sharding)
         head = Head(DTYPES[config.dtype], products, chunk, self.sharding)
         if config.embedding == "adaptive":
-            return AdaptiveEmbedding(self.vocab_size, config.width, Bands.of(config), head, name="adaptive")
+            return AdaptiveEmbedding(
+                self.vocab_size, config.width, Bands.of(config), head, name="adaptive"
+            )
         shape = (self.vocab_size, config.width)
-        return TiedEmbedding(self.param("embedding", nn.initializers.normal(config.width**-0.5), shape), head)
+        return TiedEmbedding(
+            self.param("embedding", nn.initializers.normal(config.width**-0.5), shape), head
+        )
 
     def with_vocabulary(self, vocab_size: int) -> "DecoderLM":
-        """Returns the model for texts of this vocabulary; ValueError if cutoffs of adaptive embeddings don't fit."""
+        """Returns the model for texts of this vocabulary; ValueError if cutoffs of adaptive
+        embeddings don't fit.
+        """
         if self.config.embedding == "adaptive":
             Bands.of(self.config).check(vocab_size, self.config.width)
         return self.clone(vocab_size=vocab_size)
@@ -74,7 +83,9 @@ class DecoderLM(nn.Module):
         """Raises ValueError if the model is not defined for sequences of `length` tokens."""
         most = self.config.max_position
         if most and length > most:
-            raise ValueError(f"model.max_position={most} is less than a sequence of {length} tokens; use fewer")
+            raise ValueError(
+                f"model.max_position={most} is less than a sequence of {length} tokens; use fewer"
+            )
         self.position.check_length(length)
 
     def __call__(
@@ -87,7 +98,8 @@ class DecoderLM(nn.Module):
         decode: bool = False,
         total: int | None = None,
     ) -> Float[Array, "batch length vocabulary"]:
-        """Returns logits of the token after each of `tokens`, float32; log-probabilities with adaptive embeddings.
+        """Returns logits of the token after each of `tokens`, float32; log-probabilities with
+        adaptive embeddings.
 
         Args:
           positions: integers `[length]` or `[batch, length]`; by default 0, 1, ...
@@ -152,17 +164,22 @@ class DecoderLM(nn.Module):
         total: int | None = None,
         last: int | None = None,
     ) -> Float[Array, "batch last width"]:
-        """Returns the input of the softmax layer for the `last` last tokens (None: all), float32; see `__call__`."""
+        """Returns the input of the softmax layer for the `last` last tokens (None: all), float32;
+        see `__call__`.
+        """
         config, length = self.config, tokens.shape[1]
         slots = self._slots(tokens, segment_ids, total) if decode else None
         total = length if slots is None else slots.total
         self.check_length(total)
         position = self.position if config.max_position else self.position.at_length(total)
-        in_order: KnownPositions = np.arange(length) if slots is None else slots.next_positions(length)
+        in_order: KnownPositions = (
+            np.arange(length) if slots is None else slots.next_positions(length)
+        )
         read = in_order if positions is None else positions
         if slots is not None:
             read = jnp.broadcast_to(read, tokens.shape)
-        # A table has no row for the padding of a prompt, and NaN would reach others even with a weight of zero.
+        # A table has no row for the padding of a prompt, and NaN would reach others even with a
+        # weight of zero.
         placed = read if slots is None else jnp.maximum(read, 0)
         # Every model draws this key, so that dropout doesn't depend on `max_position`.
         key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
@@ -184,14 +201,22 @@ class DecoderLM(nn.Module):
             x = jnp.where(slots.holds(length), x, jnp.nan)
         return x if self.last_norm is None else Products.of(config.products).norm(self.last_norm, x)
 
-    def _slots(self, tokens: Int[Array, "batch length"], segment_ids: Array | None, total: int | None) -> Slots:
+    def _slots(
+        self, tokens: Int[Array, "batch length"], segment_ids: Array | None, total: int | None
+    ) -> Slots:
         """Returns the cache's slots before `tokens` are read."""
         if segment_ids is not None:
-            raise ValueError("decode=True takes no segment_ids: decode each document with a cache of its own")
+            raise ValueError(
+                "decode=True takes no segment_ids: decode each document with a cache of its own"
+            )
         if not self.position.causal:
-            raise ValueError("decode=True needs a position method with causal=True: later tokens aren't there yet")
+            raise ValueError(
+                "decode=True needs a position method with causal=True: later tokens aren't there yet"
+            )
         if self.config.scan_layers:
-            raise ValueError("decode=True needs layers with parameters of their own; see alibi.generation.unrolled")
+            raise ValueError(
+                "decode=True needs layers with parameters of their own; see alibi.generation.unrolled"
+            )
         return self.slots(tokens, total, self.config.window)
 
     def _unrolled(
@@ -202,7 +227,9 @@ class DecoderLM(nn.Module):
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """Returns the output of layers with parameters of their own; the last layer only for the `last` last tokens."""
+        """Returns the output of layers with parameters of their own; the last layer only for the
+        `last` last tokens.
+        """
         for layer in self.layers[:-1]:
             x = layer(x, position, self.position_params, call, deterministic, x.shape[1])
         return self.layers[-1](x, position, self.position_params, call, deterministic, last)
@@ -215,7 +242,8 @@ class DecoderLM(nn.Module):
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """Returns the output of layers with stacked parameters: a loop, which is compiled as a single layer.
+        """Returns the output of layers with stacked parameters: a loop, which is compiled as a
+        single layer.
 
         With fewer queries than keys the last layer is a program of its own.
         """
@@ -231,12 +259,15 @@ class DecoderLM(nn.Module):
         def step(x: Array, numbered: tuple[Array, Params | None]) -> tuple[Array, None]:
             number, params = numbered
             if params is None:
-                params = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), stack)
+                params = jax.tree.map(
+                    lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), stack
+                )
             return layer(x, number, params, x.shape[1]), None
 
         if looped:
             body = jax.checkpoint(step, prevent_cse=False) if self.config.remat else step
-            # A part of the stack would be copied for the loop, so each step takes its layer from the whole.
+            # A part of the stack would be copied for the loop, so each step takes its layer from
+            # the whole.
             params = stack if looped == self.config.num_layers else None
             x, _ = jax.lax.scan(body, x, (jnp.arange(looped), params))
         if looped < self.config.num_layers:
@@ -271,7 +302,9 @@ class SlotsCache(nn.Module):
     def __call__(self, tokens: Int[Array, "batch length"], total: int | None, window: int) -> Slots:
         """Returns the slots before `tokens` are read; `init` makes a slot for each token."""
         started, (batch, length) = self.has_variable("cache", "slots"), tokens.shape
-        slots: Slots = self.variable("cache", "slots", lambda: Slots.empty(batch, length, total or length)).value
+        slots: Slots = self.variable(
+            "cache", "slots", lambda: Slots.empty(batch, length, total or length)
+        ).value
         if started:
             slots.check_room(length, window)
         return slots
@@ -285,11 +318,14 @@ class SlotsCache(nn.Module):
         return after
 
 
-def build_model(config: Config, vocab_size: int, *, sharding: NamedSharding | None = None) -> DecoderLM:
+def build_model(
+    config: Config, vocab_size: int, *, sharding: NamedSharding | None = None
+) -> DecoderLM:
     """Returns the model of `config`.
 
     Args:
-      vocab_size: `UNKNOWN_VOCABULARY` before the text is known; `DecoderLM.with_vocabulary` sets it later.
+      vocab_size: `UNKNOWN_VOCABULARY` before the text is known; `DecoderLM.with_vocabulary` sets it
+        later.
       sharding: see `DecoderLM`; each part of the batch may hold the logits of
         `config.model.logits_chunk` tokens.
 
@@ -303,7 +339,9 @@ def build_model(config: Config, vocab_size: int, *, sharding: NamedSharding | No
             f"model.max_position={model.max_position} must be at least train_length={config.train_length}, or 0"
         )
     if model.logit_scale and config.train_length < 2:
-        raise ValueError(f"model.logit_scale={model.logit_scale} needs a train_length of at least 2: ln 1 is 0")
+        raise ValueError(
+            f"model.logit_scale={model.logit_scale} needs a train_length of at least 2: ln 1 is 0"
+        )
     position = make_position(
         config.position,
         num_heads=model.num_heads,
@@ -323,7 +361,9 @@ def evaluated(model: DecoderLM, config: Config) -> DecoderLM:
 
 def param_shapes(model: DecoderLM) -> PyTree:
     """Returns shapes and dtypes of the parameters; allocates nothing."""
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"])
+    return jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    )
 
 
 def count_parameters(model: DecoderLM) -> int:

@@ -2,8 +2,9 @@
 
 from alibi.config import Config
 
-# Speed of training on two CPU cores, a guess before the first measurement. In float32, counted as here, machines
-# reached 20 to 70 GFLOP/s at width 64 with adaptive embeddings, and 85 to 150 at width 128.
+# Speed of training on two CPU cores, a guess before the first measurement. In float32, counted as
+# here, machines reached 20 to 70 GFLOP/s at width 64 with adaptive embeddings, and 85 to 150 at
+# width 128.
 CPU_FLOPS_PER_SECOND = 60e9
 # A forward pass and a backward pass of twice its products; remat adds a forward pass.
 TRAIN_PASSES, REMAT_PASSES = 3, 4
@@ -12,8 +13,8 @@ TRAIN_PASSES, REMAT_PASSES = 3, 4
 def model_flops(config: Config, vocab_size: int) -> float:
     """Returns the operations of training on a token, without those that remat repeats.
 
-    Model FLOPs utilisation is their number a second divided by the devices' peak (PaLM, arXiv 2204.02311, appendix B,
-    which also counts keys hidden by the causal mask).
+    Model FLOPs utilisation is their number a second divided by the devices' peak (PaLM, arXiv
+    2204.02311, appendix B, which also counts keys hidden by the causal mask).
     """
     return TRAIN_PASSES * forward_flops(config, vocab_size, config.train_length)
 
@@ -25,7 +26,8 @@ def training_flops(config: Config, vocab_size: int) -> float:
 
 
 def forward_flops(config: Config, vocab_size: int, length: int) -> float:
-    """Returns the operations of a token in a sequence of `length`: two a weight, and attention to visible keys.
+    """Returns the operations of a token in a sequence of `length`: two a weight, and attention to
+    visible keys.
 
     An adaptive softmax counts with its head and the first band's projection: tails see a few
     tokens in a hundred.

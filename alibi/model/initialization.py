@@ -13,7 +13,8 @@ Initializer = Callable[..., Array]  # of a key, a shape and a dtype
 
 @dataclasses.dataclass(frozen=True)
 class Initialization:
-    """The initializers of a decoder layer; norms start as the identity, attention's output bias as 0.
+    """The initializers of a decoder layer; norms start as the identity, attention's output bias as
+    0.
 
     Attributes:
       attention_in: of the query, key and value matrices.
@@ -29,7 +30,9 @@ class Initialization:
 
 
 def uniform_by_inputs(inputs: int) -> Initializer:
-    """Returns an initializer uniform on +-1/sqrt(inputs), as that of PyTorch's `nn.Linear` for its bias."""
+    """Returns an initializer uniform on +-1/sqrt(inputs), as that of PyTorch's `nn.Linear` for its
+    bias.
+    """
 
     def initialize(key: PRNGKeyArray, shape: Sequence[int], dtype: Any) -> Float[Array, "..."]:
         return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)

@@ -1,7 +1,8 @@
-"""The two layouts of the layers' parameters: a tree for each layer, or a tree whose leaves hold all layers.
+"""The two layouts of the layers' parameters: a tree for each layer, or a tree whose leaves hold all
+layers.
 
-`layers_0`, `layers_1`, ... are the trees of unrolled layers. `layers` is the tree of scanned layers, each leaf
-`[layers, ...]`. Both hold the same numbers.
+`layers_0`, `layers_1`, ... are the trees of unrolled layers. `layers` is the tree of scanned
+layers, each leaf `[layers, ...]`. Both hold the same numbers.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,20 @@ def is_stacked(params: PyTree) -> bool:
 
 
 def stacked(tree: PyTree) -> PyTree:
-    """Returns parameters, or a state with trees of them such as an optimizer's, with the layers stacked."""
+    """Returns parameters, or a state with trees of them such as an optimizer's, with the layers
+    stacked.
+    """
 
     def stack(params: dict) -> dict:
-        names = [layer_name(number) for number in range(len(params)) if layer_name(number) in params]
+        names = [
+            layer_name(number) for number in range(len(params)) if layer_name(number) in params
+        ]
         others = {name: value for name, value in params.items() if name not in names}
-        return others | {STACKED: jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))}
+        return others | {
+            STACKED: jax.tree.map(
+                lambda *leaves: jnp.stack(leaves), *(params[name] for name in names)
+            )
+        }
 
     return _where(tree, layer_name(0), stack)
 
@@ -39,7 +48,9 @@ def unstacked(tree: PyTree) -> PyTree:
     def unstack(params: dict) -> dict:
         others = {name: value for name, value in params.items() if name != STACKED}
         count = len(jax.tree.leaves(params[STACKED])[0])
-        return others | {layer_name(i): jax.tree.map(lambda x, i=i: x[i], params[STACKED]) for i in range(count)}
+        return others | {
+            layer_name(i): jax.tree.map(lambda x, i=i: x[i], params[STACKED]) for i in range(count)
+        }
 
     return _where(tree, STACKED, unstack)
 

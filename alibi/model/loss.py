@@ -1,4 +1,6 @@
-"""The softmax over the vocabulary: logits, and the negative log-likelihood of tokens in bounded memory."""
+"""The softmax over the vocabulary: logits, and the negative log-likelihood of tokens in bounded
+memory.
+"""
 
 import dataclasses
 import functools
@@ -31,7 +33,9 @@ class Head:
     sharding: NamedSharding | None
 
     def logits(
-        self, features: Float[Array, "batch length width"], embedding: Float[Array, "vocabulary width"]
+        self,
+        features: Float[Array, "batch length width"],
+        embedding: Float[Array, "vocabulary width"],
     ) -> Float[Array, "batch length vocabulary"]:
         """Returns features embedding^T, multiplied in `dtype`, float32."""
         features = split_batch(features, self.sharding).astype(self.dtype)
@@ -88,9 +92,13 @@ def chunked_token_nll(
     """
     batch, length = targets.shape
     # A batch larger than a chunk is folded, neighbouring rows together: rows stay on their devices.
-    folds = next(n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= max(chunk_tokens, 1))
+    folds = next(
+        n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= max(chunk_tokens, 1)
+    )
     if folds > 1:
-        features, folded = (x.reshape(batch // folds, folds * length, *x.shape[2:]) for x in (features, targets))
+        features, folded = (
+            x.reshape(batch // folds, folds * length, *x.shape[2:]) for x in (features, targets)
+        )
         return chunked_token_nll(head, features, folded, chunk_tokens).reshape(batch, length)
     chunk = max(1, chunk_tokens // batch)
     if chunk >= length:
@@ -112,7 +120,9 @@ def token_nll(
     """Returns -log softmax(logits)[target] in nats, float32; 0 for negative targets."""
     logits = logits.astype(jnp.float32)
     # A comparison instead of a gather: its gradient is one fused pass and no scatter.
-    is_target = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
+    is_target = (
+        jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
+    )
     of_target = jnp.where(is_target, logits, 0.0).sum(axis=-1)
     nll = jax.nn.logsumexp(logits, axis=-1) - of_target
     return jnp.where(targets < 0, 0.0, nll)
@@ -133,7 +143,8 @@ def selected_token_nll(
     a chunk exist at the same time, also in the backward pass, which computes them again.
 
     Args:
-      parts: of the batch, each with rows on its own devices; they compute their chunks side by side.
+      parts: of the batch, each with rows on its own devices; they compute their chunks side by
+        side.
     """
     parts = parts if targets.shape[0] % parts == 0 else 1
     folded = targets.reshape(parts, -1)
@@ -206,7 +217,9 @@ _selected_nll.defvjp(_selected_forward, _selected_backward)
 def _selected_first(
     targets: Int[Array, " rows"], chunk_rows: int
 ) -> tuple[Int[Array, " padded"], Int[Array, " padded"]]:
-    """Returns rows with a target, then others, up to a multiple of `chunk_rows`, and targets, -1 for the others."""
+    """Returns rows with a target, then others, up to a multiple of `chunk_rows`, and targets, -1
+    for the others.
+    """
     padding = (0, -targets.size % chunk_rows)
     order = jnp.argsort(targets < 0, stable=True)
     return jnp.pad(order, padding), jnp.pad(targets[order], padding, constant_values=-1)
@@ -219,7 +232,9 @@ def _unsorted(x: Float[Array, "..."], targets: Int[Array, " rows"]) -> Float[Arr
     return jnp.where(selected.reshape(-1, *(1,) * (x.ndim - 1)), x[place], 0.0)
 
 
-def _logits(features: Float[Array, "rows width"], embedding: Float[Array, "vocabulary width"]) -> Array:
+def _logits(
+    features: Float[Array, "rows width"], embedding: Float[Array, "vocabulary width"]
+) -> Array:
     return jnp.matmul(features, embedding.T, preferred_element_type=jnp.float32)
 
 

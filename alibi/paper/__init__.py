@@ -1,1 +1,3 @@
-"""The paper's 15 tables: their cells, the costs of measuring these, and our numbers beside the published ones."""
+"""The paper's 15 tables: their cells, the costs of measuring these, and our numbers beside the
+published ones.
+"""

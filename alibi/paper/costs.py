@@ -1,4 +1,6 @@
-"""The plan of a table: its commands with their costs; and the list of all tables with the progress of each."""
+"""The plan of a table: its commands with their costs; and the list of all tables with the progress
+of each.
+"""
 
 import dataclasses
 import pathlib
@@ -54,15 +56,24 @@ class Cost:
     hours: float
 
 
-def training_cost(run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None) -> Cost:
+def training_cost(
+    run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None
+) -> Cost:
     """Returns the cost of the whole training; its hours follow from `tokens_per_second` if given."""
     tokens = run.config.train.steps * run.config.train.batch_tokens
     flops = tokens * training_flops(run.config, vocab_size)
-    return Cost(tokens, flops, tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops))
+    return Cost(
+        tokens,
+        flops,
+        tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops),
+    )
 
 
-def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Processor) -> Cost | None:
-    """Returns the cost of all lengths: a window of L inputs for each stride of tokens; None if the tokens are unknown.
+def evaluation_cost(
+    run: Run, evaluation: Evaluation, text: Text, processor: Processor
+) -> Cost | None:
+    """Returns the cost of all lengths: a window of L inputs for each stride of tokens; None if the
+    tokens are unknown.
 
     All layers are counted for each input.
     """
@@ -70,25 +81,37 @@ def evaluation_cost(run: Run, evaluation: Evaluation, text: Text, processor: Pro
     if tokens is None:
         return None
     flops = sum(
-        tokens * length // (evaluation.stride or length) * forward_flops(run.config, text.vocab_size, length)
+        tokens
+        * length
+        // (evaluation.stride or length)
+        * forward_flops(run.config, text.vocab_size, length)
         for length in evaluation.lengths
     )
     return Cost(tokens * len(evaluation.lengths), flops, processor.hours(flops))
 
 
 def describe_costs(reproduction: Reproduction, processor: Processor, *, measured: bool) -> str:
-    """Returns every train and evaluate command with its tokens, parameters, FLOPs and estimated device-hours.
+    """Returns every train and evaluate command with its tokens, parameters, FLOPs and estimated
+    device-hours.
 
     Args:
-      measured: estimate training from the paper's words per second, if table 1 has them and no files are named.
+      measured: estimate training from the paper's words per second, if table 1 has them and no
+        files are named.
     """
-    directory, setting, definition = reproduction.directory, reproduction.setting, reproduction.definition
+    directory, setting, definition = (
+        reproduction.directory,
+        reproduction.setting,
+        reproduction.definition,
+    )
     text = describe_text(reproduction)
     published = not reproduction.files and (setting.scale, setting.name) == ("paper", "wikitext103")
     speeds = paper_speeds() if measured and published else {}
     # Once per method: the tables' methods have as many parameters at any length.
     configs = {run.config.position: run.config for run in reproduction.sweep.runs}
-    counts = {name: count_parameters(build_model(config, text.vocab_size)) for name, config in configs.items()}
+    counts = {
+        name: count_parameters(build_model(config, text.vocab_size))
+        for name, config in configs.items()
+    }
     states = survey(reproduction.sweep, directory)
     title = f"Table {reproduction.number} ({definition.title}), {setting.scale} scale"
     title += f": {len(states)} runs in {directory}"
@@ -106,41 +129,69 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
 
     for state in states:
         run, position = state.run, state.run.config.position
-        cost = training_cost(run, text.vocab_size, processor, speeds.get((position, run.config.train_length)))
+        cost = training_cost(
+            run, text.vocab_size, processor, speeds.get((position, run.config.train_length))
+        )
         left += [] if state.is_trained else [cost]
         left += [evaluation_cost(run, evaluation, text, processor) for evaluation in state.missing]
         lines.append(f"# {run.name}: {state.describe()}")
         command = train_command(run, directory)
         add(f"train: {{}}; {counts[position]:,} parameters", cost, [command.script, *command.flags])
         for evaluation in run.evaluations:
-            number, first, last = len(evaluation.lengths), min(evaluation.lengths), max(evaluation.lengths)
+            number, first, last = (
+                len(evaluation.lengths),
+                min(evaluation.lengths),
+                max(evaluation.lengths),
+            )
             lengths = f"{first:,}" if number == 1 else f"{number} lengths, {first:,} to {last:,}"
             stride = "" if evaluation.stride is None else f", stride {evaluation.stride:,}"
             command = evaluation_command(run, evaluation, directory)
             fact = f"evaluate {evaluation.split} at {lengths}{stride}: {{}}"
-            add(fact, evaluation_cost(run, evaluation, text, processor), [command.script, *command.flags])
+            add(
+                fact,
+                evaluation_cost(run, evaluation, text, processor),
+                [command.script, *command.flags],
+            )
         lines.append("")
     known = [cost for cost in costs if cost]
     unknown = "" if len(known) == len(costs) else ", without the texts of unknown size"
-    flops, hours = sum(cost.flops for cost in known), format_hours(sum(cost.hours for cost in known))
-    trained, rest = sum(state.is_trained for state in states), format_hours(sum(cost.hours for cost in left if cost))
+    flops, hours = (
+        sum(cost.flops for cost in known),
+        format_hours(sum(cost.hours for cost in known)),
+    )
+    trained, rest = (
+        sum(state.is_trained for state in states),
+        format_hours(sum(cost.hours for cost in left if cost)),
+    )
     total = f"in all {flops:.2e} FLOPs, {hours}{unknown}"
     lines.append(f"{total}; {trained} of {len(states)} runs are trained, {rest} left")
     rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
-    source = "; if table 1 of the paper has a speed, training by its words per second on a V100" if speeds else ""
+    source = (
+        "; if table 1 of the paper has a speed, training by its words per second on a V100"
+        if speeds
+        else ""
+    )
     products = "FLOPs: products of the layers, the softmax's head and attention.\n"
-    return "\n".join([*lines, f"device-hours assume {rate} (--device_flops, --utilisation){source}. {products}"])
+    return "\n".join(
+        [*lines, f"device-hours assume {rate} (--device_flops, --utilisation){source}. {products}"]
+    )
 
 
 def overview(reproductions: Sequence[Reproduction]) -> str:
-    """Returns a line for each table with its progress, and the results of other overrides and files below."""
+    """Returns a line for each table with its progress, and the results of other overrides and files
+    below.
+    """
     lines = [("table", "setting", "runs", "results", "written", "what")]
     for one in reproductions:
         states = survey(one.sweep, one.directory)
         runs = f"{sum(state.is_trained for state in states)}/{len(states)}"
-        results = f"{sum(state.results for state in states)}/{sum(state.run.results for state in states)}"
+        results = (
+            f"{sum(state.results for state in states)}/{sum(state.run.results for state in states)}"
+        )
         written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
-        lines.append((str(one.number), one.setting.name, runs, results, written, one.definition.title))
+        lines.append(
+            (str(one.number), one.setting.name, runs, results, written, one.definition.title)
+        )
     counted = {one.directory.name for one in reproductions}
     others = [
         f"  {folder}: {sum(row.is_measured for row in latest(find_rows(folder)))} results\n"
@@ -159,7 +210,8 @@ def format_hours(hours: float) -> str:
 
 
 def describe_text(reproduction: Reproduction) -> Text:
-    """Returns the published size of the text, or counts the user's files by making the token files of training.
+    """Returns the published size of the text, or counts the user's files by making the token files
+    of training.
 
     Raises:
       ValueError: a needed file is not named, or can't be read.
@@ -171,11 +223,16 @@ def describe_text(reproduction: Reproduction) -> Text:
     data = runs[0].config.data
     tokenizer = prepare(data, "train").tokenizer()
     splits = sorted({evaluation.split for run in runs for evaluation in run.evaluations})
-    return Text(tokenizer.vocab_size, {split: prepare(data, split, tokenizer).manifest.tokens for split in splits})
+    return Text(
+        tokenizer.vocab_size,
+        {split: prepare(data, split, tokenizer).manifest.tokens for split in splits},
+    )
 
 
 def paper_speeds() -> dict[tuple[str, int], float]:
-    """Returns words per second in training on a V100 (table 1), by position method and train length."""
+    """Returns words per second in training on a V100 (table 1), by position method and train
+    length.
+    """
     table, found = Reproduction(1, "paper", pathlib.Path()), {}
     for (row, column), quantity in table.quantities.items():
         speed = parse_printed(table.paper.rows[row][table.definition.labels + column])

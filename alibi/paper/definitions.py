@@ -1,4 +1,6 @@
-"""The paper's 15 tables: the published cells, and the quantity in each; runs and evaluations follow from these."""
+"""The paper's 15 tables: the published cells, and the quantity in each; runs and evaluations follow
+from these.
+"""
 
 import csv
 import dataclasses
@@ -32,7 +34,9 @@ def load_table(number: int) -> PaperTable:
 
 
 def parse_printed(text: str) -> float | None:
-    """Returns the number of a printed cell such as 19.73, 28.5k, 247M or 15.3 GB; None for a word such as OOM."""
+    """Returns the number of a printed cell such as 19.73, 28.5k, 247M or 15.3 GB; None for a word
+    such as OOM.
+    """
     found = re.fullmatch(r"([\d.]+) ?(k|M|GB|)", text)
     return float(found[1]) * UNITS[found[2]] if found else None
 
@@ -40,7 +44,9 @@ def parse_printed(text: str) -> float | None:
 def published(text: str, kind: Kind) -> Number | Missing:
     """Returns a printed cell as a number, or as the paper's word."""
     value = parse_printed(text)
-    return Missing(Absence.PUBLISHED, text) if value is None else Number((value,), kind, printed=text)
+    return (
+        Missing(Absence.PUBLISHED, text) if value is None else Number((value,), kind, printed=text)
+    )
 
 
 # Position methods by their names in the paper.
@@ -49,7 +55,9 @@ POSITIONS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "A
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained model, by the properties varied in the tables; lengths in tokens, at the paper's scale."""
+    """A trained model, by the properties varied in the tables; lengths in tokens, at the paper's
+    scale.
+    """
 
     position: str  # a name from alibi.positions.METHODS
     train_length: int  # the paper's L
@@ -103,9 +111,11 @@ class TableDefinition:
     setting: str  # the corpus and model, a name from `alibi.paper.settings`
     cell: CellRule
     labels: int = 1  # number of first columns, which name the rows
-    # The reference of ratios, in `REFERENCES`, by which other scales are compared; equal last labels are a group.
+    # The reference of ratios, in `REFERENCES`, by which other scales are compared; equal last
+    # labels are a group.
     reference: str = "column"
-    # The figure: "columns" or "rows" as lines over the length, "bars" of ratios to references, or "" for none.
+    # The figure: "columns" or "rows" as lines over the length, "bars" of ratios to references, or
+    # "" for none.
     lines: str = ""
     note: str = ""  # a caveat in the caption
 
@@ -113,18 +123,25 @@ class TableDefinition:
 def speed(row: Mapping[str, str], column: str) -> Quantity | None:
     """Returns a quantity of table 1: a method and a train length, evaluated at the same length."""
     length = int(row["Train Length"])
-    return Quantity(Model(POSITIONS[row["Position Method"]], length), COLUMNS[column], eval_length=length)
+    return Quantity(
+        Model(POSITIONS[row["Position Method"]], length), COLUMNS[column], eval_length=length
+    )
 
 
 def by_method(row: Mapping[str, str], column: str, *, train_length: int) -> Quantity | None:
-    """Returns a quantity of tables 2 to 4: a row is an evaluation length, a column a method's perplexity or speed."""
+    """Returns a quantity of tables 2 to 4: a row is an evaluation length, a column a method's
+    perplexity or speed.
+    """
     name, _, unit = column.rpartition(" ")
     kind = tables.PERPLEXITY if unit == "PPL" else tables.WORDS_PER_SECOND
     return Quantity(Model(POSITIONS[name], train_length), kind, eval_length=int(row["Inputs"]))
 
 
-def by_length(row: Mapping[str, str], column: str, *, position: str, stride: int | None = None) -> Quantity | None:
-    """Returns a quantity of tables 5, 8 and 13 to 15: rows are train lengths, columns evaluation lengths.
+def by_length(
+    row: Mapping[str, str], column: str, *, position: str, stride: int | None = None
+) -> Quantity | None:
+    """Returns a quantity of tables 5, 8 and 13 to 15: rows are train lengths, columns evaluation
+    lengths.
 
     In a row Name* the column is both lengths.
     """
@@ -135,7 +152,9 @@ def by_length(row: Mapping[str, str], column: str, *, position: str, stride: int
 
 
 def by_model(row: Mapping[str, str], column: str, *, stride: int | None = None) -> Quantity | None:
-    """Returns a quantity of tables 6, 7 and 9 to 12: a row such as "ALiBi, L = 512, L_valid = 3072" is a model."""
+    """Returns a quantity of tables 6, 7 and 9 to 12: a row such as "ALiBi, L = 512, L_valid = 3072"
+    is a model.
+    """
     label = next(iter(row.values()))
     found = re.fullmatch(r"([\w ]+), L(?:_train)? = (\d+)(?:, L_valid = (\d+))?", label)
     if not found:
@@ -199,12 +218,21 @@ TABLES: Mapping[int, TableDefinition] = {
         by_model,
         note=f"speeds: words per second and device, {HARDWARE}",
     ),
-    7: TableDefinition("sliding windows of stride 512, valid and test", "wikitext103", _sliding_512),
+    7: TableDefinition(
+        "sliding windows of stride 512, valid and test", "wikitext103", _sliding_512
+    ),
     8: TableDefinition(
-        "ALiBi at many lengths, books", "bookcorpus", _lengths, reference="row", lines="rows", note=BOOKS
+        "ALiBi at many lengths, books",
+        "bookcorpus",
+        _lengths,
+        reference="row",
+        lines="rows",
+        note=BOOKS,
     ),
     9: TableDefinition("non-overlapping windows, books", "bookcorpus", by_model, note=BOOKS),
-    10: TableDefinition("sliding windows of stride 512, books", "bookcorpus", _sliding_512, note=BOOKS),
+    10: TableDefinition(
+        "sliding windows of stride 512, books", "bookcorpus", _sliding_512, note=BOOKS
+    ),
     11: TableDefinition(
         "1.3B parameters, equal training time",
         "cc100",

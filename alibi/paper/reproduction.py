@@ -17,16 +17,16 @@ from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 class Reproduction:
     """Table `number` of the paper at `scale`, in `workdir`, a directory or gs://BUCKET/PATH.
 
-    Tables of one setting, files and overrides share a directory and the names of their runs, so that shared runs are
-    trained and evaluated once.
+    Tables of one setting, files and overrides share a directory and the names of their runs, so
+    that shared runs are trained and evaluated once.
 
     Args:
       files: the user's text files by split, in place of the setting's own text.
       overrides: config keys for all runs, KEY=VALUE,...
 
     Raises:
-      ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold runs; later,
-        unknown config keys.
+      ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold
+        runs; later, unknown config keys.
     """
 
     def __init__(
@@ -39,7 +39,9 @@ class Reproduction:
         overrides: str = "",
     ):
         if number not in TABLES:
-            raise ValueError(f"--table={number}: the paper has no such table; use one of {', '.join(map(str, TABLES))}")
+            raise ValueError(
+                f"--table={number}: the paper has no such table; use one of {', '.join(map(str, TABLES))}"
+            )
         self.number, self.definition, self.paper = number, TABLES[number], load_table(number)
         self.setting = find_setting(self.definition.setting, scale)
         self.files = files or {}
@@ -47,7 +49,8 @@ class Reproduction:
         self.scale_directory = resolve(workdir) / scale
         self.directory = self.scale_directory / (self.setting.name + _suffix(self.files, overrides))
         self.outputs = self.directory / "tables"
-        RunDirectory(str(self.directory))  # refuses an address that can't hold runs, before any work
+        # refuses an address that can't hold runs, before any work
+        RunDirectory(str(self.directory))
 
     @functools.cached_property
     def quantities(self) -> dict[tuple[int, int], Quantity]:
@@ -74,7 +77,9 @@ class Reproduction:
         return make_sweep(definition, title=f"Table {self.number} ({self.setting.scale} scale)")
 
     def _run_of(self, model: Model) -> dict[str, Any]:
-        """Returns a sweep's entry: an evaluation for each stride and split, at all lengths of its cells."""
+        """Returns a sweep's entry: an evaluation for each stride and split, at all lengths of its
+        cells.
+        """
         windows: dict[tuple[int | None, str], set[int]] = {}
         for quantity in self.quantities.values():
             if quantity.model == model and quantity.eval_length:

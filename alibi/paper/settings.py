@@ -21,7 +21,8 @@ class Setting:
     scale: str  # of SCALES
     config: str  # its file, with an argument if needed
     files_config: str = ""  # its file for the user's text files; "": the same file
-    splits: tuple[str, ...] = ()  # splits for which the user must name files; none if the config has a text
+    # splits for which the user must name files; none if the config has a text
+    splits: tuple[str, ...] = ()
     files_splits: tuple[str, ...] = SPLITS  # splits that need files if the user names any
     divisor: int = 1  # of the paper's lengths
     # The published size of the setting's own text, tokens by split; a text without it is counted.
@@ -33,7 +34,9 @@ class Setting:
         return max(1, round(length / self.divisor))
 
     def label(self, text: str) -> Label:
-        """Returns a title or label of the paper, with the length of this scale beside each of its lengths."""
+        """Returns a title or label of the paper, with the length of this scale beside each of its
+        lengths.
+        """
         label: list[str | Length] = []
         for number, part in enumerate(_LENGTH.split(text)):  # texts and lengths by turns
             length = int(part.replace(",", "")) if number % 2 else 0
@@ -41,7 +44,8 @@ class Setting:
         return tuple(filter(None, label))
 
     def config_for(self, files: Mapping[str, str], overrides: str) -> str:
-        """Returns the config of all runs, with the user's `files` by split and `overrides`, KEY=VALUE,...
+        """Returns the config of all runs, with the user's `files` by split and `overrides`,
+        KEY=VALUE,...
 
         In place of a missing file stands its split in capitals.
 
@@ -50,10 +54,16 @@ class Setting:
         """
         for split, place in files.items():
             if "," in place:
-                raise ValueError(f"--{split}_file={place} holds a comma; name one file or a glob of several")
+                raise ValueError(
+                    f"--{split}_file={place} holds a comma; name one file or a glob of several"
+                )
         named = {split: split.upper() for split in self.splits} | dict(files)
         config = (named and self.files_config) or self.config
-        keys = ["data.corpus=text", *(f"data.{split}={place}" for split, place in named.items())] if named else []
+        keys = (
+            ["data.corpus=text", *(f"data.{split}={place}" for split, place in named.items())]
+            if named
+            else []
+        )
         argument = ",".join(filter(None, [*keys, overrides]))
         return config + ("," if ":" in config else ":") * bool(argument) + argument
 
@@ -63,7 +73,9 @@ class Setting:
         missing = [split for split in needed if split not in files]
         if missing:
             flags = ", ".join(f"--{split}_file" for split in missing)
-            raise ValueError(f"the {self.name} setting at the {self.scale} scale needs {flags}: text files or globs")
+            raise ValueError(
+                f"the {self.name} setting at the {self.scale} scale needs {flags}: text files or globs"
+            )
 
 
 # BPE and a single tied matrix in place of words and bands, as in the paper's book models.
@@ -73,7 +85,11 @@ _SMALL_1B3 = "configs/quickstart.py:data.tokenizer=bpe,data.max_valid_bytes=1310
 
 SETTINGS = (
     Setting(
-        "wikitext103", "paper", "configs/wikitext103.py", vocab_size=267_744, tokens={"valid": 217_646, "test": 245_569}
+        "wikitext103",
+        "paper",
+        "configs/wikitext103.py",
+        vocab_size=267_744,
+        tokens={"valid": 217_646, "test": 245_569},
     ),
     Setting("bookcorpus", "paper", "configs/bookcorpus.py", splits=SPLITS, vocab_size=29_000),
     Setting(
@@ -93,10 +109,21 @@ SETTINGS = (
         tokens={"valid": 65_536, "test": 65_536},
     ),
     Setting("bookcorpus", "medium", _LONG_BOOKS_BPE, divisor=4, vocab_size=2_048),
-    Setting("cc100", "medium", _LONG_BOOKS_BPE, files_splits=("train", "valid"), divisor=4, vocab_size=2_048),
+    Setting(
+        "cc100",
+        "medium",
+        _LONG_BOOKS_BPE,
+        files_splits=("train", "valid"),
+        divisor=4,
+        vocab_size=2_048,
+    ),
     Setting("wikitext103", "small", "configs/books_tables.py", "configs/wikitext2.py", divisor=16),
     Setting(
-        "bookcorpus", "small", f"configs/books_tables.py:{_TIED_BPE}", f"configs/wikitext2.py:{_TIED_BPE}", divisor=16
+        "bookcorpus",
+        "small",
+        f"configs/books_tables.py:{_TIED_BPE}",
+        f"configs/wikitext2.py:{_TIED_BPE}",
+        divisor=16,
     ),
     Setting("cc100", "small", _SMALL_1B3, files_splits=("train", "valid"), divisor=16),
 )

@@ -16,8 +16,9 @@ class DeviceKind:
     Attributes:
       name: the maker's name.
       names: other names: `jax.Device.device_kind`, and common ones.
-      bfloat16, float32: peak operations per second of products in this dtype, without sparsity, as JAX computes them by
-        default: float32 on TPUs in a single pass of bfloat16, on GPUs with TF32 in TF32.
+      bfloat16, float32: peak operations per second of products in this dtype, without sparsity, as
+        JAX computes them by default: float32 on TPUs in a single pass of bfloat16, on GPUs with
+        TF32 in TF32.
       memory: bytes; of GPUs with GDDR6 less a sixteenth for error correction.
       bandwidth: bytes per second between the device and its memory.
       source: a page with these figures, for TPUs per chip.
@@ -38,7 +39,9 @@ class DeviceKind:
 
     @property
     def usable_memory(self) -> int:
-        """The bytes for a program: on GPUs 75%, the default of JAX, on TPUs all but the system's part."""
+        """The bytes for a program: on GPUs 75%, the default of JAX, on TPUs all but the system's
+        part.
+        """
         return int(self.memory * (0.95 if self.platform == "tpu" else 0.75))
 
     def peak(self, dtype: str) -> float:
@@ -55,7 +58,9 @@ def _kind(
     source: str,
 ) -> DeviceKind:
     bfloat16, float32 = (flops * 1e12 for flops in tera_flops)
-    return DeviceKind(name, names, bfloat16, float32, int(gibibytes * GIB), gigabytes_a_second * 1e9, source)
+    return DeviceKind(
+        name, names, bfloat16, float32, int(gibibytes * GIB), gigabytes_a_second * 1e9, source
+    )
 
 
 DEVICE_KINDS = (
@@ -94,19 +99,31 @@ DEVICE_KINDS = (
 
 
 def find_device_kind(name: str) -> DeviceKind | None:
-    """Returns the device of a name, in any spelling and with or without the maker; None if it is unknown."""
+    """Returns the device of a name, in any spelling and with or without the maker; None if it is
+    unknown.
+    """
     wanted = _plain(name)
-    return next((kind for kind in DEVICE_KINDS if wanted in map(_plain, (kind.name, *kind.names))), None)
+    return next(
+        (kind for kind in DEVICE_KINDS if wanted in map(_plain, (kind.name, *kind.names))), None
+    )
 
 
 def known_device_kind(name: str) -> DeviceKind:
-    """Returns the device of a name as `find_device_kind` does; raises ValueError, with all known names, if unknown."""
+    """Returns the device of a name as `find_device_kind` does; raises ValueError, with all known
+    names, if unknown.
+    """
     if kind := find_device_kind(name):
         return kind
     known = ", ".join(kind.name for kind in DEVICE_KINDS)
-    raise ValueError(f"device kind {name!r} is unknown; use one of {known} (alibi/parallel/device_kinds.py)")
+    raise ValueError(
+        f"device kind {name!r} is unknown; use one of {known} (alibi/parallel/device_kinds.py)"
+    )
 
 
 def _plain(name: str) -> str:
-    """Returns the same text for TPU v5e, tpu-v5e and v5e, and for NVIDIA H100 80GB HBM3 and h100-80gb-hbm3."""
-    return re.sub(r"[^a-z0-9]", "", re.sub(r"\b(nvidia|tesla|geforce|google|cloud|tpu)\b", "", name.lower()))
+    """Returns the same text for TPU v5e, tpu-v5e and v5e, and for NVIDIA H100 80GB HBM3 and
+    h100-80gb-hbm3.
+    """
+    return re.sub(
+        r"[^a-z0-9]", "", re.sub(r"\b(nvidia|tesla|geforce|google|cloud|tpu)\b", "", name.lower())
+    )

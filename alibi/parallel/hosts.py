@@ -1,8 +1,8 @@
 """The processes of several hosts: how they join, exchange values and agree.
 
-Every process must call each function but `is_primary` and `is_lost_connection` at the same place of the program. A
-single process exchanges nothing. If a process is lost, JAX ends the others within about a minute by a signal, or their
-collectives fail.
+Every process must call each function but `is_primary` and `is_lost_connection` at the same place of
+the program. A single process exchanges nothing. If a process is lost, JAX ends the others within
+about a minute by a signal, or their collectives fail.
 """
 
 import itertools
@@ -23,22 +23,30 @@ Result = TypeVar("Result")
 
 JOIN_SECONDS = 300  # in which all processes must come
 HEARTBEAT_SECONDS = 60  # without a heartbeat for so long a process is lost
-WAIT_SECONDS = 7 * 24 * 3600  # for which a process waits for the others, which may be tokenizing a large corpus
-LOST = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I)
+# for which a process waits for the others, which may be tokenizing a large corpus
+WAIT_SECONDS = 7 * 24 * 3600
+LOST = re.compile(
+    r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I
+)
 _exchanges = itertools.count()  # all processes count alike
 
 
-def join(address: str | None, count: int | None, number: int | None, *, keep_sigterm: bool = True) -> None:
-    """Connects to the other processes; see `jax.distributed.initialize` for the first three arguments.
+def join(
+    address: str | None, count: int | None, number: int | None, *, keep_sigterm: bool = True
+) -> None:
+    """Connects to the other processes; see `jax.distributed.initialize` for the first three
+    arguments.
 
     Args:
-      keep_sigterm: restore this process's handler of SIGTERM. Else JAX keeps the signal, and tells all processes of
-        it by `multihost_utils.reached_preemption_sync_point`.
+      keep_sigterm: restore this process's handler of SIGTERM. Else JAX keeps the signal, and tells
+        all processes of it by `multihost_utils.reached_preemption_sync_point`.
 
     Raises:
-      ValueError: the address, the count or the number is missing, and the cluster doesn't provide it.
+      ValueError: the address, the count or the number is missing, and the cluster doesn't provide
+        it.
     """
-    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no Python runs while C++ waits for the others
+    # no Python runs while C++ waits for the others
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     jax.distributed.initialize(
         address,
         count,
@@ -54,10 +62,12 @@ def join(address: str | None, count: int | None, number: int | None, *, keep_sig
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
     """Returns the visible GPUs for a Slurm task; None leaves the choice to JAX.
 
-    JAX takes one GPU for each task. Here the only task of a node takes all GPUs of the node, several tasks share them
-    evenly, and a task takes its own GPUs if Slurm has bound it to some.
+    JAX takes one GPU for each task. Here the only task of a node takes all GPUs of the node,
+    several tasks share them evenly, and a task takes its own GPUs if Slurm has bound it to some.
     """
-    gpus = len([gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()])
+    gpus = len(
+        [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
+    )
     tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if not gpus or not tasks or "JAX_LOCAL_DEVICE_IDS" in environment:
         return None
@@ -80,8 +90,8 @@ def is_primary() -> bool:
 def gather(value: Any, *, seconds: int = WAIT_SECONDS) -> list[Any]:
     """Returns the `value` of each process, in their order; JSON must be able to hold it.
 
-    Processes wait for each other in JAX's coordination service, since collectives of devices have time limits of their
-    own. If a process doesn't come within so many `seconds`, the others fail.
+    Processes wait for each other in JAX's coordination service, since collectives of devices have
+    time limits of their own. If a process doesn't come within so many `seconds`, the others fail.
     """
     if not jax.distributed.is_initialized():
         return [value]
@@ -118,7 +128,9 @@ def broadcast(ask: Callable[[], Result]) -> Result:
 
 
 def check_alike(facts: dict[str, Any]) -> None:
-    """Raises ValueError on every process, naming all differing keys, if `facts` differ between processes."""
+    """Raises ValueError on every process, naming all differing keys, if `facts` differ between
+    processes.
+    """
     everywhere = gather(facts)
     differing = []
     for key in sorted(set().union(*everywhere)):
@@ -127,10 +139,14 @@ def check_alike(facts: dict[str, Any]) -> None:
             shown = (f"{value} on process {values.index(value)}" for value in dict.fromkeys(values))
             differing.append(f"  {key}: {', '.join(shown)}")
     if differing:
-        raise ValueError("the processes differ; start the same command and code on all:\n" + "\n".join(differing))
+        raise ValueError(
+            "the processes differ; start the same command and code on all:\n" + "\n".join(differing)
+        )
 
 
 def is_lost_connection(error: BaseException) -> bool:
     """Returns whether `error` says that another process, or the network to it, was lost."""
     several = jax.distributed.is_initialized()
-    return several and isinstance(error, jax.errors.JaxRuntimeError) and bool(LOST.search(str(error)))
+    return (
+        several and isinstance(error, jax.errors.JaxRuntimeError) and bool(LOST.search(str(error)))
+    )

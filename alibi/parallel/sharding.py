@@ -35,11 +35,15 @@ def make_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh
     Raises ValueError as `mesh_sizes` does.
     """
     devices = jax.devices() if devices is None else devices
-    return jax.make_mesh(mesh_sizes(mesh, len(devices)), AXES, axis_types=_AXIS_TYPES, devices=devices)
+    return jax.make_mesh(
+        mesh_sizes(mesh, len(devices)), AXES, axis_types=_AXIS_TYPES, devices=devices
+    )
 
 
 def abstract_mesh(mesh: MeshConfig, devices: int) -> AbstractMesh:
-    """Returns the mesh of so many devices, here or elsewhere, for shapes, shardings and traces; see `make_mesh`."""
+    """Returns the mesh of so many devices, here or elsewhere, for shapes, shardings and traces; see
+    `make_mesh`.
+    """
     return AbstractMesh(mesh_sizes(mesh, devices), AXES, axis_types=_AXIS_TYPES)
 
 
@@ -52,12 +56,16 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
     sizes = [mesh[axis] for axis in AXES]
     got = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size != -1 and size < 1 for size in sizes):
-        raise ValueError(f"{got}: sizes must be positive, one of them may be -1 (all remaining devices)")
+        raise ValueError(
+            f"{got}: sizes must be positive, one of them may be -1 (all remaining devices)"
+        )
     known = math.prod(size for size in sizes if size != -1)
     if -1 in sizes and devices % known == 0:
         sizes[sizes.index(-1)] = devices // known
     if math.prod(sizes) != devices:
-        raise ValueError(f"{got} do not fit {devices} devices; make their product {devices}, or one of them -1")
+        raise ValueError(
+            f"{got} do not fit {devices} devices; make their product {devices}, or one of them -1"
+        )
     return tuple(sizes)
 
 
@@ -67,19 +75,23 @@ def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding
 
 
 def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """Returns the sharding of each leaf of parameters or optimizer state, by `RULES`; other leaves are replicated.
+    """Returns the sharding of each leaf of parameters or optimizer state, by `RULES`; other leaves
+    are replicated.
 
     A dimension is whole if the devices don't divide it.
     """
 
     def sharding(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        stacked = "/layers/" in f"/{name}/"  # parameters of all layers in one, see alibi.model.layers
+        # parameters of all layers in one, see alibi.model.layers
+        stacked = "/layers/" in f"/{name}/"
         for pattern, axes in RULES:
             axes = (None, *axes) if stacked else axes
             if re.search(pattern, name) and len(axes) == len(leaf.shape):
                 sizes = zip(axes, leaf.shape, strict=True)
-                split = (axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes)
+                split = (
+                    axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes
+                )
                 return NamedSharding(mesh, P(*split))
         return NamedSharding(mesh, P())
 
@@ -96,7 +108,9 @@ def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
 
 
 def batch_parts(sharding: Sharding | None) -> int:
-    """Returns the number of parts into which a sharding splits the first dimension; 1 without a sharding."""
+    """Returns the number of parts into which a sharding splits the first dimension; 1 without a
+    sharding.
+    """
     if sharding is None:
         return 1
     size = sharding.num_devices
@@ -104,19 +118,24 @@ def batch_parts(sharding: Sharding | None) -> int:
 
 
 def local_rows(sharding: Sharding, rows: int) -> Int[np.ndarray, " local"]:
-    """Returns the ascending numbers of the rows, of `rows` split by `sharding`, on this host's devices."""
+    """Returns the ascending numbers of the rows, of `rows` split by `sharding`, on this host's
+    devices.
+    """
     held = sharding.addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
 
 
 def split_batch(
-    x: Float[Array, "batch length features"], sharding: NamedSharding | None, *, split_features: bool = False
+    x: Float[Array, "batch length features"],
+    sharding: NamedSharding | None,
+    *,
+    split_features: bool = False,
 ) -> Float[Array, "batch length features"]:
     """Returns `x` constrained to `sharding`, if its parts divide the batch.
 
-    Without the constraint the compiler follows split parameters, and each device computes the whole batch. With
-    `split_features` the compiler chooses the layout of the other dimensions, as for logits of a split vocabulary; else
-    each device has them whole.
+    Without the constraint the compiler follows split parameters, and each device computes the whole
+    batch. With `split_features` the compiler chooses the layout of the other dimensions, as for
+    logits of a split vocabulary; else each device has them whole.
     """
     if sharding is None or x.shape[0] % batch_parts(sharding):
         return x
@@ -129,7 +148,8 @@ def split_batch(
 def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:
     """Returns the sharding of queries, keys and values `[batch, length, heads, head_dim]`.
 
-    Those axes of the mesh split the heads which don't split the batch in `sharding`, of activations.
+    Those axes of the mesh split the heads which don't split the batch in `sharding`, of
+    activations.
     """
     if sharding is None:
         return None

@@ -1,4 +1,6 @@
-"""Bytes of a training step on each device, from shapes and shardings; nothing is allocated or compiled."""
+"""Bytes of a training step on each device, from shapes and shardings; nothing is allocated or
+compiled.
+"""
 
 import dataclasses
 import math
@@ -16,7 +18,8 @@ from alibi.runs.checkpoint import TrainState
 from alibi.training.setup import micro_batches
 
 FLOAT32 = 4  # bytes
-GATHERED_LAYERS = 2  # under fsdp with remat or a loop over layers: the current layer and the next layer
+# under fsdp with remat or a loop over layers: the current layer and the next layer
+GATHERED_LAYERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,8 @@ class StepMemory:
     Attributes:
       parameters, optimizer: the state, exact: from its shapes, dtypes and shardings.
       gradients: as large as the parameters; twice as large if micro-batches add up.
-      activations: kept by the layers for the backward pass, by the formula of `layer_bytes_per_token`.
+      activations: kept by the layers for the backward pass, by the formula of
+        `layer_bytes_per_token`.
       gathered: parameters of other devices under fsdp, in the dtype of the products.
       logits: float32 logits and their gradient, for a chunk of tokens.
     """
@@ -40,9 +44,11 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """The peak: the state, and the larger of the loss (activations, logits) and the update (gradients, updates).
+        """The peak: the state, and the larger of the loss (activations, logits) and the update
+        (gradients, updates).
 
-        When the backward pass begins there are no gradients yet; when it ends no activation is left.
+        When the backward pass begins there are no gradients yet; when it ends no activation is
+        left.
         """
         accumulated = self.gradients - self.parameters
         at_loss = self.activations + self.gathered + self.logits
@@ -50,11 +56,13 @@ class StepMemory:
         return self.parameters + self.optimizer + accumulated + max(at_loss, at_update)
 
 
-def step_memory(config: Config, vocab_size: int, mesh: AbstractMesh, state: TrainState) -> StepMemory:
+def step_memory(
+    config: Config, vocab_size: int, mesh: AbstractMesh, state: TrainState
+) -> StepMemory:
     """Returns the bytes of an update on each device of `mesh`.
 
-    The state is exact, the rest is an estimate; `scripts/compile_plan.py` compares it with a compiled TPU program
-    (results/benchmarks/planning.md).
+    The state is exact, the rest is an estimate; `scripts/compile_plan.py` compares it with a
+    compiled TPU program (results/benchmarks/planning.md).
     """
     model, tensor, parts = config.model, mesh.shape["tensor"], batch_parts(batch_sharding(mesh))
     micro = micro_batches(config, parts)
@@ -77,9 +85,11 @@ def step_memory(config: Config, vocab_size: int, mesh: AbstractMesh, state: Trai
 
 
 def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
-    """Returns the bytes of a layer per token, kept for the backward pass on each of `tensor` devices.
+    """Returns the bytes of a layer per token, kept for the backward pass on each of `tensor`
+    devices.
 
-    With b bytes per number in the products (`model.dtype`), width w, feed-forward features f, h heads and length L:
+    With b bytes per number in the products (`model.dtype`), width w, feed-forward features f, h
+    heads and length L:
 
         2 x 4 w                the input of each layer norm, float32 (the residual stream)
       + 2 b w                  the results of the norms, which the products read
@@ -89,10 +99,11 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
       + 4 h L / tensor         the weights of attention, if it is dense
       + masks of 1 byte        for each dropout whose rate is not 0: 2 w, f / tensor, and h L / tensor if dense
 
-    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv
-    2205.05198), equation 2, s b h (10 + 24 / t) with 5 a s / (h t) for dense attention. Here the residual stream is
-    float32, and blocked attention keeps its result and lse in place of the weights (Dao et al. 2022). Arrays of
-    position methods are not counted.
+    Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
+      (arXiv
+    2205.05198), equation 2, s b h (10 + 24 / t) with 5 a s / (h t) for dense attention. Here the
+    residual stream is float32, and blocked attention keeps its result and lse in place of the
+    weights (Dao et al. 2022). Arrays of position methods are not counted.
     """
     model, b = config.model, jnp.dtype(DTYPES[config.model.dtype]).itemsize
     weights = model.num_heads * config.train_length if dense else 0
@@ -108,11 +119,15 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
 def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
     """Returns the bytes of `tree` on each device."""
     leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(tree_shardings(tree, mesh)), strict=True)
-    return sum(math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, sharding in leaves)
+    return sum(
+        math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf, sharding in leaves
+    )
 
 
 def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
-    """Returns the bytes of parameters from other devices: of all layers, since both passes share them.
+    """Returns the bytes of parameters from other devices: of all layers, since both passes share
+    them.
 
     With remat or a loop over layers, of `GATHERED_LAYERS` layers and the embedding.
     """
@@ -120,7 +135,9 @@ def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
         return 0
     unsplit = AbstractMesh((1, 1, mesh.shape["tensor"]), mesh.axis_names)
     layers = {name: tree for name, tree in params.items() if name.startswith("layers")}
-    received, of_layers = (_local_bytes(tree, unsplit) - _local_bytes(tree, mesh) for tree in (params, layers))
+    received, of_layers = (
+        _local_bytes(tree, unsplit) - _local_bytes(tree, mesh) for tree in (params, layers)
+    )
     model = config.model
     if model.remat or model.scan_layers:
         received -= of_layers * max(model.num_layers - GATHERED_LAYERS, 0) // model.num_layers

@@ -1,4 +1,6 @@
-"""The plan of a training run on devices elsewhere (memory, operations, time, checkpoints), and its text."""
+"""The plan of a training run on devices elsewhere (memory, operations, time, checkpoints), and its
+text.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -27,21 +29,28 @@ WIKITEXT103_WORDS = 267_744  # entries of the dictionary of its train text, by t
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The size of a run's vocabulary; `assumed` says why, if the size depends on a text, which is not read here."""
+    """The size of a run's vocabulary; `assumed` says why, if the size depends on a text, which is
+    not read here.
+    """
 
     size: int
     assumed: str = ""
 
     @classmethod
     def of(cls, data: DataConfig) -> "Vocabulary":
-        """Returns the vocabulary of the config section `data`; ValueError for an unreadable tokenizer file."""
+        """Returns the vocabulary of the config section `data`; ValueError for an unreadable
+        tokenizer file.
+        """
         if tokenizer := given_tokenizer(data):
             return cls(tokenizer.vocab_size)
         if data.tokenizer == "bpe":
             return cls(data.bpe_vocab_size)
         if (data.name, data.subset) == ("Salesforce/wikitext", "wikitext-103-v1"):
             return cls(WIKITEXT103_WORDS)
-        return cls(WIKITEXT103_WORDS, "assumed, as of WikiText-103: the words of the train text are not counted here")
+        return cls(
+            WIKITEXT103_WORDS,
+            "assumed, as of WikiText-103: the words of the train text are not counted here",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +62,8 @@ class TrainingPlan:
       parameters: learned numbers.
       flops_per_token: of training, without the operations repeated by remat.
       checkpoint_bytes: of a single checkpoint.
-      change: config keys with which the run fits, on `devices_needed`; None if it fits, empty if none was found.
+      change: config keys with which the run fits, on `devices_needed`; None if it fits, empty if
+        none was found.
     """
 
     config: Config
@@ -84,8 +94,11 @@ class TrainingPlan:
         return self.tokens * self.flops_per_token / (peak * utilisation) / 3600
 
 
-def make_plan(config: Config, devices: int, device_kind: str, vocab_size: int | None = None) -> TrainingPlan:
-    """Returns the plan of a run on `devices` devices of a kind; nothing is allocated, downloaded or written.
+def make_plan(
+    config: Config, devices: int, device_kind: str, vocab_size: int | None = None
+) -> TrainingPlan:
+    """Returns the plan of a run on `devices` devices of a kind; nothing is allocated, downloaded or
+    written.
 
     Args:
       vocab_size: entries of the vocabulary, if known; None: by `Vocabulary.of`.
@@ -101,7 +114,9 @@ def make_plan(config: Config, devices: int, device_kind: str, vocab_size: int | 
     check_trainable(config, devices)
     vocabulary = Vocabulary(vocab_size) if vocab_size else Vocabulary.of(config.data)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
-    state = abstract_state(build_model(config, vocabulary.size), optimizer, AbstractMesh((1, 1, 1), AXES))
+    state = abstract_state(
+        build_model(config, vocabulary.size), optimizer, AbstractMesh((1, 1, 1), AXES)
+    )
     saved = jax.tree.leaves((state.params, state.opt_state))
     plan = TrainingPlan(
         config=config,
@@ -119,7 +134,9 @@ def make_plan(config: Config, devices: int, device_kind: str, vocab_size: int | 
     )
     if plan.fits:
         return plan
-    fitting = ((change, count) for change, count in _changes(plan) if _fits(plan, change, count, state))
+    fitting = (
+        (change, count) for change, count in _changes(plan) if _fits(plan, change, count, state)
+    )
     change, needed = next(fitting, ({}, devices))
     return dataclasses.replace(plan, change=change, devices_needed=needed)
 
@@ -138,26 +155,39 @@ def _fits(plan: TrainingPlan, change: Mapping[str, Any], devices: int, state: Tr
 def _changes(plan: TrainingPlan) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields config keys for less memory, the cheapest first, each with a number of devices.
 
-    First alone: smaller micro-batches, which cost nothing; parameters split by fsdp, which are then sent around;
-    remat, which takes a third more time. Then these together; then bfloat16, which changes the numbers, and heads
-    and features split by tensor; last more devices.
+    First alone: smaller micro-batches, which cost nothing; parameters split by fsdp, which are then
+      sent around;
+    remat, which takes a third more time. Then these together; then bfloat16, which changes the
+    numbers, and heads and features split by tensor; last more devices.
     """
     config, length, heads = plan.config, plan.config.train_length, plan.config.model.num_heads
     shards = plan.mesh["data"] * plan.mesh["fsdp"]
     tokens = config.train.batch_tokens // shards // plan.micro_batches
-    smaller = [{"train.max_device_tokens": tokens // 2**n} for n in range(1, 12) if tokens // 2**n >= length]
+    smaller = [
+        {"train.max_device_tokens": tokens // 2**n}
+        for n in range(1, 12)
+        if tokens // 2**n >= length
+    ]
     parts = [n for n in range(plan.mesh["fsdp"] + 1, shards + 1) if shards % n == 0]
     split = [{"mesh.data": -1, "mesh.fsdp": n} for n in parts]
     again: dict[str, Any] = {} if config.model.remat else {"model.remat": True}
-    rounded: dict[str, Any] = {} if config.model.dtype == "bfloat16" else {"model.dtype": "bfloat16"}
+    rounded: dict[str, Any] = (
+        {} if config.model.dtype == "bfloat16" else {"model.dtype": "bfloat16"}
+    )
     whole: dict[str, Any] = split[-1] if split else {}
     least: dict[str, Any] = smaller[-1] if smaller else {}
     changes: list[dict[str, Any]] = [*smaller, *split, again]
-    changes += [{**batch, **others} for others in (whole, again, {**whole, **again}) for batch in ({}, *smaller)]
+    changes += [
+        {**batch, **others}
+        for others in (whole, again, {**whole, **again})
+        for batch in ({}, *smaller)
+    ]
     changes += [rounded, {**least, **whole, **again, **rounded}]
     for n in range(plan.mesh["tensor"] + 1, heads + 1):
         if heads % n == 0 and plan.devices % n == 0:
-            changes.append({**least, **again, **rounded, "mesh.data": 1, "mesh.fsdp": -1, "mesh.tensor": n})
+            changes.append(
+                {**least, **again, **rounded, "mesh.data": 1, "mesh.fsdp": -1, "mesh.tensor": n}
+            )
     yield from ((change, plan.devices) for change in changes)
     for doublings in range(1, MOST_DOUBLINGS + 1):
         smallest = {"train.max_device_tokens": length, "mesh.data": 1, "mesh.fsdp": -1, **again}
@@ -166,8 +196,15 @@ def _changes(plan: TrainingPlan) -> Iterator[tuple[dict[str, Any], int]]:
 
 def describe(plan: TrainingPlan) -> str:
     """Returns the text of `train.py --plan`."""
-    kind, model, train, length = plan.kind, plan.config.model, plan.config.train, plan.config.train_length
-    device_tokens = train.batch_tokens // (plan.mesh["data"] * plan.mesh["fsdp"] * plan.micro_batches)
+    kind, model, train, length = (
+        plan.kind,
+        plan.config.model,
+        plan.config.train,
+        plan.config.train_length,
+    )
+    device_tokens = train.batch_tokens // (
+        plan.mesh["data"] * plan.mesh["fsdp"] * plan.micro_batches
+    )
     repeated = "; remat computes a third more" if model.remat else ""
     assumed = f" ({plan.vocabulary.assumed})" if plan.vocabulary.assumed else ""
     peak = f"{kind.bandwidth / 1e9:,.0f} GB/s, {kind.peak(model.dtype) / 1e12:,.4g} TFLOP/s in {model.dtype}"
@@ -187,7 +224,9 @@ def describe(plan: TrainingPlan) -> str:
 
 
 def _memory_text(plan: TrainingPlan) -> str:
-    """Returns a line for each part of the memory, and whether the run fits, or the change with which it would."""
+    """Returns a line for each part of the memory, and whether the run fits, or the change with
+    which it would.
+    """
     memory, model = plan.memory, plan.config.model
     kept = "the inputs of all layers, and one layer" if model.remat else "of all layers"
     twice = ", twice, since micro-batches add up" if plan.micro_batches > 1 else ""
@@ -196,8 +235,16 @@ def _memory_text(plan: TrainingPlan) -> str:
         ("optimizer state", memory.optimizer, "exact"),
         ("gradients", memory.gradients, f"as large as the parameters{twice}"),
         ("activations", memory.activations, f"estimated by a formula: {kept}"),
-        ("gathered", memory.gathered, "estimated: parameters of other devices, as they are needed here"),
-        ("logits", memory.logits, f"and their gradient, of up to {model.logits_chunk:,} tokens (model.logits_chunk)"),
+        (
+            "gathered",
+            memory.gathered,
+            "estimated: parameters of other devices, as they are needed here",
+        ),
+        (
+            "logits",
+            memory.logits,
+            f"and their gradient, of up to {model.logits_chunk:,} tokens (model.logits_chunk)",
+        ),
     ]
     rows = [["memory of a device", "GiB", ""]]
     rows += [[f"  {name}", f"{size / GIB:.2f}", note] for name, size, note in parts if size]
@@ -224,11 +271,14 @@ def _time_text(plan: TrainingPlan) -> str:
         device_hours = plan.devices * hours
         counted = f"{device_hours:,.0f}" if device_hours >= 100 else f"{device_hours:.3g}"
         speed = f"{plan.tokens / hours / 3600:,.0f}"
-        rows.append([f"  at {share:.0%} of the peak", format_duration(3600 * hours), counted, speed])
+        rows.append(
+            [f"  at {share:.0%} of the peak", format_duration(3600 * hours), counted, speed]
+        )
     remat = "; with remat 75% can be reached at most" if plan.config.model.remat else ""
     each, every = plan.checkpoint_bytes, plan.config.checkpoint.every_steps
     kept = plan.config.checkpoint.keep + 1  # the latest, and the best or a spare
-    written = -(-plan.config.train.steps // every) if every else 1  # each better validation adds a checkpoint
+    # each better validation adds a checkpoint
+    written = -(-plan.config.train.steps // every) if every else 1
     return (
         f"{aligned(rows, left=(0,))}"
         "the share is mfu in metrics.jsonl: products of layers and softmax, and attention to the visible keys\n"

@@ -1,4 +1,6 @@
-"""The registry of position methods: each is a name here, or a class from anywhere as `package.module:Class`."""
+"""The registry of position methods: each is a name here, or a class from anywhere as
+`package.module:Class`.
+"""
 
 import importlib
 import inspect
@@ -12,7 +14,17 @@ import jax.numpy as jnp
 from alibi.config.fields import annotations, nearest, read, without_lists
 from alibi.positions.alibi import AlibiBias, alibi_bias
 from alibi.positions.base import Params, PositionMethod
-from alibi.positions.bias import Bias, Blocks, MissingFunctionError, Part, per_head, per_key, per_query, shared, static
+from alibi.positions.bias import (
+    Bias,
+    Blocks,
+    MissingFunctionError,
+    Part,
+    per_head,
+    per_key,
+    per_query,
+    shared,
+    static,
+)
 from alibi.positions.distance import DistanceBias
 
 # The class of each method, which is imported when the method is used.
@@ -73,7 +85,8 @@ def make_position(
     """Returns the method called `name`, with `options` for the fields that its class adds.
 
     Args:
-      name: in the registry `METHODS`, or `package.module:Class` for a method defined elsewhere; or the class.
+      name: in the registry `METHODS`, or `package.module:Class` for a method defined elsewhere; or
+        the class.
       causal: a token sees only the tokens before it.
       options: by name.
 
@@ -88,23 +101,36 @@ def make_position(
     known, annotated, options = method.options(), annotations(method), dict(options or {})
     for option, value in options.items():
         if option not in known:
-            raise ValueError(f"position method {name!r} has no option {option!r}{_suggestion(option, known)}")
+            raise ValueError(
+                f"position method {name!r} has no option {option!r}{_suggestion(option, known)}"
+            )
         given = f"option {option}={without_lists(value)!r} of position method {name!r}"
         options[option] = read(given, value, annotated[option], known[option])
-    sizes = {"num_heads": num_heads, "head_dim": head_dim, "width": width, "train_length": train_length}
+    sizes = {
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "width": width,
+        "train_length": train_length,
+    }
     for size, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise ValueError(f"{size}={value!r} of position method {name!r} must be a whole number of at least 1")
+            raise ValueError(
+                f"{size}={value!r} of position method {name!r} must be a whole number of at least 1"
+            )
     made = method(**sizes, causal=causal, **options)
     try:
         _check_bias(name, made)
     except MissingFunctionError as error:
-        raise ValueError(f"the bias of position method {name!r} lacks a function: {error}") from error
+        raise ValueError(
+            f"the bias of position method {name!r} lacks a function: {error}"
+        ) from error
     return made
 
 
 def method_class(name: str) -> Any:
-    """Returns the class of a position method by its name (in `METHODS`, or `package.module:Class`), or ValueError."""
+    """Returns the class of a position method by its name (in `METHODS`, or `package.module:Class`),
+    or ValueError.
+    """
     if ":" not in name and name not in METHODS:
         raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")
     module, _, attribute = METHODS.get(name, name).partition(":")
@@ -117,21 +143,33 @@ def method_class(name: str) -> Any:
         ) from error
 
 
-def changed_options(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns the options of a position method that differ between two configs, each with its two values.
+def changed_options(
+    name: str, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Returns the options of a position method that differ between two configs, each with its two
+    values.
 
     Args:
       before, now: the options in each config; the others have their defaults.
     """
     defaults = method_class(name).options()
     before, now = (defaults | without_lists(given) for given in (before, now))
-    return {option: (before[option], now[option]) for option in defaults if before[option] != now[option]}
+    return {
+        option: (before[option], now[option])
+        for option in defaults
+        if before[option] != now[option]
+    }
 
 
 def _check_class(name: str, found: Any) -> None:
     if not (isinstance(found, type) and issubclass(found, PositionMethod)):
-        raise ValueError(f"position={name} is no subclass of alibi.positions.PositionMethod, but {found!r}")
-    if lost := inspect.get_annotations(found).keys() - getattr(found, "__dataclass_fields__", {}).keys():
+        raise ValueError(
+            f"position={name} is no subclass of alibi.positions.PositionMethod, but {found!r}"
+        )
+    if (
+        lost := inspect.get_annotations(found).keys()
+        - getattr(found, "__dataclass_fields__", {}).keys()
+    ):
         raise ValueError(
             f"position={name} has {', '.join(sorted(lost))}, which are no options of it; put "
             "@dataclasses.dataclass(frozen=True) above the class"
@@ -139,21 +177,31 @@ def _check_class(name: str, found: Any) -> None:
 
 
 def _check_bias(name: str, method: PositionMethod) -> None:
-    """Raises ValueError for parameters of equal names, or a bias that attention can't take; computes nothing."""
+    """Raises ValueError for parameters of equal names, or a bias that attention can't take;
+    computes nothing.
+    """
     heads, q, k = method.num_heads, 2, 3
 
     def tile() -> Any:
         shared, of_layer = (init(jax.random.key(0)) for init in (method.init, method.init_layer))
         if twice := sorted(shared.keys() & of_layer.keys()):
-            raise ValueError(f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one")
+            raise ValueError(
+                f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one"
+            )
         params, keys = {**shared, **of_layer}, jnp.zeros((1, k, heads, method.head_dim))
         kept = method.keep(params, jnp.zeros((1, k, method.width)), keys, padding=None, before=None)
-        bias = method.content_bias(params, keys[:, :q], jax.tree.map(lambda x: x[:, :q], kept), kept)
+        bias = method.content_bias(
+            params, keys[:, :q], jax.tree.map(lambda x: x[:, :q], kept), kept
+        )
         if bias is None:
             return None
         if not isinstance(bias, Bias):
-            got = f"an array of shape {bias.shape}" if hasattr(bias, "shape") else type(bias).__name__
-            raise ValueError(f"the bias of position method {name!r} must be an alibi.positions.Bias, and is {got}")
+            got = (
+                f"an array of shape {bias.shape}" if hasattr(bias, "shape") else type(bias).__name__
+            )
+            raise ValueError(
+                f"the bias of position method {name!r} must be an alibi.positions.Bias, and is {got}"
+            )
         if bias.bounded:
             one = jnp.zeros((1, 1, 1), jnp.int32)
             blocks = Blocks(behind=one, ahead=one, q_blocks=1, k_blocks=1, key_count=one[None])
@@ -172,4 +220,8 @@ def _check_bias(name: str, method: PositionMethod) -> None:
 
 
 def _suggestion(word: str, known: Mapping[str, Any]) -> str:
-    return f"; did you mean {nearest(word, known)!r}? There are: {', '.join(known)}" if known else "; it has none"
+    return (
+        f"; did you mean {nearest(word, known)!r}? There are: {', '.join(known)}"
+        if known
+        else "; it has none"
+    )

@@ -9,7 +9,15 @@ from jaxtyping import Array, Integer
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Blocks, per_head, static
 from alibi.positions.distance import DistanceBias
-from alibi.positions.shapes import AtDistances, BlockBounds, Distances, KeyPositions, PerHead, QueryPositions, Tile
+from alibi.positions.shapes import (
+    AtDistances,
+    BlockBounds,
+    Distances,
+    KeyPositions,
+    PerHead,
+    QueryPositions,
+    Tile,
+)
 from alibi.slopes import MOST_BIAS_MAX, alibi_slopes
 
 
@@ -49,29 +57,42 @@ class AlibiBias(DistanceBias):
     symmetric: bool = static(default=False)
 
     def at(self, distance: Distances) -> AtDistances:
-        # Distances are subtracted as integers, which keeps nearby keys apart however long the sequence is.
+        # Distances are subtracted as integers, which keeps nearby keys apart however long the
+        # sequence is.
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
         return -self.slopes.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) * distance
 
-    def between(self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]) -> Tile:
+    def between(
+        self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]
+    ) -> Tile:
         distance = jnp.expand_dims(self.counted(rows - columns).astype(jnp.float32), -3)
-        return -self.slopes.astype(jnp.float32).reshape((1,) * (distance.ndim - 3) + (-1, 1, 1)) * distance
+        return (
+            -self.slopes.astype(jnp.float32).reshape((1,) * (distance.ndim - 3) + (-1, 1, 1))
+            * distance
+        )
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
-        nearest = jnp.maximum(jnp.maximum(blocks.behind, blocks.ahead), 0) if self.symmetric else blocks.behind
+        nearest = (
+            jnp.maximum(jnp.maximum(blocks.behind, blocks.ahead), 0)
+            if self.symmetric
+            else blocks.behind
+        )
         bound = self.at(nearest)
         # A slope below zero favours far keys, and their distance is not known here.
         bound = jnp.where((self.slopes >= 0).reshape(-1, 1, 1, 1), bound, jnp.inf)
         return jnp.moveaxis(bound, 0, 1)
 
     def log_sum_bound(self, blocks: Blocks) -> BlockBounds:
-        # A distance occurs once on each side, so the sum is at most 1 + exp(-m) + ..., as many terms as there are keys.
+        # A distance occurs once on each side, so the sum is at most 1 + exp(-m) + ..., as many
+        # terms as there are keys.
         slopes = self.slopes.astype(jnp.float32).reshape(1, -1, 1, 1)
         known = slopes > 0
         slopes = jnp.where(known, slopes, 1.0)
         count = jnp.asarray(blocks.key_count, jnp.float32)
         geometric = jnp.log(-jnp.expm1(-slopes * count)) - jnp.log(-jnp.expm1(-slopes))
-        sides = jnp.log(jnp.where(self.symmetric & (blocks.behind < 0) & (blocks.ahead < 0), 2.0, 1.0))[:, None]
+        sides = jnp.log(
+            jnp.where(self.symmetric & (blocks.behind < 0) & (blocks.ahead < 0), 2.0, 1.0)
+        )[:, None]
         return self.upper_bound(blocks) + jnp.where(known, geometric + sides, jnp.log(count))
 
 
@@ -89,7 +110,9 @@ class TwoSidedAlibiBias(DistanceBias):
 
     def at(self, distance: Distances) -> AtDistances:
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
-        before, after = (m.reshape(-1, *(1,) * (distance.ndim - 1)) for m in (self.before, self.after))
+        before, after = (
+            m.reshape(-1, *(1,) * (distance.ndim - 1)) for m in (self.before, self.after)
+        )
         return jnp.where(distance < 0, after, -before) * distance
 
 
@@ -98,7 +121,8 @@ class Alibi(PositionMethod):
     """No position embedding; each head's logits fall linearly with distance, at a fixed slope.
 
     Attributes:
-      slopes: `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`), or a number for each head.
+      slopes: `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`), or a number for each
+        head.
       draw: number of the draw of random slopes.
       alibi_bias_max: of named slopes; 8 in the paper.
       slopes_after: slopes for keys after the query, if attention is not causal; None: the same.
@@ -131,11 +155,18 @@ class Alibi(PositionMethod):
     def sides(self, params: Params) -> list[PerHead]:
         """Returns the slopes of keys before the query and, if they differ, of keys after it."""
         given = [slopes for slopes in (self.slopes, self.slopes_after) if slopes is not None]
-        return [alibi_slopes(self.num_heads, one, self.draw, alibi_bias_max=self.alibi_bias_max) for one in given]
+        return [
+            alibi_slopes(self.num_heads, one, self.draw, alibi_bias_max=self.alibi_bias_max)
+            for one in given
+        ]
 
     def bias(self, params: Params) -> AlibiBias | TwoSidedAlibiBias:
         sides = self.sides(params)
-        return TwoSidedAlibiBias(*sides) if len(sides) == 2 else AlibiBias(sides[0], symmetric=not self.causal)
+        return (
+            TwoSidedAlibiBias(*sides)
+            if len(sides) == 2
+            else AlibiBias(sides[0], symmetric=not self.causal)
+        )
 
     def check_logarithms(self) -> None:
         """Raises ValueError for a slope whose logarithm float32 doesn't hold."""

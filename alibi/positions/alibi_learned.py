@@ -1,4 +1,6 @@
-"""ALiBi with trained slopes, which the paper tried and dropped (footnote 11): they extrapolated worse."""
+"""ALiBi with trained slopes, which the paper tried and dropped (footnote 11): they extrapolated
+worse.
+"""
 
 import dataclasses
 
@@ -14,7 +16,8 @@ NAMES = ("log_slopes", "log_slopes_after")  # parameters, for keys before and af
 
 @dataclasses.dataclass(frozen=True)
 class AlibiLearned(Alibi):
-    """A trained slope for each head, shared by the layers; it starts as `Alibi`'s with the same options.
+    """A trained slope for each head, shared by the layers; it starts as `Alibi`'s with the same
+    options.
 
     The parameter is its logarithm, so the slope stays above zero. The paper doesn't describe its
     own trainable slopes.
@@ -45,7 +48,9 @@ class AlibiLearned(Alibi):
         return self._logarithms() if self.per_layer else {}
 
     def _logarithms(self) -> Params:
-        return {name: jnp.log(slopes) for name, slopes in zip(NAMES, super().sides({}), strict=False)}
+        return {
+            name: jnp.log(slopes) for name, slopes in zip(NAMES, super().sides({}), strict=False)
+        }
 
     def sides(self, params: Params) -> list[PerHead]:
         return [jnp.exp(params[name].astype(jnp.float32)) for name in NAMES if name in params]

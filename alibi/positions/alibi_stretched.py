@@ -15,7 +15,8 @@ from alibi.positions.shapes import PerHead
 class AlibiInterpolated(Alibi):
     """Slopes times L / L' for sequences of L' tokens, more than the L of training.
 
-    The farthest key then gets the bias that it had in training; shorter sequences are as with `Alibi`.
+    The farthest key then gets the bias that it had in training; shorter sequences are as with
+    `Alibi`.
     """
 
     about = About(
@@ -31,11 +32,13 @@ class AlibiInterpolated(Alibi):
 
 @dataclasses.dataclass(frozen=True)
 class AlibiNtk(Alibi):
-    """The flattest slope divided by a = L' / L, the steepest unchanged, the others divided by powers of a below 1.
+    """The flattest slope divided by a = L' / L, the steepest unchanged, the others divided by
+    powers of a below 1.
 
-    L' is the length of the computed sequences, L that of training; a is at least 1. The power is linear in the
-    logarithm of the slope, so for 2^(-8h/n) head h is divided by a^((h - 1) / (n - 1)), as in the source, and any
-    other slopes keep their order. A single head is the steepest and stays unchanged.
+    L' is the length of the computed sequences, L that of training; a is at least 1. The power is
+    linear in the logarithm of the slope, so for 2^(-8h/n) head h is divided by a^((h - 1) / (n -
+    1)), as in the source, and any other slopes keep their order. A single head is the steepest and
+    stays unchanged.
 
     Raises:
       ValueError: a slope of 0, or too small for its logarithm in float32.

@@ -26,7 +26,8 @@ from alibi.positions.shapes import Features, Keys, PerKey, PerQuery, Positions, 
 
 Params = Mapping[str, Any]
 
-# The most tokens that an option may name: distances are computed in float32, which represents no more exactly.
+# The most tokens that an option may name: distances are computed in float32, which represents no
+# more exactly.
 MOST_TOKENS = 2**24
 MOST_DISTANCE = 2**20  # the same for options by which each distance gets a number or a vector
 
@@ -64,7 +65,8 @@ class PositionMethod:
 
     # Whether the result stays the same if one number is added to all positions.
     shift_invariant = False
-    # The least and the greatest value of a parameter, by its name: training clips it after each update.
+    # The least and the greatest value of a parameter, by its name: training clips it after each
+    # update.
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
     # The longest sequence, in tokens, for which the method is defined; None: no limit.
     max_length = cast(Any, None)
@@ -78,22 +80,34 @@ class PositionMethod:
 
     @classmethod
     def options(cls) -> dict[str, Any]:
-        """Returns the names and defaults of the fields that the method adds, except those with `init=False`."""
+        """Returns the names and defaults of the fields that the method adds, except those with
+        `init=False`.
+        """
         common = {field.name for field in dataclasses.fields(PositionMethod)}
-        added = [field for field in dataclasses.fields(cls) if field.init and field.name not in common]
+        added = [
+            field for field in dataclasses.fields(cls) if field.init and field.name not in common
+        ]
         return {field.name: field.default for field in added}
 
     def shares_parameters(self, other: "PositionMethod") -> bool:
         """Returns whether parameters of the same name and shape mean the same in both methods."""
         for name in ("init", "init_layer"):
-            own, theirs, none = (getattr(kind, name) for kind in (type(self), type(other), PositionMethod))
+            own, theirs, none = (
+                getattr(kind, name) for kind in (type(self), type(other), PositionMethod)
+            )
             if own is not theirs and none not in (own, theirs):
                 return False
         return True
 
     def at_length(self, length: int) -> "PositionMethod":
-        """Returns the method for sequences of `length` tokens: functions read `self.length` or `self.scale`."""
-        return self if length == (self.length or self.train_length) else dataclasses.replace(self, length=length)
+        """Returns the method for sequences of `length` tokens: functions read `self.length` or
+        `self.scale`.
+        """
+        return (
+            self
+            if length == (self.length or self.train_length)
+            else dataclasses.replace(self, length=length)
+        )
 
     @property
     def scale(self) -> float:
@@ -113,7 +127,9 @@ class PositionMethod:
         return {}
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
-        """Returns initial parameters of one layer, float32; their names differ from those of `init`."""
+        """Returns initial parameters of one layer, float32; their names differ from those of
+        `init`.
+        """
         return {}
 
     def within_limits(self, params: PyTree) -> PyTree:
@@ -133,7 +149,8 @@ class PositionMethod:
     def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
         """Returns the queries with position in them, for example rotated, in the dtype of `query`.
 
-        NumPy positions are known when the program is traced; NumPy functions of them are computed once.
+        NumPy positions are known when the program is traced; NumPy functions of them are computed
+        once.
         """
         return query
 
@@ -156,18 +173,24 @@ class PositionMethod:
         Args:
           x: the attention layer's input.
           key: the layer's projected keys, before `keys`.
-          padding: True for cache slots without a token, which may lie between tokens; None: there are none.
-          before: the data of the token before the first one of `x`; None, or zeros from an empty cache, if there is
-            none.
+          padding: True for cache slots without a token, which may lie between tokens; None: there
+            are none.
+          before: the data of the token before the first one of `x`; None, or zeros from an empty
+            cache, if there is none.
         """
         return None
 
     def bias(self, params: Params) -> Bias | None:
-        """Returns the bias of the logits, or None, for methods whose bias depends on positions and parameters alone."""
+        """Returns the bias of the logits, or None, for methods whose bias depends on positions and
+        parameters alone.
+        """
         return None
 
-    def content_bias(self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey) -> Bias | None:
-        """Returns the bias of the logits, for methods whose bias depends on content; by default that of `bias`.
+    def content_bias(
+        self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey
+    ) -> Bias | None:
+        """Returns the bias of the logits, for methods whose bias depends on content; by default
+        that of `bias`.
 
         Args:
           query: the result of `queries`.

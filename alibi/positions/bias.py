@@ -1,6 +1,7 @@
 """The contract of a bias, which a position method adds to the logits of attention.
 
-Attention cuts a bias into tiles by the declared axes of its fields, and reads its properties: bounded, linear in
+Attention cuts a bias into tiles by the declared axes of its fields, and reads its properties:
+  bounded, linear in
 distance. It never asks for a class.
 """
 
@@ -15,18 +16,33 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.shapes import BlockBounds, KeyPositions, KnownPositions, QueryPositions, Tile, Weights
+from alibi.positions.shapes import (
+    BlockBounds,
+    KeyPositions,
+    KnownPositions,
+    QueryPositions,
+    Tile,
+    Weights,
+)
 
-Span = tuple[Any, int] | None  # start, which may be traced, and size of a range of a dimension; None: all of it
+# start, which may be traced, and size of a range of a dimension; None: all of it
+Span = tuple[Any, int] | None
 
 
 def consecutive(*sides: KnownPositions) -> bool:
-    """Returns whether each side stands at consecutive positions `[length]`, known when a call is traced."""
-    return all(isinstance(side, np.ndarray) and side.ndim == 1 and bool((np.diff(side) == 1).all()) for side in sides)
+    """Returns whether each side stands at consecutive positions `[length]`, known when a call is
+    traced.
+    """
+    return all(
+        isinstance(side, np.ndarray) and side.ndim == 1 and bool((np.diff(side) == 1).all())
+        for side in sides
+    )
 
 
 class Part(NamedTuple):
-    """A part of a call of attention, such as a tile: ranges of its batch entries, heads, queries and keys."""
+    """A part of a call of attention, such as a tile: ranges of its batch entries, heads, queries
+    and keys.
+    """
 
     batch: Span = None
     heads: Span = None
@@ -38,7 +54,8 @@ class Blocks(NamedTuple):
     """All pairs of a block of queries and a block of keys, for which a bias gives bounds.
 
     Attributes:
-      behind: the least query position minus key position of each pair; negative if a key stands after a query.
+      behind: the least query position minus key position of each pair; negative if a key stands
+        after a query.
       ahead: the least key position minus query position of each pair.
       q_blocks, k_blocks: numbers of blocks.
       key_count: the most keys of each block that a query can see.
@@ -50,12 +67,18 @@ class Blocks(NamedTuple):
     k_blocks: int
     key_count: Integer[Array | np.ndarray, "#batch #heads #q_blocks #k_blocks"]
 
-    def largest_of_queries(self, x: Float[Array, "batch q heads"]) -> Float[Array, "batch heads q_blocks 1"]:
-        """Returns the largest `x` in each block of queries; `x` is a number for each query and head."""
+    def largest_of_queries(
+        self, x: Float[Array, "batch q heads"]
+    ) -> Float[Array, "batch heads q_blocks 1"]:
+        """Returns the largest `x` in each block of queries; `x` is a number for each query and
+        head.
+        """
         blocks = x.reshape(x.shape[0], self.q_blocks, -1, x.shape[2]).max(axis=2)
         return blocks.swapaxes(1, 2)[..., None]
 
-    def least_of_keys(self, x: Float[Array, "batch k heads"]) -> Float[Array, "batch heads 1 k_blocks"]:
+    def least_of_keys(
+        self, x: Float[Array, "batch k heads"]
+    ) -> Float[Array, "batch heads 1 k_blocks"]:
         """Returns the least `x` in each block of keys; `x` is a number for each key and head."""
         blocks = x.reshape(x.shape[0], self.k_blocks, -1, x.shape[2]).min(axis=2)
         return blocks.swapaxes(1, 2)[..., None, :]
@@ -77,7 +100,9 @@ def per_key() -> Any:
 
 
 def shared() -> Any:
-    """Declares a field of a `Bias` that all tiles share: a float array, or another bias, which is cut by itself."""
+    """Declares a field of a `Bias` that all tiles share: a float array, or another bias, which is
+    cut by itself.
+    """
     return flax.struct.field()
 
 
@@ -102,8 +127,9 @@ class Bias(flax.struct.PyTreeNode):
       bounded: `upper_bound` is given, by which attention skips keys out of reach.
       slopes: m of each head, `[heads]`, if the bias is -m (i - j), or -m |i - j| if `symmetric`; else None.
       symmetric: the bias depends on |i - j| in place of i - j.
-      key_term: if the bias is a number of the query plus a number of the key, the latter, `[batch, k, heads]`; else
-        None. Attention may add it alone, since softmax ignores a term that all keys of a query share.
+      key_term: if the bias is a number of the query plus a number of the key, the latter, `[batch,
+        k, heads]`; else None. Attention may add it alone, since softmax ignores a term that all
+        keys of a query share.
       adds_values: `of_values` is given, by which each query sees other values than the layer's.
     """
 
@@ -115,18 +141,26 @@ class Bias(flax.struct.PyTreeNode):
     key_term = cast(Any, None)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
-        """Returns the bias of each query and key, float32; it is added to logits already scaled by 1/sqrt(head_dim).
+        """Returns the bias of each query and key, float32; it is added to logits already scaled by
+        1/sqrt(head_dim).
 
         The positions belong to the queries and keys to which the bias has been cut.
         """
-        raise MissingFunctionError(f"{type(self).__name__} needs __call__(query_positions, key_positions)")
+        raise MissingFunctionError(
+            f"{type(self).__name__} needs __call__(query_positions, key_positions)"
+        )
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
-        """Returns an upper bound of the bias in each pair of blocks, for keys that the causal mask does not hide."""
-        raise MissingFunctionError(f"{type(self).__name__} is bounded and needs upper_bound(blocks)")
+        """Returns an upper bound of the bias in each pair of blocks, for keys that the causal mask
+        does not hide.
+        """
+        raise MissingFunctionError(
+            f"{type(self).__name__} is bounded and needs upper_bound(blocks)"
+        )
 
     def log_sum_bound(self, blocks: Blocks) -> BlockBounds:
-        """Returns, for each pair of blocks, a bound of log(sum of exp(bias) over the block's keys) for any query.
+        """Returns, for each pair of blocks, a bound of log(sum of exp(bias) over the block's keys)
+        for any query.
 
         No two keys have the same position. By default each key counts with the `upper_bound`.
         """
@@ -135,14 +169,19 @@ class Bias(flax.struct.PyTreeNode):
     def of_values(
         self, weights: Weights, query_positions: QueryPositions, key_positions: KeyPositions
     ) -> Float[Array, "*batch heads q value_dim"]:
-        """Returns the addition to each query's result: the sum over keys of its weight times a vector of the pair.
+        """Returns the addition to each query's result: the sum over keys of its weight times a
+        vector of the pair.
 
-        It is linear in the weights, float32, and called if `adds_values`; positions are as in `__call__`.
+        It is linear in the weights, float32, and called if `adds_values`; positions are as in
+        `__call__`.
         """
-        raise MissingFunctionError(f"{type(self).__name__} adds values and needs of_values(weights, ...)")
+        raise MissingFunctionError(
+            f"{type(self).__name__} adds values and needs of_values(weights, ...)"
+        )
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "Bias":
-        """Returns the same bias for a call with these positions, with shared work of all tiles done once.
+        """Returns the same bias for a call with these positions, with shared work of all tiles done
+        once.
 
         By default the biases among its fields do theirs.
         """
@@ -164,10 +203,14 @@ class Bias(flax.struct.PyTreeNode):
 
     def cut(self, part: Part) -> "Bias":
         """Returns the bias of `part` of the call."""
-        return self._with_fields(lambda value, field: _cut(value, self.spans(field, part)), lambda bias: bias.cut(part))
+        return self._with_fields(
+            lambda value, field: _cut(value, self.spans(field, part)), lambda bias: bias.cut(part)
+        )
 
     def with_added(self, gradient: "Bias", part: Part) -> "Bias":
-        """Returns this gradient of a bias plus the gradient of a part that `cut` returned, at the place of the part."""
+        """Returns this gradient of a bias plus the gradient of a part that `cut` returned, at the
+        place of the part.
+        """
         changed: dict[str, Any] = {}
         for field, value in self._arrays():
             spans, of_part = self.spans(field, part), getattr(gradient, field.name)
@@ -176,48 +219,72 @@ class Bias(flax.struct.PyTreeNode):
             else:
                 whole = _cut(value, spans) + of_part
                 changed[field.name] = (
-                    jax.lax.dynamic_update_slice(value, whole, _starts(value, spans)) if spans else whole
+                    jax.lax.dynamic_update_slice(value, whole, _starts(value, spans))
+                    if spans
+                    else whole
                 )
         return self.replace(**changed)
 
     def folded(self, batch_dims: int) -> "Bias":
-        """Returns the bias with the first `batch_dims` dimensions of its fields for each query or key merged."""
+        """Returns the bias with the first `batch_dims` dimensions of its fields for each query or
+        key merged.
+        """
 
         def fold(value: Array, field: dataclasses.Field) -> Array:
-            return value.reshape(-1, *value.shape[batch_dims:]) if "batch" in field.metadata.get("axes", {}) else value
+            return (
+                value.reshape(-1, *value.shape[batch_dims:])
+                if "batch" in field.metadata.get("axes", {})
+                else value
+            )
 
         return self._with_fields(fold, lambda bias: bias.folded(batch_dims))
 
     def padded(self, queries: int, keys: int) -> "Bias":
-        """Returns the bias for so many more queries and keys, with arbitrary values, to fill the last blocks."""
+        """Returns the bias for so many more queries and keys, with arbitrary values, to fill the
+        last blocks.
+        """
 
         def pad(value: Array, field: dataclasses.Field) -> Array:
             axes = field.metadata.get("axes", {})
-            more = {axes[of]: count for of, count in (("queries", queries), ("keys", keys)) if of in axes}
+            more = {
+                axes[of]: count
+                for of, count in (("queries", queries), ("keys", keys))
+                if of in axes
+            }
             widths = [(0, more.get(axis, 0)) for axis in range(value.ndim)]
             return jnp.pad(value, widths, mode="edge") if any(more.values()) else value
 
         return self._with_fields(pad, lambda bias: bias.padded(queries, keys))
 
     def layouts(self, axes: Mapping[str, Any]) -> list[PartitionSpec]:
-        """Returns the layout of each leaf; `axes` names the mesh axes that split "batch" and "heads"."""
+        """Returns the layout of each leaf; `axes` names the mesh axes that split "batch" and
+        "heads".
+        """
         specs: list[PartitionSpec] = []
         for field, value in self._arrays():
             if isinstance(value, Bias):
                 specs += value.layouts(axes)
                 continue
             along = {axis: axes.get(of) for of, axis in field.metadata.get("axes", {}).items()}
-            specs += [PartitionSpec(*(along.get(axis) for axis in range(leaf.ndim))) for leaf in jax.tree.leaves(value)]
+            specs += [
+                PartitionSpec(*(along.get(axis) for axis in range(leaf.ndim)))
+                for leaf in jax.tree.leaves(value)
+            ]
         return specs
 
     def _arrays(self) -> list[tuple[dataclasses.Field, Any]]:
         fields = [(field, getattr(self, field.name)) for field in dataclasses.fields(self)]
-        return [(field, value) for field, value in fields if field.metadata.get("pytree_node", True)]
+        return [
+            (field, value) for field, value in fields if field.metadata.get("pytree_node", True)
+        ]
 
     def _with_fields(self, of_array: Any, of_bias: Any) -> "Bias":
         arrays = self._arrays()
         return self.replace(
-            **{field.name: of_bias(x) if isinstance(x, Bias) else of_array(x, field) for field, x in arrays}
+            **{
+                field.name: of_bias(x) if isinstance(x, Bias) else of_array(x, field)
+                for field, x in arrays
+            }
         )
 
 

@@ -9,7 +9,15 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, shared
 from alibi.positions.products import KeyProducts, QueryProducts
-from alibi.positions.shapes import KeyPositions, PerKey, PerQuery, Positions, Queries, QueryPositions, Weights
+from alibi.positions.shapes import (
+    KeyPositions,
+    PerKey,
+    PerQuery,
+    Positions,
+    Queries,
+    QueryPositions,
+    Weights,
+)
 
 PARTS = 3  # of a logit: content to content, content to position, position to content
 
@@ -25,17 +33,21 @@ class DebertaBias(Bias):
     from_positions: Bias = shared()
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
-        return self.to_positions(query_positions, key_positions) + self.from_positions(query_positions, key_positions)
+        return self.to_positions(query_positions, key_positions) + self.from_positions(
+            query_positions, key_positions
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Deberta(PositionMethod):
-    """Logits are the sum of three products: content to content, content to position, position to content.
+    """Logits are the sum of three products: content to content, content to position, position to
+    content.
 
-    The layers share a table of vectors of relative positions; each layer projects it to its own keys Kr and
-    queries Qr (equation 4). A relative position d is row d + k of the table, from d = -k to k - 1, and greater
-    distances are clipped (equation 3). The sum is divided by sqrt(3 head_dim). This is the paper's formula; its
-    authors' code, and `transformers`, read Qr at query minus key, as Kr, and not at key minus query.
+    The layers share a table of vectors of relative positions; each layer projects it to its own
+    keys Kr and queries Qr (equation 4). A relative position d is row d + k of the table, from d =
+    -k to k - 1, and greater distances are clipped (equation 3). The sum is divided by sqrt(3
+    head_dim). This is the paper's formula; its authors' code, and `transformers`, read Qr at query
+    minus key, as Kr, and not at key minus query.
 
     Attributes:
       max_distance: k, in tokens; 0: the training length (512 in the paper).
@@ -63,12 +75,16 @@ class Deberta(PositionMethod):
 
     def init(self, key: PRNGKeyArray) -> Params:
         rows = 2 * (self.max_distance or self.train_length)
-        return {"table": 0.02 * jax.random.normal(key, (rows, self.width))}  # 0.02 as in all of DeBERTa's matrices
+        # 0.02 as in all of DeBERTa's matrices
+        return {"table": 0.02 * jax.random.normal(key, (rows, self.width))}
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         shape, keys = (self.width, self.num_heads, self.head_dim), jax.random.split(key)
         names = ("key_kernel", "query_kernel")
-        return {name: 0.02 * jax.random.normal(key, shape) for name, key in zip(names, keys, strict=True)}
+        return {
+            name: 0.02 * jax.random.normal(key, shape)
+            for name, key in zip(names, keys, strict=True)
+        }
 
     def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
         # Attention divides by sqrt(head_dim); the products with Kr use these queries too.
@@ -84,11 +100,15 @@ class Deberta(PositionMethod):
     ) -> Float[Array, "batch length heads head_dim"]:
         return key.astype(jnp.float32) * (PARTS * self.head_dim) ** -0.5
 
-    def content_bias(self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey) -> DebertaBias:
+    def content_bias(
+        self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey
+    ) -> DebertaBias:
         clip = self.max_distance or self.train_length
         table = params["table"].astype(jnp.float32)
 
-        def projected(kernel: str, first: int, end: int) -> Float[Array, "distances heads head_dim"]:
+        def projected(
+            kernel: str, first: int, end: int
+        ) -> Float[Array, "distances heads head_dim"]:
             # The last row first: by j - i for Kr, and by i - j for Qr.
             weights = params[kernel].astype(jnp.float32)
             return jnp.einsum("nw,whd->nhd", table[first:end][::-1], weights, precision="highest")

@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.bias import Bias, Blocks, MissingFunctionError, Part, consecutive, per_head, shared, static
+from alibi.positions.bias import (
+    Bias,
+    Blocks,
+    MissingFunctionError,
+    Part,
+    consecutive,
+    per_head,
+    shared,
+    static,
+)
 from alibi.positions.shapes import (
     AtDistances,
     BlockBounds,
@@ -51,7 +60,9 @@ class DistanceBias(Bias):
         return distance if self.signed else distance * (distance > 0)
 
     def envelope(self, distance: Integer[Array, "*shape"]) -> AtDistances:
-        """Returns the largest bias at each distance and beyond, on the same side if `signed`; for `bounded` biases."""
+        """Returns the largest bias at each distance and beyond, on the same side if `signed`; for
+        `bounded` biases.
+        """
         return self.at(distance)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
@@ -59,12 +70,15 @@ class DistanceBias(Bias):
         check_integers("key", key_positions)
         return self.between(*rows_and_columns(query_positions, key_positions))
 
-    def between(self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]) -> Tile:
+    def between(
+        self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]
+    ) -> Tile:
         """Returns the bias of each query and key, computed pair by pair, without a table."""
         return jnp.moveaxis(self.at(self.counted(rows - columns)).astype(jnp.float32), 0, -3)
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
-        # The distance of the nearest pair: behind if all keys stand before all queries, ahead if after, else 0.
+        # The distance of the nearest pair: behind if all keys stand before all queries, ahead if
+        # after, else 0.
         nearest = jnp.maximum(blocks.behind, 0) - jnp.maximum(blocks.ahead, 0)
         return jnp.moveaxis(self.envelope(self.counted(nearest)), 0, 1)
 
@@ -73,15 +87,23 @@ class DistanceBias(Bias):
             return self
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
         longest = max(q_length, k_length)
-        # One query needs no table: it has each distance once. Decoding would also cut the table by keys alone, and a
-        # table, which begins at the first distance of its queries and keys, would then be read at wrong distances.
+        # One query needs no table: it has each distance once. Decoding would also cut the table by
+        # keys alone, and a table, which begins at the first distance of its queries and keys, would
+        # then be read at wrong distances.
         if q_length > 1 and consecutive(query_positions, key_positions):
             lowest = int(query_positions[0]) - int(key_positions[-1])
             highest = int(query_positions[-1]) - int(key_positions[0])
-            distinct, places = np.unique(self.counted(np.arange(lowest, highest + 1)), return_inverse=True)
+            distinct, places = np.unique(
+                self.counted(np.arange(lowest, highest + 1)), return_inverse=True
+            )
             values = self.at(distinct.astype(np.int32)).astype(jnp.float32)[:, places]
             return DistanceTable(
-                values, self, lowest, int(query_positions[0] - key_positions[0]), self.bounded, self.adds_values
+                values,
+                self,
+                lowest,
+                int(query_positions[0] - key_positions[0]),
+                self.bounded,
+                self.adds_values,
             )
         return self if q_length * k_length <= 4 * longest else self.up_to(longest - 1)
 
@@ -113,7 +135,9 @@ class DistanceTable(Bias):
     bounded: bool = static()
     adds_values: bool = static()
 
-    def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "DistanceTable":
+    def tabulated(
+        self, query_positions: KnownPositions, key_positions: KnownPositions
+    ) -> "DistanceTable":
         return self
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
@@ -129,9 +153,17 @@ class DistanceTable(Bias):
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
         spans = super().spans(field, part)
-        if field.name == "values" and self.first_distance is not None and part.queries and part.keys:
+        if (
+            field.name == "values"
+            and self.first_distance is not None
+            and part.queries
+            and part.keys
+        ):
             (query, queries), (key, keys) = part.queries, part.keys
-            spans[1] = (self.first_distance + query - key - (keys - 1) - self.lowest, queries + keys - 1)
+            spans[1] = (
+                self.first_distance + query - key - (keys - 1) - self.lowest,
+                queries + keys - 1,
+            )
         return spans
 
     def padded(self, queries: int, keys: int) -> "DistanceTable":
@@ -142,14 +174,19 @@ class DistanceTable(Bias):
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         if self.first_distance is not None:
-            # Each row of the tile is a range of the table's `q + k - 1` values. To copy ranges takes a quarter of the
-            # time of gathering single values, and a sixth in the backward pass.
+            # Each row of the tile is a range of the table's `q + k - 1` values. To copy ranges
+            # takes a quarter of the time of gathering single values, and a sixth in the backward
+            # pass.
             queries, keys = query_positions.shape[-1], key_positions.shape[-1]
             descending = self.values[:, ::-1]
-            take = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(descending, start, keys, axis=1), out_axes=1)
+            take = jax.vmap(
+                lambda start: jax.lax.dynamic_slice_in_dim(descending, start, keys, axis=1),
+                out_axes=1,
+            )
             return take(jnp.arange(queries - 1, -1, -1))
         rows, columns = rows_and_columns(query_positions, key_positions)
-        # Free slots of a cache stand after all tokens; `counted` gives them the distance of any later key.
+        # Free slots of a cache stand after all tokens; `counted` gives them the distance of any
+        # later key.
         places = self.function.counted(rows - columns) - self.lowest
         inside = (places >= 0) & (places < self.values.shape[1])
         return jax.lax.cond(
@@ -162,14 +199,16 @@ class DistanceTable(Bias):
 def rows_and_columns(
     of_queries: Integer[Array, "*#batch q"], of_keys: Integer[Array, "*#batch k"]
 ) -> tuple[Integer[Array, "*#batch q 1"], Integer[Array, "*#batch 1 k"]]:
-    """Returns positions of queries as a column and of keys as a row, which broadcast to `[*batch, q, k]`.
+    """Returns positions of queries as a column and of keys as a row, which broadcast to `[*batch,
+    q, k]`.
 
     Either may lack batch dimensions.
     """
     rank = max(of_queries.ndim, of_keys.ndim)
     # Signed, since differences of unsigned positions wrap around.
     rows, columns = (
-        jnp.asarray(x, jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else x.dtype) for x in (of_queries, of_keys)
+        jnp.asarray(x, jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else x.dtype)
+        for x in (of_queries, of_keys)
     )
     rows, columns = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (rows, columns))
     return jnp.expand_dims(rows, -1), jnp.expand_dims(columns, -2)
@@ -178,7 +217,9 @@ def rows_and_columns(
 def check_integers(name: str, positions: Array | np.ndarray) -> None:
     """Raises ValueError if positions are not an array of integers."""
     if not isinstance(positions, jax.Array | np.ndarray | np.generic):
-        raise ValueError(f"{name}_positions={positions!r:.60} must be an array of integers, such as jnp.arange(8)")
+        raise ValueError(
+            f"{name}_positions={positions!r:.60} must be an array of integers, such as jnp.arange(8)"
+        )
     dtype = jnp.result_type(positions)
     if not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(

@@ -1,4 +1,6 @@
-"""FIRE: a function of the distance, progressively scaled by the query's position (Li et al. 2023, arXiv 2310.04418)."""
+"""FIRE: a function of the distance, progressively scaled by the query's position (Li et al. 2023,
+arXiv 2310.04418).
+"""
 
 import dataclasses
 from typing import NamedTuple, cast
@@ -10,7 +12,15 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
 from alibi.positions.bias import Bias, per_head, shared, static
 from alibi.positions.distance import DistanceBias, DistanceTable
-from alibi.positions.shapes import AtDistances, Distances, KeyPositions, KnownPositions, PerHead, QueryPositions, Tile
+from alibi.positions.shapes import (
+    AtDistances,
+    Distances,
+    KeyPositions,
+    KnownPositions,
+    PerHead,
+    QueryPositions,
+    Tile,
+)
 
 HIDDEN = 32  # units of the network
 AT_ONCE = 4  # units evaluated by a pass over the numbers
@@ -28,8 +38,12 @@ class Network(NamedTuple):
 
 def relu_network(x: Float[Array, "*shape"], network: Network) -> Float[Array, "*shape heads"]:
     """Returns the network of x, by the formula."""
-    kernel, bias = (p.reshape((1,) * x.ndim + p.shape) for p in (network.hidden_kernel, network.hidden_bias))
-    return jnp.matmul(jax.nn.relu(x[..., None] * kernel + bias), network.kernel, precision="highest")
+    kernel, bias = (
+        p.reshape((1,) * x.ndim + p.shape) for p in (network.hidden_kernel, network.hidden_bias)
+    )
+    return jnp.matmul(
+        jax.nn.relu(x[..., None] * kernel + bias), network.kernel, precision="highest"
+    )
 
 
 class LogDistance(DistanceBias):
@@ -44,11 +58,13 @@ class LogDistance(DistanceBias):
 
 
 class FireBias(Bias):
-    """f(psi(|i - j|) / psi(max(threshold, i))) with psi(x) = log(c x + 1), for query i and key j (section 3.1).
+    """f(psi(|i - j|) / psi(max(threshold, i))) with psi(x) = log(c x + 1), for query i and key j
+    (section 3.1).
 
     Attributes:
-      hidden_kernel, hidden_bias, kernel: parameters of f, a network with a hidden layer of ReLUs. The paper's code
-        also has a bias of the outputs, which adds a constant to each row of logits; softmax ignores it.
+      hidden_kernel, hidden_bias, kernel: parameters of f, a network with a hidden layer of ReLUs.
+        The paper's code also has a bias of the outputs, which adds a constant to each row of
+        logits; softmax ignores it.
       log_distance: psi of the distance.
       c, threshold: learned, above 0; the threshold in tokens.
       by_parts: f is evaluated by its linear parts.
@@ -94,7 +110,9 @@ class FireBeforeThreshold(DistanceBias):
     bias: FireBias = shared()
 
     def at(self, distance: Distances) -> AtDistances:
-        relative = jnp.log1p(self.bias.c * jnp.asarray(distance).astype(jnp.float32)) / self.bias.scale(jnp.zeros(()))
+        relative = jnp.log1p(
+            self.bias.c * jnp.asarray(distance).astype(jnp.float32)
+        ) / self.bias.scale(jnp.zeros(()))
         return jnp.moveaxis(relu_network(relative, self.bias.network), -1, 0)
 
 
@@ -115,7 +133,9 @@ class FireByTables(Bias):
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         sides = query_positions, key_positions
         all_before = (query_positions < self.bias.threshold).all()
-        return jax.lax.cond(all_before, lambda: self.before_threshold(*sides), lambda: self.bias(*sides))
+        return jax.lax.cond(
+            all_before, lambda: self.before_threshold(*sides), lambda: self.bias(*sides)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +166,9 @@ class Fire(PositionMethod):
     def init_layer(self, key: PRNGKeyArray) -> Params:
         def uniform(number: int, shape: tuple[int, ...], inputs: int) -> Array:
             bound = inputs**-0.5  # as PyTorch initializes linear layers
-            return jax.random.uniform(jax.random.fold_in(key, number), shape, minval=-bound, maxval=bound)
+            return jax.random.uniform(
+                jax.random.fold_in(key, number), shape, minval=-bound, maxval=bound
+            )
 
         return {
             "hidden_kernel": uniform(0, (HIDDEN,), 1),
@@ -172,11 +194,13 @@ class Fire(PositionMethod):
 def relu_network_by_parts(
     x: Float[Array, "*batch heads q k"], of_rows: Float[Array, "*#batch 1 q 1"], network: Network
 ) -> Float[Array, "*batch heads q k"]:
-    """Returns the network of x times a number of its row, in time proportional to the units that bend among them.
+    """Returns the network of x times a number of its row, in time proportional to the units that
+    bend among them.
 
-    A network of one number with a hidden layer of ReLUs is a line that bends once for each unit. For the numbers of a
-    tile, which lie close together, most units are on for all numbers or off for all. The units that are on make a line
-    together, and only the few that bend among the numbers are evaluated for each of them.
+    A network of one number with a hidden layer of ReLUs is a line that bends once for each unit.
+    For the numbers of a tile, which lie close together, most units are on for all numbers or off
+    for all. The units that are on make a line together, and only the few that bend among the
+    numbers are evaluated for each of them.
 
     Differentiable once, in reverse mode.
     """
@@ -191,7 +215,9 @@ def relu_network_by_parts(
             total = total + jnp.where(before > 0, before * _for_heads(of_heads, x), 0.0)
         return total
 
-    return jax.lax.fori_loop(0, bending.passes, add, x * _for_heads(slope, x) + _for_heads(start, x))
+    return jax.lax.fori_loop(
+        0, bending.passes, add, x * _for_heads(slope, x) + _for_heads(start, x)
+    )
 
 
 class Bending(NamedTuple):
@@ -217,14 +243,21 @@ class Bending(NamedTuple):
 
 def _units(x: Array, network: Network) -> tuple[Bool[Array, " units"], Bending]:
     """Returns which units are on for all numbers, and the units that bend among them."""
-    least, most = (end * network.hidden_kernel + network.hidden_bias > 0 for end in (x.min(), x.max()))
+    least, most = (
+        end * network.hidden_kernel + network.hidden_bias > 0 for end in (x.min(), x.max())
+    )
     return least & most, Bending(jnp.argsort(least == most), (least != most).sum())
 
 
-def _line(network: Network, on: Bool[Array, " units"]) -> tuple[Float[Array, " heads"], Float[Array, " heads"]]:
+def _line(
+    network: Network, on: Bool[Array, " units"]
+) -> tuple[Float[Array, " heads"], Float[Array, " heads"]]:
     """Returns slope and start of the sum of the units that are on for all numbers."""
     kernel = jnp.where(on[:, None], network.kernel, 0.0)
-    slope, start = (jnp.matmul(p, kernel, precision="highest") for p in (network.hidden_kernel, network.hidden_bias))
+    slope, start = (
+        jnp.matmul(p, kernel, precision="highest")
+        for p in (network.hidden_kernel, network.hidden_bias)
+    )
     return slope, start
 
 
@@ -238,17 +271,22 @@ def _for_heads(x: Float[Array, " heads"], like: Array) -> Float[Array, "*ones he
     return x.reshape((1,) * (like.ndim - 3) + (-1, 1, 1))
 
 
-def _forward(x: Array, of_rows: Array, network: Network) -> tuple[Array, tuple[Array, Array, Network]]:
+def _forward(
+    x: Array, of_rows: Array, network: Network
+) -> tuple[Array, tuple[Array, Array, Network]]:
     return relu_network_by_parts(x, of_rows, network), (x, of_rows, network)
 
 
 def _backward(saved: tuple[Array, Array, Network], g: Array) -> tuple[Array, Array, Network]:
-    # The network's gradients follow from two sums over the numbers for which a unit is on: of g, and of g x.
+    # The network's gradients follow from two sums over the numbers for which a unit is on: of g,
+    # and of g x.
     unscaled, of_rows, network = saved
     x = unscaled * of_rows
     on, bending = _units(x, network)
     slope, _ = _line(network, on)
-    g_by_head, x_by_head = (jnp.moveaxis(a, -3, 0).reshape(x.shape[-3], -1, x.shape[-1]) for a in (g, x))
+    g_by_head, x_by_head = (
+        jnp.moveaxis(a, -3, 0).reshape(x.shape[-3], -1, x.shape[-1]) for a in (g, x)
+    )
     sums = jnp.where(on[:, None, None], _sums(g_by_head, x_by_head)[None], 0.0)
 
     def add(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -256,7 +294,9 @@ def _backward(saved: tuple[Array, Array, Network], g: Array) -> tuple[Array, Arr
         units, bend = bending.of_pass(number)
         of_pass = _some(network, units, bend)
         for kernel, bias, of_heads in zip(*of_pass, strict=True):
-            slopes = slopes + jnp.where(x * kernel + bias > 0, _for_heads(of_heads * kernel, x), 0.0)
+            slopes = slopes + jnp.where(
+                x * kernel + bias > 0, _for_heads(of_heads * kernel, x), 0.0
+            )
         more = _sums_where_on(g_by_head, x_by_head, of_pass)
         # Units that do not bend have a kernel of zero here, and their sums already.
         return slopes, sums.at[units].add(jnp.where(bend[:, None, None], more, 0.0))
@@ -266,7 +306,9 @@ def _backward(saved: tuple[Array, Array, Network], g: Array) -> tuple[Array, Arr
     of_g, of_gx = sums[:, 0], sums[:, 1]
     kernel, bias = network.hidden_kernel[:, None], network.hidden_bias[:, None]
     of_network = Network(
-        (network.kernel * of_gx).sum(axis=1), (network.kernel * of_g).sum(axis=1), kernel * of_gx + bias * of_g
+        (network.kernel * of_gx).sum(axis=1),
+        (network.kernel * of_g).sum(axis=1),
+        kernel * of_gx + bias * of_g,
     )
     dx = g * slopes
     by_row = jnp.vecdot(dx, unscaled, precision="highest")[..., None]
@@ -274,7 +316,9 @@ def _backward(saved: tuple[Array, Array, Network], g: Array) -> tuple[Array, Arr
     return dx * of_rows, by_row.sum(axis=shared, keepdims=True), of_network
 
 
-def _sums(g: Float[Array, "heads rows k"], x: Float[Array, "heads rows k"]) -> Float[Array, "two heads"]:
+def _sums(
+    g: Float[Array, "heads rows k"], x: Float[Array, "heads rows k"]
+) -> Float[Array, "two heads"]:
     """Returns the sums of g and of g x for each head."""
     return jnp.stack([g.sum(axis=(1, 2)), jnp.vecdot(g, x, precision="highest").sum(axis=1)])
 
@@ -282,13 +326,17 @@ def _sums(g: Float[Array, "heads rows k"], x: Float[Array, "heads rows k"]) -> F
 def _sums_where_on(
     g: Float[Array, "heads rows k"], x: Float[Array, "heads rows k"], units: Network
 ) -> Float[Array, "units two heads"]:
-    """Returns the sums of g and of g x for each head, over the numbers for which each of these units is on."""
+    """Returns the sums of g and of g x for each head, over the numbers for which each of these
+    units is on.
+    """
     heads, rows, columns = x.shape
     slab = next(size for size in range(SLAB, 0, -1) if rows % size == 0)
     kernel, bias = (p.reshape(-1, 1, 1, 1) for p in (units.hidden_kernel, units.hidden_bias))
 
     def add(sums: tuple[Array, Array], start: Array) -> tuple[tuple[Array, Array], None]:
-        g_slab, x_slab = (jax.lax.dynamic_slice_in_dim(a, start, slab, axis=1)[None] for a in (g, x))
+        g_slab, x_slab = (
+            jax.lax.dynamic_slice_in_dim(a, start, slab, axis=1)[None] for a in (g, x)
+        )
         seen = jnp.where(x_slab * kernel + bias > 0, g_slab, 0.0)
         return (sums[0] + seen, sums[1] + seen * x_slab), None
 

@@ -1,4 +1,6 @@
-"""The Forgetting Transformer: ALiBi with slopes that the tokens choose (Lin et al. 2025, arXiv 2503.02130)."""
+"""The Forgetting Transformer: ALiBi with slopes that the tokens choose (Lin et al. 2025, arXiv
+2503.02130).
+"""
 
 import dataclasses
 
@@ -8,7 +10,15 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_key, per_query
-from alibi.positions.shapes import BlockBounds, KeyPositions, PerKey, PerQuery, Queries, QueryPositions, Weights
+from alibi.positions.shapes import (
+    BlockBounds,
+    KeyPositions,
+    PerKey,
+    PerQuery,
+    Queries,
+    QueryPositions,
+    Weights,
+)
 
 
 class FoxBias(Bias):
@@ -39,7 +49,8 @@ class FoxBias(Bias):
 
 @dataclasses.dataclass(frozen=True)
 class Fox(PositionMethod):
-    """In each head each token has a gate between 0 and 1, by which earlier tokens are forgotten (equation 5).
+    """In each head each token has a gate between 0 and 1, by which earlier tokens are forgotten
+    (equation 5).
 
     The gate is the sigmoid of a linear function of the attention layer's input. Constant gates
     give ALiBi with slopes -log(gate).
@@ -61,7 +72,8 @@ class Fox(PositionMethod):
             raise ValueError("fox needs causal=True: its gates forget earlier tokens")
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
-        kernel = 0.02 * jax.random.normal(key, (self.width, self.num_heads))  # as in the paper's code
+        # as in the paper's code
+        kernel = 0.02 * jax.random.normal(key, (self.width, self.num_heads))
         return {"kernel": kernel, "bias": jnp.zeros(self.num_heads)}
 
     def keep(
@@ -80,5 +92,7 @@ class Fox(PositionMethod):
         forgotten = jnp.cumsum(of_tokens, axis=1)
         return forgotten if before is None else forgotten + before[:, None]
 
-    def content_bias(self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey) -> FoxBias:
+    def content_bias(
+        self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey
+    ) -> FoxBias:
         return FoxBias(of_queries, of_keys)

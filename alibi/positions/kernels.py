@@ -9,11 +9,13 @@ from jaxtyping import Array
 
 
 def in_own_kernel(function: Callable[[Array], Array], x: Array) -> Array:
-    """Returns the function of x, computed by a kernel of its own, so that x and the result are written once.
+    """Returns the function of x, computed by a kernel of its own, so that x and the result are
+    written once.
 
-    On CPUs XLA otherwise computes both again in each kernel that uses the result, at a quarter of the speed if the
-    function transposes. A barrier doesn't prevent it, a branch does. No number is above infinity, nor is NaN, so
-    the function is always computed. If x is split over devices, its first element is sent to all.
+    On CPUs XLA otherwise computes both again in each kernel that uses the result, at a quarter of
+    the speed if the function transposes. A barrier doesn't prevent it, a branch does. No number is
+    above infinity, nor is NaN, so the function is always computed. If x is split over devices, its
+    first element is sent to all.
     """
 
     def in_a_branch(x: Array) -> Array:

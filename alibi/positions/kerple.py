@@ -32,7 +32,10 @@ class KerpleLogBias(DistanceBias):
 
     def at(self, distance: Distances) -> AtDistances:
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
-        r1, r2 = (r.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) for r in (self.r1, self.r2))
+        r1, r2 = (
+            r.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1))
+            for r in (self.r1, self.r2)
+        )
         return -r1 * self.kernel(distance, r2)
 
     def kernel(self, distance: Float[Array, "1 ..."], r2: AtDistances) -> AtDistances:
@@ -51,7 +54,9 @@ class KerplePowerBias(KerpleLogBias):
 
 @dataclasses.dataclass(frozen=True)
 class KerpleLog(PositionMethod):
-    """A bias that falls with the logarithm of distance, by two learned numbers of each head; layers share them."""
+    """A bias that falls with the logarithm of distance, by two learned numbers of each head; layers
+    share them.
+    """
 
     about = About(
         formula="-r1 ln(1 + r2 (i - j)), r1 and r2 of each head learned",
@@ -71,11 +76,12 @@ class KerpleLog(PositionMethod):
 
 @dataclasses.dataclass(frozen=True)
 class KerplePower(PositionMethod):
-    """A bias that falls with a power of distance, by two learned numbers of each head; layers share them.
+    """A bias that falls with a power of distance, by two learned numbers of each head; layers share
+    them.
 
     Attributes:
-      exponent: a fixed r2 for all heads; None: each head learns its own. With 1 it is ALiBi with trained slopes, but
-        without their logarithms.
+      exponent: a fixed r2 for all heads; None: each head learns its own. With 1 it is ALiBi with
+        trained slopes, but without their logarithms.
 
     Raises:
       ValueError: an exponent that is not above 0, or above 2.
@@ -110,4 +116,6 @@ class KerplePower(PositionMethod):
 
 def drawn(key: PRNGKeyArray, number: int, heads: int, greatest: float) -> PerHead:
     """Returns a number of each head, uniform from 0 to `greatest` and then raised to `LEAST`."""
-    return jnp.maximum(jax.random.uniform(jax.random.split(key)[number], (heads,), maxval=greatest), LEAST)
+    return jnp.maximum(
+        jax.random.uniform(jax.random.split(key)[number], (heads,), maxval=greatest), LEAST
+    )

@@ -45,7 +45,10 @@ class Learned(PositionMethod):
         return {"table": self.width**-0.5 * jax.random.normal(key, (self.max_length, self.width))}
 
     def embed(self, params: Params, x: Features, positions: Positions) -> Features:
-        # A position outside the table, which only a caller's own positions can name, gives NaN, not the last row.
+        # A position outside the table, which only a caller's own positions can name, gives NaN, not
+        # the last row.
         inside = jnp.where(positions < 0, self.max_length, positions)
         embedding = params["table"].at[inside].get(mode="fill", fill_value=jnp.nan)
-        return x + embedding.reshape((1,) * (x.ndim - embedding.ndim) + embedding.shape).astype(x.dtype)
+        return x + embedding.reshape((1,) * (x.ndim - embedding.ndim) + embedding.shape).astype(
+            x.dtype
+        )

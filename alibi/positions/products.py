@@ -1,9 +1,12 @@
 """Products of tokens with a vector for each distance: the biases of Shaw et al. and DeBERTa.
 
-Two ways are fast for tokens at consecutive positions. `looked_up` takes each pair's product from the products of a
-token with all vectors. `products_in_bands` never holds these: a row is a token, a column is a partner of it, and a
-band of rows is multiplied with the vectors of its own distances, few more than columns. The columns of a row are then
-a range of its band's products, which begins one place before the range of the row above.
+Two ways are fast for tokens at consecutive positions. `looked_up` takes each pair's product from
+the products of a
+token with all vectors. `products_in_bands` never holds these: a row is a token, a column is a
+  partner of it, and a
+band of rows is multiplied with the vectors of its own distances, few more than columns. The columns
+of a row are then a range of its band's products, which begins one place before the range of the row
+above.
 """
 
 import dataclasses
@@ -26,14 +29,17 @@ BAND = 64  # rows that are multiplied together
 
 
 class QueryProducts(Bias):
-    """The product of each query with the vector of its distance to each key, key position minus query position.
+    """The product of each query with the vector of its distance to each key, key position minus
+    query position.
 
     Attributes:
       tokens: the queries, scaled, float32.
-      vectors: for the distances `lowest`, `lowest` + 1, ...; farther distances use the first or last vector.
+      vectors: for the distances `lowest`, `lowest` + 1, ...; farther distances use the first or
+        last vector.
       in_order: queries and keys stand at consecutive positions.
-      laid_out: the vectors are in the order of a call with tokens and partners at consecutive positions: token i of n
-        and partner j use vector number `BAND` - 2 + n - i + j. `lowest` and positions are then ignored.
+      laid_out: the vectors are in the order of a call with tokens and partners at consecutive
+        positions: token i of n and partner j use vector number `BAND` - 2 + n - i + j. `lowest` and
+        positions are then ignored.
     """
 
     tokens: Float[Array, "*batch q heads head_dim"] = per_query()
@@ -52,20 +58,28 @@ class QueryProducts(Bias):
         return products.swapaxes(-1, -2) if self.of_keys else products
 
     def _sides(self, of_queries: Any, of_keys: Any) -> tuple[Any, Any]:
-        """Returns the arguments as that of the tokens, which are rows, and of their partners, which are columns."""
+        """Returns the arguments as that of the tokens, which are rows, and of their partners, which
+        are columns.
+        """
         return (of_keys, of_queries) if self.of_keys else (of_queries, of_keys)
 
     def _products(
-        self, row_positions: Integer[Array, "*#batch rows"], column_positions: Integer[Array, "*#batch columns"]
+        self,
+        row_positions: Integer[Array, "*#batch rows"],
+        column_positions: Integer[Array, "*#batch columns"],
     ) -> Float[Array, "*batch heads rows columns"]:
         """Returns the product of each token with the vector of its distance to each column."""
         if column_positions.shape[-1] == 1:
             row, column = rows_and_columns(row_positions, column_positions)
             places = jnp.clip(column - row - self.lowest, 0, self.vectors.shape[0] - 1)[..., 0]
             taken = jnp.broadcast_to(self.vectors[places], self.tokens.shape)
-            return jnp.swapaxes(jnp.vecdot(self.tokens, taken, precision="highest"), -1, -2)[..., None]
+            return jnp.swapaxes(jnp.vecdot(self.tokens, taken, precision="highest"), -1, -2)[
+                ..., None
+            ]
         products = jnp.einsum("...rhd,nhd->...rhn", self.tokens, self.vectors, precision="highest")
-        return looked_up(products, self.lowest, row_positions, column_positions, in_order=self.in_order)
+        return looked_up(
+            products, self.lowest, row_positions, column_positions, in_order=self.in_order
+        )
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
         if self.laid_out or not consecutive(query_positions, key_positions):
@@ -82,7 +96,9 @@ class QueryProducts(Bias):
         padded = super().padded(queries, keys)
         if not self.laid_out:
             return padded
-        return padded.replace(vectors=jnp.pad(self.vectors, (self._sides(queries, keys), (0, 0), (0, 0)), mode="edge"))
+        return padded.replace(
+            vectors=jnp.pad(self.vectors, (self._sides(queries, keys), (0, 0), (0, 0)), mode="edge")
+        )
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
         spans = super().spans(field, part)
@@ -96,7 +112,9 @@ class QueryProducts(Bias):
 
 
 class KeyProducts(QueryProducts):
-    """The product of each key with the vector of its distance to each query, query position minus key position."""
+    """The product of each key with the vector of its distance to each query, query position minus
+    key position.
+    """
 
     tokens: Float[Array, "*batch k heads head_dim"] = per_key()
 
@@ -111,19 +129,21 @@ def looked_up(
     *,
     in_order: bool = False,
 ) -> Float[Array, "*batch heads rows columns"]:
-    """Returns for each row and column the row's product for their distance, column position minus row position.
+    """Returns for each row and column the row's product for their distance, column position minus
+    row position.
 
     Args:
-      products: of each row for the distances `lowest`, `lowest` + 1, ...; farther distances use the first or last.
-      in_order: both sides stand at consecutive positions. The gradient is then gathered, which takes a tenth of the
-        time of scattered additions, and only in reverse mode.
+      products: of each row for the distances `lowest`, `lowest` + 1, ...; farther distances use the
+        first or last.
+      in_order: both sides stand at consecutive positions. The gradient is then gathered, which
+        takes a tenth of the time of scattered additions, and only in reverse mode.
     """
     of_rows = jnp.swapaxes(products, -3, -2)
     row, column = rows_and_columns(row_positions, column_positions)
     if in_order:
         return _spread(of_rows, column - row - lowest, products.shape[-1])
-    # To cut rows of consecutive positions as ranges of longer rows, by a reshape, takes twice as long (measured on a
-    # CPU, forward and backward, at 2,048 tokens).
+    # To cut rows of consecutive positions as ranges of longer rows, by a reshape, takes twice as
+    # long (measured on a CPU, forward and backward, at 2,048 tokens).
     places = jnp.expand_dims(jnp.clip(column - row - lowest, 0, products.shape[-1] - 1), -3)
     places = places.reshape((1,) * (of_rows.ndim - places.ndim) + places.shape)
     return _taken(of_rows, places)
@@ -131,17 +151,25 @@ def looked_up(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _spread(
-    products: Float[Array, "*batch rows distances"], places: Int[Array, "rows columns"], distances: int
+    products: Float[Array, "*batch rows distances"],
+    places: Int[Array, "rows columns"],
+    distances: int,
 ) -> Float[Array, "*batch rows columns"]:
-    """Returns for each row and column the row's product at their place, clipped to the first and last."""
+    """Returns for each row and column the row's product at their place, clipped to the first and
+    last.
+    """
     return _taken(products, jnp.clip(places, 0, distances - 1))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _gathered(
-    of_pairs: Float[Array, "*batch rows columns"], places: Int[Array, "rows columns"], distances: int
+    of_pairs: Float[Array, "*batch rows columns"],
+    places: Int[Array, "rows columns"],
+    distances: int,
 ) -> Float[Array, "*batch rows distances"]:
-    """Returns the transpose of `_spread`: the sum of the columns that read a product, for each row and product."""
+    """Returns the transpose of `_spread`: the sum of the columns that read a product, for each row
+    and product.
+    """
     if distances == 1:
         return of_pairs.sum(axis=-1, keepdims=True)
     ends = (_like(end, of_pairs) for end in (places <= 0, places >= distances - 1))
@@ -154,11 +182,15 @@ def _gathered(
     return jnp.concatenate([lowest, inner, highest], axis=-1)
 
 
-def _and_places(function: Callable[..., Array], x: Array, places: Array, distances: int) -> tuple[Array, Array]:
+def _and_places(
+    function: Callable[..., Array], x: Array, places: Array, distances: int
+) -> tuple[Array, Array]:
     return function(x, places, distances), places
 
 
-def _turned(function: Callable[..., Array], distances: int, places: Array, gradient: Array) -> tuple[Array, None]:
+def _turned(
+    function: Callable[..., Array], distances: int, places: Array, gradient: Array
+) -> tuple[Array, None]:
     return function(gradient, places, distances), None
 
 
@@ -192,9 +224,10 @@ def products_in_bands(
 
     Args:
       tokens: the rows.
-      vectors: of the distances, in order. Row i and column j use vector n - 1 - `columns` - i + j of n; at least
-        `BAND` - 1 vectors stand before that of the last row and first column.
-      swapped: the result is `[*batch, heads, columns, rows]`, otherwise `[*batch, heads, rows, columns]`.
+      vectors: of the distances, in order. Row i and column j use vector n - 1 - `columns` - i + j
+        of n; at least `BAND` - 1 vectors stand before that of the last row and first column.
+      swapped: the result is `[*batch, heads, columns, rows]`, otherwise `[*batch, heads, rows,
+        columns]`.
     """
     *batch, rows, heads, _ = tokens.shape
     by_band = _by_band(tokens)
@@ -210,11 +243,15 @@ def products_in_bands(
     return found.reshape(*batch, *found.shape[1:])
 
 
-def _saving(tokens: Array, vectors: Array, columns: int, swapped: bool) -> tuple[Array, tuple[Array, Array]]:
+def _saving(
+    tokens: Array, vectors: Array, columns: int, swapped: bool
+) -> tuple[Array, tuple[Array, Array]]:
     return products_in_bands(tokens, vectors, columns, swapped), (tokens, vectors)
 
 
-def _backward(columns: int, swapped: bool, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _backward(
+    columns: int, swapped: bool, saved: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
     tokens, vectors = saved
     rows, heads, _ = tokens.shape[-3:]
     by_band, of_bands = _by_band(tokens), _of_bands(vectors, rows, columns)
@@ -225,11 +262,16 @@ def _backward(columns: int, swapped: bool, saved: tuple[Array, Array], gradient:
 
     def shifted_back(of_rows: Array) -> Array:
         wide = jnp.pad(of_rows.reshape(-1, BAND, columns), ((0, 0), (0, 0), (BAND, BAND)))
-        return _ranges(wide, jnp.arange(1, BAND + 1), BAND + columns).reshape(*by_band.shape[:2], -1)
+        return _ranges(wide, jnp.arange(1, BAND + 1), BAND + columns).reshape(
+            *by_band.shape[:2], -1
+        )
 
-    # The transpose is inside: otherwise XLA lays the gradient out for one of its uses, and copies it for the others.
+    # The transpose is inside: otherwise XLA lays the gradient out for one of its uses, and copies
+    # it for the others.
     of_products = in_own_kernel(shifted_back, in_own_kernel(gradient_by_band, gradient))
-    of_tokens = _by_row(_product("brn,bnd->brd", of_products, of_bands), heads, rows, by_band.shape[1])
+    of_tokens = _by_row(
+        _product("brn,bnd->brd", of_products, of_bands), heads, rows, by_band.shape[1]
+    )
     # The small operand first and transposed: see the backward pass of `blocked`.
     of_vectors = _product("bdr,brn->bdn", by_band.swapaxes(1, 2), of_products).swapaxes(1, 2)
     add_up = jax.linear_transpose(lambda vectors: _of_bands(vectors, rows, columns), vectors)
@@ -247,10 +289,14 @@ def _by_band(x: Float[Array, "*batch rows heads n"]) -> Float[Array, "heads_band
     return by_band.reshape(by_band.shape[0] * by_band.shape[1], -1, n)
 
 
-def _by_row(x: Float[Array, "..."], heads: int, rows: int, batch_band: int) -> Float[Array, "batch rows heads n"]:
+def _by_row(
+    x: Float[Array, "..."], heads: int, rows: int, batch_band: int
+) -> Float[Array, "batch rows heads n"]:
     """Returns the inverse of `_by_band`, for rows that may have been split further."""
     by_band = x.reshape(heads, -1, batch_band // BAND, BAND, x.shape[-1])
-    return by_band.transpose(2, 1, 3, 0, 4).reshape(batch_band // BAND, -1, heads, x.shape[-1])[:, :rows]
+    return by_band.transpose(2, 1, 3, 0, 4).reshape(batch_band // BAND, -1, heads, x.shape[-1])[
+        :, :rows
+    ]
 
 
 def _of_bands(
@@ -258,16 +304,25 @@ def _of_bands(
 ) -> Float[Array, "heads_bands width head_dim"]:
     """Returns the vectors of each band: as many as columns, and one more for each of its rows."""
     starts = vectors.shape[0] - columns - BAND * (1 + jnp.arange(-(-rows // BAND)))
-    windows = jax.vmap(lambda start: lax.dynamic_slice_in_dim(vectors, start, BAND + columns))(starts)
+    windows = jax.vmap(lambda start: lax.dynamic_slice_in_dim(vectors, start, BAND + columns))(
+        starts
+    )
     return windows.transpose(2, 0, 1, 3).reshape(-1, BAND + columns, vectors.shape[-1])
 
 
-def _ranges(x: Float[Array, "rest band _"], starts: Int[Array, " band"], size: int) -> Float[Array, "rest band size"]:
+def _ranges(
+    x: Float[Array, "rest band _"], starts: Int[Array, " band"], size: int
+) -> Float[Array, "rest band size"]:
     """Returns a range of each row, from its own start on, as copies of rows, at which XLA is fast."""
-    take = jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, size, axis=-1), (1, 0), 1)
+    take = jax.vmap(
+        lambda row, start: lax.dynamic_slice_in_dim(row, start, size, axis=-1), (1, 0), 1
+    )
     return take(x, starts)
 
 
 def _product(pattern: str, left: Array, right: Array) -> Array:
-    # XLA's CPU backend has fast products for a single batch dimension; barriers keep transposes out of them.
-    return lax.optimization_barrier(jnp.einsum(pattern, *lax.optimization_barrier((left, right)), precision="highest"))
+    # XLA's CPU backend has fast products for a single batch dimension; barriers keep transposes out
+    # of them.
+    return lax.optimization_barrier(
+        jnp.einsum(pattern, *lax.optimization_barrier((left, right)), precision="highest")
+    )

@@ -26,8 +26,9 @@ class Rotary(PositionMethod):
     Attributes:
       base: of the geometric series of frequencies.
       share: part of the head that is turned; the rest knows no position.
-      share_of: "features": the first features of a head are turned, as a head of their own (GPT-NeoX);
-        "frequencies": the pairs with the highest frequencies are turned (p-RoPE, arXiv 2410.06205).
+      share_of: "features": the first features of a head are turned, as a head of their own
+        (GPT-NeoX); "frequencies": the pairs with the highest frequencies are turned (p-RoPE, arXiv
+        2410.06205).
 
     Raises:
       ValueError: an odd head_dim, a base that is not above 0, or a share without whole pairs.
@@ -46,11 +47,17 @@ class Rotary(PositionMethod):
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
-            raise ValueError(f"rotary needs an even head_dim and got {self.head_dim}; change num_heads or width")
+            raise ValueError(
+                f"rotary needs an even head_dim and got {self.head_dim}; change num_heads or width"
+            )
         if not self.base > 0:
-            raise ValueError(f"rotary needs a base above 0, such as 10000, and got base={self.base}")
+            raise ValueError(
+                f"rotary needs a base above 0, such as 10000, and got base={self.base}"
+            )
         if self.share_of not in ("features", "frequencies"):
-            raise ValueError(f"rotary needs a share_of features or frequencies and got share_of={self.share_of!r}")
+            raise ValueError(
+                f"rotary needs a share_of features or frequencies and got share_of={self.share_of!r}"
+            )
         pairs = self.share * self.head_dim / 2
         if not (0 < self.share <= 1 and abs(pairs - round(pairs)) < 1e-6 and round(pairs)):
             raise ValueError(
@@ -70,7 +77,9 @@ class Rotary(PositionMethod):
         return np.arange(self.rotary_dim // 2) < round(self.share * self.head_dim / 2)
 
     def frequencies(self) -> np.ndarray:
-        """Returns the angle of each pair of features, radians a token, float64 `[rotary_dim / 2]`, turned or not."""
+        """Returns the angle of each pair of features, radians a token, float64 `[rotary_dim / 2]`,
+        turned or not.
+        """
         half = self.rotary_dim // 2
         return self.base ** (-np.arange(half) / half)
 
@@ -81,35 +90,52 @@ class Rotary(PositionMethod):
         return self.turn(key, positions)
 
     def turn(
-        self, x: Float[Array, "*batch length heads head_dim"], positions: Positions, amplitude: Any = 1.0
+        self,
+        x: Float[Array, "*batch length heads head_dim"],
+        positions: Positions,
+        amplitude: Any = 1.0,
     ) -> Float[Array, "*batch length heads head_dim"]:
-        """Returns features turned by the angles of their positions and multiplied, in their own dtype.
+        """Returns features turned by the angles of their positions and multiplied, in their own
+        dtype.
 
         Args:
-          amplitude: a number, or one for each position and pair, `[*batch, length, 1, rotary_dim / 2]`.
+          amplitude: a number, or one for each position and pair, `[*batch, length, 1, rotary_dim /
+            2]`.
         """
         half = self.rotary_dim // 2
         angles = by_position(positions, np.where(self.turned, self.frequencies(), 0.0), x.ndim)
         if isinstance(angles, np.ndarray):
-            cos, sin = (_same((wave(angles) * amplitude).tobytes(), angles.shape) for wave in (np.cos, np.sin))
+            cos, sin = (
+                _same((wave(angles) * amplitude).tobytes(), angles.shape)
+                for wave in (np.cos, np.sin)
+            )
         else:
             waves = in_own_kernel(_waves, angles) if positions.shape[-1] > 1 else _waves(angles)
             cos, sin = (wave * amplitude for wave in waves)
-        first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
+        first, second = (
+            part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half])
+        )
         pairs = [first * cos - second * sin, second * cos + first * sin]
-        return jnp.concatenate([*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1)
+        return jnp.concatenate(
+            [*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1
+        )
 
 
-def by_position(positions: Positions, rates: np.ndarray, ndim: int) -> Float[Array | np.ndarray, "... length 1 pairs"]:
+def by_position(
+    positions: Positions, rates: np.ndarray, ndim: int
+) -> Float[Array | np.ndarray, "... length 1 pairs"]:
     """Returns position times rate for each pair, float32, with the rank `ndim` of the features.
 
-    The product of NumPy positions stays NumPy's if it is small, so that its sines and powers are constants of the
-    program. XLA's CPU backend would compute them again for each head, where they multiply its features.
+    The product of NumPy positions stays NumPy's if it is small, so that its sines and powers are
+    constants of the program. XLA's CPU backend would compute them again for each head, where they
+    multiply its features.
     """
     if positions.size * rates.size > MOST_IN_TABLE:
         positions = jnp.asarray(positions)
     of_positions = positions.astype(np.float32)[..., None, None]
-    product = of_positions * rates.astype(np.float32).reshape((1,) * (of_positions.ndim - 1) + (-1,))
+    product = of_positions * rates.astype(np.float32).reshape(
+        (1,) * (of_positions.ndim - 1) + (-1,)
+    )
     return product.reshape((1,) * (ndim - product.ndim) + product.shape)
 
 

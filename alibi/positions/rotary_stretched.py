@@ -17,9 +17,9 @@ class RotaryInterpolated(Rotary):
     Attributes:
       factor: s; None: the length of the computed sequences divided by that of training, at least 1
         (dynamic; in generation by the final length).
-      original_length: tokens of the sequences in which the model learned its rotations, if the run started from
-        another run's checkpoint; 0: this run's training length. Dynamic factors and YaRN's turns are computed from
-        it; with a given factor the other methods ignore it.
+      original_length: tokens of the sequences in which the model learned its rotations, if the run
+        started from another run's checkpoint; 0: this run's training length. Dynamic factors and
+        YaRN's turns are computed from it; with a given factor the other methods ignore it.
 
     Raises:
       ValueError: a factor below 1, or a length that is negative or above 2^24; see also `Rotary`.
@@ -51,7 +51,11 @@ class RotaryInterpolated(Rotary):
     def stretch(self) -> float:
         """s, given or dynamic."""
         length = self.length or self.train_length
-        return max(1.0, length / (self.original_length or self.train_length)) if self.factor is None else self.factor
+        return (
+            max(1.0, length / (self.original_length or self.train_length))
+            if self.factor is None
+            else self.factor
+        )
 
     def frequencies(self) -> np.ndarray:
         return super().frequencies() / self.stretch
@@ -59,7 +63,8 @@ class RotaryInterpolated(Rotary):
 
 @dataclasses.dataclass(frozen=True)
 class RotaryNtk(RotaryInterpolated):
-    """Rotary with base * s^(head_dim / (head_dim - 2)): the slowest pair turns s times slower, the fastest as before.
+    """Rotary with base * s^(head_dim / (head_dim - 2)): the slowest pair turns s times slower, the
+    fastest as before.
 
     With a dynamic s this is "dynamic NTK". In a partial embedding head_dim is its part.
 
@@ -88,18 +93,19 @@ class RotaryNtk(RotaryInterpolated):
 
 @dataclasses.dataclass(frozen=True)
 class Yarn(RotaryInterpolated):
-    """Fast pairs turn as in training, slow pairs s times slower, others by a ramp; logits are sharpened.
+    """Fast pairs turn as in training, slow pairs s times slower, others by a ramp; logits are
+    sharpened.
 
-    Fast pairs turn more than `fast` times in a training sequence, slow pairs less than `slow` times.
-    Queries and keys are multiplied by temperature * ln(s) + 1.
+    Fast pairs turn more than `fast` times in a training sequence, slow pairs less than `slow`
+    times. Queries and keys are multiplied by temperature * ln(s) + 1.
 
     Attributes:
       fast, slow: turns in a training sequence (beta in the paper).
       temperature: 0 leaves the size of queries and keys.
 
     Raises:
-      ValueError: a base of at most 1, turns other than 0 < slow < fast, or a negative temperature; see also
-        `RotaryInterpolated`.
+      ValueError: a base of at most 1, turns other than 0 < slow < fast, or a negative temperature;
+        see also `RotaryInterpolated`.
     """
 
     about = About(
@@ -121,7 +127,9 @@ class Yarn(RotaryInterpolated):
                 f"yarn needs 0 < slow < fast turns, such as 1 and 32, and got slow={self.slow}, fast={self.fast}"
             )
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}")
+            raise ValueError(
+                f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}"
+            )
 
     def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
         return self.turn(query, positions, self.temperature * math.log(self.stretch) + 1.0)
@@ -130,8 +138,11 @@ class Yarn(RotaryInterpolated):
         return self.turn(key, positions, self.temperature * math.log(self.stretch) + 1.0)
 
     def frequencies(self) -> np.ndarray:
-        def pair(turns: float) -> float:  # a fraction: the pair that turns so many times in a training sequence
-            wavelengths = math.log((self.original_length or self.train_length) / (2 * math.pi * turns))
+        # a fraction: the pair that turns so many times in a training sequence
+        def pair(turns: float) -> float:
+            wavelengths = math.log(
+                (self.original_length or self.train_length) / (2 * math.pi * turns)
+            )
             return self.rotary_dim * wavelengths / (2 * math.log(self.base))
 
         low = max(math.floor(pair(self.fast)), 0)
@@ -142,14 +153,20 @@ class Yarn(RotaryInterpolated):
         return of_training / self.stretch * ramp + of_training * (1.0 - ramp)
 
 
-def check_known_length(method: PositionMethod, trained: PositionMethod, of: str, option: str) -> None:
-    """Raises ValueError if `method` would stretch the positions of `trained` from another length than it learned.
+def check_known_length(
+    method: PositionMethod, trained: PositionMethod, of: str, option: str
+) -> None:
+    """Raises ValueError if `method` would stretch the positions of `trained` from another length
+    than it learned.
 
     Args:
       of: the source of the parameters, for the message.
       option: the way to set `original_length`, for the message.
     """
-    if not (isinstance(method, RotaryInterpolated) and isinstance(trained, Rotary)) or method.original_length:
+    if (
+        not (isinstance(method, RotaryInterpolated) and isinstance(trained, Rotary))
+        or method.original_length
+    ):
         return
     learned = getattr(trained, "original_length", 0) or trained.train_length
     # YaRN counts turns in the training length whatever its factor.

@@ -1,4 +1,6 @@
-"""Sandwich: the bias that sinusoidal embeddings would leave in the logits (Chi et al. 2023, ACL, arXiv 2212.10356)."""
+"""Sandwich: the bias that sinusoidal embeddings would leave in the logits (Chi et al. 2023, ACL,
+arXiv 2212.10356).
+"""
 
 import dataclasses
 import functools
@@ -21,7 +23,10 @@ def cosines(features: int, distances: int) -> Float[np.ndarray, " distances"]:
     """Returns the sum over k of cos(d / 10000^(2k / features)) - 1 at distances 0, 1, ..., float64."""
     frequencies = 10_000.0 ** (-2 * np.arange(features // 2) / features)
     # Frequencies in turn: memory for a single number a distance.
-    return sum((np.cos(np.arange(distances) * frequency) - 1.0 for frequency in frequencies), np.zeros(distances))
+    return sum(
+        (np.cos(np.arange(distances) * frequency) - 1.0 for frequency in frequencies),
+        np.zeros(distances),
+    )
 
 
 class SandwichBias(DistanceBias):
@@ -43,14 +48,18 @@ class SandwichBias(DistanceBias):
     def at(self, distance: Distances) -> AtDistances:
         if isinstance(distance, np.ndarray):
             # In float64: at 65,536 tokens float32 is off by thousandths of a radian.
-            return self._compressed(jnp.asarray(cosines(self.features, int(distance.max()) + 1)[distance], jnp.float32))
+            return self._compressed(
+                jnp.asarray(cosines(self.features, int(distance.max()) + 1)[distance], jnp.float32)
+            )
         frequencies = 10_000.0 ** (-2 * np.arange(self.features // 2) / self.features)
         angles = [distance.astype(jnp.float32) * np.float32(frequency) for frequency in frequencies]
-        return self._compressed(functools.reduce(jnp.add, [jnp.cos(angle) - 1.0 for angle in angles]))
+        return self._compressed(
+            functools.reduce(jnp.add, [jnp.cos(angle) - 1.0 for angle in angles])
+        )
 
     def envelope(self, distance: Integer[Array, "*shape"]) -> AtDistances:
-        # The sum rises in places, so the bound is its largest value at any farther key. Beyond the distances of the
-        # call, the bound is 0, since no cosine exceeds 1.
+        # The sum rises in places, so the bound is its largest value at any farther key. Beyond the
+        # distances of the call, the bound is 0, since no cosine exceeds 1.
         beyond = np.maximum.accumulate(cosines(self.features, self.longest + 1)[::-1])[::-1]
         largest = jnp.asarray(beyond, jnp.float32)[jnp.minimum(distance, self.longest)]
         return self._compressed(jnp.where(distance <= self.longest, largest, 0.0))
@@ -68,7 +77,8 @@ class SandwichBias(DistanceBias):
 
 @dataclasses.dataclass(frozen=True)
 class Sandwich(PositionMethod):
-    """The product of two tokens' sinusoidal embeddings, divided by c_h = 8 h / num_heads; nothing is learned.
+    """The product of two tokens' sinusoidal embeddings, divided by c_h = 8 h / num_heads; nothing
+    is learned.
 
     Attributes:
       features: sines and cosines of the embeddings; the paper's D.
@@ -96,5 +106,7 @@ class Sandwich(PositionMethod):
 
     def bias(self, params: Params) -> SandwichBias:
         with jax.ensure_compile_time_eval():
-            compression = 8.0 / self.num_heads * jnp.arange(1, self.num_heads + 1, dtype=jnp.float32)
+            compression = (
+                8.0 / self.num_heads * jnp.arange(1, self.num_heads + 1, dtype=jnp.float32)
+            )
         return SandwichBias(compression, self.features, symmetric=not self.causal)

@@ -3,7 +3,8 @@
 import numpy as np
 from jaxtyping import Array, Float, Integer, PyTree
 
-# NumPy's positions are known when a program is traced: sines of them are constants, and attention skips hidden keys.
+# NumPy's positions are known when a program is traced: sines of them are constants, and attention
+# skips hidden keys.
 Positions = Integer[Array | np.ndarray, "*#batch length"]
 KnownPositions = Integer[Array | np.ndarray, "*#batch _"]
 QueryPositions = Integer[Array, "*#batch q"]

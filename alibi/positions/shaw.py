@@ -9,14 +9,24 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, consecutive, per_query, shared, static
 from alibi.positions.products import looked_up
-from alibi.positions.shapes import KeyPositions, KnownPositions, PerKey, PerQuery, Queries, QueryPositions, Weights
+from alibi.positions.shapes import (
+    KeyPositions,
+    KnownPositions,
+    PerKey,
+    PerQuery,
+    Queries,
+    QueryPositions,
+    Weights,
+)
 
 
 class ShawBias(Bias):
-    """q_i . a_{clip(j - i, -k, k)} / sqrt(head_dim), from the products of each query with all vectors.
+    """q_i . a_{clip(j - i, -k, k)} / sqrt(head_dim), from the products of each query with all
+    vectors.
 
     Attributes:
-      products: of each query with each vector a, scaled, from `lowest` = -k to k, or to 0 under a causal mask.
+      products: of each query with each vector a, scaled, from `lowest` = -k to k, or to 0 under a
+        causal mask.
       in_order: queries and keys stand at consecutive positions.
     """
 
@@ -25,7 +35,9 @@ class ShawBias(Bias):
     in_order: bool = static(default=False, kw_only=True)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
-        return looked_up(self.products, self.lowest, query_positions, key_positions, in_order=self.in_order)
+        return looked_up(
+            self.products, self.lowest, query_positions, key_positions, in_order=self.in_order
+        )
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
         return self.replace(in_order=consecutive(query_positions, key_positions))
@@ -54,7 +66,8 @@ class ShawValuesBias(ShawBias):
 
 @dataclasses.dataclass(frozen=True)
 class Shaw(PositionMethod):
-    """A learned vector for each distance up to a largest one, added to the keys (equation 4); each layer has its own.
+    """A learned vector for each distance up to a largest one, added to the keys (equation 4); each
+    layer has its own.
 
     Attributes:
       max_distance: k, in tokens; farther keys share a vector.
@@ -85,9 +98,13 @@ class Shaw(PositionMethod):
         shape = (2 * self.max_distance + 1, self.head_dim)
         names = ["vectors", *["value_vectors"] * self.values]
         make = jax.nn.initializers.xavier_uniform()
-        return {name: make(jax.random.fold_in(key, number), shape) for number, name in enumerate(names)}
+        return {
+            name: make(jax.random.fold_in(key, number), shape) for number, name in enumerate(names)
+        }
 
-    def content_bias(self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey) -> ShawBias:
+    def content_bias(
+        self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey
+    ) -> ShawBias:
         scaled = query.astype(jnp.float32) * self.head_dim**-0.5
         seen = slice(self.max_distance + 1 if self.causal else None)
         vectors = params["vectors"].astype(jnp.float32)[seen]

@@ -21,7 +21,8 @@ class Sinusoidal(PositionMethod):
       max_period: tokens, over 2 pi, of the slowest wave.
 
     Raises:
-      ValueError: a first_position of more than 2^24 tokens before or after 0, or a max_period that is not above 0.
+      ValueError: a first_position of more than 2^24 tokens before or after 0, or a max_period that
+        is not above 0.
     """
 
     about = About(
@@ -40,11 +41,15 @@ class Sinusoidal(PositionMethod):
                 f"{self.first_position}"
             )
         if not self.max_period > 0:
-            raise ValueError(f"sinusoidal needs a max_period above 0, such as 10000, and got {self.max_period}")
+            raise ValueError(
+                f"sinusoidal needs a max_period above 0, such as 10000, and got {self.max_period}"
+            )
 
     def embed(self, params: Params, x: Features, positions: Positions) -> Features:
         half = self.width // 2
-        frequencies = np.exp(-np.log(self.max_period) * np.arange(half) / max(half - 1, 1)).astype(np.float32)
+        frequencies = np.exp(-np.log(self.max_period) * np.arange(half) / max(half - 1, 1)).astype(
+            np.float32
+        )
         angles = jnp.expand_dims((positions + self.first_position).astype(jnp.float32), -1)
         angles = angles * frequencies.reshape((1,) * positions.ndim + (-1,))
         features = [jnp.sin(angles), jnp.cos(angles)]

@@ -16,7 +16,8 @@ from alibi.positions.shapes import AtDistances, Distances
 
 @functools.cache
 def causal_buckets(num_buckets: int, max_distance: int) -> np.ndarray:
-    """Returns the bucket of each distance 0..max_distance, int32 `[max_distance + 1]`; farther ones share the last.
+    """Returns the bucket of each distance 0..max_distance, int32 `[max_distance + 1]`; farther ones
+    share the last.
 
     The first half of the buckets hold one distance each, the others grow geometrically.
     Computed in float64 on the host: the float32 logarithm puts some distances at a bucket's
@@ -35,8 +36,8 @@ class T5Bias(DistanceBias):
     Attributes:
       table: float32.
       max_distance: tokens; farther keys share a bucket.
-      signed: the first half of the buckets is for keys up to the query, the second for keys after it; otherwise keys
-        after the query share bucket 0.
+      signed: the first half of the buckets is for keys up to the query, the second for keys after
+        it; otherwise keys after the query share bucket 0.
     """
 
     table: Float[Array, "buckets heads"] = per_head(axis=1)
@@ -46,7 +47,9 @@ class T5Bias(DistanceBias):
     def at(self, distance: Distances) -> AtDistances:
         of_side = self.table.shape[0] // (2 if self.signed else 1)
         buckets = jnp.asarray(causal_buckets(of_side, self.max_distance))
-        bucket = buckets[jnp.minimum(jnp.abs(distance), self.max_distance)] + jnp.where(distance < 0, of_side, 0)
+        bucket = buckets[jnp.minimum(jnp.abs(distance), self.max_distance)] + jnp.where(
+            distance < 0, of_side, 0
+        )
         return self.table.T.astype(jnp.float32)[:, bucket]
 
 
@@ -59,7 +62,8 @@ class T5(PositionMethod):
       max_distance: tokens; greater distances fall into the last bucket.
 
     Raises:
-      ValueError: fewer than two buckets a side, or a `max_distance` within the buckets of one distance.
+      ValueError: fewer than two buckets a side, or a `max_distance` within the buckets of one
+        distance.
     """
 
     about = About(
@@ -76,7 +80,10 @@ class T5(PositionMethod):
     def __post_init__(self) -> None:
         sides, least = 1, "num_buckets >= 2 and max_distance > num_buckets / 2"
         if not self.causal:
-            sides, least = 2, "with causal=False an even num_buckets >= 4 and max_distance > num_buckets / 4"
+            sides, least = (
+                2,
+                "with causal=False an even num_buckets >= 4 and max_distance > num_buckets / 4",
+            )
         of_side, rest = divmod(self.num_buckets, sides)
         if of_side < 2 or rest or not of_side // 2 < self.max_distance <= MOST_DISTANCE:
             raise ValueError(
@@ -85,7 +92,9 @@ class T5(PositionMethod):
             )
 
     def init(self, key: PRNGKeyArray) -> Params:
-        return {"table": self.width**-0.5 * jax.random.normal(key, (self.num_buckets, self.num_heads))}
+        return {
+            "table": self.width**-0.5 * jax.random.normal(key, (self.num_buckets, self.num_heads))
+        }
 
     def bias(self, params: Params) -> T5Bias:
         return T5Bias(params["table"], self.max_distance, signed=not self.causal)

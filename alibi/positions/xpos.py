@@ -13,7 +13,8 @@ from alibi.positions.shapes import Keys, Positions, Queries
 
 LEAST_ZETA = 0.4 / 1.4  # of the fastest pair
 LARGEST_EXPONENT = 80.0  # e to this power, and its inverse, times a feature are float32
-MASKED_BY_SUM = 1024  # tokens: in sequences up to this length attention may hide later keys by adding -1e30
+# tokens: in sequences up to this length attention may hide later keys by adding -1e30
+MASKED_BY_SUM = 1024
 LARGEST_HIDDEN = 60.0  # e to this power times a product of features is hidden by -1e30
 
 
@@ -21,8 +22,8 @@ LARGEST_HIDDEN = 60.0  # e to this power times a product of features is hidden b
 class XPos(Rotary):
     """Rotary, with pair k of a query and key at distance d multiplied by zeta_k^(d / scale_base).
 
-    zeta_k is (2k + 0.4 head_dim) / (1.4 head_dim), below 1. Queries are multiplied by
-    zeta^(n / scale_base) at position n and keys by zeta^(-n / scale_base); n counts from the middle of the
+    zeta_k is (2k + 0.4 head_dim) / (1.4 head_dim), below 1. Queries are multiplied by zeta^(n /
+    scale_base) at position n and keys by zeta^(-n / scale_base); n counts from the middle of the
     sequence, as in the paper's code, so that both are float32 in sequences twice as long.
 
     Attention can skip no far keys: the decay takes their logits to 0, not to minus infinity.
@@ -31,8 +32,8 @@ class XPos(Rotary):
       scale_base: tokens; the larger, the slower the decay.
 
     Raises:
-      ValueError: attention that is not causal, in which products with later keys would grow with distance, or a
-        scale_base that is not above 0; see also `Rotary`.
+      ValueError: attention that is not causal, in which products with later keys would grow with
+        distance, or a scale_base that is not above 0; see also `Rotary`.
     """
 
     about = About(
@@ -46,7 +47,9 @@ class XPos(Rotary):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.causal:
-            raise ValueError("xpos needs causal=True: its products with keys after the query would grow with distance")
+            raise ValueError(
+                "xpos needs causal=True: its products with keys after the query would grow with distance"
+            )
         if not 0 < self.scale_base < math.inf:
             raise ValueError(
                 f"xpos needs a scale_base above 0 and finite, such as 512, or its decay would grow with distance; got "
@@ -69,7 +72,9 @@ class XPos(Rotary):
     def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
         return self.turn(key, positions, 1.0 / self.decay(positions, key.ndim))
 
-    def decay(self, positions: Positions, ndim: int) -> Float[Array | np.ndarray, "... length 1 pairs"]:
+    def decay(
+        self, positions: Positions, ndim: int
+    ) -> Float[Array | np.ndarray, "... length 1 pairs"]:
         """Returns the factor of each pair of features of queries at these positions."""
         dim = self.rotary_dim
         zeta = (np.arange(0, dim, 2) + 0.4 * dim) / (1.4 * dim)

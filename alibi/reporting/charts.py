@@ -10,15 +10,25 @@ from alibi.reporting import tables
 from alibi.reporting.panels import Panel, Series
 from alibi.reporting.tables import Number
 
-# Okabe and Ito's palette (jfly.uni-koeln.de/color), distinct under every common colour blindness, without its yellow,
-# which is too pale on white. Marker and dash differ as well, for print without colours.
+# Okabe and Ito's palette (jfly.uni-koeln.de/color), distinct under every common colour blindness,
+# without its yellow, which is too pale on white. Marker and dash differ as well, for print without
+# colours.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "currentColor")
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-left", "triangle-right")
+SHAPES = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "triangle-down",
+    "cross",
+    "triangle-left",
+    "triangle-right",
+)
 SIGNS = ("●", "■", "▲", "◆", "▼", "✚", "◀", "▶")  # the shapes as text
 DASHES = ([1, 0], [8, 4], [8, 3, 2, 3], [2, 3], [8, 2, 2, 2, 2, 2])
 
-# These methods have the style of their place in this list, unless a chart shows a method twice; other methods take
-# the remaining styles.
+# These methods have the style of their place in this list, unless a chart shows a method twice;
+# other methods take the remaining styles.
 KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "alibi_learned")
 
 FONT_SIZE = 17  # pixels on a figure about 900 pixels wide: legible from the back of a lecture room
@@ -28,7 +38,8 @@ MAX_TICKS = 16  # lengths on the axis
 MARK_WIDTH = 0.3  # of the axis: room for the text of a train length
 LABEL_HEIGHT = 0.06  # of the axis: room for the name of a line
 LINEAR = 0.01  # nats: up to here a scale of very different gains is linear, and logarithmic beyond
-LARGE_GAIN, MOST_RATIO = 0.05, 20  # nats at the ends of lines, and their ratio, beyond which gains are very different
+# nats at the ends of lines, and their ratio, beyond which gains are very different
+LARGE_GAIN, MOST_RATIO = 0.05, 20
 
 Spec = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name: nothing is loaded from there
@@ -58,22 +69,34 @@ def png(spec: Spec) -> bytes:
 
 
 def length_figure(panel: Panel) -> Spec:
-    """Returns the figure of `panel`: its lines over the evaluation length, with their names at their right ends.
+    """Returns the figure of `panel`: its lines over the evaluation length, with their names at
+    their right ends.
 
-    More lines than MOST_LINES are drawn in several charts, each with its own scale, the best ones first.
+    More lines than MOST_LINES are drawn in several charts, each with its own scale, the best ones
+    first.
     """
     if len(panel.series) <= MOST_LINES:
         return named_lines(panel)
     worth = 1 if panel.kind is tables.CONTEXT_GAIN else -1
 
     def last(series: Series) -> tuple[int, float]:
-        found = [(length, worth * cell.mean) for length, cell in series.cells.items() if isinstance(cell, Number)]
+        found = [
+            (length, worth * cell.mean)
+            for length, cell in series.cells.items()
+            if isinstance(cell, Number)
+        ]
         return max(found, default=(0, 0.0))
 
-    series, count = sorted(panel.series, key=last, reverse=True), math.ceil(len(panel.series) / LINES_OF_PART)
+    series, count = (
+        sorted(panel.series, key=last, reverse=True),
+        math.ceil(len(panel.series) / LINES_OF_PART),
+    )
     bounds = [number * len(series) // count for number in range(count + 1)]
     title = f"{len(series)} lines by their value at the greatest length, best first; each chart has its own scale"
-    parts = [named_lines(dataclasses.replace(panel, series=tuple(series[a:b]))) for a, b in itertools.pairwise(bounds)]
+    parts = [
+        named_lines(dataclasses.replace(panel, series=tuple(series[a:b])))
+        for a, b in itertools.pairwise(bounds)
+    ]
     return {
         "concat": parts,
         "columns": 2,
@@ -86,10 +109,15 @@ def length_figure(panel: Panel) -> Spec:
 def named_lines(panel: Panel) -> Spec:
     """Returns a single chart of all lines of `panel`, each with its name at the right."""
     styles = style_numbers([series.position for series in panel.series])
-    spec = length_chart(panel, {series.label: style for series, style in zip(panel.series, styles, strict=True)})
+    spec = length_chart(
+        panel, {series.label: style for series, style in zip(panel.series, styles, strict=True)}
+    )
     lines = spec["layer"][-1]
     x, y = lines["encoding"]["x"], lines["layer"][0]["encoding"]["y"]
-    ends, linear = {value["run"]: value for value in spec["data"]["values"]}, y["scale"].get("constant")
+    ends, linear = (
+        {value["run"]: value for value in spec["data"]["values"]},
+        y["scale"].get("constant"),
+    )
     low, high = (_height(bound, linear) for bound in y["scale"]["domain"])
     right = max(panel.lengths, default=0)
     labels = sorted(ends.values(), key=lambda end: end["value"])
@@ -102,21 +130,32 @@ def named_lines(panel: Panel) -> Spec:
         }
         for end, height in zip(labels, spread(wanted, LABEL_HEIGHT), strict=True)
     ]
-    at_label, name = y | {"field": "at"}, {"type": "text", "align": "left", "dx": 14, "fontWeight": "bold"}
-    reaching = {"transform": [{"filter": f"datum.length == {right}"}], "mark": {"type": "rule", "opacity": 0.4}}
+    at_label, name = (
+        y | {"field": "at"},
+        {"type": "text", "align": "left", "dx": 14, "fontWeight": "bold"},
+    )
+    reaching = {
+        "transform": [{"filter": f"datum.length == {right}"}],
+        "mark": {"type": "rule", "opacity": 0.4},
+    }
     names = {
         "data": {"values": placed},
         "encoding": {"color": lines["encoding"]["color"]},
         "layer": [
-            reaching | {"encoding": {"x": x, "x2": {"value": "width"}, "y": y, "y2": {"field": "at"}}},
-            {"mark": name, "encoding": {"x": {"value": "width"}, "y": at_label, "text": {"field": "name"}}},
+            reaching
+            | {"encoding": {"x": x, "x2": {"value": "width"}, "y": y, "y2": {"field": "at"}}},
+            {
+                "mark": name,
+                "encoding": {"x": {"value": "width"}, "y": at_label, "text": {"field": "name"}},
+            },
         ],
     }
     return spec | {"width": 660, "height": 420, "layer": [*spec["layer"], names]}
 
 
 def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
-    """Returns lines over the evaluation length on logarithmic axes, with markers, spreads and train lengths.
+    """Returns lines over the evaluation length on logarithmic axes, with markers, spreads and train
+    lengths.
 
     Args:
       styles: number of the colour, marker and dash of each line.
@@ -136,8 +175,11 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
         "scale": {"type": "log", "base": 2, "domain": [0.9 * lengths[0], 1.1 * lengths[-1]], "nice": False},
         "axis": {"values": ticks, "format": ",d", "labelOverlap": "greedy", "labelSeparation": 6},
     }  # fmt: skip
-    ends = [abs(value["value"]) for value in {value["run"]: value for value in values}.values()] or [0.0]
-    mixed = max(ends) > max(LARGE_GAIN, MOST_RATIO * min(ends))  # gains of hundredths stand beside losses of nats
+    ends = [
+        abs(value["value"]) for value in {value["run"]: value for value in values}.values()
+    ] or [0.0]
+    # gains of hundredths stand beside losses of nats
+    mixed = max(ends) > max(LARGE_GAIN, MOST_RATIO * min(ends))
     linear = (LINEAR if mixed else 1e3) if gain else None
     domain = _domain(values, linear)
     y: Spec = {
@@ -156,7 +198,11 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
     ]  # fmt: skip
     grey: Spec = {"color": "currentColor", "opacity": 0.6}
     marks: Spec = {
-        "data": {"values": [{"length": length, "text": text} for length, text in train_lengths(panel).items()]},
+        "data": {
+            "values": [
+                {"length": length, "text": text} for length, text in train_lengths(panel).items()
+            ]
+        },
         "encoding": {"x": x},
         "layer": [
             {"mark": {"type": "rule", "strokeDash": [2, 3]} | grey},
@@ -166,14 +212,21 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
             },
         ],
     }
-    zero = {"data": {"values": [{"value": 0}]}, "mark": {"type": "rule"} | grey, "encoding": {"y": y}}
+    zero = {
+        "data": {"values": [{"value": 0}]},
+        "mark": {"type": "rule"} | grey,
+        "encoding": {"y": y},
+    }
     looks = _looks([series.label for series in panel.series], styles)
     spread: Spec = {"mark": {"type": "rule"} if gain else {"type": "area", "opacity": 0.2}}
     lines: Spec = {
         "transform": SHOWN,
         "encoding": {"x": x, "color": looks["color"]},
         "layer": [
-            {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {"y": y, "strokeDash": looks["strokeDash"]}},
+            {
+                "mark": {"type": "line", "strokeWidth": 2.5},
+                "encoding": {"y": y, "strokeDash": looks["strokeDash"]},
+            },
             spread | {"encoding": {"y": y | {"field": "low"}, "y2": {"field": "high"}}},
             {
                 "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
@@ -212,7 +265,9 @@ def _domain(values: Sequence[Mapping[str, Any]], linear: float | None) -> list[f
 
 
 def _height(value: float, linear: float | None) -> float:
-    """Returns the place of `value` on Vega's symlog scale, which is linear up to `linear`; None: on a log scale."""
+    """Returns the place of `value` on Vega's symlog scale, which is linear up to `linear`; None: on
+    a log scale.
+    """
     return math.copysign(math.log1p(abs(value) / linear), value) if linear else math.log(value)
 
 
@@ -233,7 +288,9 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def train_lengths(panel: Panel) -> dict[int, str]:
-    """Returns the train lengths of a panel with the text at each; if they lie too close, the first has all text."""
+    """Returns the train lengths of a panel with the text at each; if they lie too close, the first
+    has all text.
+    """
     lengths = sorted({series.train_length for series in panel.series})
     least = (panel.lengths[-1] / panel.lengths[0]) ** MARK_WIDTH if panel.lengths else 1.0
     if all(b >= least * a for a, b in itertools.pairwise(lengths)):
@@ -260,7 +317,9 @@ def style_numbers(positions: Sequence[str]) -> list[int]:
         return list(range(len(positions)))
     left = [number for number, method in enumerate(KNOWN_METHODS) if method not in positions]
     others = itertools.chain(reversed(left), itertools.count(len(KNOWN_METHODS)))
-    return [KNOWN_METHODS.index(name) if name in KNOWN_METHODS else next(others) for name in positions]
+    return [
+        KNOWN_METHODS.index(name) if name in KNOWN_METHODS else next(others) for name in positions
+    ]
 
 
 def _looks(labels: Iterable[str], styles: Mapping[str, int]) -> dict[str, Spec]:
@@ -282,7 +341,9 @@ def apart(*channels: str) -> Spec:
 
 
 def training_chart(
-    curves: Mapping[str, Sequence[dict[str, Any]]], labels: Mapping[str, str], styles: Mapping[str, int]
+    curves: Mapping[str, Sequence[dict[str, Any]]],
+    labels: Mapping[str, str],
+    styles: Mapping[str, int],
 ) -> Spec:
     """Returns the losses of runs over their updates: lines for training, markers for validation.
 
@@ -291,9 +352,18 @@ def training_chart(
       labels: names in charts by the run's name.
       styles: as of `length_chart`.
     """
-    values = [{"run": labels[name], "name": name} | point for name, points in curves.items() for point in points]
+    values = [
+        {"run": labels[name], "name": name} | point
+        for name, points in curves.items()
+        for point in points
+    ]
     x = {"field": "step", "type": "quantitative", "title": "updates", "axis": {"format": ",d"}}
-    y = {"field": "nats", "type": "quantitative", "title": "nats per token", "scale": {"zero": False}}
+    y = {
+        "field": "nats",
+        "type": "quantitative",
+        "title": "nats per token",
+        "scale": {"zero": False},
+    }
     looks = _looks((value["run"] for value in values), styles)
     tooltip = [
         {"field": "name", "title": "run"}, {"field": "step", "format": ",d", "title": "updates"},
@@ -312,4 +382,8 @@ def training_chart(
             {"transform": of_split[1], "mark": point, "encoding": {"shape": looks["shape"]}},
         ],
     }  # fmt: skip
-    return {"description": "Loss by updates of each run", "data": {"values": values}, "layer": [lines]}
+    return {
+        "description": "Loss by updates of each run",
+        "data": {"values": values},
+        "layer": [lines],
+    }

@@ -14,22 +14,39 @@ from alibi.reporting.tables import PERPLEXITY, Comparison, Heading, Length, Numb
 from alibi.reporting.writers import heading_text
 
 MOST_CELLS = 64  # in each direction of the picture of a head
-WIDEST_INTERVAL = 0.1  # of a drawn range of contexts, as a share of a cost that is certain for some range
+# of a drawn range of contexts, as a share of a cost that is certain for some range
+WIDEST_INTERVAL = 0.1
 LETTERS = 80  # of a legend below a figure, side by side
 
 
 def passkey_figure(table: Table) -> Spec:
     """Returns the shares of found keys: a row for each run, a part for each length of windows."""
     values = [
-        {"run": heading_text(name), "window": length, "distance": distance, "share": part.mean, "text": part.text}
+        {
+            "run": heading_text(name),
+            "window": length,
+            "distance": distance,
+            "share": part.mean,
+            "text": part.text,
+        }
         for (name, length), cells in zip(table.labels, table.cells, strict=True)
         for distance, (part,) in zip(table.header, cells, strict=True)
         if isinstance(part, Number)
     ]
     names = list(dict.fromkeys(heading_text(name) for name, _ in table.labels))
     x = {"field": "distance", "type": "ordinal", "title": None, "axis": {"labelAngle": 0}}
-    y = {"field": "run", "type": "nominal", "sort": names, "title": None, "scale": {"domain": names}}
-    colour = {"field": "share", "type": "quantitative", "scale": {"scheme": "cividis", "domain": [0, 1]}}
+    y = {
+        "field": "run",
+        "type": "nominal",
+        "sort": names,
+        "title": None,
+        "scale": {"domain": names},
+    }
+    colour = {
+        "field": "share",
+        "type": "quantitative",
+        "scale": {"scheme": "cividis", "domain": [0, 1]},
+    }
     dark = {"condition": {"test": "datum.share < 0.5", "value": "white"}, "value": "black"}
     spec = {
         "encoding": {"x": x, "y": y | {"axis": {"labelLimit": 0}}},
@@ -63,8 +80,8 @@ def comparison_figure(comparison: Comparison, lines: str) -> Spec:
     """Returns the paper's numbers on the left and ours, of which there must be some, on the right.
 
     Args:
-      lines: "columns" or "rows": perplexities become lines over the length in rows or columns; "bars":
-        bars show each column's ratios to its references.
+      lines: "columns" or "rows": perplexities become lines over the length in rows or columns;
+        "bars": bars show each column's ratios to its references.
     """
     draw = _bars if lines == "bars" else lambda one, side: named_lines(_panel(one, lines, side))
     titles = ("paper", f"this project, {comparison.scale} scale")  # in the order of a cell's parts
@@ -86,7 +103,11 @@ def _panel(comparison: Comparison, lines: str, side: int) -> Panel:
 
 def _series(heading: Heading, lengths: Sequence[int], parts: Sequence[Part]) -> Series:
     by_length = zip(lengths, parts, strict=True)
-    found = {length: part for length, part in by_length if isinstance(part, Number) and part.kind is PERPLEXITY}
+    found = {
+        length: part
+        for length, part in by_length
+        if isinstance(part, Number) and part.kind is PERPLEXITY
+    }
     name = heading_text(heading).removesuffix(" PPL")
     return Series(name, name.lower().replace("t5 bias", "t5"), min(found, default=0), found)
 
@@ -99,7 +120,9 @@ def _length(heading: Heading, side: int) -> int:
 
 
 def _bars(comparison: Comparison, side: int) -> Spec:
-    """Returns a group of bars for each row, a bar for each column: its value in percent of its reference."""
+    """Returns a group of bars for each row, a bar for each column: its value in percent of its
+    reference.
+    """
     columns = [heading_text(heading) for heading in comparison.header]
     groups = [" ".join(map(heading_text, labels)) for labels in comparison.labels]
     values = [
@@ -108,9 +131,24 @@ def _bars(comparison: Comparison, side: int) -> Spec:
         for column, part in zip(columns, parts, strict=True)
         if isinstance(part, Number) and part.ratio is not None
     ]
-    x = {"field": "group", "type": "nominal", "sort": groups, "scale": {"domain": groups}, "title": None}
-    y = {"field": "percent", "type": "quantitative", "title": "percent of sinusoidal at the same length"}
-    colour = {"field": "column", "type": "nominal", "sort": columns, "scale": {"range": list(COLOURS[: len(columns)])}}
+    x = {
+        "field": "group",
+        "type": "nominal",
+        "sort": groups,
+        "scale": {"domain": groups},
+        "title": None,
+    }
+    y = {
+        "field": "percent",
+        "type": "quantitative",
+        "title": "percent of sinusoidal at the same length",
+    }
+    colour = {
+        "field": "column",
+        "type": "nominal",
+        "sort": columns,
+        "scale": {"range": list(COLOURS[: len(columns)])},
+    }
     bars = {
         "mark": "bar",
         "encoding": {
@@ -128,10 +166,10 @@ def _bars(comparison: Comparison, side: int) -> Spec:
 def context_figure(rows: Iterable[Analysis]) -> Spec:
     """Returns the NLL by context: a line for each run and length of blocks.
 
-    Each mean lies in the band of its 95% interval. A range of contexts is left out without an interval, or if its
-    interval is wider than a tenth of the greatest lower end of all intervals, a cost that is certain for some range.
-    A sliding window, in which all tokens but a text's first have nearly the same context, is a dashed line at the
-    level of its last range.
+    Each mean lies in the band of its 95% interval. A range of contexts is left out without an
+    interval, or if its interval is wider than a tenth of the greatest lower end of all intervals, a
+    cost that is certain for some range. A sliding window, in which all tokens but a text's first
+    have nearly the same context, is a dashed line at the level of its last range.
 
     Raises:
       ValueError: there is no row of NLL by context.
@@ -141,9 +179,14 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
         if isinstance(row, ByContext):
             lines.setdefault(row.of, []).append(row)
     if not lines:
-        raise ValueError("there are no rows of NLL by context to draw; give dumps of eval_extrapolation.py --dump_nll")
-    # Lower ends, not means: ranges of few tokens have high means by chance, but then wide intervals too.
-    sure = max((row.interval[0] for found in lines.values() for row in found if row.interval), default=0.0)
+        raise ValueError(
+            "there are no rows of NLL by context to draw; give dumps of eval_extrapolation.py --dump_nll"
+        )
+    # Lower ends, not means: ranges of few tokens have high means by chance, but then wide intervals
+    # too.
+    sure = max(
+        (row.interval[0] for found in lines.values() for row in found if row.interval), default=0.0
+    )
     labels = dict(zip(sorted(lines), _context_labels(sorted(lines)), strict=True))
     points: list[dict[str, Any]] = []
     levels: list[dict[str, Any]] = []
@@ -156,20 +199,43 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
             low, high = row.interval or (0.0, np.inf)
             if high - low <= WIDEST_INTERVAL * sure:
                 mean = row.nll_nats / row.tokens
-                points.append({"run": label, "context": row.context_to, "nats": mean, "low": low, "high": high})
+                points.append(
+                    {
+                        "run": label,
+                        "context": row.context_to,
+                        "nats": mean,
+                        "low": low,
+                        "high": high,
+                    }
+                )
     ends = sorted({row.context_to for found in lines.values() for row in found})
     columns = max(1, LETTERS // (max(map(len, labels.values())) + 8))
-    domain, legend = [*labels.values()], {"orient": "bottom", "columns": columns, "symbolOpacity": 1}
-    colour = {"field": "run", "type": "nominal", "scale": {"domain": domain, "range": _repeated(COLOURS, len(domain))}}
+    domain, legend = (
+        [*labels.values()],
+        {"orient": "bottom", "columns": columns, "symbolOpacity": 1},
+    )
+    colour = {
+        "field": "run",
+        "type": "nominal",
+        "scale": {"domain": domain, "range": _repeated(COLOURS, len(domain))},
+    }
     shapes = _repeated(SHAPES, len(domain))
-    shapes = ["stroke" if of.mode == "sliding" else shape for of, shape in zip(labels, shapes, strict=True)]
+    shapes = [
+        "stroke" if of.mode == "sliding" else shape
+        for of, shape in zip(labels, shapes, strict=True)
+    ]
     shape = colour | {"scale": {"domain": domain, "range": shapes}, "legend": legend}
     x = {
         "field": "context", "type": "quantitative", "title": "tokens of context, up to",
         "scale": {"type": "log", "base": 2, "domain": [0.9 * ends[0], 1.1 * ends[-1]], "nice": False},
         "axis": {"values": ends, "format": ",d", "labelOverlap": "greedy"},
     }  # fmt: skip
-    y = {"field": "nats", "type": "quantitative", "title": "nats per token", "scale": {"zero": False}}
+    y = {
+        "field": "nats",
+        "type": "quantitative",
+        "title": "nats per token",
+        "scale": {"zero": False},
+    }
     band = {"y": y | {"field": "low"}, "y2": {"field": "high"}}
     return {
         "width": 760, "height": 440,
@@ -190,7 +256,10 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
 
 def _context_labels(scorings: Sequence[Scoring]) -> list[str]:
     """Returns the name of each line: its windows, and run, override, step and text if they differ."""
-    about = [(of.run, of.override, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}") for of in scorings]
+    about = [
+        (of.run, of.override, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}")
+        for of in scorings
+    ]
     differ = [len(set(words)) > 1 for words in zip(*about, strict=True)]
     strides = [f", stride {of.stride:,}" if of.mode == "sliding" else "" for of in scorings]
     return [
@@ -204,11 +273,12 @@ def _repeated(looks: Sequence[str], count: int) -> list[str]:
 
 
 def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: bool) -> Spec:
-    """Returns the additions to the logit of each query (row) and key (column) by head, and by distance.
+    """Returns the additions to the logit of each query (row) and key (column) by head, and by
+    distance.
 
-    Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys hidden by a causal
-    mask are left white. Each head has its own colours from its least to its greatest number. Pictures of more than
-    MOST_CELLS tokens show every n-th token.
+    Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys
+    hidden by a causal mask are left white. Each head has its own colours from its least to its
+    greatest number. Pictures of more than MOST_CELLS tokens show every n-th token.
     """
     heads, length, _ = added.shape
     shown = added - np.diagonal(added, axis1=1, axis2=2)[:, :, None]
@@ -216,7 +286,12 @@ def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: boo
     side = {"axis": None, "type": "ordinal"}
     size = len(picked) * max(1, 128 // len(picked))  # whole pixels for each cell
     pairs = [(i, j) for i in picked for j in picked if j <= i or not causal]
-    colour = {"field": "added", "type": "quantitative", "scale": {"scheme": "magma"}, "legend": None}
+    colour = {
+        "field": "added",
+        "type": "quantitative",
+        "scale": {"scheme": "magma"},
+        "legend": None,
+    }
     pictures = [
         {
             "data": {"values": [{"q": i, "k": j, "added": float(shown[head, i, j])} for i, j in pairs]},
@@ -230,7 +305,8 @@ def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: boo
         }
         for head in range(heads)
     ]  # fmt: skip
-    # With causal attention the last query, which has all distances; else the middle one, which has both sides.
+    # With causal attention the last query, which has all distances; else the middle one, which has
+    # both sides.
     query = length - 1 if causal else length // 2
     curves = [
         {"head": head + 1, "distance": query - key, "added": float(shown[head, query, key])}
@@ -248,4 +324,8 @@ def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: boo
         },
     }  # fmt: skip
     row = {"hconcat": pictures, "spacing": 10, "resolve": apart("fill", "stroke")}
-    return {"vconcat": [row, by_distance], "title": name, "resolve": apart("fill", "stroke", "color")}
+    return {
+        "vconcat": [row, by_distance],
+        "title": name,
+        "resolve": apart("fill", "stroke", "color"),
+    }

@@ -26,7 +26,9 @@ VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A method over the lengths: runs that differ in their seed only; cells by evaluation length in tokens."""
+    """A method over the lengths: runs that differ in their seed only; cells by evaluation length in
+    tokens.
+    """
 
     label: str
     position: str
@@ -62,9 +64,11 @@ class Panel:
 
 
 def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
-    """Groups `rows` into panels, in order of first appearance; a later row of a cell replaces earlier rows.
+    """Groups `rows` into panels, in order of first appearance; a later row of a cell replaces
+    earlier rows.
 
-    Each number has its ratio to the number of its series at the train length; the lowest of a column is marked.
+    Each number has its ratio to the number of its series at the train length; the lowest of a
+    column is marked.
     """
     found = []
     rows = latest(rows)
@@ -73,22 +77,35 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     rows = [row for row in rows if row.passkey is None]
     for (corpus, split, stride, use), group in _grouped(rows, _panel_key).items():
         by_series = _grouped(group, lambda row: (names[row.series], row.position, row.train_length))
-        in_order = (row for runs in by_series.values() for row in sorted(runs, key=lambda row: row.eval_length))
-        found.append(Panel(corpus, split, stride, kind, _make_series(by_series, kind), tuple(in_order), use))
+        in_order = (
+            row
+            for runs in by_series.values()
+            for row in sorted(runs, key=lambda row: row.eval_length)
+        )
+        found.append(
+            Panel(corpus, split, stride, kind, _make_series(by_series, kind), tuple(in_order), use)
+        )
     return found
 
 
 def measured_panels(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
-    """Returns the perplexities of each corpus, split and windows, with bits per byte if the text's bytes are known."""
+    """Returns the perplexities of each corpus, split and windows, with bits per byte if the text's
+    bytes are known.
+    """
     pairs = zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)
-    return [pair if any(row.bits_per_byte is not None for row in pair[0].rows) else pair[:1] for pair in pairs]
+    return [
+        pair if any(row.bits_per_byte is not None for row in pair[0].rows) else pair[:1]
+        for pair in pairs
+    ]
 
 
 def series_names(rows: Iterable[Row]) -> dict[str, str]:
-    """Returns the name of each `Row.series` in tables and charts: without the keys shared by all runs.
+    """Returns the name of each `Row.series` in tables and charts: without the keys shared by all
+    runs.
 
-    Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if all have the same, and each key with the
-    same value in all runs. Other names stay whole, and so do all names if the short ones would not be distinct.
+    Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if all have the same, and
+    each key with the same value in all runs. Other names stay whole, and so do all names if the
+    short ones would not be distinct.
     """
     rows = list(rows)
     names = {row.series: _KEYS.split(row.series.partition(" ")[0]) for row in rows}
@@ -98,16 +115,25 @@ def series_names(rows: Iterable[Row]) -> dict[str, str]:
     short = {}
     for series, (method, *keys) in names.items():
         _, space, override = series.partition(" ")
-        short[series] = "-".join([method, *(key for key in keys if key not in shared)]) + space + override
+        short[series] = (
+            "-".join([method, *(key for key in keys if key not in shared)]) + space + override
+        )
     return short if len({*short.values()}) == len(short) else {series: series for series in short}
 
 
-def _make_series(by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind) -> tuple[Series, ...]:
+def _make_series(
+    by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind
+) -> tuple[Series, ...]:
     """Returns the series of a panel, with the relations of their numbers."""
     by_length = [_grouped(rows, lambda row: row.eval_length) for rows in by_series.values()]
     lengths = sorted(set().union(*by_length))
-    grid = [[make_cell(seeds[length], kind) if length in seeds else None for length in lengths] for seeds in by_length]
-    own = {i: lengths.index(length) for i, (_, _, length) in enumerate(by_series) if length in lengths}
+    grid = [
+        [make_cell(seeds[length], kind) if length in seeds else None for length in lengths]
+        for seeds in by_length
+    ]
+    own = {
+        i: lengths.index(length) for i, (_, _, length) in enumerate(by_series) if length in lengths
+    }
     references = {(i, j): (i, own[i]) for i in own for j in range(len(lengths))}
     named = zip(by_series, related(grid, references), strict=True)
     return tuple(Series(*name, dict(zip(lengths, cells, strict=True))) for name, cells in named)
@@ -131,7 +157,9 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
     values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
     if values:
         use = measured[0].context_use
-        return Number(values, kind, interval=use.interval if use is not None and len(values) == 1 else None)
+        return Number(
+            values, kind, interval=use.interval if use is not None and len(values) == 1 else None
+        )
     if measured:
         why = "too large to write" if kind is PERPLEXITY else "is not known"
         return Missing(Absence.FAILED, f"{kind.title.lower()} {why}")
@@ -145,13 +173,17 @@ def build_table(panel: Panel) -> Table:
         label_header=("run", "trained at L"),
         labels=tuple((series.label, series.train_length) for series in panel.series),
         header=tuple(panel.lengths),
-        cells=tuple(tuple((series.cells.get(length),) for length in panel.lengths) for series in panel.series),
+        cells=tuple(
+            tuple((series.cells.get(length),) for length in panel.lengths)
+            for series in panel.series
+        ),
         ratios=panel.use is None,
     )
 
 
 def passkey_table(rows: Iterable[Row]) -> Table | None:
-    """Returns a table with a line per series and length of windows, a column per distance of the key.
+    """Returns a table with a line per series and length of windows, a column per distance of the
+    key.
 
     None if no row is about passkeys.
     """
@@ -175,11 +207,17 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
     ]
     labels = [(order[number], length) for number, length in lines]
     grid = [
-        [make_cell(cells[*label, column], tables.ACCURACY) if (*label, column) in cells else None for column in columns]
+        [
+            make_cell(cells[*label, column], tables.ACCURACY) if (*label, column) in cells else None
+            for column in columns
+        ]
         for label in labels
     ]
     return Table(
-        caption="; ".join([f"{tables.ACCURACY.title}, by tokens from the key to its answer", *facts]) + ".",
+        caption="; ".join(
+            [f"{tables.ACCURACY.title}, by tokens from the key to its answer", *facts]
+        )
+        + ".",
         label_header=("run", "window"),
         labels=tuple(labels),
         header=tuple(columns),
@@ -189,7 +227,9 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
 
 
 def caption(panel: Panel) -> str:
-    """Returns the facts about the numbers: kind, corpus, split, windows, tokens, seeds, steps, commit and device."""
+    """Returns the facts about the numbers: kind, corpus, split, windows, tokens, seeds, steps,
+    commit and device.
+    """
     windows = "non-overlapping windows (stride = length)"
     if panel.stride is not None:
         windows = f"sliding windows, stride {panel.stride:,}"

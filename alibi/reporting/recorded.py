@@ -1,7 +1,8 @@
-"""The rows of a directory: a file for each, rows/RUN/KEY.json, and results.jsonl, made from these files.
+"""The rows of a directory: a file for each, rows/RUN/KEY.json, and results.jsonl, made from these
+files.
 
-Concurrent evaluations write different files, or equal files. A directory with results.jsonl alone is
-read too; its lines go to rows/before.jsonl with the first new row.
+Concurrent evaluations write different files, or equal files. A directory with results.jsonl alone
+is read too; its lines go to rows/before.jsonl with the first new row.
 """
 
 import concurrent.futures
@@ -25,16 +26,22 @@ _log = logging.getLogger(__name__)
 
 
 def find_rows(directory: str | os.PathLike[str]) -> list[Row]:
-    """Returns all rows of a directory or address, the oldest first; warns of damaged rows and leaves them out."""
+    """Returns all rows of a directory or address, the oldest first; warns of damaged rows and
+    leaves them out.
+    """
     return _find(resolve(directory))[0]
 
 
 def record_row(directory: str | os.PathLike[str], row: Row) -> bool:
-    """Writes `row`, unless its measurement has a row with a result or the same error; returns whether it did."""
+    """Writes `row`, unless its measurement has a row with a result or the same error; returns
+    whether it did.
+    """
     folder = resolve(directory)
     if (folder / ROWS_FILE).exists() and not (folder / FOLDER).exists():
         write_whole(folder / BEFORE, (folder / ROWS_FILE).read_bytes())
-    key = hashlib.sha256(repr((row.measurement, not row.is_measured and row.error)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        repr((row.measurement, not row.is_measured and row.error)).encode()
+    ).hexdigest()[:16]
     run = re.sub(r"[^-.=@+A-Za-z0-9_]", "_", row.run)
     file = folder / FOLDER / run / f"{row.eval_length}-{key}.json"
     if file.exists() and _parse(file):
@@ -49,7 +56,10 @@ def merge_rows(directory: str | os.PathLike[str]) -> list[Row]:
     folder = resolve(directory)
     rows, files = _find(folder)
     while files:
-        write_whole(folder / ROWS_FILE, "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows))
+        write_whole(
+            folder / ROWS_FILE,
+            "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows),
+        )
         before = files
         rows, files = _find(folder)
         # Thus the last process to write the file has seen the rows of all others.
@@ -59,16 +69,23 @@ def merge_rows(directory: str | os.PathLike[str]) -> list[Row]:
 
 
 def _find(folder: epath.Path) -> tuple[list[Row], list[epath.Path]]:
-    """Returns the rows of a directory and their files; no files if results.jsonl alone has the rows."""
-    files = [file for run in listed(folder / FOLDER) for file in listed(run) if file.suffix == ".json"]
+    """Returns the rows of a directory and their files; no files if results.jsonl alone has the
+    rows.
+    """
+    files = [
+        file for run in listed(folder / FOLDER) for file in listed(run) if file.suffix == ".json"
+    ]
     lines = folder / (BEFORE if files else ROWS_FILE)
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each file takes its time
+    # at an address each file takes its time
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
         recorded = sorted(filter(None, pool.map(_parse, files)), key=lambda pair: pair[0])
     return read_rows(lines) + [row for _, row in recorded], files
 
 
 def _parse(file: epath.Path) -> tuple[str, Row] | None:
-    """Returns the time at which a row was written, and the row; None, with a warning, if the file is damaged."""
+    """Returns the time at which a row was written, and the row; None, with a warning, if the file
+    is damaged.
+    """
     try:
         about = json.loads(file.read_bytes())
         return about["written"], Row.from_json(about["row"])

@@ -1,4 +1,5 @@
-"""The report of a directory: results.jsonl, report.md, figures, tables for the terminal, and report.html.
+"""The report of a directory: results.jsonl, report.md, figures, tables for the terminal, and
+report.html.
 
 report.html is a page in a single file: interactive charts, sortable tables, runs. Vega-Lite's
 JavaScript stands in the page; its policy forbids the browser every request.
@@ -76,9 +77,11 @@ def write_report(
     failures: Mapping[str, str] | None = None,
     runs: Sequence[RunSource] = (),
 ) -> str:
-    """Writes results.jsonl of the rows in `directory`, report.md, report.html and figures; returns the text tables.
+    """Writes results.jsonl of the rows in `directory`, report.md, report.html and figures; returns
+    the text tables.
 
-    Each panel has a figure: the first is extrapolation.png, and figures of further panels (other splits,
+    Each panel has a figure: the first is extrapolation.png, and figures of further panels (other
+      splits,
     strides, corpora) have a suffix. Without rows and failures nothing is written.
 
     Args:
@@ -91,27 +94,53 @@ def write_report(
         return f"no results in {folder}/{ROWS_FILE} yet\n"
     markdown, text = [f"# {title}\n"], []
 
-    def add(shown: Sequence[Table], spec: Spec, figure: str, alternative: str, note: str = "") -> None:
+    def add(
+        shown: Sequence[Table], spec: Spec, figure: str, alternative: str, note: str = ""
+    ) -> None:
         write_whole(folder / figure, png(spec))
-        markdown.extend([*map(to_markdown, shown), *([note + "\n"] if note else []), f"![{alternative}]({figure})\n"])
+        markdown.extend(
+            [
+                *map(to_markdown, shown),
+                *([note + "\n"] if note else []),
+                f"![{alternative}]({figure})\n",
+            ]
+        )
         text.extend([*map(to_text, shown), f"figure: {folder}/{figure}\n"])
 
-    measured, gains, passkeys = measured_panels(rows), panels(rows, tables.CONTEXT_GAIN), passkey_table(rows)
+    measured, gains, passkeys = (
+        measured_panels(rows),
+        panels(rows, tables.CONTEXT_GAIN),
+        passkey_table(rows),
+    )
     for index, kinds in enumerate(measured):
         panel, stride = kinds[0], "" if kinds[0].stride is None else f"-stride{kinds[0].stride}"
         suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{stride}") if index else ""
         shown = [build_table(one) for one in kinds]
         note = explanation(panel)
-        add(shown, length_figure(panel), f"extrapolation{suffix}.png", "perplexity by evaluation length", note)
+        add(
+            shown,
+            length_figure(panel),
+            f"extrapolation{suffix}.png",
+            "perplexity by evaluation length",
+            note,
+        )
     for index, panel in enumerate(gains):
         figure = f"context_use-{index + 1}.png" if index else "context_use.png"
-        add([build_table(panel)], length_figure(panel), figure, "nats gained by context", explanation(panel))
+        add(
+            [build_table(panel)],
+            length_figure(panel),
+            figure,
+            "nats gained by context",
+            explanation(panel),
+        )
     if passkeys:
         add([passkeys], passkey_figure(passkeys), "passkey.png", "keys found again, by distance")
     if failures:
         markdown.append(failed_runs(failures))
     write_whole(folder / REPORT_FILE, "\n".join(markdown))
-    write_whole(folder / PAGE_FILE, _page(title, measured, gains, passkeys, rows, failures or {}, runs))
+    write_whole(
+        folder / PAGE_FILE, _page(title, measured, gains, passkeys, rows, failures or {}, runs)
+    )
     return "\n".join([*text, f"report: {folder}/{REPORT_FILE}, {folder}/{PAGE_FILE}\n"])
 
 
@@ -132,10 +161,14 @@ def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
     for first in range(0, len(trained), size):
         chunk = trained[first : first + size]
         tokens = [row.get("train_tokens") or 1.0 for row in chunk]
-        nats = sum(row["train_nll"] * weight for row, weight in zip(chunk, tokens, strict=True)) / sum(tokens)
+        nats = sum(
+            row["train_nll"] * weight for row, weight in zip(chunk, tokens, strict=True)
+        ) / sum(tokens)
         points.append({"step": chunk[-1]["step"], "nats": nats, "split": "train"})
     validated = [row for row in rows if _is_number(row.get("valid_nll"))]
-    return points + [{"step": row["step"], "nats": row["valid_nll"], "split": "valid"} for row in validated]
+    return points + [
+        {"step": row["step"], "nats": row["valid_nll"], "split": "valid"} for row in validated
+    ]
 
 
 def _is_number(value: Any) -> bool:
@@ -150,7 +183,9 @@ def differing(runs: Sequence[RunSource]) -> tuple[dict[str, Any], list[dict[str,
         for key, value in first.items()
         if all(key in run.config and run.config[key] == value for run in runs)
     }
-    return shared, [{key: value for key, value in run.config.items() if key not in shared} for run in runs]
+    return shared, [
+        {key: value for key, value in run.config.items() if key not in shared} for run in runs
+    ]
 
 
 def _page(
@@ -162,34 +197,48 @@ def _page(
     failures: Mapping[str, str],
     runs: Sequence[RunSource],
 ) -> str:
-    """Returns report.html; `measured` has for each corpus, split and windows a panel of each kind of number."""
+    """Returns report.html; `measured` has for each corpus, split and windows a panel of each kind
+    of number.
+    """
     specs: list[Spec] = []
     curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
     labels = {row.run: names[row.series] for row in latest(rows) if row.override is None}
-    labels |= {name: name for name in curves if name not in labels}  # a run that failed, for example
+    # a run that failed, for example
+    labels |= {name: name for name in curves if name not in labels}
     positions = {
-        one.label: one.position for panel in (*(kinds[0] for kinds in measured), *gains) for one in panel.series
+        one.label: one.position
+        for panel in (*(kinds[0] for kinds in measured), *gains)
+        for one in panel.series
     }
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
-    sections = [_measured_section(kinds, number, styles, specs) for number, kinds in enumerate(measured)]
+    sections = [
+        _measured_section(kinds, number, styles, specs) for number, kinds in enumerate(measured)
+    ]
     for panel in gains:
         shown = [_figure(length_chart(panel, styles), specs), to_html(build_table(panel))]
         note = f"<p>{html.escape(explanation(panel))}</p>"
-        sections.append(_section(f"What context gains: {panel.corpus}, {panel.split}", *shown, note))
+        sections.append(
+            _section(f"What context gains: {panel.corpus}, {panel.split}", *shown, note)
+        )
     if passkeys:
         sections.append(_section("Keys found again", to_html(passkeys)))
     if curves:
         note = "Lines: training, the mean since the point before. Markers: validation."
         if missing := [run.name for run in runs if run.name not in curves]:
             note += f" Without metrics here: {', '.join(missing)}."
-        sections.append(_section("Training", _figure(training_chart(curves, labels, styles), specs, note)))
+        sections.append(
+            _section("Training", _figure(training_chart(curves, labels, styles), specs, note))
+        )
     if runs:
         sections.append(_runs_section(runs))
     if failures:
         reasons = {name: " ".join(reason.split()) for name, reason in failures.items()}
-        items = (f"<li>{html.escape(name)}: {html.escape(reason)}</li>" for name, reason in reasons.items())
+        items = (
+            f"<li>{html.escape(name)}: {html.escape(reason)}</li>"
+            for name, reason in reasons.items()
+        )
         sections.append(_section("Runs that failed", f"<ul>{''.join(items)}</ul>"))
     data = json.dumps(specs, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     head = (
@@ -198,9 +247,8 @@ def _page(
         f"<title>{html.escape(title)}</title><style>{(HERE / 'page.css').read_text()}</style>"
     )
     body = "\n".join([f"<h1>{html.escape(title)}</h1>", _checkboxes(styles), *sections])
-    scripts = (
-        f'<script type="application/json" id="charts">{data}</script>\n<script type="module">{_javascript()}</script>'
-    )
+    charts = f'<script type="application/json" id="charts">{data}</script>'
+    scripts = f'{charts}\n<script type="module">{_javascript()}</script>'
     start = '<!DOCTYPE html>\n<html lang="en">\n'
     return f"{start}<head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n{scripts}\n</body>\n</html>\n"
 
@@ -216,11 +264,15 @@ def _javascript() -> str:
 
 
 def _section(heading: str, *parts: str) -> str:
-    return "\n".join([f"<section><h2>{html.escape(heading)}</h2>", *filter(None, parts), "</section>"])
+    return "\n".join(
+        [f"<section><h2>{html.escape(heading)}</h2>", *filter(None, parts), "</section>"]
+    )
 
 
 def _checkboxes(styles: Mapping[str, int]) -> str:
-    """Returns a checkbox for each line of the charts, with its colour and marker: the legend of all charts."""
+    """Returns a checkbox for each line of the charts, with its colour and marker: the legend of all
+    charts.
+    """
     if not styles:
         return ""
     boxes = "\n".join(
@@ -233,26 +285,42 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
     return f'<fieldset class="methods"><legend>Shown in the charts</legend>\n{boxes}\n{buttons}</fieldset>'
 
 
-def _measured_section(kinds: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]) -> str:
-    """Returns a chart and a table of each kind of number in the same windows; the page shows a single kind."""
+def _measured_section(
+    kinds: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]
+) -> str:
+    """Returns a chart and a table of each kind of number in the same windows; the page shows a
+    single kind.
+    """
     panel = kinds[0]
-    windows = "windows that don't overlap" if panel.stride is None else f"sliding windows, stride {panel.stride:,}"
+    windows = (
+        "windows that don't overlap"
+        if panel.stride is None
+        else f"sliding windows, stride {panel.stride:,}"
+    )
     choices = "\n".join(
         f'<label><input type="radio" name="kind-{number}" value="{index}"{" checked" if index == 0 else ""}> '
         f"{one.kind.title}</label>"
         for index, one in enumerate(kinds)
     )
-    choice = f'<fieldset class="kinds"><legend>Measured as</legend>\n{choices}</fieldset>' if len(kinds) > 1 else ""
+    choice = (
+        f'<fieldset class="kinds"><legend>Measured as</legend>\n{choices}</fieldset>'
+        if len(kinds) > 1
+        else ""
+    )
     shown = []
     for index, one in enumerate(kinds):
         start = f'<div data-kind="kind-{number}" data-value="{index}"{" hidden" if index else ""}>'
-        shown.append(f"{start}\n{_figure(length_chart(one, styles), specs)}\n{to_html(build_table(one))}\n</div>")
+        shown.append(
+            f"{start}\n{_figure(length_chart(one, styles), specs)}\n{to_html(build_table(one))}\n</div>"
+        )
     note = f"<p>{html.escape(explanation(panel))}</p>"
     return _section(f"{panel.corpus}, {panel.split}, {windows}", choice, *shown, note)
 
 
 def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
-    """Adds the chart, as wide as its place, to `specs`; returns its place, in which the page's script draws it."""
+    """Adds the chart, as wide as its place, to `specs`; returns its place, in which the page's
+    script draws it.
+    """
     specs.append({"$schema": SCHEMA, "params": OFF, "width": "container", "height": 380} | spec)
     caption = html.escape(f"Point at a marker for its numbers. {note}".rstrip())
     place = f'<div class="chart" data-chart="{len(specs) - 1}"></div>'
@@ -260,13 +328,17 @@ def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
 
 
 def _runs_section(runs: Sequence[RunSource]) -> str:
-    """Returns the command of each run, the keys of its config that differ between runs, and its whole config."""
+    """Returns the command of each run, the keys of its config that differ between runs, and its
+    whole config.
+    """
     shared, own = differing(runs)
     parts = []
     for run, keys in zip(runs, own, strict=True):
         whole = _details("its whole config", _keys(run.config))
         command = f"<pre><code>{html.escape(run.command)}</code></pre>" if run.command else ""
-        parts.append(_details(run.name, f"{command}\n{_keys(keys) if len(runs) > 1 else ''}\n{whole}"))
+        parts.append(
+            _details(run.name, f"{command}\n{_keys(keys) if len(runs) > 1 else ''}\n{whole}")
+        )
     if len(runs) > 1:
         parts.append(_details("config keys that all runs share", _keys(shared)))
     text = "<p>The command that makes each run, and the keys of its config that not all runs share.</p>"
@@ -278,5 +350,8 @@ def _details(summary: str, content: str) -> str:
 
 
 def _keys(config: Mapping[str, Any]) -> str:
-    lines = (f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in sorted(config.items()))
+    lines = (
+        f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}"
+        for key, value in sorted(config.items())
+    )
     return "<pre>{}</pre>".format(html.escape("\n".join(lines)))

@@ -32,7 +32,9 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class ContextUse:
-    """The gain of longer windows over shorter ones on the same tokens, in nats per token; None until it is known."""
+    """The gain of longer windows over shorter ones on the same tokens, in nats per token; None
+    until it is known.
+    """
 
     windows: int  # number of windows; their last tokens are scored, the same tokens at each length
     from_length: int  # the shortest length, to which the gain is relative
@@ -62,7 +64,8 @@ class Scoring:
     run: str
     step: int  # updates of the checkpoint
     tokens_sha256: str | None  # of the token file: tells texts apart
-    config_hash: str | None  # of the config keys of the run and its evaluation: a run's name may be used again
+    # of the config keys of the run and its evaluation: a run's name may be used again
+    config_hash: str | None
     length: int  # inputs of a window
     stride: int  # tokens scored by each window
     override: str = ""  # the row's `Override` as text; empty: the run was scored as it was trained
@@ -80,7 +83,8 @@ class Row:
     position: str
     train_length: int
     eval_length: int
-    mode: str  # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey"
+    # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey"
+    mode: str
     stride: int  # tokens scored by each window
     corpus: str
     split: str
@@ -110,7 +114,9 @@ class Row:
 
     @property
     def cell(self) -> tuple:
-        """The identity of the measurement: a run has a single value for each cell, from its last row."""
+        """The identity of the measurement: a run has a single value for each cell, from its last
+        row.
+        """
         distance = self.passkey.distance if self.passkey else None
         return (
             *(self.run, self.eval_length, self.mode, self.stride, self.corpus, self.split),
@@ -126,7 +132,9 @@ class Row:
     @property
     def scoring(self) -> Scoring:
         text, override = self.tokens_sha256, str(self.override or "")
-        return Scoring(self.run, self.step, text, self.config_hash, self.eval_length, self.stride, override)
+        return Scoring(
+            self.run, self.step, text, self.config_hash, self.eval_length, self.stride, override
+        )
 
     @property
     def is_measured(self) -> bool:
@@ -136,14 +144,18 @@ class Row:
 
     @property
     def series(self) -> str:
-        """The run's name without its seed, alibi-L128 for alibi-L128-seed0, followed by its override."""
+        """The run's name without its seed, alibi-L128 for alibi-L128-seed0, followed by its
+        override.
+        """
         name = re.sub(rf"(^|[-_.])seed=?{self.seed}(?!\d)", "", self.run).strip("-_.") or self.run
         return name if self.override is None else f"{name} {self.override}"
 
     @property
     def speed_of_device(self) -> float | None:
         """Tokens per second of a single device."""
-        return self.tokens_per_second and self.tokens_per_second / (self.device.count if self.device else 1)
+        return self.tokens_per_second and self.tokens_per_second / (
+            self.device.count if self.device else 1
+        )
 
     @property
     def short_commit(self) -> str:
@@ -151,7 +163,9 @@ class Row:
         commit, dirty, _ = (self.commit or "").partition("-dirty")
         return commit[:12] + dirty
 
-    def scored(self, nll_nats: float, *, tokens: int, words: int | None, bytes: int | None, seconds: float) -> "Row":
+    def scored(
+        self, nll_nats: float, *, tokens: int, words: int | None, bytes: int | None, seconds: float
+    ) -> "Row":
         """Returns the row with the result of scoring a text; a perplexity beyond float64 is None."""
         return dataclasses.replace(
             self,
@@ -182,7 +196,9 @@ class Row:
         line = dataclasses.asdict(self)
         if self.override is not None:
             line["override"] = self.override.to_json()
-        return {key: value for key, value in line.items() if value is not None and value is not False}
+        return {
+            key: value for key, value in line.items() if value is not None and value is not False
+        }
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
@@ -198,22 +214,28 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
                 rows.append(Row.from_json(json.loads(line)))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                 _log.warning(
-                    "%s line %d is no whole row and was left out; a killed process may have cut it", file, number
+                    "%s line %d is no whole row and was left out; a killed process may have cut it",
+                    file,
+                    number,
                 )
     return rows
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Returns a row per cell, in order of first appearance: the last measured row, else the last error.
+    """Returns a row per cell, in order of first appearance: the last measured row, else the last
+    error.
 
-    If runs of the same name have different configs, only the rows of the last config count, so they never mix.
+    If runs of the same name have different configs, only the rows of the last config count, so they
+    never mix.
     """
     rows = list(rows)
     configs = {row.run: row.config_hash for row in rows}
     cells: dict[tuple, Row] = {}
     for row in rows:
         known = cells.get(row.cell)
-        if row.config_hash == configs[row.run] and (known is None or row.is_measured or not known.is_measured):
+        if row.config_hash == configs[row.run] and (
+            known is None or row.is_measured or not known.is_measured
+        ):
             cells[row.cell] = row
     return list(cells.values())
 
@@ -236,7 +258,11 @@ class Analysis:
         of = found.pop("of")
         if not of["override"]:
             del of["override"]
-        windows = {"eval_length": of.pop("length"), "mode": self.of.mode, "stride": of.pop("stride")}
+        windows = {
+            "eval_length": of.pop("length"),
+            "mode": self.of.mode,
+            "stride": of.pop("stride"),
+        }
         if isinstance(self, EarlyTokenCurse):
             del windows["mode"], windows["stride"]
         return {"analysis": self.analysis} | of | windows | found
@@ -252,12 +278,15 @@ class ByContext(Analysis):
     context_to: int
     tokens: int
     nll_nats: float  # summed over the tokens
-    interval: tuple[float, float] | None  # 95% of the mean, by resampling pieces of a window's length; None: one piece
+    # 95% of the mean, by resampling pieces of a window's length; None: one piece
+    interval: tuple[float, float] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class ByPosition(Analysis):
-    """NLL of the tokens at a position in their windows, from 1: the window's inputs up to the token's own."""
+    """NLL of the tokens at a position in their windows, from 1: the window's inputs up to the
+    token's own.
+    """
 
     analysis = "by_position"
 
@@ -277,9 +306,11 @@ class GainShare:
 
 @dataclasses.dataclass(frozen=True)
 class EarlyTokenCurse(Analysis):
-    """The gain from blocks to blocks of `longer_length`, and the share explained by fewer early tokens.
+    """The gain from blocks to blocks of `longer_length`, and the share explained by fewer early
+    tokens.
 
-    Shares are None if the gain may be half of its measured value, or chance: they could be any number.
+    Shares are None if the gain may be half of its measured value, or chance: they could be any
+      number.
     """
 
     analysis = "early_token_curse"
@@ -287,7 +318,8 @@ class EarlyTokenCurse(Analysis):
     longer_length: int
     tokens: int
     gain_nats: float
-    gain_interval: tuple[float, float] | None  # 95%, by resampling the longer blocks; None with a single block
+    # 95%, by resampling the longer blocks; None with a single block
+    gain_interval: tuple[float, float] | None
     composition_share: float | None
     sliding_share: float | None
     sliding_stride: int | None

@@ -1,4 +1,5 @@
-"""A table as typed data: a cell holds numbers, each with its kind, or the reason for a missing number.
+"""A table as typed data: a cell holds numbers, each with its kind, or the reason for a missing
+number.
 
 `alibi.reporting.writers` makes text of it.
 """
@@ -24,14 +25,18 @@ class Kind:
 
 
 def write_perplexity(value: float) -> str:
-    """Returns two decimals as in the paper; none from a thousand on, powers of ten from a million on."""
+    """Returns two decimals as in the paper; none from a thousand on, powers of ten from a million
+    on.
+    """
     if value < 999.995:
         return f"{value:.2f}"
     return f"{value:,.0f}" if value < 999_999.5 else f"{value:.1e}"
 
 
 def write_thousands(value: float) -> str:
-    """Returns 28.5k from a thousand on, as the paper prints words per second, updates and hours; else three digits."""
+    """Returns 28.5k from a thousand on, as the paper prints words per second, updates and hours;
+    else three digits.
+    """
     return f"{value / 1e3:,.1f}k" if value >= 1e3 else f"{value:.3g}"
 
 
@@ -88,7 +93,11 @@ class Number:
     @property
     def text(self) -> str:
         """The number without its ratio, with its deviation or interval."""
-        spread = "" if self.deviation is None else f" ± {self.kind.write(self.deviation).removeprefix('+')}"
+        spread = (
+            ""
+            if self.deviation is None
+            else f" ± {self.kind.write(self.deviation).removeprefix('+')}"
+        )
         if self.interval is not None:
             spread = " [{}, {}]".format(*map(self.kind.write, self.interval))
         return (self.printed or self.kind.write(self.mean)) + spread
@@ -130,7 +139,9 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """The difference with its sign: +3% for a share, else two decimals, none from a hundred on: +0.07, -1,234."""
+        """The difference with its sign: +3% for a share, else two decimals, none from a hundred on:
+        +0.07, -1,234.
+        """
         if self.share:
             return f"{100 * self.value:+,.0f}%"
         return f"{self.value:+.2f}" if abs(self.value) < 99.995 else f"{self.value:+,.0f}"
@@ -153,11 +164,14 @@ Grid = Sequence[Sequence[Part]]  # a part of each cell, by row and column
 
 
 def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -> list[list[Part]]:
-    """Returns the grid, each number with its ratio to its reference (row, column), and the best of a column marked.
+    """Returns the grid, each number with its ratio to its reference (row, column), and the best of
+    a column marked.
 
     Best is the lowest loss, in a column with several losses.
     """
-    columns = [[part for part in column if isinstance(part, Number)] for column in zip(*grid, strict=True)]
+    columns = [
+        [part for part in column if isinstance(part, Number)] for column in zip(*grid, strict=True)
+    ]
     losses = [[number.mean for number in column if number.kind.is_loss] for column in columns]
 
     def with_relations(part: Part, row: int, column: int) -> Part:
@@ -165,11 +179,17 @@ def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -
             return part
         at = references.get((row, column))
         reference = grid[at[0]][at[1]] if at else None
-        ratio = part.mean / reference.mean if isinstance(reference, Number) and reference.mean else None
+        ratio = (
+            part.mean / reference.mean if isinstance(reference, Number) and reference.mean else None
+        )
         several = part.kind.is_loss and len(losses[column]) > 1
-        return dataclasses.replace(part, ratio=ratio, best=several and part.mean == min(losses[column]))
+        return dataclasses.replace(
+            part, ratio=ratio, best=several and part.mean == min(losses[column])
+        )
 
-    return [[with_relations(part, i, j) for j, part in enumerate(row)] for i, row in enumerate(grid)]
+    return [
+        [with_relations(part, i, j) for j, part in enumerate(row)] for i, row in enumerate(grid)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,19 +210,22 @@ class Table:
     def notes(self) -> list[str]:
         """The notes below the table: the reasons for missing numbers, each once, in reading order."""
         parts = (part for row in self.cells for cell in row for part in cell)
-        return list(dict.fromkeys(part.note for part in parts if isinstance(part, Missing) and part.note))
+        return list(
+            dict.fromkeys(part.note for part in parts if isinstance(part, Missing) and part.note)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(Table):
     """A table of the paper, with cells (paper, ours, difference).
 
-    With `ratios`, values can't be compared (another corpus, another model): a difference is between the ratios of the
-    two values to their references.
+    With `ratios`, values can't be compared (another corpus, another model): a difference is between
+    the ratios of the two values to their references.
     """
 
     number: int = 0  # the paper's
-    stride: int | None = None  # of all windows, in tokens; None: they don't overlap, or strides differ
+    # of all windows, in tokens; None: they don't overlap, or strides differ
+    stride: int | None = None
 
     @property
     def has_ours(self) -> bool:
@@ -217,7 +240,9 @@ class Comparison(Table):
 def compare(
     paper: Grid, ours: Grid, references: Mapping[tuple[int, int], tuple[int, int]], *, ratios: bool
 ) -> tuple[tuple[Cell, ...], ...]:
-    """Returns the cells of a comparison; both sides are None for an empty cell of the paper's table."""
+    """Returns the cells of a comparison; both sides are None for an empty cell of the paper's
+    table.
+    """
     sides = [related(grid, references) for grid in (paper, ours)]
     return tuple(
         tuple(

@@ -29,7 +29,14 @@ PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"  # items of a checkpoi
 CHECKSUMS, VALID_NLL, SHA256 = "checksums", "valid_nll", "sha256"  # keys of `about`
 # Words in errors of the machine or the network, after which a checkpoint may still be whole.
 _MACHINE = (
-    *("resource_exhausted", "unavailable", "deadline_exceeded", "permission", "too many open", "no space left"),
+    *(
+        "resource_exhausted",
+        "unavailable",
+        "deadline_exceeded",
+        "permission",
+        "too many open",
+        "no space left",
+    ),
     *("timed out", "timeout", "connection", "disconnected", "resolve host"),
 )
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -58,18 +65,19 @@ class DamagedError(ValueError):
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     """The checkpoints of a run.
 
-    A checkpoint holds the parameters, the optimizer state and, as JSON, the config and provenance of the run, its
-    validation NLL and the checksum of each array. It gets its final name when it is complete, and is used only if it
-    equals the saved one.
+    A checkpoint holds the parameters, the optimizer state and, as JSON, the config and provenance
+    of the run, its validation NLL and the checksum of each array. It gets its final name when it is
+    complete, and is used only if it equals the saved one.
 
     Args:
       folder: the run's `checkpoints` directory.
-      keep: number of latest checkpoints to keep, besides the best by validation NLL. If the best is among them, the
-        checkpoint before them is kept too, in case the best is damaged.
+      keep: number of latest checkpoints to keep, besides the best by validation NLL. If the best is
+        among them, the checkpoint before them is kept too, in case the best is damaged.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 1, read_only: bool = False):
-        for name in ("absl", "asyncio"):  # Orbax logs each of its steps, and also the errors that it raises
+        # Orbax logs each of its steps, and also the errors that it raises
+        for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._folder = epath.Path(folder)
         self._manager = _Manager(
@@ -95,16 +103,26 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The saved step with the lowest validation NLL, and this NLL; None if no saved step was validated."""
+        """The saved step with the lowest validation NLL, and this NLL; None if no saved step was
+        validated.
+        """
         return next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[tuple[int, float]]:
-        """The validated steps among the saved, each with its validation NLL, in ascending order of it."""
-        scored = [(step, nll) for step in self._manager.all_steps() if (nll := self._valid_nll.get(step)) is not None]
+        """The validated steps among the saved, each with its validation NLL, in ascending order of
+        it.
+        """
+        scored = [
+            (step, nll)
+            for step in self._manager.all_steps()
+            if (nll := self._valid_nll.get(step)) is not None
+        ]
         return sorted(scored, key=lambda entry: entry[::-1])
 
-    def save(self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None) -> None:
+    def save(
+        self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None
+    ) -> None:
         """Saves in the background; first waits for the checkpoint before, and raises its errors."""
         if step in self._manager.all_steps():
             return
@@ -119,7 +137,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         self._manager.save(step, args=ocp.args.Composite(**items))
 
     def restore_newest(self, abstract: TrainState) -> TrainState:
-        """Returns the state of the newest whole checkpoint; prints and sets aside the damaged later ones.
+        """Returns the state of the newest whole checkpoint; prints and sets aside the damaged later
+        ones.
 
         Raises:
           ValueError: none is whole, and nothing was set aside; see also `restore`.
@@ -130,8 +149,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
             self._manager.reload()
         return state
 
-    def first_whole(self, restore: Callable[[int], Restored]) -> tuple[int, Restored, dict[int, str]]:
-        """Returns the newest step that `restore` finds whole, its result, and the errors of later steps.
+    def first_whole(
+        self, restore: Callable[[int], Restored]
+    ) -> tuple[int, Restored, dict[int, str]]:
+        """Returns the newest step that `restore` finds whole, its result, and the errors of later
+        steps.
 
         Raises:
           DamagedError: no checkpoint is whole.
@@ -151,7 +173,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         for other, damage in damaged.items():
             aside = self._folder / f"{other}.damaged-{int(time.time())}"
             (self._folder / str(other)).rename(aside)
-            print(f"{damage}; it is now {aside.name}, and the run goes on from step {step}", file=sys.stderr)
+            print(
+                f"{damage}; it is now {aside.name}, and the run goes on from step {step}",
+                file=sys.stderr,
+            )
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Returns the state after `step` updates, each leaf with the sharding of `abstract`.
@@ -176,24 +201,37 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         try:
             sums = self.about(step)[CHECKSUMS]
             with self._damage_named(step, "metadata"):
-                there = is_stacked(ocp.StandardCheckpointHandler().metadata(self._folder / str(step) / PARAMS))
+                there = is_stacked(
+                    ocp.StandardCheckpointHandler().metadata(self._folder / str(step) / PARAMS)
+                )
             saved = trees
             if there != here:
                 shapes = jax.eval_shape(stacked if there else unstacked, trees)
                 saved = laid_out(shapes, jax.tree.leaves(trees)[0].sharding.mesh)
-            restored = {name: self._read(step, name, ocp.args.StandardRestore(tree)) for name, tree in saved.items()}
+            restored = {
+                name: self._read(step, name, ocp.args.StandardRestore(tree))
+                for name, tree in saved.items()
+            }
         except DamagedError as error:
             damage = str(error)
-        if damage := next(filter(None, hosts.gather(damage)), ""):  # each process has read other files
+        # each process has read other files
+        if damage := next(filter(None, hosts.gather(damage)), ""):
             raise DamagedError(damage)
-        if wrong := [path for path, checksum in checksums(restored).items() if sums[path] != checksum]:
-            raise self._damaged(step, f"{len(wrong)} arrays differ from the saved ones, first {wrong[0]}")
+        if wrong := [
+            path for path, checksum in checksums(restored).items() if sums[path] != checksum
+        ]:
+            raise self._damaged(
+                step, f"{len(wrong)} arrays differ from the saved ones, first {wrong[0]}"
+            )
         if there == here:
             return restored
         shardings = jax.tree.map(lambda leaf: leaf.sharding, trees)
         change = stacked if here else unstacked
         # One tree at a time, so that only this is held twice.
-        return {name: jax.jit(change, out_shardings=shardings[name])(restored.pop(name)) for name in trees}
+        return {
+            name: jax.jit(change, out_shardings=shardings[name])(restored.pop(name))
+            for name in trees
+        }
 
     def _check_seen(self, step: int) -> None:
         """Raises MissingError on all processes if any does not see the checkpoint."""
@@ -201,12 +239,18 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         seen = hosts.gather(place.exists())
         if not any(seen):
             known = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
-            raise MissingError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
+            raise MissingError(
+                f"{self._folder} has no checkpoint of step {step}; there are: {known}"
+            )
         if not all(seen):
-            raise MissingError(f"process {seen.index(False)} does not see {place}; all need the same work directory")
+            raise MissingError(
+                f"process {seen.index(False)} does not see {place}; all need the same work directory"
+            )
 
     def about(self, step: int) -> dict[str, Any]:
-        """Returns the `about` of `save`, with the keys of this file; raises DamagedError if it is damaged."""
+        """Returns the `about` of `save`, with the keys of this file; raises DamagedError if it is
+        damaged.
+        """
         content = dict(self._read(step, ABOUT, ocp.args.JsonRestore()))
         if content.pop(SHA256, None) != _digest(content):
             raise self._damaged(step, f"{ABOUT} differs from the saved one")
@@ -226,11 +270,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         except Exception as error:
             if _is_of_machine(error):
                 raise
-            reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[0]
+            reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[
+                0
+            ]
             raise self._damaged(step, f"its {item} can't be read, {reason[:300]}") from error
 
     def _damaged(self, step: int, reason: str) -> DamagedError:
-        return DamagedError(f"checkpoint {self._folder / str(step)} is damaged or of another model ({reason})")
+        return DamagedError(
+            f"checkpoint {self._folder / str(step)} is damaged or of another model ({reason})"
+        )
 
     def wait(self) -> None:
         """Returns when all saves are on disk; raises their errors."""
@@ -250,19 +298,27 @@ class _LatestAndBest:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         newest = sorted((info.step for info in checkpoints), reverse=True)
         latest, best = newest[: self._keep], self._checkpoints.best
-        kept = {*latest, best[0]} if best and best[0] not in latest else set(newest[: self._keep + 1])
+        kept = (
+            {*latest, best[0]} if best and best[0] not in latest else set(newest[: self._keep + 1])
+        )
         return [info.step in kept for info in checkpoints]
 
 
 class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
-        """Returns False: the loop asks JAX. Orbax would use the times of checkpoints, which it has not read."""
+        """Returns False: the loop asks JAX. Orbax would use the times of checkpoints, which it has
+        not read.
+        """
         return False
 
 
 def _is_of_machine(error: Exception) -> bool:
     """Returns whether the machine or the network failed, and not the checkpoint."""
-    if isinstance(error, OSError) and not isinstance(error, _NOT_THERE) and error.errno != errno.EIO:
+    if (
+        isinstance(error, OSError)
+        and not isinstance(error, _NOT_THERE)
+        and error.errno != errno.EIO
+    ):
         return True  # errors of the network have no errno
     text = re.sub(r"\S*/\S*", "", str(error)).lower()  # without paths, which may hold any word
     return isinstance(error, MemoryError) or any(word in text for word in _MACHINE)
@@ -275,13 +331,15 @@ def _digest(content: dict[str, Any]) -> str:
 def checksums(tree: PyTree) -> dict[str, str]:
     """Returns the checksum of each array of `tree`, 16 hexadecimal digits, by its path.
 
-    It depends on the bits and places of the elements, not on their split over devices, each of which sums up its own
-    part. A change of one element always changes it; a change of several does with a probability of 1 - 2^-64.
+    It depends on the bits and places of the elements, not on their split over devices, each of
+    which sums up its own part. A change of one element always changes it; a change of several does
+    with a probability of 1 - 2^-64.
     """
     jax.block_until_ready(tree)
     sums = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        # One after the other: many programs at once, each of which sums over devices, wait for each other on CPUs.
+        # One after the other: many programs at once, each of which sums over devices, wait for each
+        # other on CPUs.
         first, second = jax.device_get(_checksum(leaf))
         sums[jax.tree_util.keystr(path, simple=True, separator="/")] = f"{first:08x}{second:08x}"
     return sums
@@ -289,13 +347,19 @@ def checksums(tree: PyTree) -> dict[str, str]:
 
 @jax.jit
 def _checksum(array: Array) -> UInt32[Array, "2"]:
-    """Returns two sums, modulo 2^32, of each element's bits mixed with its place; mixed as in murmur3."""
+    """Returns two sums, modulo 2^32, of each element's bits mixed with its place; mixed as in
+    murmur3.
+    """
     if array.dtype == bool:
         array = array.astype(jnp.uint8)
-    bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}")).astype(jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}")).astype(
+        jnp.uint32
+    )
     place, size = jnp.zeros(array.shape, jnp.uint32), 1
     for axis in reversed(range(array.ndim)):
-        place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(size * 0x9E3779B1 % 2**32)
+        place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(
+            size * 0x9E3779B1 % 2**32
+        )
         size *= array.shape[axis]
     once = (bits ^ place) * jnp.uint32(0x85EBCA6B)
     once ^= once >> 15

@@ -16,7 +16,8 @@ from alibi.storage.files import check_writable, is_address, listed, made_whole, 
 
 
 class RunDirectory:
-    """One run's files: config, provenance and status as JSON, metrics, tokenizer/, checkpoints/, tensorboard/.
+    """One run's files: config, provenance and status as JSON, metrics, tokenizer/, checkpoints/,
+    tensorboard/.
 
     Methods for reading raise ValueError, with the remedy, if a file is missing or damaged.
 
@@ -26,7 +27,9 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str]):
         if not os.fspath(path):
-            raise ValueError("the work directory's name is empty; give a directory, or . for the current one")
+            raise ValueError(
+                "the work directory's name is empty; give a directory, or . for the current one"
+            )
         if os.fspath(path).startswith("s3:"):
             raise ValueError(
                 f"work directory {path} can't hold checkpoints: Orbax writes them to directories and gs:// only; give "
@@ -60,12 +63,22 @@ class RunDirectory:
         return self._read("provenance.json")
 
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.path / "tokenizer", f"restore {self}/tokenizer, or train the run again elsewhere")
+        return load_tokenizer(
+            self.path / "tokenizer", f"restore {self}/tokenizer, or train the run again elsewhere"
+        )
 
     def status(self) -> dict[str, Any]:
-        """Returns state (missing, running, interrupted, failed or finished), step, steps, reason and figures."""
+        """Returns state (missing, running, interrupted, failed or finished), step, steps, reason
+        and figures.
+        """
         if not (self.path / "status.json").exists():
-            return {"state": "missing", "step": 0, "steps": 0, "reason": "", "tokens_per_second": None}
+            return {
+                "state": "missing",
+                "step": 0,
+                "steps": 0,
+                "reason": "",
+                "tokens_per_second": None,
+            }
         return self._read("status.json", "state", "step", "steps", "reason")
 
     def saved_steps(self) -> list[int]:
@@ -75,7 +88,9 @@ class RunDirectory:
 
             return sorted(checkpoint_steps(self.checkpoints)) if self.checkpoints.is_dir() else []
         # Orbax gives a local checkpoint its final name when it is complete.
-        return sorted(int(folder.name) for folder in listed(self.checkpoints) if folder.name.isdecimal())
+        return sorted(
+            int(folder.name) for folder in listed(self.checkpoints) if folder.name.isdecimal()
+        )
 
     def is_finished(self) -> bool:
         """Returns whether training came to its end and its last checkpoint is still there."""
@@ -83,7 +98,9 @@ class RunDirectory:
         return status["state"] == "finished" and status["step"] in self.saved_steps()
 
     def check_checkpoints(self) -> None:
-        """Raises ValueError if all checkpoints were lost: a new training would overwrite the files of the run."""
+        """Raises ValueError if all checkpoints were lost: a new training would overwrite the files
+        of the run.
+        """
         saved = self.status().get("saved")
         if saved and not self.saved_steps():
             raise ValueError(
@@ -95,26 +112,36 @@ class RunDirectory:
         """Makes the directory if it is missing.
 
         Raises:
-          ValueError: it can't be written, holds a run of another config, or lost all its checkpoints.
+          ValueError: it can't be written, holds a run of another config, or lost all its
+            checkpoints.
         """
         try:
             check_writable(self.path)
             # A file is not written here, so that nothing of a finished run changes.
             folder = self.checkpoints
-            if folder.exists() and not (is_address(folder) or (folder.is_dir() and os.access(folder, os.W_OK))):
+            if folder.exists() and not (
+                is_address(folder) or (folder.is_dir() and os.access(folder, os.W_OK))
+            ):
                 raise PermissionError(f"{folder} is read-only, or no directory")
         except OSError as error:
-            raise ValueError(f"work directory {self} can't be written ({error}); choose another --workdir") from None
+            raise ValueError(
+                f"work directory {self} can't be written ({error}); choose another --workdir"
+            ) from None
         if differing := self.differing(config):
             raise ValueError(
                 f"work directory {self} holds a run of another config:\n"
-                + "".join(f"  {key}: {old!r} there, {new!r} now\n" for key, (old, new) in differing.items())
+                + "".join(
+                    f"  {key}: {old!r} there, {new!r} now\n"
+                    for key, (old, new) in differing.items()
+                )
                 + "use another --workdir, or the config that it was started with"
             )
         self.check_checkpoints()
 
     def differing(self, config: Config) -> dict[str, tuple[Any, Any]]:
-        """Returns the differing keys of a run's identity, each with its values here and in `config`."""
+        """Returns the differing keys of a run's identity, each with its values here and in
+        `config`.
+        """
         if not (self.path / "config.json").exists():
             return {}
         old, new = defining(self.config()), defining(config)
@@ -122,7 +149,9 @@ class RunDirectory:
         return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
     def check_corpus(self, manifests: dict[str, dict[str, Any]]) -> None:
-        """Raises ValueError if this run was trained on other tokens than those of `manifests`, by split."""
+        """Raises ValueError if this run was trained on other tokens than those of `manifests`, by
+        split.
+        """
         if not (self.path / "provenance.json").exists():
             return
         before = self._read("provenance.json", "corpus")["corpus"]
@@ -137,7 +166,8 @@ class RunDirectory:
     def claim(self, config: Config, tokenizer: Tokenizer) -> None:
         """Claims the directory for this process, and writes the config and, once, the tokenizer.
 
-        From then on `write` raises LostError if a later start has claimed the directory, see `Claim`.
+        From then on `write` raises LostError if a later start has claimed the directory, see
+        `Claim`.
 
         Raises:
           HeldError: another process is training here.
@@ -177,12 +207,23 @@ class RunDirectory:
             self._claim.release()
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Writes a JSON file; a reader sees the old content or the new, never a part. See `check_claim`."""
+        """Writes a JSON file; a reader sees the old content or the new, never a part. See
+        `check_claim`.
+        """
         self.check_claim()
-        write_whole(self.path / name, json.dumps(content, indent=2, sort_keys=True, default=str) + "\n")
+        write_whole(
+            self.path / name, json.dumps(content, indent=2, sort_keys=True, default=str) + "\n"
+        )
 
     def write_status(
-        self, state: str, *, step: int, steps: int, reason: str = "", saved: int | None = None, **more: Any
+        self,
+        state: str,
+        *,
+        step: int,
+        steps: int,
+        reason: str = "",
+        saved: int | None = None,
+        **more: Any,
     ) -> None:
         """Writes the state of the run; `more` are figures, such as tokens_per_second.
 
@@ -191,15 +232,28 @@ class RunDirectory:
         """
         saved = max(self.saved_steps(), default=0) if saved is None else saved
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        known = {"state": state, "step": step, "steps": steps, "reason": reason, "updated": now, "saved": saved}
+        known = {
+            "state": state,
+            "step": step,
+            "steps": steps,
+            "reason": reason,
+            "updated": now,
+            "saved": saved,
+        }
         self.write("status.json", known | more)
 
     def _read(self, name: str, *keys: str) -> dict[str, Any]:
         """Returns the content of a JSON file, an object with `keys`."""
         try:
             content = json.loads((self.path / name).read_bytes())
-            if not isinstance(content, dict) or (missing := [key for key in keys if key not in content]):
-                raise ValueError(f"it lacks {', '.join(missing)}" if isinstance(content, dict) else "it is no object")
+            if not isinstance(content, dict) or (
+                missing := [key for key in keys if key not in content]
+            ):
+                raise ValueError(
+                    f"it lacks {', '.join(missing)}"
+                    if isinstance(content, dict)
+                    else "it is no object"
+                )
         except FileNotFoundError:
             problem = f"{name} is missing; give train.py's --workdir"
             raise ValueError(f"{self} is no work directory of a run: {problem}") from None
@@ -208,4 +262,6 @@ class RunDirectory:
         return content
 
     def _damaged(self, name: str, error: Exception) -> ValueError:
-        return ValueError(f"{self}/{name} is damaged ({error}); restore it, or train the run again elsewhere")
+        return ValueError(
+            f"{self}/{name} is damaged ({error}); restore it, or train the run again elsewhere"
+        )

@@ -1,4 +1,6 @@
-"""The identity of a run: two configs are of the same run if they differ only in how it is computed and watched."""
+"""The identity of a run: two configs are of the same run if they differ only in how it is computed
+and watched.
+"""
 
 import hashlib
 import json
@@ -20,13 +22,19 @@ _DEFAULTS = flatten(Config())
 
 def may_differ(key: str) -> bool:
     """Returns whether a run may go on with another value of this config key."""
-    return any(key == known or (known.endswith(".") and key.startswith(known)) for known in MAY_DIFFER)
+    return any(
+        key == known or (known.endswith(".") and key.startswith(known)) for known in MAY_DIFFER
+    )
 
 
 def config_hash(config: Config) -> str:
     """Returns twelve hex digits, equal for configs of the same run."""
     leaves = defining(config)
-    hashed = {key: value for key, value in leaves.items() if key not in HASHED_IF_SET or value != _DEFAULTS[key]}
+    hashed = {
+        key: value
+        for key, value in leaves.items()
+        if key not in HASHED_IF_SET or value != _DEFAULTS[key]
+    }
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -39,7 +47,8 @@ def evaluation_hash(config: Config) -> str:
 def defining(config: Config) -> dict[str, Any]:
     """Returns the values of all keys with an effect on a run's results, by dotted key."""
     leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
-    leaves["data.tokenizer_file"] = ""  # its place may change; `RunDirectory.claim` compares its content
+    # its place may change; `RunDirectory.claim` compares its content
+    leaves["data.tokenizer_file"] = ""
     if leaves["init_from"] and not is_address(leaves["init_from"]):
         leaves["init_from"] = os.path.abspath(os.path.expanduser(leaves["init_from"]))
     return leaves

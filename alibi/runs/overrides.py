@@ -17,18 +17,24 @@ from alibi.positions.rotary_stretched import check_known_length
 def effective(override: Override, config: Config) -> Override | None:
     """Returns the difference of `override` from the `config` of training; None if there is none.
 
-    Options of training, such as rotary's base or ALiBi's slopes, stay if the other method has them too and no others
-    are given. The result has all options with other values than the method's defaults, and the defaults in place of
-    options of training, so it is its own `effective`.
+    Options of training, such as rotary's base or ALiBi's slopes, stay if the other method has them
+    too and no others are given. The result has all options with other values than the method's
+    defaults, and the defaults in place of options of training, so it is its own `effective`.
 
     Raises:
       ValueError: an unknown position method.
     """
     position, own = override.position or config.position, dict(config.position_options)
     defaults = method_class(position).options()
-    kept = {name: value for name, value in own.items() if name in defaults and value != defaults[name]}
+    kept = {
+        name: value for name, value in own.items() if name in defaults and value != defaults[name]
+    }
     given = kept | without_lists(dict(override.options))
-    options = {name: value for name, value in sorted(given.items()) if name in kept or value != defaults.get(name, ...)}
+    options = {
+        name: value
+        for name, value in sorted(given.items())
+        if name in kept or value != defaults.get(name, ...)
+    }
     model = {key: value for key, value in override.model.items() if value != config.model[key]}
     if position != config.position or options != kept:
         return Override(position, tuple(options.items()), **model)
@@ -42,15 +48,17 @@ def overridden(config: Config, override: Override | None) -> Config:
       override: as `effective` returns it.
 
     Raises:
-      ValueError: a position method with other parameters than the run has, or a method that would take the run's
-        training length for the length in which the model learned its rotations; or an option, a key or a combination
-        beyond the model.
+      ValueError: a position method with other parameters than the run has, or a method that would
+        take the run's training length for the length in which the model learned its rotations; or
+        an option, a key or a combination beyond the model.
     """
     if override is None:
         return config
     tested = replaced(config, {f"model.{key}": value for key, value in override.model.items()})
     if override.position is not None:
-        tested = dataclasses.replace(tested, position=override.position, position_options=dict(override.options))
+        tested = dataclasses.replace(
+            tested, position=override.position, position_options=dict(override.options)
+        )
     own, other = (build_model(each, UNKNOWN_VOCABULARY) for each in (config, tested))
     has, needs = _parameters(own), _parameters(other)
     refused = f"{_named(tested, config)} can't be tested on a run of position={config.position}"
@@ -70,10 +78,14 @@ def overridden(config: Config, override: Override | None) -> Config:
 
 
 def _named(tested: Config, config: Config) -> str:
-    """Returns the name of the tested method; with the changed options and keys, if training had the same method."""
+    """Returns the name of the tested method; with the changed options and keys, if training had the
+    same method.
+    """
     if tested.position != config.position:
         return f"position={tested.position}"
-    options = changed_options(tested.position, *(each.position_options for each in (config, tested)))
+    options = changed_options(
+        tested.position, *(each.position_options for each in (config, tested))
+    )
     changed = [f"{name}={now}" for name, (_, now) in options.items()]
     for key in MODEL_KEYS:
         if (now := tested.model[key]) != config.model[key]:

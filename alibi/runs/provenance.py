@@ -10,7 +10,17 @@ import sys
 from typing import Any
 
 COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "datasets", "tokenizers", "numpy")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "datasets",
+    "tokenizers",
+    "numpy",
+)
 
 
 @functools.cache
@@ -22,7 +32,9 @@ def git_commit() -> str:
     folder = pathlib.Path(__file__).resolve().parents[2]
     try:
         commit, changes = (
-            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            subprocess.run(
+                ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+            ).stdout.strip()
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.CalledProcessError):
@@ -32,7 +44,9 @@ def git_commit() -> str:
 
 @functools.cache
 def code_hash() -> str:
-    """Returns twelve hex digits of the SHA-256 of the library's files, which also changes without a commit."""
+    """Returns twelve hex digits of the SHA-256 of the library's files, which also changes without a
+    commit.
+    """
     folder = pathlib.Path(__file__).resolve().parents[1]
     hashed = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
@@ -42,12 +56,19 @@ def code_hash() -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages by which a run computes."""
-    return {package: importlib.metadata.version(package) for package in PACKAGES} | {"python": sys.version.split()[0]}
+    return {package: importlib.metadata.version(package) for package in PACKAGES} | {
+        "python": sys.version.split()[0]
+    }
 
 
 def make_provenance(**more: Any) -> dict[str, Any]:
     """Returns command, commit, versions and CPU cores; `more` adds devices, corpus, parameters."""
-    made_by = {"command": sys.argv, "commit": git_commit(), "code": code_hash(), "versions": versions()}
+    made_by = {
+        "command": sys.argv,
+        "commit": git_commit(),
+        "code": code_hash(),
+        "versions": versions(),
+    }
     return {**made_by, "cores": usable_cores(), **more}
 
 

@@ -1,4 +1,6 @@
-"""A trained run, loaded for use: tokenizer, model and parameters of a work directory, on this machine's devices."""
+"""A trained run, loaded for use: tokenizer, model and parameters of a work directory, on this
+machine's devices.
+"""
 
 import functools
 import logging
@@ -34,8 +36,8 @@ class TrainedRun:
       step: the number of updates before the checkpoint.
 
     Raises:
-      ValueError: no work directory, no such checkpoint, or an override with other parameters; later, at the
-        first use of the parameters, a damaged checkpoint.
+      ValueError: no work directory, no such checkpoint, or an override with other parameters;
+        later, at the first use of the parameters, a damaged checkpoint.
     """
 
     def __init__(
@@ -76,11 +78,15 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
-        model = build_model(self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh))
+        model = build_model(
+            self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh)
+        )
         return evaluated(model, self.config)
 
     def undefined(self, length: int) -> str:
-        """Returns the reason why the position method has no result at `length` tokens; "" if there is a result."""
+        """Returns the reason why the position method has no result at `length` tokens; "" if there
+        is a result.
+        """
         try:
             self.model.check_length(length)
         except ValueError as error:
@@ -99,7 +105,8 @@ class TrainedRun:
     def params(self) -> PyTree:
         """The parameters, sharded over the mesh as in training.
 
-        If the latest or best checkpoint was replaced since, or is damaged, the next whole checkpoint takes its
+        If the latest or best checkpoint was replaced since, or is damaged, the next whole
+        checkpoint takes its
         place: a line is logged, and `step` changes.
         """
         abstract = laid_out(self._shapes, self.mesh)
@@ -122,16 +129,22 @@ class TrainedRun:
 
 
 def fitting_mesh(mesh: MeshConfig) -> Mesh:
-    """Returns the mesh of training, or all devices along `data` if there are more or fewer devices here."""
+    """Returns the mesh of training, or all devices along `data` if there are more or fewer devices
+    here.
+    """
     try:
         return make_mesh(mesh)
     except ValueError as error:
-        _log.warning("%s; evaluating with mesh.data=-1 on the %d devices here", error, jax.device_count())
+        _log.warning(
+            "%s; evaluating with mesh.data=-1 on the %d devices here", error, jax.device_count()
+        )
         return make_mesh(MeshConfig())
 
 
 def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
-    """Returns the step named by "latest", "best" or a number, then the steps to use if it is damaged."""
+    """Returns the step named by "latest", "best" or a number, then the steps to use if it is
+    damaged.
+    """
     directory.check_checkpoints()
     status, steps = directory.status(), directory.saved_steps()
     if not steps:
@@ -144,5 +157,7 @@ def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
     with Checkpoints(directory.checkpoints, read_only=True) as checkpoints:
         ranked = checkpoints.ranked
     if not ranked:
-        raise ValueError(f"{directory} has no best checkpoint: none was validated; use --checkpoint=latest")
+        raise ValueError(
+            f"{directory} has no best checkpoint: none was validated; use --checkpoint=latest"
+        )
     return [step for step, _ in ranked]

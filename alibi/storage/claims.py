@@ -1,7 +1,9 @@
 """Claims: which process may write in a place.
 
-With file locks, a single process at a time holds the lock. Without them, as at addresses, the process with the latest
-start may write: each start adds a claim, whose name sorts after all earlier names, and a process whose claim is no
+With file locks, a single process at a time holds the lock. Without them, as at addresses, the
+process with the latest
+start may write: each start adds a claim, whose name sorts after all earlier names, and a process
+  whose claim is no
 longer the last stops before its next write.
 """
 
@@ -56,10 +58,13 @@ class Claim:
         self._name = "" if self.file else _add_claim(place)
 
     def check(self) -> None:
-        """Raises LostError if another process has claimed the place since; call it before each write."""
+        """Raises LostError if another process has claimed the place since; call it before each
+        write.
+        """
         if (
             self._name
-            and (newest := max((path.name for path in listed(self._place / CLAIMS)), default="")) != self._name
+            and (newest := max((path.name for path in listed(self._place / CLAIMS)), default=""))
+            != self._name
         ):
             raise LostError(
                 f"a process that started later is {self._doing} in {self._place} ({newest or 'and has ended'}); "
@@ -75,7 +80,9 @@ class Claim:
 
 
 def awaited(place: epath.Path, doing: str, say: Callable[[str], None]) -> Claim:
-    """Returns the claim of `place` as soon as no other process holds its lock; calls `say` once if it must wait."""
+    """Returns the claim of `place` as soon as no other process holds its lock; calls `say` once if
+    it must wait.
+    """
     waiting = False
     while True:
         try:
@@ -88,7 +95,9 @@ def awaited(place: epath.Path, doing: str, say: Callable[[str], None]) -> Claim:
 
 
 def is_held(place: epath.Path) -> bool | None:
-    """Returns whether a process holds the lock of `place`; None without file locks, where it is unknown."""
+    """Returns whether a process holds the lock of `place`; None without file locks, where it is
+    unknown.
+    """
     if is_address(place):
         return None
     try:

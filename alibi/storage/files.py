@@ -1,6 +1,8 @@
-"""Files in directories and at the addresses gs://BUCKET/PATH and s3://BUCKET/PATH, read and written through epath.
+"""Files in directories and at the addresses gs://BUCKET/PATH and s3://BUCKET/PATH, read and written
+through epath.
 
-A reader sees a file as it was or as it is now, never a part: local files are renamed into place, and object stores
+A reader sees a file as it was or as it is now, never a part: local files are renamed into place,
+  and object stores
 replace an object at once.
 """
 
@@ -25,12 +27,15 @@ PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # by which fsspec, and so epath, reads
 
 
 def is_address(place: str | os.PathLike[str]) -> bool:
-    """Returns whether `place` is an address such as gs://BUCKET, also if a path library has merged its slashes."""
+    """Returns whether `place` is an address such as gs://BUCKET, also if a path library has merged
+    its slashes.
+    """
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(place)) is not None
 
 
 def resolve(place: str | os.PathLike[str]) -> epath.Path:
-    """Returns the absolute path of a directory or file, ~ expanded, or of an address; reads and makes nothing.
+    """Returns the absolute path of a directory or file, ~ expanded, or of an address; reads and
+    makes nothing.
 
     Raises:
       ValueError: an address of another kind, or whose package is not installed.
@@ -40,7 +45,9 @@ def resolve(place: str | os.PathLike[str]) -> epath.Path:
         return epath.Path(pathlib.Path(text).expanduser().absolute())
     found = re.fullmatch(r"(gs|s3)://[^/]+(/.*)?", text)
     if found is None or {".", ".."} & set(text.split("/")):
-        raise ValueError(f"address {text} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory")
+        raise ValueError(
+            f"address {text} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"
+        )
     scheme = found[1]
     if importlib.util.find_spec(PACKAGES[scheme]) is None:
         raise ValueError(
@@ -54,9 +61,13 @@ def resolve(place: str | os.PathLike[str]) -> epath.Path:
 
 
 def local_path(place: str | os.PathLike[str], name: str) -> pathlib.Path:
-    """Returns `place` as a local path, ~ expanded; raises ValueError with `name` if it is an address."""
+    """Returns `place` as a local path, ~ expanded; raises ValueError with `name` if it is an
+    address.
+    """
     if is_address(place):
-        raise ValueError(f"{name} is the address {place}, where a path of this machine is needed; copy or mount it")
+        raise ValueError(
+            f"{name} is the address {place}, where a path of this machine is needed; copy or mount it"
+        )
     return pathlib.Path(place).expanduser()
 
 
@@ -70,10 +81,11 @@ def listed(folder: epath.Path) -> list[epath.Path]:
 
 @contextlib.contextmanager
 def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterator[pathlib.Path]:
-    """Yields a local path for a new file or directory, which replaces `place` at the end of the block.
+    """Yields a local path for a new file or directory, which replaces `place` at the end of the
+    block.
 
-    If the block raises, nothing is left of the new one and `place` stays as it was. At an address the files are
-    written in turn.
+    If the block raises, nothing is left of the new one and `place` stays as it was. At an address
+    the files are written in turn.
 
     Args:
       parents: makes the folders above `place` if they are missing.
@@ -100,7 +112,9 @@ def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterat
             temporary.unlink(missing_ok=True)
 
 
-def write_whole(place: str | os.PathLike[str], content: str | bytes | memoryview, *, parents: bool = True) -> None:
+def write_whole(
+    place: str | os.PathLike[str], content: str | bytes | memoryview, *, parents: bool = True
+) -> None:
     """Writes a file, text as UTF-8; see `made_whole`."""
     with made_whole(place, parents=parents) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -116,8 +130,8 @@ def check_writable(folder: epath.Path) -> None:
 def append_row(log: epath.Path, row: dict[str, Any]) -> None:
     """Adds `row`, which has a "step", to the JSON lines of the file `log`.
 
-    Objects can't grow, so at an address each row is a file of its own, in the folder named as `log` without
-    its suffix.
+    Objects can't grow, so at an address each row is a file of its own, in the folder named as `log`
+    without its suffix.
     """
     line = json.dumps(row) + "\n"
     if is_address(log):
@@ -129,7 +143,9 @@ def append_row(log: epath.Path, row: dict[str, Any]) -> None:
 
 
 def read_rows(log: epath.Path) -> list[dict[str, Any]]:
-    """Returns the rows of `append_row` in their order, without damaged lines; none if nothing was written."""
+    """Returns the rows of `append_row` in their order, without damaged lines; none if nothing was
+    written.
+    """
     files = [log] if log.exists() else listed(log.with_suffix(""))
     lines = [line for file in files for line in file.read_bytes().splitlines()]
     return [json.loads(line) for line in lines if _step_of(line) < math.inf]

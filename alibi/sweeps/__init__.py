@@ -1,1 +1,3 @@
-"""Sweeps: the runs of an experiment, trained, evaluated and reported together, and continued after a stop."""
+"""Sweeps: the runs of an experiment, trained, evaluated and reported together, and continued after
+a stop.
+"""

@@ -7,13 +7,15 @@
             "multiples": [1, 2, 4],  # of the train length; or "lengths" in tokens
         }
 
-`product` makes a run of each combination of config keys; `runs` lists further runs as dictionaries of config keys,
-which may also hold a `name` and the evaluation keys. Evaluation keys, for the sweep or for a run: `multiples` or
-`lengths`, `stride` (a number or several; default: the length), `split` (default: valid), `context_use` (True: the same
-tokens at each length too), `passkey` (True: passkey retrieval at each length in place of perplexity), `override` (test
-the run with other values than it was trained with, any of {"position": "rotary_ntk", "options": {"factor": 4},
-"window": 256}) and `evaluations`, a list of dictionaries of these keys. Values in `product` or `runs` replace values of
-`config`.
+`product` makes a run of each combination of config keys; `runs` lists further runs as dictionaries
+of config keys,
+which may also hold a `name` and the evaluation keys. Evaluation keys, for the sweep or for a run:
+  `multiples` or
+`lengths`, `stride` (a number or several; default: the length), `split` (default: valid),
+`context_use` (True: the same tokens at each length too), `passkey` (True: passkey retrieval at each
+length in place of perplexity), `override` (test the run with other values than it was trained with,
+any of {"position": "rotary_ntk", "options": {"factor": 4}, "window": 256}) and `evaluations`, a
+list of dictionaries of these keys. Values in `product` or `runs` replace values of `config`.
 """
 
 import dataclasses
@@ -58,7 +60,9 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run: its name (and directory), config file, the keys with other values, and its evaluations."""
+    """A run: its name (and directory), config file, the keys with other values, and its
+    evaluations.
+    """
 
     name: str
     config_file: str
@@ -86,7 +90,8 @@ class Sweep:
     runs: tuple[Run, ...]
 
     def share(self, task: str) -> tuple[Run, ...]:
-        """Returns the runs of `task`: I/N, every N-th run from run I on, counted from 0; or the name of a run.
+        """Returns the runs of `task`: I/N, every N-th run from run I on, counted from 0; or the
+        name of a run.
 
         Raises:
           ValueError: a task of neither form, or a number beyond the tasks or the runs.
@@ -104,7 +109,9 @@ class Sweep:
         number, tasks = map(int, found.groups())
         if number >= min(tasks, count):
             most = min(tasks, count) or count
-            raise ValueError(f"--task={task}: there are {count} runs; give I/N with I from 0 to {most - 1} and I < N")
+            raise ValueError(
+                f"--task={task}: there are {count} runs; give I/N with I from 0 to {most - 1} and I < N"
+            )
         return self.runs[number::tasks]
 
 
@@ -117,52 +124,72 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
     """
     definition = config_files.call(path, "get_sweep", "configs/sweeps/quickstart.py")
     if not isinstance(definition, Mapping):
-        raise ValueError(f"get_sweep() of {path} must return a dictionary, not {type(definition).__name__}")
+        raise ValueError(
+            f"get_sweep() of {path} must return a dictionary, not {type(definition).__name__}"
+        )
     return make_sweep(definition, title=pathlib.Path(path).stem)
 
 
 def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
-    """Returns the sweep of `definition`, see the head of this module; raises ValueError as `load_sweep`."""
+    """Returns the sweep of `definition`, see the head of this module; raises ValueError as
+    `load_sweep`.
+    """
     _check_keys(definition, SWEEP_KEYS, "the sweep")
     if "config" not in definition:
-        raise ValueError("the sweep names no config; add for example 'config': 'configs/quickstart.py'")
+        raise ValueError(
+            "the sweep names no config; add for example 'config': 'configs/quickstart.py'"
+        )
     product: Mapping[str, Sequence[Any]] = definition.get("product", {})
     for key, values in product.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ValueError(f"product key {key!r} needs a list of values, such as [0, 1]; got {values!r}")
+            raise ValueError(
+                f"product key {key!r} needs a list of values, such as [0, 1]; got {values!r}"
+            )
     combinations = itertools.product(*product.values()) if product else ()
     given = [dict(zip(product, values, strict=True)) for values in combinations]
     given += definition.get("runs", ())
     if not given:
-        raise ValueError("the sweep has no runs; give 'product': {'position': [...]} or 'runs': [{...}, ...]")
+        raise ValueError(
+            "the sweep has no runs; give 'product': {'position': [...]} or 'runs': [{...}, ...]"
+        )
     runs = tuple(_make_run(run, definition) for run in given)
     double = sorted(name for name, times in Counter(run.name for run in runs).items() if times > 1)
     if double:
-        raise ValueError(f"runs of equal name: {', '.join(double)}; a run needs keys of its own, or a 'name'")
+        raise ValueError(
+            f"runs of equal name: {', '.join(double)}; a run needs keys of its own, or a 'name'"
+        )
     return Sweep(definition.get("title", title), runs)
 
 
 def run_name(config: Config, overrides: Mapping[str, Any]) -> str:
     """Returns a readable name: method, train length, the run's other keys, and seed."""
     standard = {"position", "train_length", "length", "seed"}
-    others = [f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items() if key not in standard]
+    others = [
+        f"{key.rpartition('.')[2]}={value}"
+        for key, value in overrides.items()
+        if key not in standard
+    ]
     name = "-".join([config.position, f"L{config.train_length}", *others, f"seed{config.seed}"])
     return re.sub(r"[^\w.=+-]+", "_", name)
 
 
 def resolve(file: str) -> pathlib.Path:
-    """Returns the path of a config or sweep file: as given if it exists from here, else inside the project."""
+    """Returns the path of a config or sweep file: as given if it exists from here, else inside the
+    project.
+    """
     path = pathlib.Path(file)
     return path.absolute() if path.exists() else PROJECT / path
 
 
 def load_config(config_file: str, overrides: Mapping[str, Any]) -> Config:
-    """Returns the config of `config_file`, FILE or FILE:KEY=VALUE,..., with `overrides`, as train.py makes it.
+    """Returns the config of `config_file`, FILE or FILE:KEY=VALUE,..., with `overrides`, as
+    train.py makes it.
 
     Raises:
       ValueError: as `load_sweep`.
     """
-    # Overrides belong to the argument: a config may derive values from it, such as a batch of whole sequences.
+    # Overrides belong to the argument: a config may derive values from it, such as a batch of whole
+    # sequences.
     file, argument, others = _split(config_file, overrides)
     if ":" in str(resolve(file)) or (pathlib.Path(config_file).is_file() and ":" in config_file):
         raise ValueError(
@@ -173,7 +200,9 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> Config:
 
 
 def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Returns a config's file, its argument with the overrides, and the overrides whose commas would end a value."""
+    """Returns a config's file, its argument with the overrides, and the overrides whose commas
+    would end a value.
+    """
     file, _, argument = config_file.partition(":")
     others = {key: value for key, value in overrides.items() if "," in str(value)}
     inside = (f"{key}={value}" for key, value in overrides.items() if key not in others)
@@ -183,7 +212,9 @@ def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, di
 def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
     config_file = given.get("config", sweep["config"])
     evaluation_keys = {"evaluations", *EVALUATION_KEYS}
-    overrides = {key: given[key] for key in given if key not in {"name", "config", *evaluation_keys}}
+    overrides = {
+        key: given[key] for key in given if key not in {"name", "config", *evaluation_keys}
+    }
     try:
         config = load_config(config_file, overrides)
         name = given.get("name") or run_name(config, overrides)
@@ -193,7 +224,9 @@ def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
         shown = ", ".join(f"{key}={value}" for key, value in given.items() if key != "evaluations")
         raise ValueError(f"run ({shown or 'without keys'}): {error}") from None
     if not re.fullmatch(r"[\w=+-][\w.=+-]*", name):
-        raise ValueError(f"run name {name!r} must do as a directory's name: letters, digits and . = + - _")
+        raise ValueError(
+            f"run name {name!r} must do as a directory's name: letters, digits and . = + - _"
+        )
     return Run(name, config_file, overrides, config, evaluations)
 
 
@@ -203,24 +236,38 @@ def _evaluations(given: Mapping[str, Any], config: Config) -> tuple[Evaluation, 
     for part in [*([own] if own else []), *given.get("evaluations", ())]:
         _check_keys(part, EVALUATION_KEYS, "an evaluation")
         if ("multiples" in part) == ("lengths" in part):
-            raise ValueError(f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}")
-        lengths = part["lengths"] if "lengths" in part else [config.train_length * times for times in part["multiples"]]
+            raise ValueError(
+                f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}"
+            )
+        lengths = (
+            part["lengths"]
+            if "lengths" in part
+            else [config.train_length * times for times in part["multiples"]]
+        )
         if not lengths or any(not isinstance(length, int) or length < 1 for length in lengths):
-            raise ValueError(f"evaluation lengths must be whole numbers of tokens, at least 1; got {list(lengths)}")
+            raise ValueError(
+                f"evaluation lengths must be whole numbers of tokens, at least 1; got {list(lengths)}"
+            )
         stride, passkey = part.get("stride"), part.get("passkey", False)
         if passkey and {"stride", "split", "context_use"} & part.keys():
-            raise ValueError(f"an evaluation of passkeys has lengths and an override alone; got {dict(part)}")
+            raise ValueError(
+                f"an evaluation of passkeys has lengths and an override alone; got {dict(part)}"
+            )
         override = _override(part.get("override", {}), config)
         split, context_use = part.get("split", "valid"), part.get("context_use", False)
         for one in stride if isinstance(stride, Sequence) else [stride]:
-            evaluations.append(Evaluation(tuple(lengths), one, split, context_use, passkey, override))
+            evaluations.append(
+                Evaluation(tuple(lengths), one, split, context_use, passkey, override)
+            )
     if not evaluations:
         raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
     return tuple(evaluations)
 
 
 def _override(given: Mapping[str, Any], config: Config) -> Override | None:
-    """Returns the difference from the run's own `config`; raises ValueError if the run's parameters do not suffice."""
+    """Returns the difference from the run's own `config`; raises ValueError if the run's parameters
+    do not suffice.
+    """
     _check_keys(given, OVERRIDE_KEYS, "an override")
     if not given:
         return None
@@ -234,8 +281,11 @@ def _override(given: Mapping[str, Any], config: Config) -> Override | None:
 
 
 def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
-    """Raises ValueError for a run refused by the model, training or an evaluation, before it begins."""
-    # Imported only here: they load JAX, which takes seconds. Nothing is computed, so no device is claimed.
+    """Raises ValueError for a run refused by the model, training or an evaluation, before it
+    begins.
+    """
+    # Imported only here: they load JAX, which takes seconds. Nothing is computed, so no device is
+    # claimed.
     from alibi.data.corpus import SPLITS
     from alibi.evaluation.windows import windows_of
     from alibi.training.setup import check_trainable
@@ -243,13 +293,19 @@ def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
     check_trainable(config)
     for one in evaluations:
         if one.passkey and config.data.tokenizer != "bytes":
-            raise ValueError(f"data.tokenizer={config.data.tokenizer} with passkeys, which need byte models")
+            raise ValueError(
+                f"data.tokenizer={config.data.tokenizer} with passkeys, which need byte models"
+            )
         if one.split not in SPLITS:
             raise ValueError(f"split {one.split!r} is unknown; use one of {', '.join(SPLITS)}")
         if not getattr(config.data, one.split):
-            raise ValueError(f"the config names no {one.split} text: data.{one.split} is empty; set it")
+            raise ValueError(
+                f"the config names no {one.split} text: data.{one.split} is empty; set it"
+            )
         if one.stride is not None and not isinstance(one.stride, int):
-            raise ValueError(f"stride={one.stride!r} must be a whole number of tokens, or a list of them")
+            raise ValueError(
+                f"stride={one.stride!r} must be a whole number of tokens, or a list of them"
+            )
         for length in one.lengths:
             windows_of(1, length, one.stride)
 
@@ -258,4 +314,6 @@ def _check_keys(given: Mapping[str, Any], known: Sequence[str], place: str) -> N
     for key in given:
         if key not in known:
             meant = nearest(key, known)
-            raise ValueError(f"unknown key {key!r} in {place}; did you mean {meant!r}? There are: {', '.join(known)}")
+            raise ValueError(
+                f"unknown key {key!r} in {place}; did you mean {meant!r}? There are: {', '.join(known)}"
+            )

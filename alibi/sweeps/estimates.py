@@ -1,4 +1,6 @@
-"""The remaining time of a sweep, by the speed of its finished runs, and plans of its runs on other devices."""
+"""The remaining time of a sweep, by the speed of its finished runs, and plans of its runs on other
+devices.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -19,7 +21,8 @@ START_SECONDS = 15.0  # of each process: imports and compilation, before the fir
 def seconds_left(
     states: Sequence[RunState], finished: Sequence[RunState], jobs: int = 1, *, rough: bool = False
 ) -> float | None:
-    """Returns the remaining time of `states`, `jobs` runs at a time; None if the speed is not known.
+    """Returns the remaining time of `states`, `jobs` runs at a time; None if the speed is not
+    known.
 
     Args:
       finished: runs whose median speeds count, if they have finished.
@@ -45,7 +48,9 @@ def seconds_left(
 
 
 def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
-    """Returns the table of --dry_run: each run's parameters, tokens to train on, estimated time left and state."""
+    """Returns the table of --dry_run: each run's parameters, tokens to train on, estimated time
+    left and state.
+    """
     # Only on CPUs: accelerators differ a thousandfold.
     rough = not any(state.tokens_per_second for state in states) and is_on_cpu()
     lines = [["run", "parameters", "tokens", "time left", "state"]]
@@ -58,8 +63,19 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
                 parameters = f"{count_parameters(build_model(state.run.config, vocab_size)):,}"
         seconds = seconds_left([state], states, rough=rough)
         time = ("~" if rough and seconds else "") + format_duration(seconds)
-        lines.append([state.run.name, parameters, f"{train.steps * train.batch_tokens:,}", time, state.describe()])
-    total, until = seconds_left(states, states, jobs, rough=rough), "until one run has shown the speed"
+        lines.append(
+            [
+                state.run.name,
+                parameters,
+                f"{train.steps * train.batch_tokens:,}",
+                time,
+                state.describe(),
+            ]
+        )
+    total, until = (
+        seconds_left(states, states, jobs, rough=rough),
+        "until one run has shown the speed",
+    )
     left = f"about {format_duration(total)}"
     if total is None:
         left = f"unknown {until}"
@@ -69,8 +85,11 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
     return f"{aligned(lines, left=(0, 4))}\ntime left in all: {left}\n"
 
 
-def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size: int | None = None) -> str:
-    """Returns a line for each run with the plan of its training on `devices` of a kind, without other runs.
+def device_table(
+    runs: Sequence[Run], devices: int, device_kind: str, vocab_size: int | None = None
+) -> str:
+    """Returns a line for each run with the plan of its training on `devices` of a kind, without
+    other runs.
 
     Raises:
       ValueError: as `alibi.planning.plan.make_plan`, with the name of the run.
@@ -100,7 +119,10 @@ def device_table(runs: Sequence[Run], devices: int, device_kind: str, vocab_size
 def _hours(plans: Sequence[TrainingPlan], devices: int) -> list[str]:
     """Returns the hours of all plans at each share of the peak, and the device-hours at half of it."""
     hours = {share: sum(plan.hours(share) for plan in plans) for share in UTILISATIONS}
-    return [*(format_duration(3600 * value) for value in hours.values()), f"{devices * hours[0.5]:,.3g}"]
+    return [
+        *(format_duration(3600 * value) for value in hours.values()),
+        f"{devices * hours[0.5]:,.3g}",
+    ]
 
 
 def _vocab_size(run: Run) -> int | None:

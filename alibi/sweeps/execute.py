@@ -1,4 +1,6 @@
-"""Runs a sweep: trains, evaluates and reports its unfinished runs; each step in a process of its own."""
+"""Runs a sweep: trains, evaluates and reports its unfinished runs; each step in a process of its
+own.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -33,9 +35,18 @@ from alibi.sweeps.state import (
     train_command,
 )
 
-# The ranks that launchers of clusters set. Asking JAX would claim this host's devices, which the runs need.
-RANK_VARIABLES = ("JAX_PROCESS_ID", "TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-MOST_JOBS = 4  # by default: small runs are most efficient on a core each, but unequal runs leave cores idle at the end
+# The ranks that launchers of clusters set. Asking JAX would claim this host's devices, which the
+# runs need.
+RANK_VARIABLES = (
+    "JAX_PROCESS_ID",
+    "TPU_WORKER_ID",
+    "CLOUD_TPU_TASK_ID",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+)
+# by default: small runs are most efficient on a core each, but unequal runs leave cores idle at the
+# end
+MOST_JOBS = 4
 
 
 class PreemptedError(Exception):
@@ -45,21 +56,23 @@ class PreemptedError(Exception):
 class Sweeper:
     """Executes `sweep` in `workdir`, a directory or gs://BUCKET/PATH.
 
-    A run is claimed while it is trained and evaluated. With file locks, a run claimed by another process is left to
-    it. At addresses, which have no locks, the process that started last goes on, and an earlier process leaves the
-    run.
+    A run is claimed while it is trained and evaluated. With file locks, a run claimed by another
+    process is left to it. At addresses, which have no locks, the process that started last goes on,
+    and an earlier process leaves the run.
 
     Args:
       flags: flags for several hosts, for every process.
       primary: whether this process claims runs and writes records and reports.
-      jobs: runs at a time, each on its share of the machine's cores; 0: as many as suit the machine.
-      report: writes the report of the results and returns it as text, given the reasons of failed runs; by default
-        `write_report`.
+      jobs: runs at a time, each on its share of the machine's cores; 0: as many as suit the
+        machine.
+      report: writes the report of the results and returns it as text, given the reasons of failed
+        runs; by default `write_report`.
       processes: runs the commands; by default processes of this machine.
       share: the runs of a task, which reports if all runs of the sweep have ended; None: all runs.
 
     Attributes:
-      unfinished: names of runs that were stopped while the others went on, or are held by another process.
+      unfinished: names of runs that were stopped while the others went on, or are held by another
+        process.
       left: names of runs that a process with a later start has taken over.
     """
 
@@ -75,14 +88,17 @@ class Sweeper:
         processes: LocalProcesses | None = None,
         share: Sequence[Run] | None = None,
     ):
-        run_directory(workdir, sweep.runs[0])  # raises ValueError for an address that can't hold runs
+        # raises ValueError for an address that can't hold runs
+        run_directory(workdir, sweep.runs[0])
         self.sweep, self.workdir = sweep, resolve(workdir)
         if "," in str(self.workdir):
             raise ValueError(
                 f"--workdir {self.workdir} holds a comma, which separates work directories; use a path without one"
             )
         if jobs > 1 and flags:
-            raise ValueError(f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1")
+            raise ValueError(
+                f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1"
+            )
         if jobs > usable_cores():
             raise ValueError(
                 f"--jobs={jobs} must be between 1 and {usable_cores()}, the processor cores of this machine"
@@ -106,12 +122,14 @@ class Sweeper:
         self.processes = processes or LocalProcesses()
 
     def execute(self) -> dict[str, str]:
-        """Trains, evaluates and reports the unfinished runs; returns the reasons of failures by the run's name.
+        """Trains, evaluates and reports the unfinished runs; returns the reasons of failures by the
+        run's name.
 
         Raises:
-          ValueError: the work directory is not writable or holds another sweep; with several hosts, another process
-            holds a run.
-          Interrupted: a signal asked the sweep to stop, or with several hosts, a run on any of them.
+          ValueError: the work directory is not writable or holds another sweep; with several hosts,
+            another process holds a run.
+          Interrupted: a signal asked the sweep to stop, or with several hosts, a run on any of
+            them.
         """
         failures: dict[str, str] = {}
         started = time.monotonic()
@@ -119,7 +137,9 @@ class Sweeper:
             try:
                 record_sweep(self.workdir, self.sweep, replace=not self.is_task)
             except OSError as error:
-                raise ValueError(f"work directory {self.workdir} can't be written ({error}); choose another") from None
+                raise ValueError(
+                    f"work directory {self.workdir} can't be written ({error}); choose another"
+                ) from None
         with self.processes, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(lambda run: self._execute_run(run, failures), self._runs))
         if self.primary:
@@ -138,15 +158,19 @@ class Sweeper:
         try:
             if self.primary:
                 claim = Claim(self.workdir / TASKS / run.name, "at work")
-            # Its processes inherit the lock, which lasts until they have ended, even if this process is killed.
+            # Its processes inherit the lock, which lasts until they have ended, even if this
+            # process is killed.
             lock = claim.file.fileno() if claim and claim.file else None
-            failure = self._bring_to_end(run, heading, dataclasses.replace(slot, lock=lock, name=run.name))
+            failure = self._bring_to_end(
+                run, heading, dataclasses.replace(slot, lock=lock, name=run.name)
+            )
             if claim:
                 claim.check()
         except (HeldError, LostError) as error:
             if self.flags:  # the other hosts wait for this run
                 raise
-            # After a held run the same command goes on; after a lost run it would take the run back.
+            # After a held run the same command goes on; after a lost run it would take the run
+            # back.
             (self.unfinished if isinstance(error, HeldError) else self.left).append(run.name)
             say(f"{heading}: {error}; left to it")
             return
@@ -154,7 +178,8 @@ class Sweeper:
             self.unfinished.append(run.name)
             say(f"{run.name} is unfinished: {stop}")
             return
-        except (ValueError, OSError) as error:  # such as a damaged file of this run; the others go on
+        # such as a damaged file of this run; the others go on
+        except (ValueError, OSError) as error:
             failure = str(error)
         finally:
             if claim:
@@ -174,7 +199,8 @@ class Sweeper:
             with disk_errors_named(self.workdir):
                 record_end(self.workdir, run, failure)
                 self._is_stale = True
-                # A task reports only at its end: another task may have ended since this task has read the rows.
+                # A task reports only at its end: another task may have ended since this task has
+                # read the rows.
                 if not self.is_task and time.monotonic() >= self._report_due:
                     self._report()
         except UserError as error:  # a full disk
@@ -184,15 +210,21 @@ class Sweeper:
     def _report(self) -> None:
         # Includes failures of an earlier start, but no failures of another sweep.
         names, begun = {run.name for run in self.sweep.runs}, time.monotonic()
-        self._shown = self.report({name: why for name, why in read_failures(self.workdir).items() if name in names})
+        self._shown = self.report(
+            {name: why for name, why in read_failures(self.workdir).items() if name in names}
+        )
         self._is_stale, self._report_due = False, time.monotonic() + 10 * (time.monotonic() - begun)
 
     def _report_at_end(self) -> None:
         """Writes the report; a task does so only if all runs of the sweep have ended."""
         states = survey(self.sweep, self.workdir) if self.is_task else []
-        ended = [bool(state.failure) or (state.is_trained and not state.missing) for state in states]
+        ended = [
+            bool(state.failure) or (state.is_trained and not state.missing) for state in states
+        ]
         if not all(ended):
-            self._shown = f"{sum(ended)} of {len(ended)} runs of the sweep have ended; the last task reports"
+            self._shown = (
+                f"{sum(ended)} of {len(ended)} runs of the sweep have ended; the last task reports"
+            )
         elif self.is_task or self._is_stale:
             with disk_errors_named(self.workdir):
                 self._report()
@@ -213,12 +245,18 @@ class Sweeper:
             self._trained.add(run.name)
         for evaluation in self._state(run).missing:
             say(f"{heading}: evaluating at {_lengths(evaluation)}; {self._time_left()}")
-            failure = self._run(evaluation_command(run, evaluation, self.workdir), slot).reason("evaluation")
+            failure = self._run(evaluation_command(run, evaluation, self.workdir), slot).reason(
+                "evaluation"
+            )
             if failure and self._state(run).missing:  # a limit, such as a short text, has a row
                 return failure
             self._evaluated.add(run.name)
         missing = self._state(run).missing if self.primary else ()
-        return f"no result at {'; '.join(map(_lengths, missing))}; results.jsonl says why" if missing else ""
+        return (
+            f"no result at {'; '.join(map(_lengths, missing))}; results.jsonl says why"
+            if missing
+            else ""
+        )
 
     def _state(self, run: Run) -> RunState:
         (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.workdir)
@@ -230,8 +268,12 @@ class Sweeper:
         return f"{'time' if left is None else 'about'} {format_duration(left)} left in all"
 
     def _run(self, command: Command, slot: Slot) -> Ended:
-        """Runs `command`; raises PreemptedError, or with several hosts Interrupted, if it was stopped."""
-        ended = self.processes.run(dataclasses.replace(command, flags=(*command.flags, *self.flags)), slot)
+        """Runs `command`; raises PreemptedError, or with several hosts Interrupted, if it was
+        stopped.
+        """
+        ended = self.processes.run(
+            dataclasses.replace(command, flags=(*command.flags, *self.flags)), slot
+        )
         if self.flags and (ended.code == REQUEUE or ended.code < 0):
             # A process of another host is lost, and the next run would wait for it in vain.
             self.processes.stopped = True
@@ -242,18 +284,24 @@ class Sweeper:
 
 
 def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
-    """Returns the configs, commands and work directories of the sweep's runs, for the report's page."""
+    """Returns the configs, commands and work directories of the sweep's runs, for the report's
+    page.
+    """
     sources = []
     for run in sweep.runs:
         command = train_command(run, workdir)
         flags = shlex.join(command.flags).replace(f"{PROJECT}/", "")
         path = run_directory(workdir, run).path
-        sources.append(RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", path))
+        sources.append(
+            RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", path)
+        )
     return sources
 
 
 def run_sweeper(sweeper: Sweeper) -> int:
-    """Executes it and prints how it ended to stderr; returns the exit code: 75 if runs can go on, 1 after failures."""
+    """Executes it and prints how it ended to stderr; returns the exit code: 75 if runs can go on, 1
+    after failures.
+    """
     failures = sweeper.execute()
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
@@ -262,7 +310,10 @@ def run_sweeper(sweeper: Sweeper) -> int:
     if sweeper.left:
         print(f"left to processes that started later: {', '.join(sweeper.left)}", file=sys.stderr)
     if sweeper.unfinished:
-        print(f"unfinished: {', '.join(sweeper.unfinished)}; the same command goes on there", file=sys.stderr)
+        print(
+            f"unfinished: {', '.join(sweeper.unfinished)}; the same command goes on there",
+            file=sys.stderr,
+        )
         return REQUEUE
     return FAILED if failures else 0
 
@@ -270,7 +321,8 @@ def run_sweeper(sweeper: Sweeper) -> int:
 def is_primary(process_id: int | None, multihost: bool) -> bool:
     """Returns whether this process is the first, or alone.
 
-    The variables of launchers count only with --multihost: a job of a single process may have any rank in its cluster.
+    The variables of launchers count only with --multihost: a job of a single process may have any
+    rank in its cluster.
     """
     if process_id is not None:
         return process_id == 0

@@ -1,4 +1,6 @@
-"""The commands of a sweep as processes of this machine, each on its share of the processor cores and GPUs."""
+"""The commands of a sweep as processes of this machine, each on its share of the processor cores
+and GPUs.
+"""
 
 import ctypes
 import dataclasses
@@ -77,7 +79,8 @@ class Ended:
 
 
 def make_slots(jobs: int) -> list[Slot]:
-    """Returns a slot for each of `jobs` processes at a time, with equal shares of this process's cores and GPUs.
+    """Returns a slot for each of `jobs` processes at a time, with equal shares of this process's
+    cores and GPUs.
 
     With fewer GPUs than processes, all processes see all GPUs.
     """
@@ -85,7 +88,10 @@ def make_slots(jobs: int) -> list[Slot]:
         return [Slot(number) for number in range(jobs)]
     cores, gpus = _shares(sorted(os.sched_getaffinity(0)), jobs), _shares(visible_gpus(), jobs)
     alone = all(gpus)
-    return [Slot(number, frozenset(cores[number]), tuple(gpus[number]) if alone else ()) for number in range(jobs)]
+    return [
+        Slot(number, frozenset(cores[number]), tuple(gpus[number]) if alone else ())
+        for number in range(jobs)
+    ]
 
 
 def _shares(items: Sequence[Item], jobs: int) -> list[Sequence[Item]]:
@@ -108,7 +114,8 @@ def is_on_cpu() -> bool:
 
 
 class LocalProcesses:
-    """Runs commands, in each thread that calls `run`; as a context manager it passes signals on to the commands.
+    """Runs commands, in each thread that calls `run`; as a context manager it passes signals on to
+    the commands.
 
     Attributes:
       stopped: whether a signal has asked to stop.
@@ -137,7 +144,9 @@ class LocalProcesses:
                 self._running.append(child)
                 if self.stopped:  # the signal came as it started
                     child.send_signal(signal.SIGTERM)
-            lines = threading.Thread(target=_pass_lines, args=(child.stderr, slot.name), daemon=True)
+            lines = threading.Thread(
+                target=_pass_lines, args=(child.stderr, slot.name), daemon=True
+            )
             lines.start()
             try:
                 code = child.wait()
@@ -150,21 +159,31 @@ class LocalProcesses:
 
     def _start(self, command: Command, slot: Slot, error_file: str) -> subprocess.Popen:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-        added = {"PYTHONPATH": path, "TQDM_POSITION": str(slot.number), ERROR_FILE: error_file, OF_SWEEP: "1"}
+        added = {
+            "PYTHONPATH": path,
+            "TQDM_POSITION": str(slot.number),
+            ERROR_FILE: error_file,
+            OF_SWEEP: "1",
+        }
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)} if slot.gpus else {}
         with warnings.catch_warnings():
-            # JAX warns of forks, which its threads don't survive; this child becomes another program at once.
+            # JAX warns of forks, which its threads don't survive; this child becomes another
+            # program at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it on.
+            # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it
+            # on.
             return subprocess.Popen(
                 [sys.executable, str(PROJECT / command.script), *command.flags],
                 stdin=subprocess.DEVNULL,
-                # To a file lines of several processes come whole, and with their names, only through this process.
+                # To a file lines of several processes come whole, and with their names, only
+                # through this process.
                 stderr=None if is_terminal() else subprocess.PIPE,
                 env=os.environ | added | gpus,
                 pass_fds=[] if slot.lock is None else [slot.lock],
                 process_group=0,
-                preexec_fn=functools.partial(_settle, slot.cores) if sys.platform == "linux" else None,
+                preexec_fn=functools.partial(_settle, slot.cores)
+                if sys.platform == "linux"
+                else None,
             )
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -179,7 +198,9 @@ class LocalProcesses:
 
 
 def _pass_lines(stream: IO[bytes] | None, name: str) -> None:
-    """Writes the stderr of a child to this process's, line by line, with `name` before each; None: nothing to do."""
+    """Writes the stderr of a child to this process's, line by line, with `name` before each; None:
+    nothing to do.
+    """
     if stream is None:
         return
     for line in io.TextIOWrapper(stream, "utf-8", "replace"):  # a carriage return ends a line too
@@ -188,7 +209,9 @@ def _pass_lines(stream: IO[bytes] | None, name: str) -> None:
 
 
 def _settle(cores: frozenset[int] | None) -> None:
-    """Runs in the child: sets its cores, and SIGTERM if the parent is killed: no run goes on unseen."""
+    """Runs in the child: sets its cores, and SIGTERM if the parent is killed: no run goes on
+    unseen.
+    """
     assert LIBC is not None
     LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if cores is not None:

@@ -1,4 +1,6 @@
-"""The state of a sweep: its records, each run's progress and results, and the commands for the rest."""
+"""The state of a sweep: its records, each run's progress and results, and the commands for the
+rest.
+"""
 
 import contextlib
 import csv
@@ -54,11 +56,15 @@ def record_sweep(workdir: epath.Path, sweep: Sweep, *, replace: bool) -> None:
                 f"({', '.join(names) or 'their order'}); give the sweep and its config as they were, or another "
                 f"--workdir" + (f"; at work are tasks on {', '.join(at_work)}" if at_work else "")
             )
-    write_whole(workdir / SWEEP_FILE, json.dumps({"title": sweep.title, "runs": now}, indent=2) + "\n")
+    write_whole(
+        workdir / SWEEP_FILE, json.dumps({"title": sweep.title, "runs": now}, indent=2) + "\n"
+    )
 
 
 def recorded_runs(workdir: epath.Path) -> dict[str, str]:
-    """Returns the fingerprint of each run of the recorded sweep by name, in order; empty without a whole record."""
+    """Returns the fingerprint of each run of the recorded sweep by name, in order; empty without a
+    whole record.
+    """
     try:
         return dict(json.loads((workdir / SWEEP_FILE).read_text())["runs"])
     except (FileNotFoundError, ValueError, LookupError, TypeError):
@@ -96,7 +102,8 @@ class RunState:
     """A run of a sweep, by its work directory and the rows of results.
 
     Attributes:
-      state: missing, running, interrupted, failed, finished, or conflict (a work directory of another config).
+      state: missing, running, interrupted, failed, finished, or conflict (a work directory of
+        another config).
       reason: why it failed or conflicts.
       missing: the evaluations without rows.
       failure: why the sweep last gave it up; "" if it did not.
@@ -160,7 +167,10 @@ def train_command(run: Run, workdir: Directory) -> Command:
 
 def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> Command:
     """Returns the command for the rows of `evaluation` of a trained run."""
-    flags = [f"--workdirs={run_directory(workdir, run)}", f"--lengths={','.join(map(str, evaluation.lengths))}"]
+    flags = [
+        f"--workdirs={run_directory(workdir, run)}",
+        f"--lengths={','.join(map(str, evaluation.lengths))}",
+    ]
     if evaluation.stride is not None:
         flags.append(f"--stride={evaluation.stride}")
     if evaluation.context_use:
@@ -169,21 +179,33 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
         if override.position is not None:
             flags.append(f"--position={override.position}")
         if override.options:
-            line = io.StringIO()  # absl reads lists as a line of CSV, so the commas of a tuple must be quoted
-            csv.writer(line, lineterminator="").writerow(f"{name}={value}" for name, value in override.options)
+            # absl reads lists as a line of CSV, so the commas of a tuple must be quoted
+            line = io.StringIO()
+            csv.writer(line, lineterminator="").writerow(
+                f"{name}={value}" for name, value in override.options
+            )
             flags.append(f"--position_options={line.getvalue()}")
         flags += [f"--{key}={value}" for key, value in override.model.items()]
     if not evaluation.passkey:
         flags.append(f"--split={evaluation.split}")
     # If the last checkpoint is damaged, no other replaces it.
-    flags += [f"--output_dir={resolve(workdir)}", "--noreport", f"--checkpoint={run.config.train.steps}"]
-    return Command("scripts/passkey.py" if evaluation.passkey else "eval_extrapolation.py", tuple(flags))
+    flags += [
+        f"--output_dir={resolve(workdir)}",
+        "--noreport",
+        f"--checkpoint={run.config.train.steps}",
+    ]
+    return Command(
+        "scripts/passkey.py" if evaluation.passkey else "eval_extrapolation.py", tuple(flags)
+    )
 
 
 def survey(sweep: Sweep, workdir: Directory) -> list[RunState]:
     """Returns the state of every run."""
     rows, failures = find_rows(workdir), read_failures(workdir)
-    return [_state_of(run, run_directory(workdir, run), rows, failures.get(run.name, "")) for run in sweep.runs]
+    return [
+        _state_of(run, run_directory(workdir, run), rows, failures.get(run.name, ""))
+        for run in sweep.runs
+    ]
 
 
 def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: str) -> RunState:
@@ -192,14 +214,24 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
     except ValueError as error:
         status, differing = {"state": "failed", "step": 0, "reason": str(error)}, {}
     state, step, reason = status["state"], status["step"], status["reason"]
-    # Rows can be complete without a work directory, such as on a machine with only a copy of the rows.
-    key = run.name, run.config.train.steps if state == "missing" else step, evaluation_hash(run.config)
+    # Rows can be complete without a work directory, such as on a machine with only a copy of the
+    # rows.
+    key = (
+        run.name,
+        run.config.train.steps if state == "missing" else step,
+        evaluation_hash(run.config),
+    )
     known = [row for row in rows if (row.run, row.step, row.config_hash) == key]
-    missing = tuple(left for evaluation in run.evaluations if (left := _still_missing(evaluation, known)))
+    missing = tuple(
+        left for evaluation in run.evaluations if (left := _still_missing(evaluation, known))
+    )
     if state == "missing" and not missing:
         state = "finished"
     if differing:
-        keys = ", ".join(f"{key} ({there!r} there, {here!r} in the sweep)" for key, (there, here) in differing.items())
+        keys = ", ".join(
+            f"{key} ({there!r} there, {here!r} in the sweep)"
+            for key, (there, here) in differing.items()
+        )
         state, reason = "conflict", f"{directory} holds a run of another config; differing: {keys}"
     elif state == "running" and is_held(directory.path) is False:  # its process was killed
         state = "interrupted"
@@ -225,15 +257,29 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
 
 
 def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
-    """Returns `evaluation` with the lengths without rows in `rows`, all of the same run; None if all have rows."""
+    """Returns `evaluation` with the lengths without rows in `rows`, all of the same run; None if
+    all have rows.
+    """
     # A limit is final; any other error may be gone when it is tried again.
-    known = [row for row in rows if (row.is_measured or row.limit) and row.override == evaluation.override]
+    known = [
+        row
+        for row in rows
+        if (row.is_measured or row.limit) and row.override == evaluation.override
+    ]
     known = [row for row in known if row.split == evaluation.split]
     if evaluation.passkey:
         keys = {(row.eval_length, row.passkey.distance) for row in known if row.passkey is not None}
-        lengths = [at for at in evaluation.lengths if any((at, distance) not in keys for distance in distances(at))]
+        lengths = [
+            at
+            for at in evaluation.lengths
+            if any((at, distance) not in keys for distance in distances(at))
+        ]
     else:
-        windows = {(row.eval_length, row.stride) for row in known if row.context_use is None and row.passkey is None}
+        windows = {
+            (row.eval_length, row.stride)
+            for row in known
+            if row.context_use is None and row.passkey is None
+        }
         lengths = [at for at in evaluation.lengths if (at, evaluation.stride or at) not in windows]
     if evaluation.context_use:
         scored = {row.eval_length for row in known if row.is_measured and row.context_use is None}
@@ -242,6 +288,7 @@ def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | 
         uses = [(row.eval_length, row.context_use) for row in known if row.context_use]
         gains = {at for at, use in uses if use.from_length == shortest and use.longest == longest}
         if lengths or (len(measured) > 1 and not measured <= gains):
-            # All: gains are relative to the shortest length, and the longest decides which tokens are scored.
+            # All: gains are relative to the shortest length, and the longest decides which tokens
+            # are scored.
             lengths = list(evaluation.lengths)
     return dataclasses.replace(evaluation, lengths=tuple(lengths)) if lengths else None

@@ -1,7 +1,9 @@
-"""Templates of jobs: texts for sbatch, kubectl or bash with placeholders, such as configs/launch/slurm.sh.
+"""Templates of jobs: texts for sbatch, kubectl or bash with placeholders, such as
+configs/launch/slurm.sh.
 
-A placeholder is a name in double braces, {{NAME}}, or with a default, {{NAME=DEFAULT}}. A template with {{TASK}} is
-repeated for each task of a sweep; any other template sets the shell variable TASK itself.
+A placeholder is a name in double braces, {{NAME}}, or with a default, {{NAME=DEFAULT}}. A template
+with {{TASK}} is repeated for each task of a sweep; any other template sets the shell variable TASK
+itself.
 """
 
 import re
@@ -13,14 +15,17 @@ LONGEST_NAME = 40  # Kubernetes makes the names of pods and hosts from it, of at
 
 
 def fill(template: str, values: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Returns `template` with its placeholders filled from `given`, else from `values`, else by their defaults.
+    """Returns `template` with its placeholders filled from `given`, else from `values`, else by
+    their defaults.
 
     Raises:
       ValueError: a placeholder without a value, or an unknown name in `given`.
     """
     names = {found[1] for found in PLACEHOLDER.finditer(template)}
     if unknown := sorted(given.keys() - names):
-        raise ValueError(f"--set={unknown[0]}: no such placeholder; the template has {', '.join(sorted(names))}")
+        raise ValueError(
+            f"--set={unknown[0]}: no such placeholder; the template has {', '.join(sorted(names))}"
+        )
 
     def value(found: re.Match[str]) -> str:
         name, default = found.groups()
@@ -32,7 +37,9 @@ def fill(template: str, values: Mapping[str, str], given: Mapping[str, str]) -> 
     return PLACEHOLDER.sub(value, template)
 
 
-def fill_tasks(template: str, values: Mapping[str, str], given: Mapping[str, str], tasks: int) -> str:
+def fill_tasks(
+    template: str, values: Mapping[str, str], given: Mapping[str, str], tasks: int
+) -> str:
     """Returns the text of all `tasks` tasks; raises ValueError as `fill`."""
     values = {**values, "TASKS": str(tasks), "LAST_TASK": str(tasks - 1)}
     if "{{TASK}}" not in template:

@@ -24,8 +24,8 @@ class Standing:
     """The state of a run; None for unknown values.
 
     Attributes:
-      state: waiting, starting, running, trained (results are missing), evaluating, interrupted, failed, finished or
-        damaged.
+      state: waiting, starting, running, trained (results are missing), evaluating, interrupted,
+        failed, finished or damaged.
       train_nll: nats a token, of the last row of metrics.
       seconds_left: until its last update.
       sign: the time of its last status.
@@ -48,15 +48,21 @@ class Standing:
 
 
 def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
-    """Returns the state of the run in `workdir`, or of each run of the sweep in it, waiting runs included.
+    """Returns the state of the run in `workdir`, or of each run of the sweep in it, waiting runs
+    included.
 
     Raises:
       ValueError: there is neither a run nor a sweep.
     """
     expected = recorded_runs(workdir)
-    names = [*expected, *(path.name for path in listed(workdir / "runs") if path.name not in expected)]
+    names = [
+        *expected,
+        *(path.name for path in listed(workdir / "runs") if path.name not in expected),
+    ]
     if not names:
-        if not any((workdir / name).exists() for name in ("config.json", "status.json", SUBMITTED_FILE)):
+        if not any(
+            (workdir / name).exists() for name in ("config.json", "status.json", SUBMITTED_FILE)
+        ):
             raise ValueError(
                 f"{workdir} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py"
             )
@@ -66,29 +72,56 @@ def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
     def standing(name: str) -> Standing:
         complete = is_done(workdir, name, expected[name]) if name in expected else None
         evaluated, failure = is_held(workdir / TASKS / name) is True, failures.get(name, "")
-        return _standing(workdir / "runs" / name, evaluated=evaluated, complete=complete, failure=failure, now=now)
+        return _standing(
+            workdir / "runs" / name,
+            evaluated=evaluated,
+            complete=complete,
+            failure=failure,
+            now=now,
+        )
 
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # at an address each request takes its time
+    # at an address each request takes its time
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
         return list(pool.map(standing, names))
 
 
 def _standing(
-    place: epath.Path, *, evaluated: bool, complete: bool | None, failure: str, now: datetime.datetime
+    place: epath.Path,
+    *,
+    evaluated: bool,
+    complete: bool | None,
+    failure: str,
+    now: datetime.datetime,
 ) -> Standing:
-    """Returns the state of a run; `complete`: whether all results exist, None: no sweep knows the run."""
+    """Returns the state of a run; `complete`: whether all results exist, None: no sweep knows the
+    run.
+    """
     directory, held = RunDirectory(place), is_held(place)
     try:
         status = directory.status()
         state, rate = status["state"], status.get("tokens_per_second")
         sign = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None
-        left = (status["steps"] - status["step"]) * directory.config().train.batch_tokens if rate else 0
+        left = (
+            (status["steps"] - status["step"]) * directory.config().train.batch_tokens
+            if rate
+            else 0
+        )
     except (ValueError, TypeError) as error:
         return Standing(place.name, "damaged", reason=str(error))
     if state == "running":
         unknown = held is None and sign is not None and now - sign < BELIEVED
         state = "running" if held or unknown else "interrupted"
-    elif state == "finished" or (state == "missing" and complete):  # its rows were copied from another machine
-        state = "evaluating" if evaluated else "failed" if failure else "trained" if complete is False else "finished"
+    # its rows were copied from another machine
+    elif state == "finished" or (state == "missing" and complete):
+        state = (
+            "evaluating"
+            if evaluated
+            else "failed"
+            if failure
+            else "trained"
+            if complete is False
+            else "finished"
+        )
     elif held or evaluated:
         state = "starting"
     elif failure:
@@ -120,7 +153,9 @@ def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
                 "" if one.train_nll is None else f"{one.train_nll:.4f}",
                 "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
                 "" if one.is_over or not one.seconds_left else format_duration(one.seconds_left),
-                "" if one.sign is None else f"{format_duration(max(0.0, (now - one.sign).total_seconds()))} ago",
+                ""
+                if one.sign is None
+                else f"{format_duration(max(0.0, (now - one.sign).total_seconds()))} ago",
             ]
         )
     reasons = [f"{one.name}: {' '.join(one.reason.split())}\n" for one in standing if one.reason]

@@ -27,17 +27,20 @@ __all__ = [
 ]
 
 
-def check_position_method(method: str | type[PositionMethod] | PositionMethod, **options: Any) -> None:
+def check_position_method(
+    method: str | type[PositionMethod] | PositionMethod, **options: Any
+) -> None:
     """Checks the contract of a position method and its own declarations; takes some seconds.
 
     Checked are: a bias that attention can take, and can cut anywhere; no influence of later
-    tokens; the same result at shifted positions, if it is `shift_invariant`; a cache, with a prompt in
-    pieces, padding and single tokens; tiles, 8 devices, bfloat16, recomputed and scanned layers against
-    the dense formula in float32, in value and in the gradient of every parameter and input; and, if
-    the bias is `bounded`, its bound and the loss by skipping.
+    tokens; the same result at shifted positions, if it is `shift_invariant`; a cache, with a prompt
+    in pieces, padding and single tokens; tiles, 8 devices, bfloat16, recomputed and scanned layers
+    against the dense formula in float32, in value and in the gradient of every parameter and input;
+    and, if the bias is `bounded`, its bound and the loss by skipping.
 
-    The check of 8 devices needs them, which CPUs have after `jax.config.update("jax_num_cpu_devices", 8)` before the
-    first use of JAX; otherwise it is left out.
+    The check of 8 devices needs them, which CPUs have after
+    `jax.config.update("jax_num_cpu_devices", 8)` before the first use of JAX; otherwise it is left
+    out.
 
     Args:
       method: a class, its name in the registry or `package.module:Class`, or an instance with
@@ -49,7 +52,12 @@ def check_position_method(method: str | type[PositionMethod] | PositionMethod, *
       ValueError: from the method itself, see `alibi.positions.make_position`.
     """
     if not isinstance(method, PositionMethod):
-        sizes: dict[str, Any] = {"num_heads": HEADS, "head_dim": HEAD_DIM, "width": WIDTH, "train_length": TRAIN_LENGTH}
+        sizes: dict[str, Any] = {
+            "num_heads": HEADS,
+            "head_dim": HEAD_DIM,
+            "width": WIDTH,
+            "train_length": TRAIN_LENGTH,
+        }
         method = make_position(method, **sizes, options=options)
     for check in (check_blocks, check_tiles, check_bounds, check_half_precision):
         check(method)

@@ -40,14 +40,18 @@ def check_blocks(method: PositionMethod) -> None:
         part = Part((1, 1), (2, 2), (4, 3), (1, 6))
         whole = bias(positions, positions)
         cut = bias.cut(part)(positions[4:7], positions[1:7])
-        known = bias.tabulated(np.arange(9) + 3, np.arange(9) + 3).cut(part)(positions[4:7], positions[1:7])
+        known = bias.tabulated(np.arange(9) + 3, np.arange(9) + 3).cut(part)(
+            positions[4:7], positions[1:7]
+        )
         return whole, cut, known, bias.key_term
 
     if (found := jax.device_get(blocks())) is None:
         return
     whole, cut, known, key_term = found
     if whole.dtype != np.float32:
-        fail(method, f"its bias is {whole.dtype}; it must be float32, whatever the model computes in")
+        fail(
+            method, f"its bias is {whole.dtype}; it must be float32, whatever the model computes in"
+        )
     whole = whole if whole.ndim == 4 else np.broadcast_to(whole, (2, *whole.shape))
     expected = whole[1:2, 2:4, 4:7, 1:7]
     visible = (np.arange(4, 7)[:, None] >= np.arange(1, 7)) | (not method.causal)
@@ -69,11 +73,15 @@ def check_blocks(method: PositionMethod) -> None:
 
 
 def check_tiles(method: PositionMethod) -> None:
-    """Checks that `blocked`, also on eight devices if there are so many, agrees with the dense formula."""
+    """Checks that `blocked`, also on eight devices if there are so many, agrees with the dense
+    formula.
+    """
     params, inputs = params_of(method), inputs_of(LENGTH)
 
     @functools.partial(jit, static_argnums=2)
-    def value_and_gradients(params: Any, inputs: dict[str, Array], options: AttentionOptions) -> Any:
+    def value_and_gradients(
+        params: Any, inputs: dict[str, Array], options: AttentionOptions
+    ) -> Any:
         def loss(params: Any, inputs: dict[str, Array]) -> tuple[Array, Array]:
             attended = attend(method, options, params, inputs)
             return jnp.sin(3.0 * attended).sum(), attended  # sin: each entry gets another gradient
@@ -87,9 +95,17 @@ def check_tiles(method: PositionMethod) -> None:
         devices = np.asarray(jax.devices()[:8]).reshape(2, 4)
         mesh = jax.sharding.Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
         sharding = NamedSharding(mesh, P("data", None, "tensor"))
-        ways["blocked on 8 devices"] = AttentionOptions(backend="blocked", block=BLOCK, sharding=sharding)
+        ways["blocked on 8 devices"] = AttentionOptions(
+            backend="blocked", block=BLOCK, sharding=sharding
+        )
     for name, options in ways.items():
-        compare(method, f"attention by {name}", value_and_gradients(params, inputs, options), expected, 2e-4)
+        compare(
+            method,
+            f"attention by {name}",
+            value_and_gradients(params, inputs, options),
+            expected,
+            2e-4,
+        )
 
 
 def check_half_precision(method: PositionMethod) -> None:
@@ -105,11 +121,16 @@ def check_half_precision(method: PositionMethod) -> None:
 
     half, whole = (np.asarray(x, np.float64) for x in both())
     if not np.abs(half - whole).max() < 0.05:
-        fail(method, f"in bfloat16 its result is off by {np.abs(half - whole).max():.2g}; compute in float32 inside")
+        fail(
+            method,
+            f"in bfloat16 its result is off by {np.abs(half - whole).max():.2g}; compute in float32 inside",
+        )
 
 
 def check_bounds(method: PositionMethod) -> None:
-    """Checks that no bias exceeds its bound, and that skipping far keys loses no more than `skip_epsilon`."""
+    """Checks that no bias exceeds its bound, and that skipping far keys loses no more than
+    `skip_epsilon`.
+    """
     length, block = 512, 32
     params, inputs = params_of(method), inputs_of(length)
 
@@ -122,22 +143,32 @@ def check_bounds(method: PositionMethod) -> None:
         first = positions.reshape(-1, block)[:, 0]
         behind = first[:, None] - first[None, :] - (block - 1)
         count = np.full((1, 1, 1, first.size), block)
-        blocks = Blocks(jnp.asarray(behind)[None], jnp.asarray(behind.T)[None], first.size, first.size, count)
+        blocks = Blocks(
+            jnp.asarray(behind)[None], jnp.asarray(behind.T)[None], first.size, first.size, count
+        )
         whole = bias(jnp.asarray(positions), jnp.asarray(positions))
         return whole, bias.upper_bound(blocks), bias.log_sum_bound(blocks)
 
     if (bounds := jax.device_get(found())) is None:
         return
     whole, bound, log_sum = bounds
-    hidden = np.arange(length)[:, None] < np.arange(length) if method.causal else np.zeros((length, length), bool)
-    tiles = np.where(hidden, -np.inf, whole).reshape(-1, HEADS, length // block, block, length // block, block)
+    hidden = (
+        np.arange(length)[:, None] < np.arange(length)
+        if method.causal
+        else np.zeros((length, length), bool)
+    )
+    tiles = np.where(hidden, -np.inf, whole).reshape(
+        -1, HEADS, length // block, block, length // block, block
+    )
     checks = {"upper_bound": (tiles.max(axis=(3, 5)), bound)}
     with np.errstate(divide="ignore"):
         checks["log_sum_bound"] = (np.log(np.exp(tiles).sum(axis=5)).max(axis=3), log_sum)
     for name, (largest, claimed) in checks.items():
         wrong = np.argwhere(largest > claimed + 1e-4 * (1.0 + np.abs(claimed)))
         if wrong.size:
-            _, head, q_block, k_block = min(map(tuple, wrong), key=lambda index: index[2] - index[3])
+            _, head, q_block, k_block = min(
+                map(tuple, wrong), key=lambda index: index[2] - index[3]
+            )
             fail(
                 method,
                 f"its bias exceeds {name} in head {head} between queries {q_block * block} to "
@@ -149,7 +180,9 @@ def check_bounds(method: PositionMethod) -> None:
 
 
 def _check_skipping(method: PositionMethod, params: Any) -> None:
-    """Checks attention without far keys of the most weight: they lie along the queries, and near keys against them."""
+    """Checks attention without far keys of the most weight: they lie along the queries, and near
+    keys against them.
+    """
     along = jnp.ones((2, LENGTH, HEADS, HEAD_DIM)) * 0.7
     far = (jnp.arange(LENGTH) < 4)[None, :, None, None]
     inputs = inputs_of(LENGTH) | {"query": along, "key": jnp.where(far, along, -along)}
@@ -160,8 +193,15 @@ def _check_skipping(method: PositionMethod, params: Any) -> None:
         return attend(method, options, params, inputs, queries)
 
     exact = np.asarray(attended("reference", LENGTH, None))
-    for backend, queries, epsilon in (("blocked", LENGTH, 1e-3), ("decoding", 1, 1e-3), ("decoding", 1, 0.0)):
+    for backend, queries, epsilon in (
+        ("blocked", LENGTH, 1e-3),
+        ("decoding", 1, 1e-3),
+        ("decoding", 1, 0.0),
+    ):
         most = 2 * epsilon * float(jnp.abs(inputs["value"]).max()) + 1e-5
         lost = np.abs(exact[:, -queries:] - np.asarray(attended(backend, queries, epsilon))).max()
         if not lost <= most:
-            fail(method, f"{backend} with skip_epsilon={epsilon} is off by {lost:.2g}, and may be by {most:.2g}")
+            fail(
+                method,
+                f"{backend} with skip_epsilon={epsilon} is off by {lost:.2g}, and may be by {most:.2g}",
+            )

@@ -1,4 +1,6 @@
-"""Checks of a small model with the method: causality, shifts, the cache of decoding, recomputed and scanned layers."""
+"""Checks of a small model with the method: causality, shifts, the cache of decoding, recomputed and
+scanned layers.
+"""
 
 import dataclasses
 import functools
@@ -33,7 +35,9 @@ class SmallModel:
 
 
 def check_causality(model: SmallModel) -> None:
-    """Checks that a token's features have a gradient with respect to the token, and none to a later token."""
+    """Checks that a token's features have a gradient with respect to the token, and none to a later
+    token.
+    """
     if not model.method.causal:
         return
 
@@ -44,26 +48,43 @@ def check_causality(model: SmallModel) -> None:
             return model.model.apply({"params": params}, model.tokens[:1], method="features")[0]
 
         _, to_gradient = jax.vjp(features, embedding)
-        each = jnp.eye(model.length)[:, :, None] * jnp.cos(jnp.arange(WIDTH, dtype=jnp.float32))[None, None]
+        each = (
+            jnp.eye(model.length)[:, :, None]
+            * jnp.cos(jnp.arange(WIDTH, dtype=jnp.float32))[None, None]
+        )
         return jax.vmap(lambda cotangent: to_gradient(cotangent)[0])(each)
 
-    depends = np.abs(np.asarray(gradients(model.params["embedding"]))).max(axis=-1) > 0  # [token, on token]
+    # [token, on token]
+    depends = np.abs(np.asarray(gradients(model.params["embedding"]))).max(axis=-1) > 0
     if not depends.diagonal().all():
-        fail(model.method, f"the features of token {depends.diagonal().argmin()} don't depend on the token itself")
+        fail(
+            model.method,
+            f"the features of token {depends.diagonal().argmin()} don't depend on the token itself",
+        )
     if not depends[-1, 0]:
-        fail(model.method, f"in a sequence of {model.length} tokens the last one doesn't depend on the first")
+        fail(
+            model.method,
+            f"in a sequence of {model.length} tokens the last one doesn't depend on the first",
+        )
     ahead = np.argwhere(np.triu(depends, 1))
     if ahead.size:
         query, key = min(ahead, key=lambda pair: (pair[1], pair[0]))
-        fail(model.method, f"it is not causal: in a sequence of {key + 1} tokens, token {query} depends on token {key}")
+        fail(
+            model.method,
+            f"it is not causal: in a sequence of {key + 1} tokens, token {query} depends on token {key}",
+        )
 
 
 def check_shift(model: SmallModel) -> None:
-    """Checks that the same tokens at later positions have the same features, if the method is `shift_invariant`."""
+    """Checks that the same tokens at later positions have the same features, if the method is
+    `shift_invariant`.
+    """
     if not model.method.shift_invariant:
         return
     for shift in (1, 5):
-        shifted = model.apply({"params": model.params}, model.tokens, positions=jnp.arange(model.length) + shift)
+        shifted = model.apply(
+            {"params": model.params}, model.tokens, positions=jnp.arange(model.length) + shift
+        )
         error = np.abs(np.asarray(shifted) - model.features).max(axis=(0, 2))
         if error.max() > 1e-3:
             token = int(np.argmax(error > 1e-3))
@@ -75,10 +96,11 @@ def check_shift(model: SmallModel) -> None:
 
 
 def check_cache(model: SmallModel) -> None:
-    """Checks that a prompt in two pieces, then single tokens, through a cache, have the whole sequence's features.
+    """Checks that a prompt in two pieces, then single tokens, through a cache, have the whole
+    sequence's features.
 
-    The cache has more slots than there are tokens, and in the second sequence padding stands before the first token and
-    between others. Only causal methods have a cache.
+    The cache has more slots than there are tokens, and in the second sequence padding stands before
+    the first token and between others. Only causal methods have a cache.
     """
     if not model.method.causal:
         return
@@ -91,7 +113,11 @@ def check_cache(model: SmallModel) -> None:
     make = jit(functools.partial(lm.init, decode=True, total=model.length))
     cache = make(jax.random.key(0), jnp.zeros((2, model.length + 5), jnp.int32))["cache"]
     pieces = []
-    for part in (slice(0, 4), slice(4, 8), *(slice(number, number + 1) for number in range(8, model.length))):
+    for part in (
+        slice(0, 4),
+        slice(4, 8),
+        *(slice(number, number + 1) for number in range(8, model.length)),
+    ):
         given = {"positions": positions[:, part]} if part.stop <= 8 else {}
         features, updated = read({"params": model.params, "cache": cache}, tokens[:, part], **given)
         cache = updated["cache"]
@@ -100,16 +126,23 @@ def check_cache(model: SmallModel) -> None:
     wrong = []
     for row, own in enumerate(places):
         error = np.abs(got[row, own] - model.features[row, : own.size]).max(axis=1)
-        wrong += [(int(own[token]), row, token, error[token]) for token in np.flatnonzero(~(error < 1e-3))]
+        wrong += [
+            (int(own[token]), row, token, error[token]) for token in np.flatnonzero(~(error < 1e-3))
+        ]
     if wrong:
         slot, row, token, off = min(wrong)
         padding = f" with padding in slots {', '.join(map(str, PADDING))}" if row else ""
         way = "in a prompt of two pieces" if slot < 8 else "decoded after the prompt"
-        fail(model.method, f"with a cache{padding}, token {token}, {way}, is off by {off:.2g} from the whole sequence")
+        fail(
+            model.method,
+            f"with a cache{padding}, token {token}, {way}, is off by {off:.2g} from the whole sequence",
+        )
 
 
 def check_layers(model: SmallModel) -> None:
-    """Checks that layers that run in a loop, and are recomputed there, give the same loss and gradients."""
+    """Checks that layers that run in a loop, and are recomputed there, give the same loss and
+    gradients.
+    """
 
     def loss(params: Any, lm: DecoderLM) -> Array:
         params = stacked(params) if lm.config.scan_layers else params
@@ -117,6 +150,8 @@ def check_layers(model: SmallModel) -> None:
         return nll.sum()
 
     compute = jit(jax.value_and_grad(loss), static_argnums=1)
-    looped = model.model.clone(config=dataclasses.replace(model.model.config, remat=True, scan_layers=True))
+    looped = model.model.clone(
+        config=dataclasses.replace(model.model.config, remat=True, scan_layers=True)
+    )
     got, expected = (compute(model.params, lm) for lm in (looped, model.model))
     compare(model.method, "a model with remat and scan_layers", got, expected, 1e-4)

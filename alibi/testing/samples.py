@@ -14,12 +14,17 @@ from alibi.positions import Bias, PositionMethod
 HEADS, HEAD_DIM, TRAIN_LENGTH = 4, 8, 16
 WIDTH = HEADS * HEAD_DIM
 TOKENS = 19  # most tokens of the sequences of a model: more than in training
-LENGTH, BLOCK = 40, 16  # tokens of the sequences of attention, and of its tiles: the last of three is filled up
+# tokens of the sequences of attention, and of its tiles: the last of three is filled up
+LENGTH, BLOCK = 40, 16
 
-# The programs of the checks are small and run once: without XLA's expensive passes they take half the time.
+# The programs of the checks are small and run once: without XLA's expensive passes they take half
+# the time.
 jit = functools.partial(
     jax.jit,
-    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
 )
 
 
@@ -35,7 +40,9 @@ def params_of(method: PositionMethod) -> dict[str, Any]:
     """Returns parameters moved off their initial values, since zeros would hide mistakes."""
     shared, of_layer = jax.random.split(jax.random.key(0))
     params = {**method.init(shared), **method.init_layer(of_layer)}
-    return jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params)
+    return jax.tree.map(
+        lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
+    )
 
 
 def inputs_of(length: int) -> dict[str, Float[Array, "..."]]:
@@ -43,11 +50,17 @@ def inputs_of(length: int) -> dict[str, Float[Array, "..."]]:
     rng = np.random.default_rng(0)
     heads = (2, length, HEADS, HEAD_DIM)
     shapes = {"x": (2, length, WIDTH), "query": heads, "key": heads, "value": heads}
-    return {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()
+    }
 
 
 def attend(
-    method: PositionMethod, options: AttentionOptions, params: Any, inputs: dict[str, Array], queries: int = LENGTH
+    method: PositionMethod,
+    options: AttentionOptions,
+    params: Any,
+    inputs: dict[str, Array],
+    queries: int = LENGTH,
 ) -> Array:
     """Returns a layer's attention of the last `queries` tokens, at positions from 3 on."""
     positions = np.arange(inputs["x"].shape[1]) + 3
@@ -69,11 +82,20 @@ def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bi
     return method.content_bias(params, inputs["query"], kept, kept)
 
 
-def compare(method: PositionMethod, result: str, got: PyTree, expected: PyTree, tolerance: float) -> None:
-    """Raises PositionMethodError if `got` is off by more than the tolerance, relative to the largest value."""
-    for (path, right), value in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(got), strict=True):
+def compare(
+    method: PositionMethod, result: str, got: PyTree, expected: PyTree, tolerance: float
+) -> None:
+    """Raises PositionMethodError if `got` is off by more than the tolerance, relative to the
+    largest value.
+    """
+    for (path, right), value in zip(
+        jax.tree.leaves_with_path(expected), jax.tree.leaves(got), strict=True
+    ):
         right, value = np.asarray(right, np.float64), np.asarray(value, np.float64)
         error = np.abs(value - right).max() / (1.0 + np.abs(right).max())
         if not error <= tolerance:
             place = jax.tree_util.keystr(path, simple=True, separator="/")
-            fail(method, f"{result} differs from the dense formula in {place} by {error:.2g} of the largest")
+            fail(
+                method,
+                f"{result} differs from the dense formula in {place} by {error:.2g} of the largest",
+            )

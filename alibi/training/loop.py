@@ -16,7 +16,14 @@ import jax
 from jax.experimental import multihost_utils
 
 from alibi.config import Config, flatten
-from alibi.errors import SIGNALS, Interrupted, disk_errors_named, is_watched, signals_handled, signals_raised
+from alibi.errors import (
+    SIGNALS,
+    Interrupted,
+    disk_errors_named,
+    is_watched,
+    signals_handled,
+    signals_raised,
+)
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, code_hash, make_provenance, versions
@@ -33,20 +40,24 @@ __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 def train(config: Config, workdir: str) -> dict[str, Any]:
     """Trains the run of `config` in `workdir`, from its latest checkpoint if there is any.
 
-    Without a checkpoint it starts with the parameters of the run `config.init_from`, if the key is set.
+    Without a checkpoint it starts with the parameters of the run `config.init_from`, if the key is
+    set.
 
     Returns:
-      The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless its last checkpoint
+      The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless
+      its last checkpoint
       was lost: then it goes on from an earlier checkpoint.
 
     Raises:
-      ValueError: before any work, a config, corpus or work directory is refused, or all checkpoints are lost.
+      ValueError: before any work, a config, corpus or work directory is refused, or all checkpoints
+        are lost.
       NonFiniteLossError: the loss diverged.
       UserError: no space left.
       Interrupted: one of SIGNALS arrived; from the first update on a checkpoint was saved.
     """
     several = jax.process_count() > 1
-    signals = [number for number in SIGNALS if not (several and number == signal.SIGTERM)]  # that is JAX's
+    # that is JAX's
+    signals = [number for number in SIGNALS if not (several and number == signal.SIGTERM)]
     with signals_raised(signals) as received, contextlib.ExitStack() as stack:
         if config.init_from:  # absolute: the command may be given elsewhere again
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
@@ -79,7 +90,13 @@ class Updates:
     """
 
     def __init__(self, job: Job, stack: contextlib.ExitStack):
-        config, run, model, optimizer, mesh = job.config, job.run, job.model, job.optimizer, job.mesh
+        config, run, model, optimizer, mesh = (
+            job.config,
+            job.run,
+            job.model,
+            job.optimizer,
+            job.mesh,
+        )
         self.job, self.checkpoints = job, Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
         stack.enter_context(self.checkpoints)
         latest = hosts.broadcast(lambda: self.checkpoints.latest) or 0
@@ -102,9 +119,13 @@ class Updates:
         self.feed = stack.enter_context(contextlib.closing(Feed(job.batches, mesh, micro)))
         self.feed.read_ahead(latest)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        step = make_train_step(model, optimizer, config.seed, schedule=job.schedule, state_shardings=shardings)
+        step = make_train_step(
+            model, optimizer, config.seed, schedule=job.schedule, state_shardings=shardings
+        )
         self.train_step: TrainStep = step.lower(abstract, *self.feed.abstract).compile()
-        self.validator = make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
+        self.validator = (
+            make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
+        )
 
         if latest:
             self.state = self.checkpoints.restore_newest(abstract)
@@ -127,7 +148,9 @@ class Updates:
         config, saved_at = self.job.config, time.monotonic()
         step, steps = int(self.state.step), config.train.steps
         while step < steps:
-            self.state, metrics = self.train_step(self.state, *self.feed.get(step, last=step + 1 == steps))
+            self.state, metrics = self.train_step(
+                self.state, *self.feed.get(step, last=step + 1 == steps)
+            )
             step += 1
             self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
             stop, save = request.reached(step), _is_save_due(config, step, saved_at)
@@ -138,25 +161,33 @@ class Updates:
             if stop and step < steps:
                 self.checkpoints.wait()
                 self.record.write_status("interrupted", step, reason="stopped by a signal")
-                raise Interrupted(f"stopped at update {step} of {steps}; the same command goes on there")
+                raise Interrupted(
+                    f"stopped at update {step} of {steps}; the same command goes on there"
+                )
         self.checkpoints.wait()
         self.record.write_status("finished", step)
         self.record.close()  # before the line that says so
 
     def _save(self, step: int, save: bool, validate: bool) -> bool:
-        """Validates, and saves if `save` is set or the validation was the best; returns whether it saved."""
+        """Validates, and saves if `save` is set or the validation was the best; returns whether it
+        saved.
+        """
         self.record.fetch()  # a state that is not finite is never saved
         with self.record.paused():
             nll = self.validator(self.state.params) if validate and self.validator else None
             improved = nll is not None and self.record.validated(step, nll)
             if save or improved:
                 hosts.broadcast(self.job.run.check_claim)
-                self.checkpoints.save(self.state, step, self.about | self.record.for_checkpoint(), nll)
+                self.checkpoints.save(
+                    self.state, step, self.about | self.record.for_checkpoint(), nll
+                )
         return save or improved
 
 
 def _is_save_due(config: Config, step: int, saved_at: float) -> bool:
-    """Returns whether to save after update `step`; several hosts ask process 0's clock when they log metrics."""
+    """Returns whether to save after update `step`; several hosts ask process 0's clock when they
+    log metrics.
+    """
     if step == config.train.steps or _due(step, config.checkpoint.every_steps):
         return True
     minutes = config.checkpoint.every_minutes
@@ -170,10 +201,11 @@ def _due(step: int, every: int) -> bool:
 
 
 class StopRequest:
-    """The request of a signal to stop after an update, with a checkpoint; a second SIGINT stops at once.
+    """The request of a signal to stop after an update, with a checkpoint; a second SIGINT stops at
+    once.
 
-    Of several processes JAX has the SIGTERM, see `hosts.join`, and tells all of them, which stop after the same update;
-    other signals are passed on as SIGTERM.
+    Of several processes JAX has the SIGTERM, see `hosts.join`, and tells all of them, which stop
+    after the same update; other signals are passed on as SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -188,15 +220,24 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGTERM)
         # Not print: the signal may have interrupted a print. And the reader may be gone.
         with contextlib.suppress(OSError):
-            os.write(2, b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n")
+            os.write(
+                2,
+                b"\nstopping after this update; a checkpoint will be saved (Ctrl-C again: at once)\n",
+            )
 
     def reached(self, step: int) -> bool:
-        """Returns whether to stop after update `step`; every process must call it after each update."""
-        return self._received if self._alone else multihost_utils.reached_preemption_sync_point(step)
+        """Returns whether to stop after update `step`; every process must call it after each
+        update.
+        """
+        return (
+            self._received if self._alone else multihost_utils.reached_preemption_sync_point(step)
+        )
 
 
 def _is_finished(run: RunDirectory) -> bool:
-    """Returns whether nothing is left to do, and prints so; also prints if a finished run lost its last checkpoint."""
+    """Returns whether nothing is left to do, and prints so; also prints if a finished run lost its
+    last checkpoint.
+    """
     status, finished = run.status(), run.is_finished()
     if status["state"] == "finished":
         rest = f"but its checkpoint of update {status['step']} was lost since"
@@ -232,7 +273,9 @@ def _headline(job: Job, about: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
-    """Writes why a run ended to its status, and the traceback to error.txt, as far as the disk allows."""
+    """Writes why a run ended to its status, and the traceback to error.txt, as far as the disk
+    allows.
+    """
     try:
         yield
     except LostError:
@@ -243,7 +286,8 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
         reason = "stopped by a signal" if signalled else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError, ValueError, LostError):
             status = run.status()
-            if not isinstance(error, Interrupted) or status["state"] == "running":  # else it says so, with the update
+            # else it says so, with the update
+            if not isinstance(error, Interrupted) or status["state"] == "running":
                 figures = ("train_nll", "tokens_per_second", "peak_memory_bytes", "best")
                 kept = {key: status[key] for key in figures if key in status}
                 state = "interrupted" if stopped else "failed"

@@ -1,6 +1,8 @@
-"""Writers of a run's metrics: JSON lines, which the project itself reads, TensorBoard, W&B and Trackio.
+"""Writers of a run's metrics: JSON lines, which the project itself reads, TensorBoard, W&B and
+Trackio.
 
-A further writer is a subclass of `MetricWriter` and a line in `open_writers`, a further service a line in `SERVICES`.
+A further writer is a subclass of `MetricWriter` and a line in `open_writers`, a further service a
+line in `SERVICES`.
 """
 
 import abc
@@ -41,7 +43,8 @@ class MetricWriter(abc.ABC):
 def check_writers(config: Config) -> None:
     """Raises ValueError if the config asks for a writer whose package can't be imported.
 
-    The packages are imported here, before other threads start: a thread may make imports lazy for a moment (etils),
+    The packages are imported here, before other threads start: a thread may make imports lazy for a
+      moment (etils),
     also in the main thread, which would fail.
     """
     if config.log.tensorboard:
@@ -62,10 +65,16 @@ def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWri
     """Returns the writers of `config` for a run after update `step`."""
     writers: list[MetricWriter] = [JsonLines(run, step)]
     if config.log.tensorboard and is_address(run.path):
-        print_line(f"TensorBoard's files need a directory, and {run} is an address: none are written")
+        print_line(
+            f"TensorBoard's files need a directory, and {run} is an address: none are written"
+        )
     elif config.log.tensorboard:
         writers.append(TensorBoard(run, step))
-    writers += [Service(*service, run, config) for package, service in SERVICES.items() if config.log[package]]
+    writers += [
+        Service(*service, run, config)
+        for package, service in SERVICES.items()
+        if config.log[package]
+    ]
     return writers
 
 
@@ -101,9 +110,11 @@ class TensorBoard(MetricWriter):
 
 
 def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
-    """Returns the run's "id" and "project" at services, which its directory keeps from the first start on.
+    """Returns the run's "id" and "project" at services, which its directory keeps from the first
+    start on.
 
-    Without a `project` it is the name of the sweep's directory, or of the directory in which the run's own lies.
+    Without a `project` it is the name of the sweep's directory, or of the directory in which the
+    run's own lies.
     """
     kept: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -126,7 +137,8 @@ def _plain(name: str) -> str:
 
 
 class Service(MetricWriter):
-    """A package that sends metrics to a service; its errors become lines on stderr, and training goes on.
+    """A package that sends metrics to a service; its errors become lines on stderr, and training
+    goes on.
 
     Args:
       title: name of the service in these lines.
@@ -159,7 +171,9 @@ class Service(MetricWriter):
             yield
         except Exception as error:
             self._session = None
-            print_line(f"{self._name}: {self._title} failed, {effect}, and training goes on ({_first_line(error)})")
+            print_line(
+                f"{self._name}: {self._title} failed, {effect}, and training goes on ({_first_line(error)})"
+            )
 
 
 class Session(NamedTuple):
@@ -172,18 +186,23 @@ class Session(NamedTuple):
 Connect = Callable[[RunDirectory, dict[str, str], dict[str, Any]], tuple[Session, str]]
 
 
-def _connect_wandb(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> tuple[Session, str]:
-    """Returns a session of Weights & Biases, offline if it can't be reached, and a line with the place to watch it.
+def _connect_wandb(
+    run: RunDirectory, known: dict[str, str], config: dict[str, Any]
+) -> tuple[Session, str]:
+    """Returns a session of Weights & Biases, offline if it can't be reached, and a line with the
+    place to watch it.
 
-    Its files are in wandb/ of the work directory, or of the current directory if the run is in a bucket; WANDB_DIR
-    names another place.
+    Its files are in wandb/ of the work directory, or of the current directory if the run is in a
+    bucket; WANDB_DIR names another place.
     """
     import wandb
 
     folder = None if is_address(str(run)) or "WANDB_DIR" in os.environ else str(run)
     times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
     settings = wandb.Settings(console="off", silent=True, **times)
-    init = functools.partial(wandb.init, **known, name=run.name, config=config, dir=folder, settings=settings)
+    init = functools.partial(
+        wandb.init, **known, name=run.name, config=config, dir=folder, settings=settings
+    )
     why = ""
     try:
         opened = init(resume="allow")
@@ -193,22 +212,32 @@ def _connect_wandb(run: RunDirectory, known: dict[str, str], config: dict[str, A
     place = f"W&B: {opened.url}"
     if opened.offline:
         place = f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
-    return Session(opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1)), place
+    return Session(
+        opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1)
+    ), place
 
 
-def _connect_trackio(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> tuple[Session, str]:
-    """Returns a session of Trackio, with its database in $TRACKIO_DIR or Hugging Face's cache, and a line to watch it.
+def _connect_trackio(
+    run: RunDirectory, known: dict[str, str], config: dict[str, Any]
+) -> tuple[Session, str]:
+    """Returns a session of Trackio, with its database in $TRACKIO_DIR or Hugging Face's cache, and
+    a line to watch it.
 
     Its runs have no ids but names.
     """
     import trackio
 
-    opened = trackio.init(project=known["project"], name=known["id"], resume="allow", config=config, embed=False)
+    opened = trackio.init(
+        project=known["project"], name=known["id"], resume="allow", config=config, embed=False
+    )
     # The session's own `finish` would be called again when the process ends.
-    return Session(opened.log, lambda finished: trackio.finish()), f"Trackio: trackio show --project={known['project']}"
+    return Session(
+        opened.log, lambda finished: trackio.finish()
+    ), f"Trackio: trackio show --project={known['project']}"
 
 
-SERVICES: dict[str, tuple[str, Connect]] = {  # by the package that the config key log.PACKAGE asks for
+# by the package that the config key log.PACKAGE asks for
+SERVICES: dict[str, tuple[str, Connect]] = {
     "wandb": ("W&B", _connect_wandb),
     "trackio": ("Trackio", _connect_trackio),
 }

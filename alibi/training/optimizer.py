@@ -13,8 +13,11 @@ from alibi.config import OptimizerConfig
 MAX_CYCLES = 64  # with equal periods; more restarts are a mistake, not a schedule
 
 
-def make_optimizer(optimizer: OptimizerConfig, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Returns the optimizer of the config's section, with clipping by the global norm before it, and its schedule.
+def make_optimizer(
+    optimizer: OptimizerConfig, steps: int
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """Returns the optimizer of the config's section, with clipping by the global norm before it,
+    and its schedule.
 
     Raises:
       ValueError: nag with weight decay; see also `make_schedule`.
@@ -26,7 +29,8 @@ def make_optimizer(optimizer: OptimizerConfig, steps: int) -> tuple[optax.Gradie
                 f"optimizer.weight_decay={optimizer.weight_decay}: nag has none; set it to 0, or use "
                 "optimizer.name=adamw"
             )
-        # Nesterov's accelerated gradient; the same as fairseq's `nag`, whose buffer holds the learning rate too.
+        # Nesterov's accelerated gradient; the same as fairseq's `nag`, whose buffer holds the
+        # learning rate too.
         chosen = optax.sgd(schedule, momentum=optimizer.momentum, nesterov=True)
     else:
         chosen = optax.adamw(
@@ -43,23 +47,29 @@ def make_optimizer(optimizer: OptimizerConfig, steps: int) -> tuple[optax.Gradie
 
 
 def _decayed(params: optax.Params) -> optax.Params:
-    """Returns True for matrices: kernels and embeddings, not biases, norms and parameters of position methods."""
+    """Returns True for matrices: kernels and embeddings, not biases, norms and parameters of
+    position methods.
+    """
     matrices = ("kernel", "embedding", "clusters")
     return jax.tree.map_with_path(
-        lambda path, _: path[-1].key in matrices and all(part.key != "position" for part in path), params
+        lambda path, _: path[-1].key in matrices and all(part.key != "position" for part in path),
+        params,
     )
 
 
 def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
     """Returns the learning rate by update number: linear warm-up, then `optimizer.schedule`.
 
-    cosine ends at `final_fraction` of the peak at update `steps`; for cosine_restarts see `_cosine_restarts`.
+    cosine ends at `final_fraction` of the peak at update `steps`; for cosine_restarts see
+    `_cosine_restarts`.
 
     Raises:
       ValueError: numbers that make no schedule.
     """
     if optimizer.warmup_steps >= steps:
-        raise ValueError(f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}")
+        raise ValueError(
+            f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}"
+        )
     if optimizer.schedule == "cosine":
         peak = optimizer.learning_rate
         return optax.warmup_cosine_decay_schedule(
@@ -73,7 +83,8 @@ def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _cosine_restarts(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Returns a schedule of linear warm-up, then cosines, each longer and lower than its predecessor.
+    """Returns a schedule of linear warm-up, then cosines, each longer and lower than its
+    predecessor.
 
     Cycle i has period_steps * period_mult^i updates and falls from learning_rate * shrink^i to
     min_learning_rate * shrink^i (Loshchilov and Hutter 2017, as fairseq's `cosine` has it). Optax
@@ -85,12 +96,21 @@ def _cosine_restarts(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
             f"optimizer.min_learning_rate={optimizer.min_learning_rate} must be at most "
             f"optimizer.learning_rate={optimizer.learning_rate}, from which the cycles fall"
         )
-    warmup, peak, minimum = optimizer.warmup_steps, optimizer.learning_rate, optimizer.min_learning_rate
+    warmup, peak, minimum = (
+        optimizer.warmup_steps,
+        optimizer.learning_rate,
+        optimizer.min_learning_rate,
+    )
     first, shrink = optimizer.warmup_init, optimizer.shrink
     starts = [warmup]
     while starts[-1] < steps and len(starts) <= MAX_CYCLES:
         cycles = range(len(starts))
-        starts.append(round(warmup + sum(optimizer.period_steps * optimizer.period_mult**cycle for cycle in cycles)))
+        starts.append(
+            round(
+                warmup
+                + sum(optimizer.period_steps * optimizer.period_mult**cycle for cycle in cycles)
+            )
+        )
     if starts[-1] < steps:
         raise ValueError(
             f"optimizer.period_steps={optimizer.period_steps} makes more than {MAX_CYCLES} cycles of "
@@ -105,7 +125,9 @@ def _cosine_restarts(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
             left = jnp.clip(end - step, 0, end - start)
             # (1 + cos(pi t)) / 2, as the square of a sine of the remaining part of the cycle.
             height = jnp.sin(math.pi / 2 * (left / (end - start))) ** 2
-            rate = jnp.where(step >= start, shrink**cycle * (minimum + (peak - minimum) * height), rate)
+            rate = jnp.where(
+                step >= start, shrink**cycle * (minimum + (peak - minimum) * height), rate
+            )
         return rate
 
     return schedule

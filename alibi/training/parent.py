@@ -19,24 +19,28 @@ from alibi.positions.rotary_stretched import check_known_length
 from alibi.runs import RunDirectory, config_hash
 from alibi.runs.checkpoint import Checkpoints, TrainState
 
-# Keys of the model that shape the parameters of no position method, and keys that change their computation.
+# Keys of the model that shape the parameters of no position method, and keys that change their
+# computation.
 OF_ADAPTIVE = ("cutoffs", "adaptive_factor")
 SHAPING = ("num_layers", "width", "num_heads", "feed_forward", "embedding", *OF_ADAPTIVE)
 COMPUTING = ("activation", "final_norm", "norm_epsilon")
 
 
 class Parent:
-    """The run whose latest parameters a run of `config` and `model` starts from; `replace_in` reads them.
+    """The run whose latest parameters a run of `config` and `model` starts from; `replace_in` reads
+    them.
 
-    All parameters are taken but some of the position method's: only parameters with the same shape and meaning in both
-    methods are. Others are new, or dropped. The method's options may differ, such as T5's buckets or rotary's base.
+    All parameters are taken but some of the position method's: only parameters with the same shape
+    and meaning in both methods are. Others are new, or dropped. The method's options may differ,
+    such as T5's buckets or rotary's base.
 
     Attributes:
       step: the latest checkpoint; after `replace_in` the newest whole checkpoint, which was read.
 
     Raises:
-      ValueError: no work directory or no checkpoint in it; another vocabulary; a model whose parameters have other
-        shapes or compute something else; a position method that would use the parent's training length as its own.
+      ValueError: no work directory or no checkpoint in it; another vocabulary; a model whose
+        parameters have other shapes or compute something else; a position method that would use the
+        parent's training length as its own.
     """
 
     def __init__(self, config: Config, model: DecoderLM):
@@ -55,7 +59,9 @@ class Parent:
 
         ours = _by_path(param_shapes(model.with_vocabulary(self._tokenizer.vocab_size)))
         theirs = _by_path(param_shapes(self._model))
-        same = {path for path in ours.keys() & theirs.keys() if ours[path].shape == theirs[path].shape}
+        same = {
+            path for path in ours.keys() & theirs.keys() if ours[path].shape == theirs[path].shape
+        }
         if not model.position.shares_parameters(position):
             same = {path for path in same if "position" not in path.split("/")}
         self._taken, self.parameters = same, sum(ours[path].size for path in same)
@@ -67,7 +73,9 @@ class Parent:
     def _latest(self) -> int:
         self.run.check_checkpoints()
         if not (steps := self.run.saved_steps()):
-            raise ValueError(f"init_from={self.run} has no checkpoint to start from; train it first")
+            raise ValueError(
+                f"init_from={self.run} has no checkpoint to start from; train it first"
+            )
         return steps[-1]
 
     def check_vocabulary(self, fingerprint: str) -> None:
@@ -84,31 +92,51 @@ class Parent:
         theirs, ours = self._model.config, model.config
         ignored = () if theirs.embedding == "adaptive" else OF_ADAPTIVE
         keys = [key for key in (*SHAPING, *COMPUTING) if key not in ignored]
-        values = [(f"model.{key}", _as_flag(getattr(theirs, key)), _as_flag(getattr(ours, key))) for key in keys]
+        values = [
+            (f"model.{key}", _as_flag(getattr(theirs, key)), _as_flag(getattr(ours, key)))
+            for key in keys
+        ]
         if differing := [entry for entry in values if entry[1] != entry[2]]:
-            shown = ", ".join(f"{key} is {their} there and {our} here" for key, their, our in differing)
+            shown = ", ".join(
+                f"{key} is {their} there and {our} here" for key, their, our in differing
+            )
             flags = " ".join(f"--config.{key}={their}" for key, their, _ in differing)
-            raise ValueError(f"init_from={self.run} has the parameters of another model: {shown}; set {flags}")
+            raise ValueError(
+                f"init_from={self.run} has the parameters of another model: {shown}; set {flags}"
+            )
 
     def about(self) -> dict[str, Any]:
         """Returns the entry `parent` of the run's provenance."""
-        found: dict[str, Any] = {"workdir": str(self.run), "step": self.step, "config_hash": config_hash(self.config)}
+        found: dict[str, Any] = {
+            "workdir": str(self.run),
+            "step": self.step,
+            "config_hash": config_hash(self.config),
+        }
         return found | {"taken": self.parameters, "new": self._new, "dropped": self._dropped}
 
     def describe(self) -> str:
-        """Returns a line with the taken, new and dropped parameters, and the differing position options."""
+        """Returns a line with the taken, new and dropped parameters, and the differing position
+        options.
+        """
         new, dropped = (", ".join(names) or "none" for names in (self._new, self._dropped))
-        line = f"from {self.run} after {self.step:,} updates: {self.parameters:,} parameters taken; "
+        line = (
+            f"from {self.run} after {self.step:,} updates: {self.parameters:,} parameters taken; "
+        )
         line += f"new: {new}; dropped: {dropped}"
         ours, theirs = self._given, self.config
         if ours.position == theirs.position:
-            changed = changed_options(ours.position, theirs.position_options, ours.position_options).items()
-            if shown := ", ".join(f"{name}={our!r} ({their!r} there)" for name, (their, our) in changed):
+            changed = changed_options(
+                ours.position, theirs.position_options, ours.position_options
+            ).items()
+            if shown := ", ".join(
+                f"{name}={our!r} ({their!r} there)" for name, (their, our) in changed
+            ):
                 line += f"; position options: {shown}"
         return line
 
     def replace_in(self, state: TrainState, mesh: Mesh) -> TrainState:
-        """Returns `state` with the taken parameters, of the newest whole checkpoint; prints damaged later ones.
+        """Returns `state` with the taken parameters, of the newest whole checkpoint; prints damaged
+        later ones.
 
         Raises:
           ValueError: no checkpoint is whole.
@@ -121,7 +149,9 @@ class Parent:
             for damage in damaged.values():
                 print(f"{damage}; the run starts from that of {self.step}", file=sys.stderr)
         taken = {path: leaf for path, leaf in _by_path(params).items() if path in self._taken}
-        params = jax.tree.map_with_path(lambda path, leaf: taken.get(_name(path), leaf), state.params)
+        params = jax.tree.map_with_path(
+            lambda path, leaf: taken.get(_name(path), leaf), state.params
+        )
         return dataclasses.replace(state, params=params)
 
 

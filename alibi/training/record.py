@@ -26,7 +26,8 @@ from alibi.training.step import Metrics
 
 UNLOGGED = "unlogged"  # key of a checkpoint's `about`: NLL and tokens since the last row
 RECENT = 50  # updates over which the speed is averaged
-MOST_WRITES = 8  # waiting: three or four rows with their statuses, which a stopped run finishes first
+# waiting: three or four rows with their statuses, which a stopped run finishes first
+MOST_WRITES = 8
 
 
 class NonFiniteLossError(UserError):
@@ -36,11 +37,12 @@ class NonFiniteLossError(UserError):
 class Record:
     """The figures of a run from update `step` on; process 0 writes them, all check them.
 
-    Updates don't wait for writing, since a bucket may need several requests of some tenths of a second. A failed write
-    is raised at the next row, checkpoint or final status.
+    Updates don't wait for writing, since a bucket may need several requests of some tenths of a
+    second. A failed write is raised at the next row, checkpoint or final status.
 
     Attributes:
-      best: the update with the lowest validation NLL, and this NLL; None before the first validation.
+      best: the update with the lowest validation NLL, and this NLL; None before the first
+        validation.
     """
 
     def __init__(self, job: Job, checkpoints: Checkpoints, step: int):
@@ -55,20 +57,28 @@ class Record:
         self._finished = False
         steps = config.train.steps
         self._speed, self._paused = Speed(config.train.batch_tokens), 0.0
-        self._bar = Progress(run.name, steps, "update", done=step, show=hosts.is_primary(), last=True)
-        # Imported checkpoints have no sums; others were saved between two rows, and the next row counts from the last.
-        self._sums = np.array(checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0])
+        self._bar = Progress(
+            run.name, steps, "update", done=step, show=hosts.is_primary(), last=True
+        )
+        # Imported checkpoints have no sums; others were saved between two rows, and the next row
+        # counts from the last.
+        self._sums = np.array(
+            checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0]
+        )
         self._dispatched: tuple[int, Metrics] | None = None
-        self._waited, self._last_row = 0.0, (step, 0.0)  # seconds waited for data: now; at the last row, and its update
+        # seconds waited for data: now; at the last row, and its update
+        self._waited, self._last_row = 0.0, (step, 0.0)
         self._train_nll = self._before.get("train_nll")  # of the last row
         if step and hosts.is_primary():
             print_line(f"{run}: going on from the checkpoint of update {step} of {steps}")
 
     def dispatched(self, step: int, metrics: Metrics, *, data_wait_seconds: float = 0.0) -> None:
-        """Keeps the metrics of update `step`, which the devices still compute, and fetches the metrics before.
+        """Keeps the metrics of update `step`, which the devices still compute, and fetches the
+        metrics before.
 
         Args:
-          data_wait_seconds: seconds in which updates waited for their tokens, since the process began.
+          data_wait_seconds: seconds in which updates waited for their tokens, since the process
+            began.
         """
         self.fetch()
         self._dispatched = step, metrics
@@ -95,7 +105,9 @@ class Record:
             self._log(step, values)
 
     def for_checkpoint(self) -> dict[str, list[float]]:
-        """Waits for earlier rows; returns the sums from which the next row continues after a resume."""
+        """Waits for earlier rows; returns the sums from which the next row continues after a
+        resume.
+        """
         self._finish_writes()
         return {UNLOGGED: self._sums.tolist()}
 
@@ -121,7 +133,9 @@ class Record:
             self._refuse(f"update {step}: validation loss {nll}")
         if hosts.is_primary():
             perplexity = math.exp(min(nll, 700))
-            print_line(f"{self._run.name}: update {step:,}: validation {nll:.4f} nats, perplexity {perplexity:.3f}")
+            print_line(
+                f"{self._run.name}: update {step:,}: validation {nll:.4f} nats, perplexity {perplexity:.3f}"
+            )
         self._write(step, {"valid_nll": nll})
         improved = self.best is None or nll < self.best[1]
         if improved:
@@ -130,7 +144,11 @@ class Record:
 
     def _refuse(self, reason: str) -> None:
         good = self._checkpoints.latest
-        saved = f"the last good checkpoint is that of update {good}" if good else "no checkpoint was saved before"
+        saved = (
+            f"the last good checkpoint is that of update {good}"
+            if good
+            else "no checkpoint was saved before"
+        )
         raise NonFiniteLossError(
             f"{reason}; {saved}; try a lower optimizer.learning_rate, a longer warm-up or a smaller optimizer.clip_norm"
         )
@@ -143,15 +161,22 @@ class Record:
         self._paused += time.perf_counter() - start
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
-        """Writes status.json, with the last loss, speed, memory and best checkpoint so far; waits if the run ends."""
+        """Writes status.json, with the last loss, speed, memory and best checkpoint so far; waits
+        if the run ends.
+        """
         if not hosts.is_primary():
             return
         self._finished = state == "finished"
         figures: dict[str, Any] = {
             "train_nll": self._train_nll,
-            "tokens_per_second": self._speed.tokens_per_second or self._before.get("tokens_per_second"),
-            "peak_memory_bytes": max(_peak_memory_bytes(), self._before.get("peak_memory_bytes", 0)),
-            "best": None if self.best is None else {"step": self.best[0], "valid_nll": self.best[1]},
+            "tokens_per_second": self._speed.tokens_per_second
+            or self._before.get("tokens_per_second"),
+            "peak_memory_bytes": max(
+                _peak_memory_bytes(), self._before.get("peak_memory_bytes", 0)
+            ),
+            "best": None
+            if self.best is None
+            else {"step": self.best[0], "valid_nll": self.best[1]},
         }
         figures |= {"step": step, "steps": self._config.train.steps, "reason": reason}
         self._queue(functools.partial(self._run.write_status, state, **figures))
@@ -163,7 +188,9 @@ class Record:
             self._queue(functools.partial(writer.write, step, values))
 
     def _queue(self, write: Callable[[], object]) -> None:
-        """Leaves `write` to a thread, which makes all in order; raises the error of an earlier write."""
+        """Leaves `write` to a thread, which makes all in order; raises the error of an earlier
+        write.
+        """
         while self._writes and (self._writes[0].done() or len(self._writes) == MOST_WRITES):
             self._writes.popleft().result()
         self._writes.append(self._pool.submit(write))
@@ -185,7 +212,8 @@ class Speed:
 
     def __init__(self, tokens_per_step: int):
         self._tokens_per_step = tokens_per_step
-        self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)  # of updates after the first
+        # of updates after the first
+        self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)
         self._last: float | None = None
 
     def update(self, pause: float) -> None:
@@ -203,15 +231,25 @@ class Speed:
 
 
 def _peak_tokens_per_second(job: Job) -> float | None:
-    """Returns the training speed at the peak of the run's devices; None if a device is of an unknown kind."""
+    """Returns the training speed at the peak of the run's devices; None if a device is of an
+    unknown kind.
+    """
     kinds = [find_device_kind(device.device_kind) for device in job.mesh.devices.flat]
     known = [kind.peak(job.config.model.dtype) for kind in kinds if kind]
-    return sum(known) / model_flops(job.config, job.model.vocab_size) if len(known) == len(kinds) else None
+    return (
+        sum(known) / model_flops(job.config, job.model.vocab_size)
+        if len(known) == len(kinds)
+        else None
+    )
 
 
 def _peak_memory_bytes() -> int:
-    """Returns the most memory held so far: on one device, or of this process if devices don't count theirs (CPUs)."""
-    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    """Returns the most memory held so far: on one device, or of this process if devices don't count
+    theirs (CPUs).
+    """
+    peaks = [
+        (device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()
+    ]
     if any(peaks):
         return max(peaks)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -31,7 +31,8 @@ class Job:
     """A run to train: all its parts are checked, and none is written yet.
 
     Attributes:
-      parent: the run with the first parameters of this run; None without init_from, or with a checkpoint.
+      parent: the run with the first parameters of this run; None without init_from, or with a
+        checkpoint.
       model: for the vocabulary of the text.
       files: the tokens of each split.
       corpus: the manifest of each split.
@@ -50,7 +51,9 @@ class Job:
 
 
 def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
-    """Checks a run and prepares its text; raises ValueError for an unusable config, corpus or directory."""
+    """Checks a run and prepares its text; raises ValueError for an unusable config, corpus or
+    directory.
+    """
     sharding = batch_sharding(mesh)
     check_config(config, mesh)
     hosts.broadcast(lambda: check_writers(config))
@@ -78,7 +81,9 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
         boundary_id=text.boundary_id,
     )
     corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
-    hosts.check_alike({f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT})
+    hosts.check_alike(
+        {f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT}
+    )
     hosts.broadcast(lambda: run.check_corpus(corpus))
     model = model.with_vocabulary(text.vocab_size)
     return Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
@@ -112,14 +117,22 @@ def sequences_per_update(config: Config, shards: int) -> int:
     """Returns train.batch_tokens in sequences of train_length.
 
     Raises:
-      ValueError: batch_tokens is no multiple of the length, or the micro-batches and the `shards` parts of a batch
-        don't divide it.
+      ValueError: batch_tokens is no multiple of the length, or the micro-batches and the `shards`
+        parts of a batch don't divide it.
     """
-    tokens, length, micro_batches = config.train.batch_tokens, config.train_length, config.train.accumulation
+    tokens, length, micro_batches = (
+        config.train.batch_tokens,
+        config.train_length,
+        config.train.accumulation,
+    )
     unit = length * micro_batches * shards
     if tokens < 1 or tokens % unit:
         fits_alone = tokens > 0 and tokens % (length * micro_batches) == 0
-        fewer = ", or a larger mesh.tensor, so that fewer devices split the batch" if shards > 1 and fits_alone else ""
+        fewer = (
+            ", or a larger mesh.tensor, so that fewer devices split the batch"
+            if shards > 1 and fits_alone
+            else ""
+        )
         below, above = tokens // unit * unit, (tokens // unit + 1) * unit
         raise ValueError(
             f"train.batch_tokens={tokens} must be a multiple of {unit} (train_length={length} x "
@@ -130,21 +143,27 @@ def sequences_per_update(config: Config, shards: int) -> int:
 
 
 def micro_batches(config: Config, shards: int) -> int:
-    """Returns the micro-batches of an update: train.accumulation, or its next multiple within train.max_device_tokens.
+    """Returns the micro-batches of an update: train.accumulation, or its next multiple within
+    train.max_device_tokens.
 
     A micro-batch has at least one sequence for each of the `shards` parts.
     """
     sequences = sequences_per_update(config, shards) // shards
     limit, least = config.train.max_device_tokens, config.train.accumulation
     most = max(limit // config.train_length, 1) if limit else sequences
-    return next(n for n in range(least, sequences + 1, least) if sequences % n == 0 and sequences // n <= most)
+    return next(
+        n
+        for n in range(least, sequences + 1, least)
+        if sequences % n == 0 and sequences // n <= most
+    )
 
 
 def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
-    """Returns the token files of train and, if the config has it, valid; process 0 makes its own first.
+    """Returns the token files of train and, if the config has it, valid; process 0 makes its own
+    first.
 
-    If the config names a dataset without a revision, it prints the revision of the tokens, and whether the revisions
-    of train, of valid and of the tokenizer's text differ.
+    If the config names a dataset without a revision, it prints the revision of the tokens, and
+    whether the revisions of train, of valid and of the tokenizer's text differ.
     """
     files: dict[str, TokenFile] = {}
 
@@ -158,15 +177,23 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
     if not hosts.is_primary():
         make(progress=False)
         return files
-    revisions = {split: file.manifest.revision for split, file in files.items() if file.manifest.revision}
+    revisions = {
+        split: file.manifest.revision for split, file in files.items() if file.manifest.revision
+    }
     for split, revision in revisions.items():  # the host of the dataset may have a later one
         source = files[split].manifest.source
-        print(f"{source}: tokens of revision {revision}; set data.revision={revision} to keep to it", file=sys.stderr)
+        print(
+            f"{source}: tokens of revision {revision}; set data.revision={revision} to keep to it",
+            file=sys.stderr,
+        )
     if revisions and (revision := files["train"].tokenizer().revision):
         revisions["tokenizer"] = revision
     if len(set(revisions.values())) > 1:
         shown = ", ".join(f"{part} of {revision}" for part, revision in revisions.items())
-        print(f"revisions differ: {shown}; set data.revision to one of them to read all at it", file=sys.stderr)
+        print(
+            f"revisions differ: {shown}; set data.revision to one of them to read all at it",
+            file=sys.stderr,
+        )
     return files
 
 
@@ -184,7 +211,9 @@ def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callabl
     )
 
     def validate(params: PyTree) -> float:
-        score = scorer.score(params, text.tokens if limit < 0 else text.tokens[:limit], config.train_length)
+        score = scorer.score(
+            params, text.tokens if limit < 0 else text.tokens[:limit], config.train_length
+        )
         return score.total_nats / score.tokens
 
     return validate

@@ -25,10 +25,12 @@ TrainStep = Callable[[TrainState, Int[Array, "micro batch length"], Int[Array, "
 
 
 class Feed:
-    """The batches of a run as global arrays `[micro, batch, length]`, with the batch split over the mesh.
+    """The batches of a run as global arrays `[micro, batch, length]`, with the batch split over the
+    mesh.
 
-    Each host reads its own rows, one update ahead. Row r of micro-batch m is row m * batch + r of the update's
-    sequences, so the data of an update depends neither on the devices nor on the hosts.
+    Each host reads its own rows, one update ahead. Row r of micro-batch m is row m * batch + r of
+    the update's sequences, so the data of an update depends neither on the devices nor on the
+    hosts.
 
     Attributes:
       waited: seconds in which `get` waited for rows, in all.
@@ -39,7 +41,9 @@ class Feed:
         self._batches = batches
         self._sharding = batch_sharding(mesh, leading=1)
         self._shape = (micro_batches, rows, batches.length)
-        self._rows = np.arange(micro_batches)[:, None] * rows + local_rows(batch_sharding(mesh), rows)
+        self._rows = np.arange(micro_batches)[:, None] * rows + local_rows(
+            batch_sharding(mesh), rows
+        )
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._ahead: dict[int, concurrent.futures.Future] = {}
         self.waited = 0.0
@@ -55,7 +59,9 @@ class Feed:
         self._ahead[step] = self._pool.submit(self._read, step)
 
     def get(self, step: int, *, last: bool = False) -> Batch:
-        """Returns the batch of update number `step` (from 0); starts to read the next, unless this is the last."""
+        """Returns the batch of update number `step` (from 0); starts to read the next, unless this
+        is the last.
+        """
         if step not in self._ahead:
             self.read_ahead(step)
         start = time.perf_counter()
@@ -63,7 +69,10 @@ class Feed:
         self.waited += time.perf_counter() - start
         if not last:
             self.read_ahead(step + 1)
-        inputs, targets = (jax.make_array_from_process_local_data(self._sharding, rows, self._shape) for rows in local)
+        inputs, targets = (
+            jax.make_array_from_process_local_data(self._sharding, rows, self._shape)
+            for rows in local
+        )
         return inputs, targets
 
     def _read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,20 +85,30 @@ class Feed:
         self._pool.shutdown(cancel_futures=True)
 
 
-def abstract_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh | AbstractMesh) -> TrainState:
+def abstract_state(
+    model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh | AbstractMesh
+) -> TrainState:
     """Returns shapes, dtypes and shardings of the state, without allocating it."""
     return laid_out(jax.eval_shape(functools.partial(_initial, model, optimizer), 0), mesh)
 
 
-def initial_state(model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+def initial_state(
+    model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
+) -> TrainState:
     """Returns the state before the first update; each device makes only its own part."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
-    return jax.jit(functools.partial(_initial, model, optimizer), out_shardings=shardings)(np.uint32(seed))
+    return jax.jit(functools.partial(_initial, model, optimizer), out_shardings=shardings)(
+        np.uint32(seed)
+    )
 
 
-def _initial(model: DecoderLM, optimizer: optax.GradientTransformation, seed: int | Array) -> TrainState:
+def _initial(
+    model: DecoderLM, optimizer: optax.GradientTransformation, seed: int | Array
+) -> TrainState:
     params = model.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+    return TrainState(
+        step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
+    )
 
 
 def make_train_step(
@@ -100,11 +119,12 @@ def make_train_step(
     schedule: optax.Schedule = lambda step: jnp.nan,
     state_shardings: TrainState | None = None,
 ) -> jax.stages.Wrapped:
-    """Returns a jitted function from (state, inputs, targets) to (state, metrics); it donates the state.
+    """Returns a jitted function from (state, inputs, targets) to (state, metrics); it donates the
+    state.
 
-    Inputs and targets are `[micro, batch, length]`. The update follows the gradient of the mean NLL of all tokens of
-    all micro-batches. The metrics are nll_nats and tokens, which are sums, gradient_norm (before clipping),
-    update_norm and learning_rate.
+    Inputs and targets are `[micro, batch, length]`. The update follows the gradient of the mean NLL
+    of all tokens of all micro-batches. The metrics are nll_nats and tokens, which are sums,
+    gradient_norm (before clipping), update_norm and learning_rate.
 
     Args:
       schedule: the learning rate of update number k, from 0; for the metrics only.
@@ -124,8 +144,8 @@ def make_train_step(
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         update_norm = optax.tree.norm(updates)
-        # An update that is not finite is not applied. So its norm comes first, and XLA, which would otherwise copy all
-        # parameters before each step, writes the new parameters in their place.
+        # An update that is not finite is not applied. So its norm comes first, and XLA, which would
+        # otherwise copy all parameters before each step, writes the new parameters in their place.
         params = jax.tree.map(
             lambda new, old: jnp.where(jnp.isfinite(update_norm), new, old),
             model.position.within_limits(optax.apply_updates(state.params, updates)),
@@ -140,13 +160,18 @@ def make_train_step(
         }
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
-    # The state goes in as it comes out, or the second update would be another program than the first.
+    # The state goes in as it comes out, or the second update would be another program than the
+    # first.
     out_shardings = None if state_shardings is None else (state_shardings, None)
     return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
 
 
 def _summed(
-    value_and_gradient: Callable[..., tuple[Array, PyTree]], params: PyTree, inputs: Array, targets: Array, key: Array
+    value_and_gradient: Callable[..., tuple[Array, PyTree]],
+    params: PyTree,
+    inputs: Array,
+    targets: Array,
+    key: Array,
 ) -> tuple[Array, PyTree]:
     """Returns the sums over micro-batches; only the current micro-batch is in memory."""
     micro_batches = inputs.shape[0]

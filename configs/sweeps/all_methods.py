@@ -2,8 +2,10 @@
 
 python scripts/sweep.py --sweep=configs/sweeps/all_methods.py --workdir=workdirs/all-methods --jobs=0
 
-The quickstart's model after 3,000 updates. Some methods change only the test of a trained model, such as
-interpolated positions or a sliding window as long as the training sequences: they are tested on the runs of the
+The quickstart's model after 3,000 updates. Some methods change only the test of a trained model,
+such as
+interpolated positions or a sliding window as long as the training sequences: they are tested on the
+  runs of the
 method they change. For each, the gain of the same tokens from more context is also measured.
 """
 
@@ -12,14 +14,20 @@ WINDOW = {"window": 128}
 # Further tests of a method's runs, by methods with the same parameters.
 TESTED_AS = {
     "alibi": ({"position": "alibi_interpolated"}, {"position": "alibi_ntk"}, WINDOW),
-    "rotary": ({"position": "rotary_interpolated"}, {"position": "rotary_ntk"}, {"position": "yarn"}, WINDOW),
+    "rotary": (
+        {"position": "rotary_interpolated"},
+        {"position": "rotary_ntk"},
+        {"position": "yarn"},
+        WINDOW,
+    ),
     "sinusoidal": (WINDOW,),
 }
 METHODS = {
     "alibi": {},
     "alibi-learned": {"position": "alibi_learned"},
     "alibi-learned-by-layer": {"position": "alibi_learned", "position_options.per_layer": True},
-    "alibi-random": {"position": "alibi", "position_options.slopes": "random"},  # each seed another draw
+    # each seed another draw
+    "alibi-random": {"position": "alibi", "position_options.slopes": "random"},
     "t5": {},
     "kerple-log": {"position": "kerple_log"},
     "kerple-power": {"position": "kerple_power"},
@@ -56,7 +64,13 @@ def get_sweep() -> dict:
 
 def run(name: str, seed: int) -> dict:
     """Returns a run of a method with all its tests."""
-    keys = {"position": name, **METHODS[name], "seed": seed, "train.steps": 3000, "data.max_valid_bytes": 262_144}
+    keys = {
+        "position": name,
+        **METHODS[name],
+        "seed": seed,
+        "train.steps": 3000,
+        "data.max_valid_bytes": 262_144,
+    }
     if keys.get("position_options.slopes") == "random":
         keys["position_options.draw"] = seed
     lengths = {"multiples": [1, 2, 4, 8, 16], "context_use": True}

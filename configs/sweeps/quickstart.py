@@ -8,6 +8,10 @@ def get_sweep() -> dict:
     return {
         "title": "Train at 128, test up to 2,048",
         "config": "configs/quickstart.py",
-        "product": {"position": ["sinusoidal", "rotary", "t5", "alibi"], "train_length": [128], "seed": [0]},
+        "product": {
+            "position": ["sinusoidal", "rotary", "t5", "alibi"],
+            "train_length": [128],
+            "seed": [0],
+        },
         "multiples": [1, 2, 4, 8, 16],
     }

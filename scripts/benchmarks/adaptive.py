@@ -1,4 +1,6 @@
-"""`scripts/benchmark.py adaptive`: training with adaptive embeddings, and their loss against a dense softmax."""
+"""`scripts/benchmark.py adaptive`: training with adaptive embeddings, and their loss against a
+dense softmax.
+"""
 
 import argparse
 import time
@@ -17,24 +19,39 @@ BATCH_TOKENS = 2_048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--size", choices=("small", "paper"), default="small", help="paper: one step of 247M parameters"
+        "--size",
+        choices=("small", "paper"),
+        default="small",
+        help="paper: one step of 247M parameters",
     )
-    parser.add_argument("--peer", choices=("torch", "none"), default="none", help="whom to compare with")
+    parser.add_argument(
+        "--peer", choices=("torch", "none"), default="none", help="whom to compare with"
+    )
     parser.set_defaults(command=compare_losses)
 
 
 def compare_losses(arguments: argparse.Namespace) -> list[Row]:
-    """Measures a small model's training step, and its softmax alone beside a dense softmax of the same vocabulary."""
+    """Measures a small model's training step, and its softmax alone beside a dense softmax of the
+    same vocabulary.
+    """
     if arguments.size == "paper":
         if arguments.peer != "none":
-            raise ValueError(f"--peer={arguments.peer} has no step of --size=paper; leave one of the two out")
+            raise ValueError(
+                f"--peer={arguments.peer} has no step of --size=paper; leave one of the two out"
+            )
         return [_paper_step()]
-    config = read_config(wikitext2.get_config(f"model.cutoffs={CUTOFFS},train.batch_tokens={BATCH_TOKENS},mesh.data=1"))
+    config = read_config(
+        wikitext2.get_config(
+            f"model.cutoffs={CUTOFFS},train.batch_tokens={BATCH_TOKENS},mesh.data=1"
+        )
+    )
     ours, peer = "training step, adaptive", "training step, PyTorch"
     contenders = {
         ours: Contender(training_step, (config, VOCABULARY)),
         "loss alone, adaptive": Contender(_loss, (config, VOCABULARY)),
-        "loss alone, dense": Contender(_loss, (replaced(config, {"model.embedding": "tied"}), VOCABULARY)),
+        "loss alone, dense": Contender(
+            _loss, (replaced(config, {"model.embedding": "tied"}), VOCABULARY)
+        ),
     }
     if arguments.peer == "torch":
         require_torch()
@@ -43,7 +60,11 @@ def compare_losses(arguments: argparse.Namespace) -> list[Row]:
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         runner = runners[name]
         of_peer = runner.times_as_fast(runners.get(peer)) if name == ours else None
-        return {"step_seconds": runner.median(), "words_per_second": runner.rate(BATCH_TOKENS), "of_peer": of_peer}
+        return {
+            "step_seconds": runner.median(),
+            "words_per_second": runner.rate(BATCH_TOKENS),
+            "of_peer": of_peer,
+        }
 
     how = {"turn_seconds": TURN_SECONDS, "title": "adaptive"}
     rows = compare("adaptive", contenders, arguments.rounds, row_of, **how)
@@ -51,7 +72,10 @@ def compare_losses(arguments: argparse.Namespace) -> list[Row]:
         f"{config.model.num_layers} layers, width {config.model.width}, {VOCABULARY:,} words, cutoffs {CUTOFFS}, "
         f"L={config.train_length}, {BATCH_TOKENS:,} words a step, float32, {config.position}"
     )
-    rate, step = Column("words/s", "words_per_second", ",.0f"), Column("ms a step", "step_seconds", ".1f", 1e3)
+    rate, step = (
+        Column("words/s", "words_per_second", ",.0f"),
+        Column("ms a step", "step_seconds", ".1f", 1e3),
+    )
     show(headline, rows, [rate, step, Column("x PyTorch", "of_peer")])
     return rows
 

@@ -1,4 +1,6 @@
-"""`scripts/benchmark.py attention` and `decode`: attention alone at several lengths, beside Flax and PyTorch."""
+"""`scripts/benchmark.py attention` and `decode`: attention alone at several lengths, beside Flax
+and PyTorch.
+"""
 
 import argparse
 import dataclasses
@@ -9,7 +11,17 @@ import numpy as np
 from alibi.attention.backends import OF_SEQUENCES
 from benchmarks.attention_contenders import Shape, Way, contender, token_step
 from benchmarks.processes import Contender, require_torch
-from benchmarks.rounds import Column, Row, Runners, about, compare, known, print_rows, show, whole_numbers
+from benchmarks.rounds import (
+    Column,
+    Row,
+    Runners,
+    about,
+    compare,
+    known,
+    print_rows,
+    show,
+    whole_numbers,
+)
 
 TURN_SECONDS = 0.5  # of a pass of a contender in a round, but at least one call
 TOKEN_TURN_SECONDS = 0.3
@@ -32,16 +44,24 @@ TOKEN_WAYS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lengths", default="1024,4096,16384", help="tokens of a sequence, comma-separated")
+    parser.add_argument(
+        "--lengths", default="1024,4096,16384", help="tokens of a sequence, comma-separated"
+    )
     parser.add_argument("--peer", default="none", help=f"some of {', '.join(PEERS)}; or none")
-    parser.add_argument("--backends", default="auto", help=f"some of auto, {', '.join(OF_SEQUENCES)}")
-    parser.add_argument("--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none")
+    parser.add_argument(
+        "--backends", default="auto", help=f"some of auto, {', '.join(OF_SEQUENCES)}"
+    )
+    parser.add_argument(
+        "--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none"
+    )
     _add_shape(parser)
     parser.set_defaults(command=compare_lengths)
 
 
 def add_decode_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--lengths", default="1024,4096,16384,65536", help="keys of a cache, comma-separated")
+    parser.add_argument(
+        "--lengths", default="1024,4096,16384,65536", help="keys of a cache, comma-separated"
+    )
     _add_shape(parser)
     parser.set_defaults(command=compare_tokens)
 
@@ -58,18 +78,23 @@ def _shapes(arguments: argparse.Namespace) -> list[Shape]:
 
 
 def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
-    """Measures time, memory and share of the peak at each length, on request beside peers; and how the work grows.
+    """Measures time, memory and share of the peak at each length, on request beside peers; and how
+    the work grows.
 
     Queries, keys and values are normal; the norms decide how much can be skipped.
     """
     if arguments.heads < 1 or arguments.heads & (arguments.heads - 1):
-        raise ValueError(f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree")
+        raise ValueError(
+            f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree"
+        )
     backends = known(arguments.backends, ["auto", *OF_SEQUENCES], "attention backend")
     ways = {}
     for backend in backends:
         for word in arguments.skip_epsilon.lower().split(","):
             epsilon = None if word == "none" else float(word)
-            ways[f"alibi {backend}, skip {'none' if epsilon is None else format(epsilon, 'g')}"] = Way(backend, epsilon)
+            ways[f"alibi {backend}, skip {'none' if epsilon is None else format(epsilon, 'g')}"] = (
+                Way(backend, epsilon)
+            )
     peers: dict[str, Way] = {}
     for peer in known(arguments.peer, PEERS, "peer"):
         if peer == "torch":
@@ -86,7 +111,9 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
     return rows + [{**row, **sizes, **about(arguments.rounds)} for row in exponents]
 
 
-def compare_contenders(shape: Shape, contenders: dict[str, Contender], peers: list[str], rounds: int) -> list[Row]:
+def compare_contenders(
+    shape: Shape, contenders: dict[str, Contender], peers: list[str], rounds: int
+) -> list[Row]:
     """Measures the contenders at a shape, and prints them."""
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
@@ -95,10 +122,21 @@ def compare_contenders(shape: Shape, contenders: dict[str, Contender], peers: li
         for part, title in PARTS.items():
             flops = shape.forward_flops * (BACKWARD_FLOPS if part == "run" else 1.0)
             rate = runner.rate(flops, part)
-            row |= {f"{title}_seconds": runner.median(part), f"{title}_seconds_of_rounds": runner.seconds.get(part)}
+            row |= {
+                f"{title}_seconds": runner.median(part),
+                f"{title}_seconds_of_rounds": runner.seconds.get(part),
+            }
             row[f"{title}_share_of_matmul_peak"] = rate and rate / peak
-            row[f"{title}_of_peers"] = {peer: runner.times_as_fast(runners[peer], part) for peer in peers}
-        for key in ("first_call_seconds", "memory_bytes", "compiler_bytes", "computed_weights", "no_backward"):
+            row[f"{title}_of_peers"] = {
+                peer: runner.times_as_fast(runners[peer], part) for peer in peers
+            }
+        for key in (
+            "first_call_seconds",
+            "memory_bytes",
+            "compiler_bytes",
+            "computed_weights",
+            "no_backward",
+        ):
             row[key] = runner.facts.get(key)
         return row
 
@@ -111,20 +149,27 @@ def compare_contenders(shape: Shape, contenders: dict[str, Contender], peers: li
         Column("first call, s", "first_call_seconds", ".1f"),
         Column("memory, MB", "memory_bytes", ",.0f", 1e-6),
         Column("compiler's, MB", "compiler_bytes", ",.0f", 1e-6),
-        *(Column(f"x {peer}, {part}", (f"{part}_of_peers", peer)) for peer in peers for part in PARTS.values()),
+        *(
+            Column(f"x {peer}, {part}", (f"{part}_of_peers", peer))
+            for peer in peers
+            for part in PARTS.values()
+        ),
     ]
     sizes = f"batch {shape.batch}, {shape.heads} heads of {shape.head_dim}, {shape.dtype}"
     show(f"L={shape.length}: {sizes}; both: forward and backward", rows, columns)
     for row in rows:
         if row["no_backward"]:
-            print(f"{row['contender']} has no backward pass here, its memory is the forward's: {row['no_backward']}")
+            print(
+                f"{row['contender']} has no backward pass here, its memory is the forward's: {row['no_backward']}"
+            )
     return rows
 
 
 def compare_tokens(arguments: argparse.Namespace) -> list[Row]:
     """Measures a token's attention against a full cache of each length, beside the dense formula.
 
-    Queries, keys and values are normal: norms and slopes decide how much is read. A mask hides the slots not yet
+    Queries, keys and values are normal: norms and slopes decide how much is read. A mask hides the
+      slots not yet
     written, as in Flax's cache.
     """
     rows = []
@@ -134,19 +179,28 @@ def compare_tokens(arguments: argparse.Namespace) -> list[Row]:
         def row_of(name: str, runners: Runners, peak: float, shape: Shape = shape) -> Row:
             runner = runners[name]
             times = {"seconds": runner.median(), "seconds_of_rounds": runner.seconds.get("run")}
-            return {**dataclasses.asdict(shape), **times, "of_dense": runner.times_as_fast(runners["dense"])}
+            return {
+                **dataclasses.asdict(shape),
+                **times,
+                "of_dense": runner.times_as_fast(runners["dense"]),
+            }
 
         how = {"turn_seconds": TOKEN_TURN_SECONDS, "title": f"a cache of {shape.length:,}"}
         found = compare("decode", contenders, arguments.rounds, row_of, **how)
         sizes = f"batch {shape.batch}, {shape.heads} heads of {shape.head_dim}, {shape.dtype}"
-        columns = [Column("us a token", "seconds", ",.0f", 1e6), Column("x dense", "of_dense", ".1f")]
+        columns = [
+            Column("us a token", "seconds", ",.0f", 1e6),
+            Column("x dense", "of_dense", ".1f"),
+        ]
         show(f"a cache of {shape.length:,} keys: {sizes}", found, columns)
         rows += found
     return rows
 
 
 def growth(rows: Sequence[Row]) -> list[Row]:
-    """Returns, for each contender measured at two lengths or more, e of work ~ length^e, from rows of `attention`."""
+    """Returns, for each contender measured at two lengths or more, e of work ~ length^e, from rows
+    of `attention`.
+    """
     found = []
     for name in dict.fromkeys(row["contender"] for row in rows):
         measured = [row for row in rows if row["contender"] == name and not row["failed"]]
@@ -155,17 +209,25 @@ def growth(rows: Sequence[Row]) -> list[Row]:
         lengths, counted_lengths = ([row["length"] for row in some] for some in (measured, counted))
         if len(set(lengths)) < 2:
             continue
-        exponents: Row = {"exponents_of_head_groups": None, "exponent_of_weights": None, "exponent_of_seconds": None}
+        exponents: Row = {
+            "exponents_of_head_groups": None,
+            "exponent_of_weights": None,
+            "exponent_of_seconds": None,
+        }
         if len(set(counted_lengths)) >= 2:
             by_head = np.asarray([row["computed_weights"] for row in counted])
             groups = np.array_split(by_head, min(GROUPS, by_head.shape[1]), axis=1)
-            exponents["exponents_of_head_groups"] = [exponent(counted_lengths, group.sum(axis=1)) for group in groups]
+            exponents["exponents_of_head_groups"] = [
+                exponent(counted_lengths, group.sum(axis=1)) for group in groups
+            ]
             exponents["exponent_of_weights"] = exponent(counted_lengths, by_head.sum(axis=1))
         seconds = [row["both_seconds"] for row in measured]
         if all(seconds):
             exponents["exponent_of_seconds"] = exponent(lengths, seconds)
         about_lengths = {"lengths": lengths, "counted_lengths": counted_lengths}
-        found.append({"benchmark": "attention growth", "contender": name, **about_lengths, **exponents})
+        found.append(
+            {"benchmark": "attention growth", "contender": name, **about_lengths, **exponents}
+        )
     return found
 
 
@@ -178,13 +240,18 @@ def print_growth(rows: list[Row]) -> None:
     """Prints the exponents as a table."""
     if not rows:
         return
-    print("\nhow the work grows: e of length^e, fitted to the weights in computed tiles, by groups of heads\n")
+    print(
+        "\nhow the work grows: e of length^e, fitted to the weights in computed tiles, by groups of heads\n"
+    )
 
     def groups(row: Row) -> str:
         return " ".join(f"{e:.2f}" for e in row["exponents_of_head_groups"] or ()) or "-"
 
     columns = [
-        Column("tiles counted at", lambda row: " ".join(f"{n:,}" for n in row["counted_lengths"]) or "-"),
+        Column(
+            "tiles counted at",
+            lambda row: " ".join(f"{n:,}" for n in row["counted_lengths"]) or "-",
+        ),
         Column("heads, steepest to flattest", groups),
         Column("all heads", "exponent_of_weights"),
         Column("time, with backward", "exponent_of_seconds"),

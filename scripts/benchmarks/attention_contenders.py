@@ -1,4 +1,6 @@
-"""The contenders of `scripts/benchmark.py attention` and `decode`: this project's backends, Flax's and PyTorch's."""
+"""The contenders of `scripts/benchmark.py attention` and `decode`: this project's backends, Flax's
+and PyTorch's.
+"""
 
 import ctypes
 import dataclasses
@@ -16,7 +18,9 @@ from benchmarks.processes import Contender, Run, Step, repeated, seconds_of, war
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Queries, keys and values are `[batch, length, heads, head_dim]` (PyTorch's: heads before length)."""
+    """Queries, keys and values are `[batch, length, heads, head_dim]` (PyTorch's: heads before
+    length).
+    """
 
     length: int
     batch: int
@@ -26,13 +30,16 @@ class Shape:
 
     @property
     def forward_flops(self) -> float:
-        """Operations of the two products, for each pair of a query and a visible key, however it is computed."""
+        """Operations of the two products, for each pair of a query and a visible key, however it is
+        computed.
+        """
         return 4.0 * self.head_dim * self.batch * self.heads * self.length * (self.length + 1) / 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to compute: the backend, the share that may be lost, and whether a cache knows its largest norms.
+    """A way to compute: the backend, the share that may be lost, and whether a cache knows its
+    largest norms.
 
     Peers are backends too: "flax" with a dense bias, "sdpa" and "flex" of PyTorch.
     """
@@ -42,23 +49,29 @@ class Way:
     knows_norms: bool = True
 
 
-# The least float32 tensors that a way holds: those [batch, heads, length, length], and those [heads, length, length].
+# The least float32 tensors that a way holds: those [batch, heads, length, length], and those
+# [heads, length, length].
 TENSORS = {"reference": (4.0, 0.0), "saved": (0.5, 0.0), "flax": (4.0, 1.25), "sdpa": (0.0, 1.0)}
 
 
 def contender(shape: Shape, way: Way) -> Contender:
     """Returns both passes of attention, computed in a way."""
-    build = {"flax": flax_step, "sdpa": torch_step, "flex": torch_step}.get(way.backend, project_step)
+    build = {"flax": flax_step, "sdpa": torch_step, "flex": torch_step}.get(
+        way.backend, project_step
+    )
     weights, biases = TENSORS.get(way.backend, (0.0, 0.0))
     needed = 4.0 * (shape.batch * weights + biases) * shape.heads * shape.length**2
     return Contender(build, (shape, way), needed, measure_passes)
 
 
 def measure_passes(step: Step) -> tuple[dict[str, float], dict[str, Any]]:
-    """Warms up both passes ("run") and the forward pass, and measures the memory of the passes by themselves."""
+    """Warms up both passes ("run") and the forward pass, and measures the memory of the passes by
+    themselves.
+    """
     oom_score = pathlib.Path("/proc/self/oom_score_adj")
     if oom_score.exists():
-        oom_score.write_text("1000")  # so that too large a contender ends itself, not the benchmark or a neighbour
+        # so that too large a contender ends itself, not the benchmark or a neighbour
+        oom_score.write_text("1000")
     names, reason = ["run", "forward"], None
     try:
         first_seconds = seconds_of(step.parts["run"], 1)
@@ -70,7 +83,10 @@ def measure_passes(step: Step) -> tuple[dict[str, float], dict[str, Any]]:
     for name in names[1:]:  # the process is warm by now, only this part must be compiled
         seconds_of(step.parts[name], 1)
         seconds[name] = seconds_of(step.parts[name], 2) / 2
-    compiler_bytes, computed = step.facts.pop("compiler_bytes", None), step.facts.pop("computed_weights", None)
+    compiler_bytes, computed = (
+        step.facts.pop("compiler_bytes", None),
+        step.facts.pop("computed_weights", None),
+    )
     return seconds, {
         "first_call_seconds": first_seconds,
         "memory_bytes": None if growth is None else growth + step.facts["held_bytes"],
@@ -115,14 +131,18 @@ def project_step(shape: Shape, way: Way) -> Step:
     from alibi.attention.attend import attend
     from alibi.slopes import alibi_slopes
 
-    slopes, how = alibi_slopes(shape.heads), {"backend": way.backend, "skip_epsilon": way.skip_epsilon}
+    slopes, how = (
+        alibi_slopes(shape.heads),
+        {"backend": way.backend, "skip_epsilon": way.skip_epsilon},
+    )
     step = _jax_step(shape, functools.partial(attend, slopes=slopes, **how))
     step.facts["computed_weights"] = lambda: computed_weights(*_jax_arrays(shape)[:3], slopes, way)
     return step
 
 
 def computed_weights(query: Any, key: Any, value: Any, slopes: Any, way: Way) -> list[int] | None:
-    """Returns, for each head, the weights in the tiles that `blocked` computes; None: another backend does the call.
+    """Returns, for each head, the weights in the tiles that `blocked` computes; None: another
+    backend does the call.
 
     All tiles of a shape cost the same, so this is the work of the forward and of the
     backward pass but for a factor. Time would need contenders of each group of heads alone,
@@ -135,17 +155,25 @@ def computed_weights(query: Any, key: Any, value: Any, slopes: Any, way: Way) ->
     from alibi.positions import AlibiBias
 
     positions, options = np.arange(query.shape[1]), AttentionOptions(skip_epsilon=way.skip_epsilon)
-    call = AttentionCall(query, key, value, AlibiBias(slopes), True, positions, positions, options=options)
+    call = AttentionCall(
+        query, key, value, AlibiBias(slopes), True, positions, positions, options=options
+    )
     if (choose(call) if way.backend == "auto" else way.backend) != "blocked":
         return None
     tiling = make_tiling(call)
-    tiles = np.diff(computed_ranges(call), axis=-1).sum(axis=(1, 2)).reshape(tiling.batch_groups, tiling.head_groups)
+    tiles = (
+        np.diff(computed_ranges(call), axis=-1)
+        .sum(axis=(1, 2))
+        .reshape(tiling.batch_groups, tiling.head_groups)
+    )
     of_head = tiles.sum(axis=0) * tiling.batch_group * tiling.q_block * tiling.k_block
     return [int(weights) for weights in np.repeat(of_head, tiling.head_group)]
 
 
 def flax_step(shape: Shape, way: Way) -> Step:
-    """Returns the passes of `flax.linen.dot_product_attention` with the dense bias and the causal mask."""
+    """Returns the passes of `flax.linen.dot_product_attention` with the dense bias and the causal
+    mask.
+    """
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -154,13 +182,17 @@ def flax_step(shape: Shape, way: Way) -> Step:
 
     def bias_and_mask() -> tuple[jax.Array, jax.Array]:
         distance = jnp.arange(shape.length)[:, None] - jnp.arange(shape.length)[None, :]
-        return -alibi_slopes(shape.heads)[None, :, None, None] * distance[None, None], (distance >= 0)[None, None]
+        return -alibi_slopes(shape.heads)[None, :, None, None] * distance[None, None], (
+            distance >= 0
+        )[None, None]
 
     return _jax_step(shape, nn.dot_product_attention, *jax.jit(bias_and_mask)())
 
 
 def _jax_step(shape: Shape, attention: Callable, *held: Any) -> Step:
-    """Returns the passes of attention(query, key, value, *held); `held_bytes` are those of a dense bias."""
+    """Returns the passes of attention(query, key, value, *held); `held_bytes` are those of a dense
+    bias.
+    """
     import jax
 
     def both(query: Any, key: Any, value: Any, cotangent: Any, *held: Any) -> tuple:
@@ -176,11 +208,16 @@ def _jax_step(shape: Shape, attention: Callable, *held: Any) -> Step:
         memory = compiled().memory_analysis()
         return memory and memory.temp_size_in_bytes + memory.output_size_in_bytes + held_bytes
 
-    return Step({"run": run, "forward": forward}, {"held_bytes": held_bytes, "compiler_bytes": compiler_bytes})
+    return Step(
+        {"run": run, "forward": forward},
+        {"held_bytes": held_bytes, "compiler_bytes": compiler_bytes},
+    )
 
 
 def _program(function: Callable, arguments: Sequence[Any]) -> tuple[Run, Callable[[], Any]]:
-    """Returns the function, compiled when it first runs, and a function that returns the compiled program."""
+    """Returns the function, compiled when it first runs, and a function that returns the compiled
+    program.
+    """
     import jax
 
     compiled = functools.cache(lambda: jax.jit(function).lower(*arguments).compile())
@@ -193,7 +230,12 @@ def torch_step(shape: Shape, way: Way) -> Step:
 
     from benchmarks.torch_peer import ATTENTION
 
-    arrays = torch.from_numpy(_arrays(shape)).transpose(2, 3).to(getattr(torch, shape.dtype)).contiguous()
+    arrays = (
+        torch.from_numpy(_arrays(shape))
+        .transpose(2, 3)
+        .to(getattr(torch, shape.dtype))
+        .contiguous()
+    )
     cotangent, inputs = arrays[3], [x.clone().requires_grad_() for x in arrays[:3]]
     attention, held_bytes = ATTENTION[way.backend](shape.heads, shape.length, arrays.dtype)
 
@@ -201,7 +243,8 @@ def torch_step(shape: Shape, way: Way) -> Step:
         try:
             for _ in range(steps):
                 torch.autograd.grad(attention(*inputs), inputs, cotangent)
-        except NotImplementedError:  # FlexAttention's, on CPUs; then the forward pass is measured alone
+        # FlexAttention's, on CPUs; then the forward pass is measured alone
+        except NotImplementedError:
             torch.compiler.reset()  # else the forward pass would not be compiled either
             raise
 
@@ -222,7 +265,9 @@ def token_step(shape: Shape, way: Way) -> Step:
     from alibi.attention.cache import norm_of_all
 
     @jax.jit
-    def token(index: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, norm: jax.Array) -> jax.Array:
+    def token(
+        index: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, norm: jax.Array
+    ) -> jax.Array:
         slots = jnp.arange(shape.length)
         return attend(
             query,

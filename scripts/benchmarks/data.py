@@ -1,4 +1,6 @@
-"""`scripts/benchmark.py data`: MB/s of making token files, beside plain loops of numpy, Python and `tokenizers`."""
+"""`scripts/benchmark.py data`: MB/s of making token files, beside plain loops of numpy, Python and
+`tokenizers`.
+"""
 
 import argparse
 import hashlib
@@ -22,15 +24,24 @@ BLOCK_BYTES = 1 << 20  # that the peers read at a time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--text", help="a file of UTF-8, repeated as often as need be; default: the embedded books")
-    parser.add_argument("--megabytes", type=int, default=128, help="of it, 4 times as many for bytes; a shard has 67")
+    parser.add_argument(
+        "--text", help="a file of UTF-8, repeated as often as need be; default: the embedded books"
+    )
+    parser.add_argument(
+        "--megabytes",
+        type=int,
+        default=128,
+        help="of it, 4 times as many for bytes; a shard has 67",
+    )
     parser.add_argument("--workers", default="1,2", help="numbers of processes, comma-separated")
     parser.add_argument("--tokenizers", default="bytes,words,bpe", help="which, comma-separated")
     parser.set_defaults(command=compare_tokenizers)
 
 
 def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
-    """Measures each tokenizer with each number of workers, and its peer, in turn; each turn is a process of its own."""
+    """Measures each tokenizer with each number of workers, and its peer, in turn; each turn is a
+    process of its own.
+    """
     workers = whole_numbers(arguments.workers, "workers")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +51,10 @@ def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
             path = _write_text(root / f"{name}.txt", arguments.text, size * 10**6)
             title, peer = PEERS[name]
             calls: dict[str, tuple] = {title: (_timed, peer, path, root)}
-            calls |= {f"{name}, {number} workers": (_timed, _prepare, path, root, number) for number in workers}
+            calls |= {
+                f"{name}, {number} workers": (_timed, _prepare, path, root, number)
+                for number in workers
+            }
             in_process(_make_tokenizer, path, root)
             seconds: dict[str, list[tuple[float, float]]] = {contender: [] for contender in calls}
             for turn in range(arguments.rounds):
@@ -49,7 +63,11 @@ def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
             rows += [_row(one, size, seconds[one]) | about(arguments.rounds) for one in calls]
             path.unlink()
     columns = [Column("MB of text", "megabytes", ""), Column("MB/s", "mb_per_second", ".1f")]
-    show("text made into tokens", rows, [*columns, Column("MB a core-second", "mb_per_core_second", ".1f")])
+    show(
+        "text made into tokens",
+        rows,
+        [*columns, Column("MB a core-second", "mb_per_core_second", ".1f")],
+    )
     return rows
 
 
@@ -82,7 +100,9 @@ def _write_text(path: pathlib.Path, source: str | None, size: int) -> pathlib.Pa
 
 
 def in_process(call: Callable, *arguments: Any) -> Any:
-    """Returns the result of `call` in a fresh process, which inherits nothing from the turns before."""
+    """Returns the result of `call` in a fresh process, which inherits nothing from the turns
+    before.
+    """
     process = Process()
     try:
         return process.ask(call, *arguments)
@@ -91,7 +111,9 @@ def in_process(call: Callable, *arguments: Any) -> Any:
 
 
 def _timed(make: Callable[..., Callable[[], object]], *arguments: Any) -> tuple[float, float]:
-    """Returns the seconds of wall time, and of processor time with child processes, of what `make` has made ready."""
+    """Returns the seconds of wall time, and of processor time with child processes, of what `make`
+    has made ready.
+    """
 
     def processor() -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -1,4 +1,5 @@
-"""`scripts/benchmark.py evaluate`: sliding windows of the paper's small model or of a work directory.
+"""`scripts/benchmark.py evaluate`: sliding windows of the paper's small model or of a work
+directory.
 
 A measured pass is the evaluator's own, from tokens to each token's NLL on the host. The
 peer computes like the paper's code: whole windows, and all words' log-probabilities.
@@ -21,22 +22,35 @@ PEER_WINDOWS = 256  # of a pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", default="", help="a run to measure, in place of the small model")
+    parser.add_argument(
+        "--workdir", default="", help="a run to measure, in place of the small model"
+    )
     parser.add_argument("--length", type=int, default=64, help="inputs of a window")
     parser.add_argument("--stride", type=int, default=1, help="tokens that each window scores")
     parser.add_argument("--tokens", type=int, default=8192, help="of the text")
-    parser.add_argument("--batch_tokens", default="4096,16384", help="inputs of a batch, comma-separated")
-    parser.add_argument("--peer", choices=("torch", "none"), default="none", help="whom to compare with")
+    parser.add_argument(
+        "--batch_tokens", default="4096,16384", help="inputs of a batch, comma-separated"
+    )
+    parser.add_argument(
+        "--peer", choices=("torch", "none"), default="none", help="whom to compare with"
+    )
     parser.set_defaults(command=compare_batches)
 
 
 def compare_batches(arguments: argparse.Namespace) -> list[Row]:
     """Measures each token budget of a batch, on request beside PyTorch."""
-    workdir, length, stride, tokens = arguments.workdir, arguments.length, arguments.stride, arguments.tokens
+    workdir, length, stride, tokens = (
+        arguments.workdir,
+        arguments.length,
+        arguments.stride,
+        arguments.tokens,
+    )
     contenders, inputs, peers = {}, {}, []
     for budget in whole_numbers(arguments.batch_tokens, "batch_tokens"):
         inputs[f"{budget:,} inputs a batch"] = budget
-        contenders[f"{budget:,} inputs a batch"] = Contender(_pass_over_text, (workdir, budget, length, stride, tokens))
+        contenders[f"{budget:,} inputs a batch"] = Contender(
+            _pass_over_text, (workdir, budget, length, stride, tokens)
+        )
     if arguments.peer == "torch":
         if workdir:
             raise ValueError("--peer=torch is a peer of the small model; leave out --workdir")
@@ -44,7 +58,9 @@ def compare_batches(arguments: argparse.Namespace) -> list[Row]:
         for rows in PEER_ROWS:
             peers.append(f"PyTorch, {rows:,} windows a batch")
             contenders[peers[-1]] = Contender(_torch_pass, (length, stride, rows))
-    flops = window_flops(RunDirectory(workdir).config() if workdir else small_config(), length, stride)
+    flops = window_flops(
+        RunDirectory(workdir).config() if workdir else small_config(), length, stride
+    )
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         windows = PEER_WINDOWS if name in peers else -(-tokens // stride)
@@ -58,13 +74,25 @@ def compare_batches(arguments: argparse.Namespace) -> list[Row]:
             "seconds": runners[name].seconds.get("run"),
             "windows_per_second": rate,
             "tokens_per_second": rate and rate * stride,
-            "of_peers": {peer: ratio and ratio * windows / PEER_WINDOWS for peer, ratio in passes.items()},
+            "of_peers": {
+                peer: ratio and ratio * windows / PEER_WINDOWS for peer, ratio in passes.items()
+            },
             # A peer computes more than a window needs.
             "share_of_matmul_peak": rate * flops / peak if rate and name in inputs else None,
         }
 
-    rows = compare("evaluate", contenders, arguments.rounds, row_of, turn_seconds=TURN_SECONDS, title="evaluation")
-    columns = [Column("windows/s", "windows_per_second", ",.0f"), Column("tokens/s", "tokens_per_second", ",.0f")]
+    rows = compare(
+        "evaluate",
+        contenders,
+        arguments.rounds,
+        row_of,
+        turn_seconds=TURN_SECONDS,
+        title="evaluation",
+    )
+    columns = [
+        Column("windows/s", "windows_per_second", ",.0f"),
+        Column("tokens/s", "tokens_per_second", ",.0f"),
+    ]
     columns += [Column("share of peak", "share_of_matmul_peak")]
     columns += [Column(f"x {peer}", ("of_peers", peer)) for peer in peers]
     show(f"L={length:,}, stride {stride:,}", rows, columns)
@@ -72,30 +100,42 @@ def compare_batches(arguments: argparse.Namespace) -> list[Row]:
 
 
 def small_config() -> Config:
-    """Returns 4 layers of width 64, 8 heads, cutoffs 2,000 and 6,000, L = 64; without dropout, as in evaluations."""
+    """Returns 4 layers of width 64, 8 heads, cutoffs 2,000 and 6,000, L = 64; without dropout, as
+    in evaluations.
+    """
     config = wikitext103.get_config("length=64,model.cutoffs=2000:6000")
     config.model.update(num_layers=4, width=64, num_heads=8, feed_forward=256)
-    config.model.update(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, softmax_dropout=0.0)
+    config.model.update(
+        dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, softmax_dropout=0.0
+    )
     return read_config(config)
 
 
 def window_flops(config: Config, length: int, stride: int) -> float:
-    """Returns the operations of the products that a window needs: the last layer has `stride` queries.
+    """Returns the operations of the products that a window needs: the last layer has `stride`
+    queries.
 
     Attention counts the visible keys, the softmax the head alone.
     """
     model = config.model
     width, hidden = model.width, model.feed_forward
-    of_token = 2 * (4 * width**2 + 2 * width * hidden)  # queries, keys, values, out, and the feed-forward layer
+    # queries, keys, values, out, and the feed-forward layer
+    of_token = 2 * (4 * width**2 + 2 * width * hidden)
     whole = length * of_token + 4 * width * keys_seen(model.window, length)
     reach = min(model.window or length, length)
-    last = length * 2 * 2 * width**2 + stride * (of_token - 2 * 2 * width**2) + 4 * width * stride * reach
+    last = (
+        length * 2 * 2 * width**2
+        + stride * (of_token - 2 * 2 * width**2)
+        + 4 * width * stride * reach
+    )
     head = model.cutoffs[0] + len(model.cutoffs) if model.embedding == "adaptive" else VOCABULARY
     return (model.num_layers - 1) * whole + last + 2 * stride * width * head
 
 
 def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tokens: int) -> Step:
-    """Scores by the run in `workdir`, or the small model with initial parameters, whose speed is the same."""
+    """Scores by the run in `workdir`, or the small model with initial parameters, whose speed is
+    the same.
+    """
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,6 @@
-"""`scripts/benchmark.py generate`: a prompt is read and tokens are decoded, beside a forward pass over all."""
+"""`scripts/benchmark.py generate`: a prompt is read and tokens are decoded, beside a forward pass
+over all.
+"""
 
 import argparse
 
@@ -15,8 +17,14 @@ TOLERANCE = 1e-4  # of logits, by which the two ways may differ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--positions", default="alibi,rotary", help="position methods, comma-separated")
-    for name, value, text in (("prompt", 1024, "tokens of it"), ("tokens", 256, "decoded"), ("batch", 1, "sequences")):
+    parser.add_argument(
+        "--positions", default="alibi,rotary", help="position methods, comma-separated"
+    )
+    for name, value, text in (
+        ("prompt", 1024, "tokens of it"),
+        ("tokens", 256, "decoded"),
+        ("batch", 1, "sequences"),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value, help=text)
     parser.set_defaults(command=compare_methods)
 
@@ -26,15 +34,33 @@ def compare_methods(arguments: argparse.Namespace) -> list[Row]:
     batch, prompt, tokens = arguments.batch, arguments.prompt, arguments.tokens
     names = arguments.positions.split(",")
     contenders = {name: Contender(generation_step, (name, batch, prompt, tokens)) for name in names}
-    counts = {"prefill": batch * prompt, "decode": batch * tokens, "forward": batch * (prompt + tokens)}
+    counts = {
+        "prefill": batch * prompt,
+        "decode": batch * tokens,
+        "forward": batch * (prompt + tokens),
+    }
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         runner = runners[name]
-        row = {"batch": batch, "prompt": prompt, "tokens": tokens, "logits_error": runner.facts.get("logits_error")}
+        row = {
+            "batch": batch,
+            "prompt": prompt,
+            "tokens": tokens,
+            "logits_error": runner.facts.get("logits_error"),
+        }
         row |= {f"{part}_seconds": runner.seconds.get(part) for part in counts}
-        return row | {f"{part}_tokens_per_second": runner.rate(count, part) for part, count in counts.items()}
+        return row | {
+            f"{part}_tokens_per_second": runner.rate(count, part) for part, count in counts.items()
+        }
 
-    rows = compare("generate", contenders, arguments.rounds, row_of, turn_seconds=TURN_SECONDS, title="generation")
+    rows = compare(
+        "generate",
+        contenders,
+        arguments.rounds,
+        row_of,
+        turn_seconds=TURN_SECONDS,
+        title="generation",
+    )
     headline = f"the quickstart's model, batch {batch}: a prompt of {prompt:,} tokens, then {tokens:,} are decoded"
     columns = [Column(f"{part}, tokens/s", f"{part}_tokens_per_second", ",.0f") for part in counts]
     show(headline, rows, [*columns, Column("logits off by", "logits_error", ".0e")])
@@ -55,7 +81,9 @@ def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> 
 
     model = build_model(read_config(quickstart.get_config(f"position={position}")), VOCABULARY)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (batch, prompt + new_tokens)), jnp.int32)
+    tokens = jnp.asarray(
+        np.random.default_rng(0).integers(0, VOCABULARY, (batch, prompt + new_tokens)), jnp.int32
+    )
     forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
 
     def prefill(last: int | None = 1) -> tuple[jax.Array, dict]:

@@ -1,4 +1,6 @@
-"""`scripts/benchmark.py positions`: training and scoring with each position method, at several lengths."""
+"""`scripts/benchmark.py positions`: training and scoring with each position method, at several
+lengths.
+"""
 
 import argparse
 
@@ -21,8 +23,12 @@ PARTS = {"run": "training", "score": "scoring"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ",".join(name for name in METHODS if name not in LEFT_OUT)
     parser.add_argument("--positions", default=default, help="methods, comma-separated")
-    parser.add_argument("--lengths", default=LENGTHS, help=f"tokens of a sequence; default: {LENGTHS}")
-    parser.add_argument("--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths")
+    parser.add_argument(
+        "--lengths", default=LENGTHS, help=f"tokens of a sequence; default: {LENGTHS}"
+    )
+    parser.add_argument(
+        "--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths"
+    )
     parser.set_defaults(command=compare_methods)
 
 
@@ -47,7 +53,9 @@ def compare_methods(arguments: argparse.Namespace) -> list[Row]:
         for group in groups:
             measured = _compare_length([*references, *group], length, arguments)
             found += measured[len(references) :] if found else measured
-        headline = f"the quickstart's model at L={length}, {arguments.batch_tokens} tokens a step, float32"
+        headline = (
+            f"the quickstart's model at L={length}, {arguments.batch_tokens} tokens a step, float32"
+        )
         show(headline, found, [*columns, Column("a step, MB", "step_memory_bytes", ",.0f", 1e-6)])
         rows += found
     return rows
@@ -58,15 +66,23 @@ def _compare_length(names: list[str], length: int, arguments: argparse.Namespace
     tokens = arguments.batch_tokens
     contenders = {}
     for name in names:
-        config = quickstart.get_config(f"position={name},length={length},train.batch_tokens={tokens}")
+        config = quickstart.get_config(
+            f"position={name},length={length},train.batch_tokens={tokens}"
+        )
         contenders[name] = Contender(position_step, (read_config(config),))
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         runner = runners[name]
         row: Row = {"length": length, "step_memory_bytes": runner.facts.get("step_memory_bytes")}
         for part in PARTS:
-            row[part] = {"tokens_per_second": runner.rate(tokens, part), "seconds": runner.seconds.get(part)}
-            row[part] |= {f"of_{other}": runner.times_as_fast(runners.get(other), part) for other in REFERENCES}
+            row[part] = {
+                "tokens_per_second": runner.rate(tokens, part),
+                "seconds": runner.seconds.get(part),
+            }
+            row[part] |= {
+                f"of_{other}": runner.times_as_fast(runners.get(other), part)
+                for other in REFERENCES
+            }
         return row
 
     how = {"turn_seconds": TURN_SECONDS, "title": f"L={length}", "preparing": 2}

@@ -15,9 +15,10 @@ from typing import Any
 
 from alibi.cpu.host_memory import keep_freed_memory
 
-# A process is slow at first: its threads may share a core for up to three turns of half a second, as long as the
-# system knows no better (results/benchmarks/startup.md). It is warm after WARM_SECONDS, when its last two turns differ
-# by no more than STEADY from the fastest, or after three times as many.
+# A process is slow at first: its threads may share a core for up to three turns of half a second,
+# as long as the system knows no better (results/benchmarks/startup.md). It is warm after
+# WARM_SECONDS, when its last two turns differ by no more than STEADY from the fastest, or after
+# three times as many.
 WARM_SECONDS, TURN_SECONDS, STEADY = 2.0, 0.5, 1.1
 STOP_SECONDS = 3.0  # that an idle process may take to end
 MATMUL_SIZE = 2048  # rows and columns of the product that gives the machine's float32 peak
@@ -42,7 +43,9 @@ class Step:
 
 
 def repeated(call: Callable[[], Any], *, one_by_one: bool = False) -> Run:
-    """Returns a function that calls `call` a number of times, and waits for the last result or for each."""
+    """Returns a function that calls `call` a number of times, and waits for the last result or for
+    each.
+    """
     import jax
 
     def run(steps: int) -> None:
@@ -61,8 +64,8 @@ class Contender:
 
     Attributes:
       needed_bytes: a lower bound of the memory it needs, if that is known to be much.
-      warm: warms the step up in its process, and returns the seconds of each part and more facts; None: all parts in
-        turn.
+      warm: warms the step up in its process, and returns the seconds of each part and more facts;
+        None: all parts in turn.
     """
 
     build: Callable[..., Step]
@@ -72,7 +75,9 @@ class Contender:
 
 
 def prepare(contender: Contender) -> tuple[dict[str, float], dict[str, Any]]:
-    """Builds the step in its process and warms it up; returns the seconds of each part, and facts for the row."""
+    """Builds the step in its process and warms it up; returns the seconds of each part, and facts
+    for the row.
+    """
     start = time.perf_counter()
     step = contender.build(*contender.arguments)
     PARTS.update(step.parts)
@@ -82,18 +87,24 @@ def prepare(contender: Contender) -> tuple[dict[str, float], dict[str, Any]]:
     for run in step.parts.values():
         run(1)
     first_seconds = time.perf_counter() - start
-    return {name: warm_up(run) for name, run in step.parts.items()}, step.facts | {"first_seconds": first_seconds}
+    return {name: warm_up(run) for name, run in step.parts.items()}, step.facts | {
+        "first_seconds": first_seconds
+    }
 
 
 def turn(part: str, steps: int) -> tuple[float, int]:
-    """Returns the seconds of some steps of a part, in its process, and the most bytes that the process has held."""
+    """Returns the seconds of some steps of a part, in its process, and the most bytes that the
+    process has held.
+    """
     return seconds_of(PARTS[part], steps), peak_memory()
 
 
 def require_torch() -> None:
     """Raises ValueError if PyTorch, which a peer needs, is not installed."""
     if importlib.util.find_spec("torch") is None:
-        raise ValueError("--peer=torch needs PyTorch, which is not installed; run: pip install torch==2.13.0")
+        raise ValueError(
+            "--peer=torch needs PyTorch, which is not installed; run: pip install torch==2.13.0"
+        )
 
 
 class Process:
@@ -134,7 +145,8 @@ def _serve(connection: multiprocessing.connection.Connection) -> None:
 
     # As the entry points do, and for the peers too.
     keep_freed_memory()
-    # The time of compiling is measured. (JAX, which alibi imports, has read its environment already.)
+    # The time of compiling is measured. (JAX, which alibi imports, has read its environment
+    # already.)
     jax.config.update("jax_enable_compilation_cache", False)
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
     warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
@@ -152,7 +164,9 @@ def _serve(connection: multiprocessing.connection.Connection) -> None:
 
 def peak_memory() -> int:
     """Returns the most bytes that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def seconds_of(run: Run, steps: int) -> float:

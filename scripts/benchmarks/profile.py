@@ -13,8 +13,8 @@ from benchmarks.rounds import about, known, print_table
 from benchmarks.training import SHAPES
 from benchmarks.training_contenders import VOCABULARY, training_step
 
-# The parts by patterns of the scopes in which Flax and JAX trace the step; the first match counts. A kernel that XLA
-# made of several parts has the scope of the last.
+# The parts by patterns of the scopes in which Flax and JAX trace the step; the first match counts.
+# A kernel that XLA made of several parts has the scope of the last.
 PARTS = {
     "projections of attention": r"/attention/(query|key|value|out)/",
     "attention": r"/attention/",
@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the shares of the step's kernels, a row for each part, kind and pass; `rounds` steps are traced.
+    """Returns the shares of the step's kernels, a row for each part, kind and pass; `rounds` steps
+    are traced.
 
     The optimizer, which has no passes, counts as forward.
 
@@ -46,7 +47,9 @@ def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
     keep_freed_memory()  # before JAX is asked for its backend, which starts its threads
     if jax.default_backend() != "cpu":
-        raise ValueError(f"a step is profiled on CPUs alone, and this is a {jax.default_backend()}: JAX_PLATFORMS=cpu")
+        raise ValueError(
+            f"a step is profiled on CPUs alone, and this is a {jax.default_backend()}: JAX_PLATFORMS=cpu"
+        )
     rows = []
     for shape in known(arguments.shapes, SHAPES, "shape"):
         rows += _profile(shape, arguments.position, arguments.rounds)
@@ -93,7 +96,9 @@ def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def _times(trace: Any, program: str, steps: int) -> collections.Counter[tuple[str, str, str]]:
-    """Returns the seconds of a step by part, kind and pass, from the trace of some steps and their program."""
+    """Returns the seconds of a step by part, kind and pass, from the trace of some steps and their
+    program.
+    """
     kernels = _kernels(program)
     times: collections.Counter[tuple[str, str, str]] = collections.Counter()
     for plane in trace.planes:
@@ -109,7 +114,9 @@ def _kernels(program: str) -> dict[str, tuple[str, str, str]]:
     bodies = dict(re.findall(r"^%([\w.\-]+) [^\n]*\{\n(.*?)^\}", program, re.M | re.S))
     kernels = {}
     for name, line in re.findall(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*)$", program, re.M):
-        called, found = (re.search(pattern, line) for pattern in (r"calls=%([\w.\-]+)", r'op_name="([^"]*)"'))
+        called, found = (
+            re.search(pattern, line) for pattern in (r"calls=%([\w.\-]+)", r'op_name="([^"]*)"')
+        )
         body, scope = bodies.get(called[1], "") if called else "", found[1] if found else ""
         part = next(part for part, pattern in PARTS.items() if re.search(pattern, scope))
         kind = "with products" if " dot(" in line + body else "the rest"

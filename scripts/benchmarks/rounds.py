@@ -1,4 +1,6 @@
-"""The frame of every benchmark: contenders measured in turn, round by round, and their rows and table."""
+"""The frame of every benchmark: contenders measured in turn, round by round, and their rows and
+table.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -40,7 +42,9 @@ class Runner:
     failed: str | None = None
 
     def attempt(self, action: Callable[["Runner"], None]) -> None:
-        """Does `action`, unless it has failed; a failure becomes the reason, and frees the memory for the others."""
+        """Does `action`, unless it has failed; a failure becomes the reason, and frees the memory
+        for the others.
+        """
         if self.failed is None:
             try:
                 action(self)
@@ -56,13 +60,16 @@ class Runner:
             raise RuntimeError(f"needs about {needs:.0f} GiB, and {has:.0f} GiB are available")
         self.process = Process()
         seconds, self.facts = self.process.ask(prepare, self.contender)
-        self.calls = {part: max(1, round(turn_seconds / of_call)) for part, of_call in seconds.items()}
+        self.calls = {
+            part: max(1, round(turn_seconds / of_call)) for part, of_call in seconds.items()
+        }
         self.seconds = {part: [] for part in self.calls}
 
     def turn(self) -> None:
         """Times each part once, after a call that is not timed if a turn has several.
 
-        That call finds its threads asleep and the caches full of another contender's data; a run under way doesn't.
+        That call finds its threads asleep and the caches full of another contender's data; a run
+        under way doesn't.
         """
         for part, calls in self.calls.items():
             if calls > 1:
@@ -77,7 +84,11 @@ class Runner:
 
     def median(self, part: str = "run") -> float | None:
         """Returns the median seconds of a call, None if it was not measured."""
-        return statistics.median(self.seconds[part]) if self.failed is None and part in self.seconds else None
+        return (
+            statistics.median(self.seconds[part])
+            if self.failed is None and part in self.seconds
+            else None
+        )
 
     def rate(self, amount: float, part: str = "run") -> float | None:
         """Returns `amount` a second, for an amount done by each call."""
@@ -85,37 +96,58 @@ class Runner:
         return seconds and amount / seconds
 
     def times_as_fast(self, other: "Runner | None", part: str = "run") -> float | None:
-        """Returns the median of the rounds' ratios: the machine drifts less within a round than between them."""
+        """Returns the median of the rounds' ratios: the machine drifts less within a round than
+        between them.
+        """
         if other is None or self.median(part) is None or other.median(part) is None:
             return None
-        return statistics.median(b / a for a, b in zip(self.seconds[part], other.seconds[part], strict=True))
+        return statistics.median(
+            b / a for a, b in zip(self.seconds[part], other.seconds[part], strict=True)
+        )
 
 
 Runners = dict[str, Runner]
 
 
 def available_memory() -> float:
-    """Returns the bytes available without pushing anything out; infinity if the system doesn't tell."""
+    """Returns the bytes available without pushing anything out; infinity if the system doesn't
+    tell.
+    """
     file = pathlib.Path("/proc/meminfo")
     found = re.search(r"MemAvailable:\s+(\d+)", file.read_text()) if file.exists() else None
     return 1024 * int(found[1]) if found else math.inf
 
 
 def run_rounds(
-    contenders: Mapping[str, Contender], rounds: int, *, turn_seconds: float, title: str, preparing: int = 1
+    contenders: Mapping[str, Contender],
+    rounds: int,
+    *,
+    turn_seconds: float,
+    title: str,
+    preparing: int = 1,
 ) -> tuple[Runners, float]:
-    """Times every contender in turn in each round; returns them, and the float32 peak measured among them, FLOP/s.
+    """Times every contender in turn in each round; returns them, and the float32 peak measured
+    among them, FLOP/s.
 
     Args:
       turn_seconds: time of each part of a contender in a round, but at least one call.
       title: of the progress line.
-      preparing: contenders prepared at a time; the times of their preparation are then no measurement.
+      preparing: contenders prepared at a time; the times of their preparation are then no
+        measurement.
     """
-    runners = {name: Runner(contender) for name, contender in {MATMUL: Contender(matmul_step), **contenders}.items()}
+    runners = {
+        name: Runner(contender)
+        for name, contender in {MATMUL: Contender(matmul_step), **contenders}.items()
+    }
     try:
         _progress(f"{title}: preparing")
         with concurrent.futures.ThreadPoolExecutor(preparing) as pool:
-            list(pool.map(lambda runner: runner.attempt(lambda runner: runner.prepare(turn_seconds)), runners.values()))
+            list(
+                pool.map(
+                    lambda runner: runner.attempt(lambda runner: runner.prepare(turn_seconds)),
+                    runners.values(),
+                )
+            )
         for number in range(rounds):
             _progress(f"{title}: round {number + 1} of {rounds}")
             # In turn from both ends, so that none always comes after the same neighbour.
@@ -127,7 +159,9 @@ def run_rounds(
             runner.stop()
     matmul = runners.pop(MATMUL)
     if matmul.failed:
-        raise RuntimeError(f"the matrix product, which gives the peak, was not measured: {matmul.failed}")
+        raise RuntimeError(
+            f"the matrix product, which gives the peak, was not measured: {matmul.failed}"
+        )
     return runners, matmul.rate(matmul.facts["flops"])
 
 
@@ -136,7 +170,8 @@ class Column:
     """A column of the printed table: a number of each row.
 
     Attributes:
-      value: the row's key, or several for values inside values, or a function of the row, which returns text.
+      value: the row's key, or several for values inside values, or a function of the row, which
+        returns text.
       form, factor: how the number is printed, and times what.
     """
 
@@ -163,20 +198,33 @@ def compare(
     """Measures the contenders and returns a row of each.
 
     Args:
-      row_of: returns the benchmark's own values of a contender, from its name, all runners and the peak.
+      row_of: returns the benchmark's own values of a contender, from its name, all runners and the
+        peak.
       how: see `run_rounds`.
     """
     runners, peak = run_rounds(contenders, rounds, **how)
     common = {"matmul_gflops": peak / 1e9, **about(rounds)}
     return [
-        {"benchmark": benchmark, "contender": name, "failed": runner.failed, **row_of(name, runners, peak), **common}
+        {
+            "benchmark": benchmark,
+            "contender": name,
+            "failed": runner.failed,
+            **row_of(name, runners, peak),
+            **common,
+        }
         for name, runner in runners.items()
     ]
 
 
 def show(headline: str, rows: list[Row], columns: list[Column]) -> None:
-    """Prints a headline, the rows as a Markdown table, and the contenders that could not run, with the reasons."""
-    peak = f"; float32 matmul peak {rows[0]['matmul_gflops']:.0f} GFLOP/s" if "matmul_gflops" in rows[0] else ""
+    """Prints a headline, the rows as a Markdown table, and the contenders that could not run, with
+    the reasons.
+    """
+    peak = (
+        f"; float32 matmul peak {rows[0]['matmul_gflops']:.0f} GFLOP/s"
+        if "matmul_gflops" in rows[0]
+        else ""
+    )
     machine = f"{rows[0]['machine']['cpu']}, {rows[0]['machine']['cores']} cores, {rows[0]['date']}"
     print(f"\n{headline}\n{machine}{peak}; medians of {rows[0]['rounds']} rounds\n")
     print_rows(rows, columns)
@@ -186,10 +234,14 @@ def show(headline: str, rows: list[Row], columns: list[Column]) -> None:
 
 
 def about(rounds: int) -> Row:
-    """Returns the values that give a row's figures a meaning: the rounds, the machine, the versions, the date."""
+    """Returns the values that give a row's figures a meaning: the rounds, the machine, the
+    versions, the date.
+    """
     found = versions()
     packages = {package: found[package] for package in ("jax", "jaxlib", "flax", "optax")}
-    packages["torch"] = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
+    packages["torch"] = (
+        importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
+    )
     file = pathlib.Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.*)", file.read_text()) if file.exists() else None
     cpu = name[1] if name else platform.processor() or platform.machine()
@@ -199,7 +251,9 @@ def about(rounds: int) -> Row:
 
 
 def known(names: str, choices: Iterable[str], kind: str) -> list[str]:
-    """Returns the comma-separated names, none of them for "none"; raises ValueError for a name that is no choice."""
+    """Returns the comma-separated names, none of them for "none"; raises ValueError for a name that
+    is no choice.
+    """
     found = [name for name in names.split(",") if name != "none" or "none" in choices]
     for name in found:
         if name not in choices:
@@ -208,13 +262,19 @@ def known(names: str, choices: Iterable[str], kind: str) -> list[str]:
 
 
 def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:
-    """Returns the comma-separated numbers of a flag; ValueError if they are no numbers above 0, or don't divide."""
+    """Returns the comma-separated numbers of a flag; ValueError if they are no numbers above 0, or
+    don't divide.
+    """
     numbers = words.split(",")
     if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
-        raise ValueError(f"--{flag}={words} must be whole numbers above 0, separated by commas, such as 64,128")
+        raise ValueError(
+            f"--{flag}={words} must be whole numbers above 0, separated by commas, such as 64,128"
+        )
     for number in map(int, numbers):
         if divisor_of % number:
-            raise ValueError(f"--batch_tokens={divisor_of} must be a multiple of the length {number}")
+            raise ValueError(
+                f"--batch_tokens={divisor_of} must be a multiple of the length {number}"
+            )
     return [int(number) for number in numbers]
 
 
@@ -228,10 +288,16 @@ def print_table(titles: list[str], rows: list[list[str]]) -> None:
     """Prints a Markdown table, the first column aligned left."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for cells in (titles, *rows):
-        aligned = [cells[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)]
+        aligned = [cells[0].ljust(widths[0])] + [
+            c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)
+        ]
         print(f"| {' | '.join(aligned)} |")
         if cells is titles:
-            print("|:" + "|".join([f"{'-' * (widths[0])}-"] + [f"{'-' * (w + 1)}:" for w in widths[1:]]) + "|")
+            print(
+                "|:"
+                + "|".join([f"{'-' * (widths[0])}-"] + [f"{'-' * (w + 1)}:" for w in widths[1:]])
+                + "|"
+            )
     sys.stdout.flush()
 
 

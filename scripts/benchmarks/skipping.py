@@ -1,4 +1,5 @@
-"""`scripts/benchmark.py skipping`: the share of attention's work that the bias of a trained run leaves out.
+"""`scripts/benchmark.py skipping`: the share of attention's work that the bias of a trained run
+leaves out.
 
 Counted are the tiles of `blocked`, on the run's own validation text: the reach of a bias
 depends on the queries and keys that the model has learned.
@@ -19,14 +20,20 @@ from benchmarks.rounds import Column, Row, about, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdirs", required=True, help="work directories of train.py, separated by commas")
+    parser.add_argument(
+        "--workdirs", required=True, help="work directories of train.py, separated by commas"
+    )
     parser.add_argument("--length", type=int, default=16_384, help="tokens of the sequence")
-    parser.add_argument("--skip_epsilon", default="0,1e-6", help="shares of a row's mass that may be left out")
+    parser.add_argument(
+        "--skip_epsilon", default="0,1e-6", help="shares of a row's mass that may be left out"
+    )
     parser.set_defaults(command=measure_runs)
 
 
 def measure_runs(arguments: argparse.Namespace) -> list[Row]:
-    """Measures, for each run and epsilon, the tiles skipped by layer, and their effect on the NLL and on the time."""
+    """Measures, for each run and epsilon, the tiles skipped by layer, and their effect on the NLL
+    and on the time.
+    """
     epsilons = [float(epsilon) for epsilon in arguments.skip_epsilon.split(",")]
     rows: list[Row] = []
     for workdir in arguments.workdirs.split(","):
@@ -34,7 +41,9 @@ def measure_runs(arguments: argparse.Namespace) -> list[Row]:
     columns = [
         Column("skip_epsilon", "skip_epsilon", "g"),
         Column("tiles skipped", "skipped", ".0%"),
-        Column("by layer", lambda row: " ".join(f"{share:.0%}" for share in row["skipped_by_layer"])),
+        Column(
+            "by layer", lambda row: " ".join(f"{share:.0%}" for share in row["skipped_by_layer"])
+        ),
         Column("largest change of a token's NLL", "nll_change", ".1e"),
         Column("x time of skipping none", "times_of_none"),
     ]
@@ -51,21 +60,39 @@ def _measure_run(workdir: str, length: int, epsilons: list[float], rounds: int) 
     run = TrainedRun(workdir)
     run.model.check_length(length)
     if run.config.model.scan_layers:
-        raise ValueError(f"{run} has model.scan_layers=True, where layers can't be told apart; name other runs")
-    stream = np.asarray(prepare(run.config.data, "valid", run.tokenizer).tokens[: length + 1], np.int32)
+        raise ValueError(
+            f"{run} has model.scan_layers=True, where layers can't be told apart; name other runs"
+        )
+    stream = np.asarray(
+        prepare(run.config.data, "valid", run.tokenizer).tokens[: length + 1], np.int32
+    )
     if stream.size <= length:
-        raise ValueError(f"{run}: its validation text has {stream.size:,} tokens, one more than --length is needed")
+        raise ValueError(
+            f"{run}: its validation text has {stream.size:,} tokens, one more than --length is needed"
+        )
     arguments = {"params": run.params}, stream[None, :-1], stream[None, 1:]
     ways: tuple[float | None, ...] = (None, *epsilons)
     nll, layers, score = {}, {}, {}
     for epsilon in ways:
-        config = dataclasses.replace(run.model.config, attention="blocked", skip_epsilon=epsilon or 0.0)
+        config = dataclasses.replace(
+            run.model.config, attention="blocked", skip_epsilon=epsilon or 0.0
+        )
         model = run.model.clone(config=config)
         with _blocked(skips=epsilon is not None) as layers[epsilon]:
             model.apply(*arguments[:2], method="features")
-            compiled = jax.jit(functools.partial(model.apply, method="token_nll")).lower(*arguments).compile()
-        nll[epsilon], score[epsilon] = np.asarray(compiled(*arguments)), functools.partial(compiled, *arguments)
-    turns = [{epsilon: seconds_of(repeated(score[epsilon]), 1) for epsilon in ways} for _ in range(rounds)]
+            compiled = (
+                jax.jit(functools.partial(model.apply, method="token_nll"))
+                .lower(*arguments)
+                .compile()
+            )
+        nll[epsilon], score[epsilon] = (
+            np.asarray(compiled(*arguments)),
+            functools.partial(compiled, *arguments),
+        )
+    turns = [
+        {epsilon: seconds_of(repeated(score[epsilon]), 1) for epsilon in ways}
+        for _ in range(rounds)
+    ]
     return [
         {
             "benchmark": "skipping",
@@ -96,7 +123,9 @@ def _blocked(skips: bool) -> Iterator[list[float]]:
 
     def noted(call: Any) -> Any:
         if not skips:
-            call = dataclasses.replace(call, options=dataclasses.replace(call.options, skip_epsilon=None))
+            call = dataclasses.replace(
+                call, options=dataclasses.replace(call.options, skip_epsilon=None)
+            )
         elif not isinstance(call.query, Tracer):
             shares.append(skipped_share(call))
         return blocked.run(call)

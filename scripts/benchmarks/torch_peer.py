@@ -1,11 +1,13 @@
-"""The peers in PyTorch: a decoder in two layouts, with its training step and scorer, and attention by itself.
+"""The peers in PyTorch: a decoder in two layouts, with its training step and scorer, and attention
+by itself.
 
-The layout "fused" is the quickstart's kind of model, written for speed: a fused projection to query, key and value,
-scaled_dot_product_attention with ALiBi's bias and the causal mask as one tensor, AdamW as one fused kernel. The layout
-"paper" is the paper's model as its code is laid out: time before batch, projections of their own for query, key and
-value, products of explicit logits, their softmax; bands picked out by boolean masks; Nesterov's momentum a
-parameter at a time. Its evaluation computes all positions of each window, and the
-log-probabilities of the whole vocabulary for each.
+The layout "fused" is the quickstart's kind of model, written for speed: a fused projection to
+query, key and value, scaled_dot_product_attention with ALiBi's bias and the causal mask as one
+tensor, AdamW as one fused kernel. The layout "paper" is the paper's model as its code is laid out:
+time before batch, projections of their own for query, key and value, products of explicit logits,
+their softmax; bands picked out by boolean masks; Nesterov's momentum a parameter at a time. Its
+evaluation computes all positions of each window, and the log-probabilities of the whole vocabulary
+for each.
 """
 
 import itertools
@@ -34,7 +36,9 @@ class Layer(nn.Module):
         super().__init__()
         width, self.num_heads, self.fused = config.model.width, config.model.num_heads, fused
         epsilon = 1e-6 if fused else 1e-5  # Flax's; PyTorch's default
-        self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(width, eps=epsilon) for _ in range(2))
+        self.attention_norm, self.feed_forward_norm = (
+            nn.LayerNorm(width, eps=epsilon) for _ in range(2)
+        )
         if fused:
             self.query_key_value = nn.Linear(width, 3 * width)
         else:
@@ -51,7 +55,9 @@ class Layer(nn.Module):
           bias: `[1, heads, length, length]` if fused, else `[batch * heads, length, length]`.
         """
         normed = self.attention_norm(x)
-        x = x + self.out(self._fused(normed, bias) if self.fused else self._as_the_paper(normed, bias))
+        x = x + self.out(
+            self._fused(normed, bias) if self.fused else self._as_the_paper(normed, bias)
+        )
         return x + self.down(functional.relu(self.up(self.feed_forward_norm(x))))
 
     def _fused(self, x: Tensor, bias: Tensor) -> Tensor:
@@ -68,7 +74,9 @@ class Layer(nn.Module):
             return x.contiguous().view(length, batch * self.num_heads, head_dim).transpose(0, 1)
 
         query = heads(self.query(x) * head_dim**-0.5)
-        weights = functional.softmax(torch.bmm(query, heads(self.key(x)).transpose(1, 2)) + bias, dim=-1)
+        weights = functional.softmax(
+            torch.bmm(query, heads(self.key(x)).transpose(1, 2)) + bias, dim=-1
+        )
         return torch.bmm(weights, heads(self.value(x))).transpose(0, 1).reshape(x.shape)
 
 
@@ -103,10 +111,14 @@ class PaperDecoder(nn.Module):
         self.starts = [0, *model.cutoffs, vocabulary]
         sizes = [(stop - start) for start, stop in itertools.pairwise(self.starts)]
         features = [model.width // model.adaptive_factor**band for band in range(len(sizes))]
-        self.words = nn.ModuleList(nn.Embedding(*shape) for shape in zip(sizes, features, strict=True))
+        self.words = nn.ModuleList(
+            nn.Embedding(*shape) for shape in zip(sizes, features, strict=True)
+        )
         for words, size in zip(self.words, features, strict=True):
             nn.init.normal_(words.weight, std=size**-0.5)
-        self.projections = nn.ModuleList(nn.Linear(size, model.width, bias=False) for size in features)
+        self.projections = nn.ModuleList(
+            nn.Linear(size, model.width, bias=False) for size in features
+        )
         self.clusters = nn.Linear(model.width, len(model.cutoffs), bias=False)
         self.layers = nn.ModuleList(Layer(config, fused=False) for _ in range(model.num_layers))
         self.bias = torch.empty(0, 0, 0)
@@ -127,13 +139,17 @@ class PaperDecoder(nn.Module):
         return x.transpose(0, 1).reshape(-1, self.width)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean NLL of the targets, each through the bands that it needs, as in training."""
+        """Returns the mean NLL of the targets, each through the bands that it needs, as in
+        training.
+        """
         features, targets = self.features(tokens), targets.flatten()
         of_head, nll = targets.clone(), torch.zeros(())
         for band, inside in self._tails(targets):
             of_head[inside] = self.starts[1] + band - 1
             logits = self._tail(features[inside], band)
-            nll = nll + functional.cross_entropy(logits, targets[inside] - self.starts[band], reduction="sum")
+            nll = nll + functional.cross_entropy(
+                logits, targets[inside] - self.starts[band], reduction="sum"
+            )
         nll = nll + functional.cross_entropy(self._head(features), of_head, reduction="sum")
         return nll / targets.numel()
 
@@ -146,27 +162,37 @@ class PaperDecoder(nn.Module):
         result[:, :first] = head[:, :first]
         for band, inside in self._tails(targets):
             tail = functional.log_softmax(self._tail(features[inside], band), dim=-1)
-            result[inside, self.starts[band] : self.starts[band + 1]] = tail + head[inside, first + band - 1, None]
+            result[inside, self.starts[band] : self.starts[band + 1]] = (
+                tail + head[inside, first + band - 1, None]
+            )
         return result
 
     def _tails(self, targets: Tensor) -> list[tuple[int, Tensor]]:
         """Returns the bands after the first that have targets, with the targets' indices."""
         bands = range(1, len(self.words))
-        found = [(band, (targets >= self.starts[band]) & (targets < self.starts[band + 1])) for band in bands]
+        found = [
+            (band, (targets >= self.starts[band]) & (targets < self.starts[band + 1]))
+            for band in bands
+        ]
         return [(band, inside.nonzero().squeeze(1)) for band, inside in found if inside.any()]
 
     def _head(self, features: Tensor) -> Tensor:
-        return torch.cat([functional.linear(features, self.words[0].weight), self.clusters(features)], dim=-1)
+        return torch.cat(
+            [functional.linear(features, self.words[0].weight), self.clusters(features)], dim=-1
+        )
 
     def _tail(self, features: Tensor, band: int) -> Tensor:
         hidden = functional.linear(features, self.projections[band].weight.t())
         return functional.linear(hidden, self.words[band].weight)
 
 
-def make_train_step(config: Config, vocabulary: int, batch: Batch, *, compiled: bool) -> Callable[[], Tensor]:
+def make_train_step(
+    config: Config, vocabulary: int, batch: Batch, *, compiled: bool
+) -> Callable[[], Tensor]:
     """Returns a function that makes an update on the batch and returns its loss.
 
-    Adaptive embeddings stand for the layout and the optimizer of the paper, others for the fused ones.
+    Adaptive embeddings stand for the layout and the optimizer of the paper, others for the fused
+    ones.
     """
     settings = config.optimizer
     torch.manual_seed(config.seed)
@@ -174,13 +200,20 @@ def make_train_step(config: Config, vocabulary: int, batch: Batch, *, compiled: 
     if config.model.embedding == "adaptive":
         decoder = PaperDecoder(config, vocabulary)
         optimizer = torch.optim.SGD(
-            decoder.parameters(), lr=settings.learning_rate, momentum=settings.momentum, nesterov=True
+            decoder.parameters(),
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            nesterov=True,
         )
     else:
         decoder = FusedDecoder(config, vocabulary)
         betas, decay = (settings.b1, settings.b2), settings.weight_decay
         optimizer = torch.optim.AdamW(
-            decoder.parameters(), lr=settings.learning_rate, betas=betas, weight_decay=decay, fused=True
+            decoder.parameters(),
+            lr=settings.learning_rate,
+            betas=betas,
+            weight_decay=decay,
+            fused=True,
         )
     model = torch.compile(decoder) if compiled else decoder
     inputs, targets = (torch.from_numpy(x).long() for x in batch)
@@ -196,8 +229,12 @@ def make_train_step(config: Config, vocabulary: int, batch: Batch, *, compiled: 
     return train_step
 
 
-def make_scorer(decoder: PaperDecoder, tokens: np.ndarray, length: int, stride: int, rows: int) -> Callable[[], Tensor]:
-    """Returns a function that scores the last `stride` targets of each whole window of tokens, `rows` at a time."""
+def make_scorer(
+    decoder: PaperDecoder, tokens: np.ndarray, length: int, stride: int, rows: int
+) -> Callable[[], Tensor]:
+    """Returns a function that scores the last `stride` targets of each whole window of tokens,
+    `rows` at a time.
+    """
     windows = torch.from_numpy(tokens).long().unfold(0, length + 1, stride)
 
     @torch.no_grad()
@@ -222,9 +259,12 @@ def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) 
     """Returns `[1, heads, length, length]`, with the causal mask."""
     bias = torch.empty(1, num_heads, length, length, dtype=dtype)
     positions = torch.arange(length)
-    for query, rows in zip(positions, bias[0].unbind(1), strict=True):  # no other tensor of its size
+    # no other tensor of its size
+    for query, rows in zip(positions, bias[0].unbind(1), strict=True):
         distance = query - positions
-        rows.copy_((-alibi_slopes(num_heads)[:, None] * distance).masked_fill_(distance < 0, -math.inf))
+        rows.copy_(
+            (-alibi_slopes(num_heads)[:, None] * distance).masked_fill_(distance < 0, -math.inf)
+        )
     return bias
 
 
@@ -236,7 +276,9 @@ def dense_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[At
 
 
 def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
-    """Returns FlexAttention, compiled, with the bias as a score_mod and a causal block mask; it holds nothing."""
+    """Returns FlexAttention, compiled, with the bias as a score_mod and a causal block mask; it
+    holds nothing.
+    """
     slopes, compiled = alibi_slopes(num_heads), torch.compile(flex.flex_attention, dynamic=False)
 
     def alibi(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -257,7 +299,9 @@ def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Att
         mask_mod=causal,
         seq_lengths=(length, length),
     )
-    return lambda query, key, value: compiled(query, key, value, score_mod=alibi, block_mask=mask), 0
+    return lambda query, key, value: compiled(
+        query, key, value, score_mod=alibi, block_mask=mask
+    ), 0
 
 
 ATTENTION = {"sdpa": dense_attention, "flex": flex_attention}

@@ -6,7 +6,12 @@ from alibi.config import Config, make_config, read_config
 from alibi.model.flops import model_flops
 from benchmarks.processes import Contender, require_torch
 from benchmarks.rounds import Column, Row, Runners, compare, known, show, whole_numbers
-from benchmarks.training_contenders import VOCABULARY, step_without_attention, torch_step, training_step
+from benchmarks.training_contenders import (
+    VOCABULARY,
+    step_without_attention,
+    torch_step,
+    training_step,
+)
 from configs import quickstart
 
 # Of a contender in a round: short, since a shared machine's speed changes by half within seconds.
@@ -16,7 +21,8 @@ LENGTHS = "128,512,2048,8192"
 SHAPES = {
     "quickstart": lambda arg: read_config(quickstart.get_config(arg)),
     "wide": lambda arg: make_config(
-        "model.num_layers=6,model.width=512,model.num_heads=8,model.feed_forward=2048,length=512," + arg
+        "model.num_layers=6,model.width=512,model.num_heads=8,model.feed_forward=2048,length=512,"
+        + arg
     ),
 }
 METHODS = ("alibi", "sinusoidal")
@@ -24,10 +30,18 @@ WITHOUT = "{}, no attention"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--peer", choices=("torch", "none"), default="none", help="whom to compare with")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}; or none")
-    parser.add_argument("--lengths", help=f"tokens of a sequence; or none; default: {LENGTHS}, with a peer none")
-    parser.add_argument("--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths")
+    parser.add_argument(
+        "--peer", choices=("torch", "none"), default="none", help="whom to compare with"
+    )
+    parser.add_argument(
+        "--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}; or none"
+    )
+    parser.add_argument(
+        "--lengths", help=f"tokens of a sequence; or none; default: {LENGTHS}, with a peer none"
+    )
+    parser.add_argument(
+        "--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths"
+    )
     parser.set_defaults(command=compare_training)
 
 
@@ -35,8 +49,14 @@ def compare_training(arguments: argparse.Namespace) -> list[Row]:
     """Measures tokens/s at each shape, on request beside PyTorch's, and at each length."""
     lengths = arguments.lengths or (LENGTHS if arguments.peer == "none" else "none")
     shapes = known(arguments.shapes, SHAPES, "shape")
-    numbers = [] if lengths == "none" else whole_numbers(lengths, "lengths", divisor_of=arguments.batch_tokens)
-    rows = [row for shape in shapes for row in _compare_shape(shape, arguments.peer, arguments.rounds)]
+    numbers = (
+        []
+        if lengths == "none"
+        else whole_numbers(lengths, "lengths", divisor_of=arguments.batch_tokens)
+    )
+    rows = [
+        row for shape in shapes for row in _compare_shape(shape, arguments.peer, arguments.rounds)
+    ]
     return rows + [row for length in numbers for row in _compare_length(length, arguments)]
 
 
@@ -50,7 +70,11 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
         contenders["PyTorch compiled"] = Contender(torch_step, (config, VOCABULARY, True))
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
-        peers = [runner for peer, runner in runners.items() if peer.startswith("PyTorch") and runner.median()]
+        peers = [
+            runner
+            for peer, runner in runners.items()
+            if peer.startswith("PyTorch") and runner.median()
+        ]
         best = min(peers, key=lambda runner: runner.median(), default=None)
         return {
             "shape": shape,
@@ -58,7 +82,9 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
             **_rates(name, runners, peak, config),
         }
 
-    rows = compare("train", contenders, rounds, row_of, turn_seconds=TURN_SECONDS, title="training steps")
+    rows = compare(
+        "train", contenders, rounds, row_of, turn_seconds=TURN_SECONDS, title="training steps"
+    )
     model = config.model
     headline = (
         f"{shape}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, feed-forward "
@@ -70,15 +96,23 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
 
 
 def _compare_length(length: int, arguments: argparse.Namespace) -> list[Row]:
-    """Measures the quickstart's model at a length, ALiBi beside sinusoidal, both also without attention."""
+    """Measures the quickstart's model at a length, ALiBi beside sinusoidal, both also without
+    attention.
+    """
     keys = f"length={length},train.batch_tokens={arguments.batch_tokens}"
     configs = {method: SHAPES["quickstart"](f"position={method},{keys}") for method in METHODS}
-    contenders = {method: Contender(training_step, (config, VOCABULARY)) for method, config in configs.items()}
+    contenders = {
+        method: Contender(training_step, (config, VOCABULARY)) for method, config in configs.items()
+    }
     for method, config in configs.items():
         contenders[WITHOUT.format(method)] = Contender(step_without_attention, (config, VOCABULARY))
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
-        row = {"shape": f"quickstart, L={length}", "length": length, **_rates(name, runners, peak, configs["alibi"])}
+        row = {
+            "shape": f"quickstart, L={length}",
+            "length": length,
+            **_rates(name, runners, peak, configs["alibi"]),
+        }
         row["of_sinusoidal"] = runners[name].times_as_fast(runners["sinusoidal"])
         if name in METHODS:
             kept = runners[name].times_as_fast(runners[WITHOUT.format(name)])
@@ -87,8 +121,15 @@ def _compare_length(length: int, arguments: argparse.Namespace) -> list[Row]:
 
     how = {"turn_seconds": TURN_SECONDS, "title": "training steps"}
     rows = compare("train", contenders, arguments.rounds, row_of, **how)
-    headline = f"the quickstart's model at L={length}, {arguments.batch_tokens} tokens a step, float32"
-    _show(headline, rows, Column("x sinusoidal", "of_sinusoidal"), Column("in attention", "share_in_attention"))
+    headline = (
+        f"the quickstart's model at L={length}, {arguments.batch_tokens} tokens a step, float32"
+    )
+    _show(
+        headline,
+        rows,
+        Column("x sinusoidal", "of_sinusoidal"),
+        Column("in attention", "share_in_attention"),
+    )
     print(
         "in attention: the part of the step's time that is saved, in the same rounds, if queries, keys and values\n"
         "are only multiplied and added element by element in place of attention; projections are no part of it"

@@ -11,7 +11,9 @@ Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets `[batch, length]`
 
 
 def training_step(config: Config, vocab_size: int) -> Step:
-    """Returns this project's own model and jitted training step, as train.py builds them, on one batch."""
+    """Returns this project's own model and jitted training step, as train.py builds them, on one
+    batch.
+    """
     import jax
 
     from alibi.model.decoder import build_model
@@ -24,10 +26,14 @@ def training_step(config: Config, vocab_size: int) -> Step:
     model = build_model(config, vocab_size, sharding=batch_sharding(mesh))
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
-    train_step = make_train_step(model, optimizer, config.seed, schedule=schedule, state_shardings=shardings)
+    train_step = make_train_step(
+        model, optimizer, config.seed, schedule=schedule, state_shardings=shardings
+    )
     shape = (micro_batches(config, batch_parts(model.sharding)), -1, config.train_length)
     batch = make_batch(config, vocab_size)
-    inputs, targets = (jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in batch)
+    inputs, targets = (
+        jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in batch
+    )
     state = initial_state(model, optimizer, mesh, config.seed)
     compiled = train_step.lower(state, inputs, targets).compile()
 
@@ -46,8 +52,8 @@ def step_without_attention(config: Config, vocab_size: int) -> Step:
     """Returns the same step with an attention that costs next to nothing; its projections stay."""
     from alibi.attention.backends import BACKENDS, Backend
 
-    # All three are part of the result and of the gradients: XLA would leave out the projection of an array that is
-    # not. The process belongs to this contender alone.
+    # All three are part of the result and of the gradients: XLA would leave out the projection of
+    # an array that is not. The process belongs to this contender alone.
     BACKENDS["reference"] = Backend(lambda call: call.query * call.key + call.value)
     return training_step(replaced(config, {"model.attention": "reference"}), vocab_size)
 
@@ -56,7 +62,9 @@ def torch_step(config: Config, vocab_size: int, compiled: bool) -> Step:
     """Returns the same model, optimizer and batch in PyTorch."""
     from benchmarks.torch_peer import make_train_step
 
-    train_step = make_train_step(config, vocab_size, make_batch(config, vocab_size), compiled=compiled)
+    train_step = make_train_step(
+        config, vocab_size, make_batch(config, vocab_size), compiled=compiled
+    )
 
     def run(steps: int) -> None:
         for _ in range(steps):
@@ -77,6 +85,12 @@ def make_batch(config: Config, vocab_size: int) -> Batch:
 
 
 def zipf_words(vocab_size: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns words by Zipf's law with Mandelbrot's shift: as often in each band of a vocabulary as in a text."""
+    """Returns words by Zipf's law with Mandelbrot's shift: as often in each band of a vocabulary as
+    in a text.
+    """
     weights = 1 / (np.arange(vocab_size) + 2.7)
-    return np.random.default_rng(0).choice(vocab_size, size=shape, p=weights / weights.sum()).astype(np.int32)
+    return (
+        np.random.default_rng(0)
+        .choice(vocab_size, size=shape, p=weights / weights.sum())
+        .astype(np.int32)
+    )

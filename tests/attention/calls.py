@@ -12,14 +12,23 @@ from alibi.attention.skipping import UNDERFLOW
 
 
 def inputs(batch, q, k, heads, head_dim, *, kv_heads=0, value_dim=0):
-    """Returns queries, keys, values, and a gradient of the result, `[batch, length, heads, features]`, float32."""
+    """Returns queries, keys, values, and a gradient of the result, `[batch, length, heads,
+    features]`, float32.
+    """
     rng, kv_heads, value_dim = np.random.default_rng(0), kv_heads or heads, value_dim or head_dim
-    shapes = (q, heads, head_dim), (k, kv_heads, head_dim), (k, kv_heads, value_dim), (q, heads, value_dim)
+    shapes = (
+        (q, heads, head_dim),
+        (k, kv_heads, head_dim),
+        (k, kv_heads, value_dim),
+        (q, heads, value_dim),
+    )
     return tuple(rng.standard_normal((batch, *shape), np.float32) for shape in shapes)
 
 
 def value_and_gradients(arrays, bias, **arguments):
-    """Returns the result of `attend`, and the gradients of queries, keys, values and the bias, as one list."""
+    """Returns the result of `attend`, and the gradients of queries, keys, values and the bias, as
+    one list.
+    """
     *arrays, incoming = arrays
 
     def scalar(arrays, bias):
@@ -35,20 +44,31 @@ def on(call: AttentionCall, platform: str) -> AttentionCall:
     return dataclasses.replace(call, options=dataclasses.replace(call.options, platform=platform))
 
 
-def reach(slopes: float | np.ndarray, excess: float | np.ndarray, epsilon: float, *, symmetric: bool = False):
-    """Returns the distance at which keys of ALiBi are out of reach: x - m d = -104, or all together weigh epsilon.
+def reach(
+    slopes: float | np.ndarray,
+    excess: float | np.ndarray,
+    epsilon: float,
+    *,
+    symmetric: bool = False,
+):
+    """Returns the distance at which keys of ALiBi are out of reach: x - m d = -104, or all together
+    weigh epsilon.
 
-    `excess` is x of `alibi.attention.skipping`; all keys at distances d, d + 1, ... on one side weigh
-    at most exp(x - m d) / (1 - exp(-m)).
+    `excess` is x of `alibi.attention.skipping`; all keys at distances d, d + 1, ... on one side
+    weigh at most exp(x - m d) / (1 - exp(-m)).
     """
     slopes = np.asarray(slopes, np.float64)
     if epsilon == 0:
         return (excess + UNDERFLOW) / slopes
-    return (excess + np.log((2 if symmetric else 1) / epsilon) - np.log(-np.expm1(-slopes))) / slopes
+    return (
+        excess + np.log((2 if symmetric else 1) / epsilon) - np.log(-np.expm1(-slopes))
+    ) / slopes
 
 
 def abstract_tpu() -> jax.sharding.AbstractDevice:
     """Returns a TPU to lower for. JAX 0.10.0 and 0.10.1 don't take its platform."""
     known = inspect.signature(jax.sharding.AbstractDevice).parameters
     fields = {"device_kind": "TPU v5 lite", "num_cores": 1, "platform": "tpu"}
-    return jax.sharding.AbstractDevice(**{name: value for name, value in fields.items() if name in known})
+    return jax.sharding.AbstractDevice(
+        **{name: value for name, value in fields.items() if name in known}
+    )

@@ -1,4 +1,6 @@
-"""ALiBi by added columns: exact in bfloat16, equal to the dense formula, lowered without a bias for GPUs and TPUs."""
+"""ALiBi by added columns: exact in bfloat16, equal to the dense formula, lowered without a bias for
+GPUs and TPUs.
+"""
 
 import dataclasses
 import functools
@@ -10,7 +12,13 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from alibi.attention.augmented import DIGIT, MAX_LENGTH, augmented_attention, bias_columns, by_splash
+from alibi.attention.augmented import (
+    DIGIT,
+    MAX_LENGTH,
+    augmented_attention,
+    bias_columns,
+    by_splash,
+)
 from alibi.attention.backends import compute, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions, dense
 from alibi.positions import AlibiBias
@@ -30,12 +38,20 @@ def _call(query, key, value, slopes, first=0, window=None):
     positions = first + np.arange(query.shape[-3])
     known = {"query_positions": positions, "key_positions": positions}
     return AttentionCall(
-        query, key, value, bias=AlibiBias(slopes), causal=True, options=AttentionOptions(window=window), **known
+        query,
+        key,
+        value,
+        bias=AlibiBias(slopes),
+        causal=True,
+        options=AttentionOptions(window=window),
+        **known,
     )
 
 
 def _value_and_gradients(attention, query, key, value, out, slopes, window=None):
-    attended, vjp = jax.vjp(lambda *x: attention(_call(*x, window=window)), query, key, value, slopes)
+    attended, vjp = jax.vjp(
+        lambda *x: attention(_call(*x, window=window)), query, key, value, slopes
+    )
     return attended, *vjp(out)
 
 
@@ -57,15 +73,21 @@ def test_positions_count_from_any_number_and_batch_dimensions_are_any():
 
     expected = attended(dense, query, key, value)
     # float32 does not tell these positions apart.
-    np.testing.assert_allclose(attended(augmented_attention, query, key, value, first=2**25), expected, atol=1e-5)
-    np.testing.assert_allclose(attended(augmented_attention, query[0], key[0], value[0]), expected[0], atol=1e-5)
+    np.testing.assert_allclose(
+        attended(augmented_attention, query, key, value, first=2**25), expected, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        attended(augmented_attention, query[0], key[0], value[0]), expected[0], atol=1e-5
+    )
     folded = attended(augmented_attention, query[None], key[None], value[None])
     np.testing.assert_allclose(folded[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 1000, 65_536, MAX_LENGTH])
 def test_columns_are_exact_in_bfloat16(length):
-    slopes = np.asarray([0.5, 2.0**-8, *np.asarray(alibi_slopes(12))[8:], 0.1 * 80**0.5], np.float32)
+    slopes = np.asarray(
+        [0.5, 2.0**-8, *np.asarray(alibi_slopes(12))[8:], 0.1 * 80**0.5], np.float32
+    )
     of_query, of_key = map(np.asarray, jax.jit(bias_columns, static_argnums=1)(slopes, length))
     for columns in (of_query, of_key):
         np.testing.assert_array_equal(columns, columns.astype(jnp.bfloat16).astype(np.float32))
@@ -73,11 +95,16 @@ def test_columns_are_exact_in_bfloat16(length):
     np.testing.assert_array_equal(high + low, np.arange(length) - length // 2)
     assert np.abs(high).max() <= DIGIT * 256
     assert np.abs(low).max() <= 256
-    # In float64 the sums are exact: those of a row differ by m (j' - j), whole numbers of float32's m.
+    # In float64 the sums are exact: those of a row differ by m (j' - j), whole numbers of float32's
+    # m.
     queries = [0, length // 2, length - 1]
-    products = np.einsum("ihc,jhc->ihj", np.asarray(of_query, np.float64)[queries], np.asarray(of_key, np.float64))
+    products = np.einsum(
+        "ihc,jhc->ihj", np.asarray(of_query, np.float64)[queries], np.asarray(of_key, np.float64)
+    )
     steps = np.asarray(slopes, np.float64)[None, :, None] * np.ones(max(length - 1, 0))
-    np.testing.assert_array_equal(np.diff(products), np.broadcast_to(steps, (len(queries), *steps.shape[1:])))
+    np.testing.assert_array_equal(
+        np.diff(products), np.broadcast_to(steps, (len(queries), *steps.shape[1:]))
+    )
     # What is left of -m (i - j) at j = i is the row's constant, small beside m i.
     own = np.stack([products[n, :, i] for n, i in enumerate(queries)])
     assert (np.abs(own) <= 2.0**-16 * slopes * length).all()
@@ -86,7 +113,9 @@ def test_columns_are_exact_in_bfloat16(length):
 @pytest.mark.parametrize("heads", [8, 12])
 @pytest.mark.parametrize("length", [65_536, MAX_LENGTH])
 def test_weights_in_bfloat16_at_the_end_of_long_sequences(heads, length):
-    """Of the last 16 queries and 4,096 keys, computed as a kernel does: float32 sums of bfloat16 products."""
+    """Of the last 16 queries and 4,096 keys, computed as a kernel does: float32 sums of bfloat16
+    products.
+    """
     head_dim, seen = 64, 4096
     rng = np.random.default_rng(0)
     query, key = rng.standard_normal((2, 1, seen, heads, head_dim)).astype(jnp.bfloat16)
@@ -96,9 +125,14 @@ def test_weights_in_bfloat16_at_the_end_of_long_sequences(heads, length):
         np.concatenate([np.asarray(of_all)[None, -seen:].astype(jnp.bfloat16), x], axis=-1)
         for x, of_all in zip((query, key), columns, strict=True)
     ]
-    products = jax.jit(functools.partial(jnp.einsum, "bqhd,bkhd->bhqk", preferred_element_type=jnp.float32))
+    products = jax.jit(
+        functools.partial(jnp.einsum, "bqhd,bkhd->bhqk", preferred_element_type=jnp.float32)
+    )
     logits = products(widened[0][:, -16:], widened[1])
-    exact = np.einsum("bqhd,bkhd->bhqk", *(np.asarray(x, np.float64) for x in (query[:, -16:], key))) / head_dim**0.5
+    exact = (
+        np.einsum("bqhd,bkhd->bhqk", *(np.asarray(x, np.float64) for x in (query[:, -16:], key)))
+        / head_dim**0.5
+    )
     distance = np.arange(seen - 16, seen)[:, None] - np.arange(seen)
     exact = exact - np.asarray(slopes, np.float64)[:, None, None] * distance
     actual, expected = (
@@ -120,20 +154,37 @@ def test_splash_attention_interpreted(length, head_dim, value_dim, window):
     expected = jax.jit(lambda *x: _value_and_gradients(dense, *x, window))(*inputs, slopes)
 
     def splash(call):
-        return by_splash(call.query, call.key, call.value, call.bias.slopes, window=call.options.window, interpret=True)
+        return by_splash(
+            call.query,
+            call.key,
+            call.value,
+            call.bias.slopes,
+            window=call.options.window,
+            interpret=True,
+        )
 
-    _assert_close(jax.jit(lambda *x: _value_and_gradients(splash, *x, window))(*inputs, slopes), expected)
+    _assert_close(
+        jax.jit(lambda *x: _value_and_gradients(splash, *x, window))(*inputs, slopes), expected
+    )
 
 
 def _module(platform, target, shape, dtype, gradient, disabled_checks=(), window=None):
     """The StableHLO of the attention or its gradients for a platform that need not be here."""
 
     def loss(*arguments):
-        return augmented_attention(on(_call(*arguments, window=window), platform)).astype(jnp.float32).sum()
+        return (
+            augmented_attention(on(_call(*arguments, window=window), platform))
+            .astype(jnp.float32)
+            .sum()
+        )
 
     function = jax.grad(loss, argnums=(0, 1, 2, 3)) if gradient else loss
-    arrays = [jax.ShapeDtypeStruct(shape, dtype)] * 3 + [jax.ShapeDtypeStruct((shape[2],), jnp.float32)]
-    exported = jax.export.export(jax.jit(function), platforms=[target], disabled_checks=disabled_checks)(*arrays)
+    arrays = [jax.ShapeDtypeStruct(shape, dtype)] * 3 + [
+        jax.ShapeDtypeStruct((shape[2],), jnp.float32)
+    ]
+    exported = jax.export.export(
+        jax.jit(function), platforms=[target], disabled_checks=disabled_checks
+    )(*arrays)
     return exported.mlir_module()
 
 
@@ -156,16 +207,24 @@ def test_lowers_to_cudnn_without_a_bias(monkeypatch, length, window, gradient):
     assert "tensor<2x1024x12x72xbf16>" in module
     assert re.findall(r"fmha_scale\\22: ([0-9.]+)", module) == ["0.125"] * (1 + gradient)
     # A window of 100 is a query's own key and the 99 before it; 0 is none.
-    assert re.findall(r"sliding_window_length\\22: ([0-9]+)", module) == [str(window or 0)] * (1 + gradient)
+    assert re.findall(r"sliding_window_length\\22: ([0-9]+)", module) == [str(window or 0)] * (
+        1 + gradient
+    )
     assert not _square_tensors(module, 1024)
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize(
     ("length", "heads", "head_dim", "dtype", "window"),
-    [(1000, 12, 64, jnp.bfloat16, None), (1024, 8, 128, jnp.bfloat16, 300), (640, 8, 80, jnp.float32, None)],
+    [
+        (1000, 12, 64, jnp.bfloat16, None),
+        (1024, 8, 128, jnp.bfloat16, 300),
+        (640, 8, 80, jnp.float32, None),
+    ],
 )
-def test_lowers_to_splash_attention_without_a_bias(length, heads, head_dim, dtype, window, gradient):
+def test_lowers_to_splash_attention_without_a_bias(
+    length, heads, head_dim, dtype, window, gradient
+):
     """Mosaic's lowering, not the TPU compiler's."""
     device = abstract_tpu()
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
@@ -190,13 +249,28 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
         ({"causal": False}, "cpu", "its bias is not"),
         ({"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}, "cpu", "no dropout"),
         ({"mask": jnp.ones((1, 1, 8, 8), bool)}, "cpu", "no masks"),
-        ({"query_segments": jnp.zeros((1, 8), int), "key_segments": jnp.zeros((1, 8), int)}, "cpu", "or segments"),
+        (
+            {"query_segments": jnp.zeros((1, 8), int), "key_segments": jnp.zeros((1, 8), int)},
+            "cpu",
+            "or segments",
+        ),
         ({"sow": lambda weights: None}, "cpu", "gives no weights"),
         ({"precision": jax.lax.Precision.HIGHEST}, "cpu", "take no precision"),
         ({"key_positions": jnp.arange(8)}, "cpu", "not known when"),
         ({"query_positions": later}, "cpu", "same consecutive positions"),
-        ({"query_positions": 2 * later, "key_positions": 2 * later}, "cpu", "same consecutive positions"),
-        ({"query_positions": np.arange(MAX_LENGTH + 1), "key_positions": np.arange(MAX_LENGTH + 1)}, "cpu", "262145"),
+        (
+            {"query_positions": 2 * later, "key_positions": 2 * later},
+            "cpu",
+            "same consecutive positions",
+        ),
+        (
+            {
+                "query_positions": np.arange(MAX_LENGTH + 1),
+                "key_positions": np.arange(MAX_LENGTH + 1),
+            },
+            "cpu",
+            "262145",
+        ),
         ({"devices": 4}, "tpu", "on one device, and several need sharding="),
         ({}, "gpu", "on gpu it takes bfloat16, and got float32"),
         ({"value": half["value"]}, "cpu", "bfloat16 or float32"),
@@ -206,5 +280,7 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
         changed = dataclasses.replace(call, **changes)
         assert reason in refusal("augmented", on(changed, platform))
         if platform == "cpu":
-            with pytest.raises(ValueError, match=f"backend 'augmented' can't do this call: .*{reason}"):
+            with pytest.raises(
+                ValueError, match=f"backend 'augmented' can't do this call: .*{reason}"
+            ):
                 compute(changed, "augmented")

@@ -1,4 +1,6 @@
-"""Every backend equals the reference, in value and all gradients, over shapes, dtypes, windows and masks."""
+"""Every backend equals the reference, in value and all gradients, over shapes, dtypes, windows and
+masks.
+"""
 
 from typing import NamedTuple
 
@@ -21,8 +23,8 @@ class Case(NamedTuple):
     """A shape, the half precisions to test besides float32, and the backends that take it.
 
     Attributes:
-      hiding: "mask", of each sequence and head; "segments", with positions of each sequence; "gaps" between
-        positions, with queries in no order; or "".
+      hiding: "mask", of each sequence and head; "segments", with positions of each sequence; "gaps"
+        between positions, with queries in no order; or "".
       steepness: a factor of the paper's slopes.
     """
 
@@ -65,7 +67,9 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Many tiles at short lengths, of some heads at a time, as on one device: on several all go together."""
+    """Many tiles at short lengths, of some heads at a time, as on one device: on several all go
+    together.
+    """
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     monkeypatch.setattr(tiles, "BLOCK", 64)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 2 * 64**2)
@@ -74,8 +78,16 @@ def small_tiles(monkeypatch):
 
 def inputs(case):
     rng = np.random.default_rng(case.seed)
-    shapes = ((case.q, case.head_dim), (case.k, case.head_dim), (case.k, case.value_dim), (case.q, case.value_dim))
-    return [rng.standard_normal((case.batch, length, case.heads, width), np.float32) for length, width in shapes]
+    shapes = (
+        (case.q, case.head_dim),
+        (case.k, case.head_dim),
+        (case.k, case.value_dim),
+        (case.q, case.value_dim),
+    )
+    return [
+        rng.standard_normal((case.batch, length, case.heads, width), np.float32)
+        for length, width in shapes
+    ]
 
 
 def arguments_of(case):
@@ -93,7 +105,10 @@ def arguments_of(case):
         arguments |= dict.fromkeys(("query_positions", "key_positions"), jnp.asarray(positions))
     if case.hiding == "gaps":
         keys = rng.integers(1, 6, case.k).cumsum()
-        arguments |= {"query_positions": rng.integers(0, keys[-1] + 3, case.q), "key_positions": keys}
+        arguments |= {
+            "query_positions": rng.integers(0, keys[-1] + 3, case.q),
+            "key_positions": keys,
+        }
     return arguments
 
 
@@ -108,7 +123,10 @@ def backends_for(case, arrays):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BACKENDS, "reference", Backend(note))
         attend(
-            *map(jnp.asarray, arrays[:3]), slopes=alibi_slopes(case.heads), backend="reference", **arguments_of(case)
+            *map(jnp.asarray, arrays[:3]),
+            slopes=alibi_slopes(case.heads),
+            backend="reference",
+            **arguments_of(case),
         )
     return found - {"reference"}
 
@@ -137,7 +155,9 @@ def test_every_backend_is_in_the_grid():
     assert set().union(*(case.backends for case in CASES)) == set(BACKENDS) - {"reference"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, (*case[:7], case.window, case.hiding))))
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: "-".join(map(str, (*case[:7], case.window, case.hiding)))
+)
 def test_equals_reference(case):
     arrays = inputs(case)
     assert backends_for(case, arrays) == case.backends
@@ -147,7 +167,8 @@ def test_equals_reference(case):
         # As those of a mean over many tokens.
         assert_no_worse_than_dense(case, half, [*arrays[:3], arrays[3] * np.float32(1e-3)])
         if case.q == case.k:
-            # Each query finds its own key: gradients are small differences, which must not be of two roundings.
+            # Each query finds its own key: gradients are small differences, which must not be of
+            # two roundings.
             query, _, value, incoming = arrays
             incoming = value if incoming.shape == value.shape else incoming
             assert_no_worse_than_dense(case, half, [query, query, value, incoming])
@@ -161,10 +182,17 @@ def assert_equals_reference(case, arrays):
             # A slope's gradient takes each dlogit times a distance, which is large with gaps.
             gaps = 10 if case.hiding == "gaps" and name == "slopes" else 1
             tolerance = 1e-5 * gaps * (1 + np.abs(right).max())
-            np.testing.assert_allclose(got, right, rtol=0, atol=tolerance, err_msg=f"{name} of {backend}")
+            np.testing.assert_allclose(
+                got, right, rtol=0, atol=tolerance, err_msg=f"{name} of {backend}"
+            )
 
 
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=4,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     lengths=st.tuples(st.integers(1, 150), st.integers(1, 150)),
     sizes=st.tuples(st.integers(1, 2), st.integers(1, 3)),
@@ -188,13 +216,16 @@ def test_drawn_cases_equal_the_reference(lengths, sizes, hiding, causal, **drawn
 # after their scaling would show there); of the gradients, where `blocked` rounds to the dtype before each product and
 # `saved` does not; and of the gradients with the rounding of the inputs.
 SHARES = {"saved": (1.0, 1.0, 1.0), "blocked": (1.0, 1.2, 1.15), "augmented": (1.01, 1.01, 1.01)}
-# The gradient of a slope is one sum over all its head's logits, so the luck of its rounding is allowed for, as a share
-# of the largest. In `augmented` it passes through the gradient of the queries, in half precision.
+# The gradient of a slope is one sum over all its head's logits, so the luck of its rounding is
+# allowed for, as a share of the largest. In `augmented` it passes through the gradient of the
+# queries, in half precision.
 OF_SLOPES = {"saved": 2e-3, "blocked": 2e-3, "augmented": 2e-2}
 
 
 def assert_no_worse_than_dense(case, half, arrays):
-    """Compares the errors of half precision with `reference`'s: to float32 of the rounded, and of the exact inputs."""
+    """Compares the errors of half precision with `reference`'s: to float32 of the rounded, and of
+    the exact inputs.
+    """
     exact = by("reference", case, arrays)
     rounded = [x.astype(half) for x in arrays]
     # The columns of `augmented` are made for bfloat16.
@@ -204,12 +235,17 @@ def assert_no_worse_than_dense(case, half, arrays):
     dense = by("reference", case, rounded)
     for backend in sorted(able):
         found = by(backend, case, rounded)
-        for name, got, of_dense, right, unrounded in zip(RESULTS, found, dense, exact_of_rounded, exact, strict=True):
+        for name, got, of_dense, right, unrounded in zip(
+            RESULTS, found, dense, exact_of_rounded, exact, strict=True
+        ):
             what = f"{name} of {backend} in {half}"
             assert got.dtype == (np.float32 if name == "slopes" else half), what
             slack = OF_SLOPES[backend] * np.abs(right).max() if name == "slopes" else 0.0
             of_value, of_gradient, with_inputs = SHARES[backend]
             shares = (of_value, of_value) if name == "attended" else (of_gradient, with_inputs)
             for share, to in zip(shares, (right, unrounded), strict=True):
-                error, allowed = root_mean_square(got, to), share * root_mean_square(of_dense, to) + slack
+                error, allowed = (
+                    root_mean_square(got, to),
+                    share * root_mean_square(of_dense, to) + slack,
+                )
                 assert error <= allowed, what

@@ -1,4 +1,6 @@
-"""Attention by tiles drops weights alike in both passes, and leaves out only tiles without influence."""
+"""Attention by tiles drops weights alike in both passes, and leaves out only tiles without
+influence.
+"""
 
 import functools
 
@@ -22,7 +24,9 @@ from tests.attention.calls import inputs, on, reach, value_and_gradients
 
 @pytest.fixture
 def devices(monkeypatch):
-    """Takes groups of heads and sequences in turn, as on a single device; on several they go at once."""
+    """Takes groups of heads and sequences in turn, as on a single device; on several they go at
+    once.
+    """
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
 
 
@@ -48,14 +52,21 @@ def test_dropout_acts_alike_forward_and_backward(broadcast, small_tiles, monkeyp
     length = 100  # two tiles by two, each of one head of both sequences
     q, k, v, incoming = map(jnp.asarray, inputs(2, length, length, 2, 8))
     units = jnp.broadcast_to(jnp.eye(length)[None, :, None], (2, length, 2, length))
-    dropping = {"dropout_rate": 0.25, "dropout_rng": jax.random.key(3), "broadcast_dropout": broadcast}
+    dropping = {
+        "dropout_rate": 0.25,
+        "dropout_rng": jax.random.key(3),
+        "broadcast_dropout": broadcast,
+    }
 
     def attention(q, k, v, slopes):
         return attend(q, k, v, slopes=slopes, backend="blocked", **dropping)
 
     def dense(q, k, v, slopes, factors):
         distance = np.arange(length)[:, None] - np.arange(length)
-        logits = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 8**-0.5 - slopes[None, :, None, None] * distance[None, None]
+        logits = (
+            jnp.einsum("bqhd,bkhd->bhqk", q, k) * 8**-0.5
+            - slopes[None, :, None, None] * distance[None, None]
+        )
         weights = jax.nn.softmax(jnp.where(distance[None, None] >= 0, logits, -jnp.inf))
         return jnp.einsum("bhqk,bkhd->bqhd", weights * factors, v)
 
@@ -72,8 +83,12 @@ def test_dropout_acts_alike_forward_and_backward(broadcast, small_tiles, monkeyp
     # Each head of each sequence drops its own weights, or all drop the same.
     others = seen.reshape(4, -1)[1:] == seen[0, 0]
     assert others.all() if broadcast else (others.mean(axis=1) < 0.7).all()
-    for name, mine, right in zip(("attended", "query", "key", "value", "slopes"), got, expected, strict=True):
-        np.testing.assert_allclose(mine, right, rtol=0, atol=1e-5 * (1 + np.abs(right).max()), err_msg=name)
+    for name, mine, right in zip(
+        ("attended", "query", "key", "value", "slopes"), got, expected, strict=True
+    ):
+        np.testing.assert_allclose(
+            mine, right, rtol=0, atol=1e-5 * (1 + np.abs(right).max()), err_msg=name
+        )
 
 
 def test_the_share_of_dropped_weights_is_the_rate():
@@ -87,7 +102,8 @@ def test_the_share_of_dropped_weights_is_the_rate():
     ("bias", "batch", "epsilon", "platform", "groups"),
     [
         (AlibiBias(alibi_slopes(8)), 1, 0.0, "cpu", (1, 1)),
-        (AlibiBias(alibi_slopes(8)), 1, None, "cpu", (1, 1)),  # whose tiles round as those of 0.0 do
+        # whose tiles round as those of 0.0 do
+        (AlibiBias(alibi_slopes(8)), 1, None, "cpu", (1, 1)),
         (AlibiBias(alibi_slopes(8)), 4, 0.0, "cpu", (4, 1)),
         (AlibiBias(alibi_slopes(8)), 4, 0.0, "gpu", (4, 8)),
         (LogDistance(jnp.ones(8)), 1, 0.0, "cpu", (1, 2)),  # which has no bound
@@ -95,35 +111,54 @@ def test_the_share_of_dropped_weights_is_the_rate():
         (None, 1, 0.0, "cpu", (1, 4)),
     ],
 )
-def test_which_batch_entries_and_heads_share_a_tile(bias, batch, epsilon, platform, groups, devices):
+def test_which_batch_entries_and_heads_share_a_tile(
+    bias, batch, epsilon, platform, groups, devices
+):
     x, positions = jnp.zeros((batch, 2048, 8, 16)), np.arange(2048)
     call = AttentionCall(
-        x, x, x, bias, True, positions, positions, options=AttentionOptions(skip_epsilon=epsilon, platform=platform)
+        x,
+        x,
+        x,
+        bias,
+        True,
+        positions,
+        positions,
+        options=AttentionOptions(skip_epsilon=epsilon, platform=platform),
     )
     tiling = make_tiling(call)
     assert (tiling.batch_group, tiling.head_group) == groups
 
 
 def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
-    """In tiles of the same shapes: XLA's products of a single head and of two round differently at this head_dim."""
+    """In tiles of the same shapes: XLA's products of a single head and of two round differently at
+    this head_dim.
+    """
     arrays, bias = inputs(1, 2048, 2048, 8, 80), AlibiBias(alibi_slopes(8))
-    every, skipped = (value_and_gradients(arrays, bias, backend="blocked", skip_epsilon=e) for e in (None, 0.0))
+    every, skipped = (
+        value_and_gradients(arrays, bias, backend="blocked", skip_epsilon=e) for e in (None, 0.0)
+    )
     for one, other in zip(every, skipped, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.fixture
 def small_tiles(devices, monkeypatch):
-    """Tiles of 64 by 64, a single head at a time, so sequences of 2,048 have many tiles to leave out."""
+    """Tiles of 64 by 64, a single head at a time, so sequences of 2,048 have many tiles to leave
+    out.
+    """
     monkeypatch.setattr(tiles, "BLOCK", 64)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 64**2)
 
 
 def blocks_computed(q, k, v, slopes, epsilon):
-    """Of each head, how many blocks of keys each block of queries goes through, `[heads, q_blocks]`."""
+    """Of each head, how many blocks of keys each block of queries goes through, `[heads,
+    q_blocks]`.
+    """
     positions, bias = np.arange(q.shape[1]), AlibiBias(jnp.asarray(slopes))
     options = AttentionOptions(skip_epsilon=epsilon)
-    call = AttentionCall(*map(jnp.asarray, (q, k, v)), bias, True, positions, positions, options=options)
+    call = AttentionCall(
+        *map(jnp.asarray, (q, k, v)), bias, True, positions, positions, options=options
+    )
     first, after_last = np.moveaxis(computed_ranges(call), -1, 0)
     return after_last - first
 
@@ -135,14 +170,20 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
     along = np.broadcast_to(size * np.eye(16, dtype=np.float32)[0], (1, length, 1, 16))
     excess = (2 + 2 * LOGIT_ROUNDING) * size * size / 4  # 2 U and rounding, as head_dim is 16
     far = float(reach(slope, excess, epsilon))
-    # (2 U + 104) / m for 0 and (2 U + 13.8 + 1.7) / m for 1e-6; the block that reach ends in counts.
+    # (2 U + 104) / m for 0 and (2 U + 13.8 + 1.7) / m for 1e-6; the block that reach ends in
+    # counts.
     assert -(-far // 64) + 1 == blocks
     incoming = np.ones((1, length, 1, 1), np.float32)
 
     @functools.partial(jax.jit, static_argnums=3)
     def with_gradients(q, k, v, epsilon):
         attended, back = jax.vjp(
-            lambda *x: attend(*x, slopes=jnp.full(1, slope), backend="blocked", skip_epsilon=epsilon), q, k, v
+            lambda *x: attend(
+                *x, slopes=jnp.full(1, slope), backend="blocked", skip_epsilon=epsilon
+            ),
+            q,
+            k,
+            v,
         )
         return attended, *back(jnp.asarray(incoming))
 
@@ -151,7 +192,9 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
         # The result is the far key's weight.
         arrays = along, np.where(is_far, along, -along), is_far.astype(np.float32)
         assert blocks_computed(*arrays, [slope], epsilon)[0].max() == blocks  # of 32
-        exact, rough = ([np.asarray(x) for x in with_gradients(*arrays, e)] for e in (None, epsilon))
+        exact, rough = (
+            [np.asarray(x) for x in with_gradients(*arrays, e)] for e in (None, epsilon)
+        )
         # The bounds are those of docs/attention.md.
         assert np.abs(exact[0] - rough[0]).max() <= epsilon
         assert np.linalg.norm(exact[1] - rough[1], axis=-1).max() <= 6 * epsilon * size / 4
@@ -160,8 +203,8 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
             assert weight > left == 0
             assert np.abs(exact[1][0, -1]).max() > np.abs(rough[1][0, -1]).max() == 0
         elif epsilon:
-            # It has weight near the bound, which allows for 1 / (1 - exp(-m)) = 5.5 such keys on as many near
-            # ones, and for rounding: exp(2 U 2^-6) = 1.65.
+            # It has weight near the bound, which allows for 1 / (1 - exp(-m)) = 5.5 such keys on as
+            # many near ones, and for rounding: exp(2 U 2^-6) = 1.65.
             assert epsilon > left > epsilon / 5.6**2 / 1.7
 
 
@@ -170,7 +213,9 @@ def test_nothing_gives_nothing(backend):
     """Without sequences, queries or keys the result is zeros, or empty."""
     for batch, q, k in ((0, 3, 3), (2, 0, 3), (2, 3, 0), (1, 0, 0)):
         query, key, value, _ = inputs(batch, q, k, 2, 8, value_dim=4)
-        attended = attend(*map(jnp.asarray, (query, key, value)), slopes=alibi_slopes(2), backend=backend)
+        attended = attend(
+            *map(jnp.asarray, (query, key, value)), slopes=alibi_slopes(2), backend=backend
+        )
         np.testing.assert_array_equal(attended, np.zeros((batch, q, 2, 4)))
 
 
@@ -185,14 +230,18 @@ def test_nan_is_not_hidden():
 
 
 def test_sixteen_thousand_tokens_by_sampled_rows():
-    """Against the formula in float64, for rows where a float32 bias in the shift form would be off by 1e-4."""
+    """Against the formula in float64, for rows where a float32 bias in the shift form would be off
+    by 1e-4.
+    """
     q, k, v, _ = inputs(1, 16384, 16384, 2, 8)
     slopes = np.asarray([0.25, 0.0039])
     attended = compiled(q, k, v, slopes=jnp.asarray(slopes, jnp.float32), backend="blocked")
     for row in (0, 511, 512, 8000, 16383):
         for head in range(2):
             logits = (
-                np.asarray(k, np.float64)[0, : row + 1, head] @ np.asarray(q, np.float64)[0, row, head] / np.sqrt(8)
+                np.asarray(k, np.float64)[0, : row + 1, head]
+                @ np.asarray(q, np.float64)[0, row, head]
+                / np.sqrt(8)
             )
             logits -= slopes[head] * (row - np.arange(row + 1))
             weights = np.exp(logits - logits.max())
@@ -203,16 +252,24 @@ def test_sixteen_thousand_tokens_by_sampled_rows():
 def test_memory_grows_with_the_length_alone():
     def temporary(length):
         x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
-        step = jax.jit(jax.grad(lambda q, k, v: attend(q, k, v, slopes=alibi_slopes(2)).sum(), argnums=(0, 1, 2)))
+        step = jax.jit(
+            jax.grad(
+                lambda q, k, v: attend(q, k, v, slopes=alibi_slopes(2)).sum(), argnums=(0, 1, 2)
+            )
+        )
         return step.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(32768) < 2.1 * temporary(16384) < 100 * 2**20  # one [q, k] would be 1 GiB
 
 
 def test_groups_are_copied_one_at_a_time():
-    """Whole copies of queries, keys, values and their gradients, turned to heads first, would be six more."""
+    """Whole copies of queries, keys, values and their gradients, turned to heads first, would be
+    six more.
+    """
     x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.float32)  # goes in eight groups of one head
-    one_device = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), PartitionSpec())
+    one_device = NamedSharding(
+        jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), PartitionSpec()
+    )
 
     def product(q, k, v, w):
         return (attend(q, k, v, slopes=alibi_slopes(8), sharding=one_device) * w).sum()
@@ -225,20 +282,25 @@ def test_groups_are_copied_one_at_a_time():
 def test_split_over_batch_and_heads_without_gathering():
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
     split = NamedSharding(mesh, PartitionSpec("data", None, "tensor", None))
-    arrays, bias = inputs(8, 600, 600, 4, 8), AlibiBias(alibi_slopes(4))  # two sequences and two heads a device
+    # two sequences and two heads a device
+    arrays, bias = inputs(8, 600, 600, 4, 8), AlibiBias(alibi_slopes(4))
     expected = value_and_gradients(arrays, bias, backend="reference")
     placed = tuple(jax.device_put(x, split) for x in arrays)
 
     def attention(q, k, v):
         return attend(q, k, v, bias=bias, backend="blocked")
 
-    gradient = jax.grad(lambda q, k, v, incoming: (attention(q, k, v) * incoming).sum(), argnums=(0, 1, 2))
+    gradient = jax.grad(
+        lambda q, k, v, incoming: (attention(q, k, v) * incoming).sum(), argnums=(0, 1, 2)
+    )
     for step, count in ((attention, 3), (gradient, 4)):
         compiled = jax.jit(step).lower(*placed[:count]).compile()
         assert "all-gather" not in compiled.as_text()
         for result in jax.tree.leaves(compiled(*placed[:count])):
             assert result.sharding.is_equivalent_to(split, 4)
-    for got, right in zip(value_and_gradients(placed, bias, backend="blocked"), expected, strict=True):
+    for got, right in zip(
+        value_and_gradients(placed, bias, backend="blocked"), expected, strict=True
+    ):
         np.testing.assert_allclose(got, right, atol=1e-5 * (1 + np.abs(right).max()))
 
 
@@ -258,9 +320,13 @@ def test_bad_input_is_named():
 def test_masks_and_segments_must_fit(backend, unchecked):
     q, k, v, _ = map(jnp.asarray, inputs(2, 16, 16, 4, 8))
     for shape in ((2, 2, 16, 16), (2, 1, 16, 12), (3, 1, 16, 16)):
-        with pytest.raises(ValueError, match=r"mask has shape .*must broadcast to .*\(2, 4, 16, 16\)"):
+        with pytest.raises(
+            ValueError, match=r"mask has shape .*must broadcast to .*\(2, 4, 16, 16\)"
+        ):
             attend(q, k, v, mask=jnp.ones(shape, bool), backend=backend)
-    with pytest.raises(ValueError, match=r"segment_ids have shape \(2, 12\); query needs \[16\] or \[2, 16\]"):
+    with pytest.raises(
+        ValueError, match=r"segment_ids have shape \(2, 12\); query needs \[16\] or \[2, 16\]"
+    ):
         attend(q, k, v, segment_ids=jnp.ones((2, 12), int), backend=backend)
     with pytest.raises(ValueError, match="segment_ids were given for one side alone"):
         attend(q, k, v, segment_ids=(jnp.ones((2, 16), int), None), backend=backend)
@@ -272,7 +338,9 @@ def call(batch, q, k, heads=8, *, dtype=jnp.float32, **arguments):
 
     positions = {"query_positions": np.arange(k - q, k), "key_positions": np.arange(k)}
     bias = AlibiBias(alibi_slopes(heads))
-    return AttentionCall(array(q), array(k), array(k), bias=bias, causal=True, **positions, **arguments)
+    return AttentionCall(
+        array(q), array(k), array(k), bias=bias, causal=True, **positions, **arguments
+    )
 
 
 def test_auto_takes_what_can_do_the_call(unchecked):
@@ -281,7 +349,9 @@ def test_auto_takes_what_can_do_the_call(unchecked):
     dropout = {"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)}
     assert choose(call(4, 128, 128, **dropout)) == "reference"
     assert choose(call(4, 1024, 1024, **dropout)) == "blocked"
-    assert choose(call(4, 8192, 8192, sow=lambda weights: None)) == "reference"  # only it has the weights
-    assert choose(on(call(1, 16384, 16384), "gpu")) == "blocked"  # cuDNN's flash kernel has no float32
+    # only it has the weights
+    assert choose(call(4, 8192, 8192, sow=lambda weights: None)) == "reference"
+    # cuDNN's flash kernel has no float32
+    assert choose(on(call(1, 16384, 16384), "gpu")) == "blocked"
     for rule in table().splitlines()[2:]:
         assert rule.split("|")[3].strip() in BACKENDS

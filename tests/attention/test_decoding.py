@@ -1,4 +1,6 @@
-"""A single query against a cache: equals the dense formula, reads no more than the slopes need, and loses nothing."""
+"""A single query against a cache: equals the dense formula, reads no more than the slopes need, and
+loses nothing.
+"""
 
 import dataclasses
 import functools
@@ -31,20 +33,32 @@ def blocks(monkeypatch):
 def inputs(k, heads, head_dim, *, batch=2, kv_heads=None, seed=0):
     rng = np.random.default_rng(seed)
     kv = (batch, k, kv_heads or heads, head_dim)
-    return tuple(rng.standard_normal(shape, np.float32) for shape in ((batch, 1, heads, head_dim), kv, kv))
+    return tuple(
+        rng.standard_normal(shape, np.float32) for shape in ((batch, 1, heads, head_dim), kv, kv)
+    )
 
 
 def as_call(q, k, v, slopes, epsilon=0.0, **arguments):
-    positions = {"query_positions": np.arange(k.shape[1] - 1, k.shape[1]), "key_positions": np.arange(k.shape[1])}
+    positions = {
+        "query_positions": np.arange(k.shape[1] - 1, k.shape[1]),
+        "key_positions": np.arange(k.shape[1]),
+    }
     arguments = {**positions, **arguments}
     return AttentionCall(
-        q, k, v, bias=AlibiBias(slopes), causal=True, options=AttentionOptions(skip_epsilon=epsilon), **arguments
+        q,
+        k,
+        v,
+        bias=AlibiBias(slopes),
+        causal=True,
+        options=AttentionOptions(skip_epsilon=epsilon),
+        **arguments,
     )
 
 
 @functools.partial(jax.jit, static_argnames=("epsilons", "knows"))
 def dense_and_decoded(q, k, v, index, epsilons=(0.0,), knows=True):
-    """The reference, then with each epsilon, and lastly the blocks read; the cache of b is filled to slot index[b].
+    """The reference, then with each epsilon, and lastly the blocks read; the cache of b is filled
+    to slot index[b].
 
     A single program, since compiling takes most of the time.
     """
@@ -55,7 +69,9 @@ def dense_and_decoded(q, k, v, index, epsilons=(0.0,), knows=True):
         "mask": (slots[None] <= index[:, None])[:, None, None, :],
         "key_norm": norm_of_all(k, v) if knows else None,
     }
-    calls = [as_call(q, k, v, alibi_slopes(q.shape[2]), epsilon, **arguments) for epsilon in epsilons]
+    calls = [
+        as_call(q, k, v, alibi_slopes(q.shape[2]), epsilon, **arguments) for epsilon in epsilons
+    ]
     attended, blocks = zip(*map(decoding.attended_and_blocks, calls), strict=True)
     return dense(calls[0]), *attended, blocks
 
@@ -75,7 +91,9 @@ def test_half_precision_is_no_worse_than_dense(blocks):
     right = dense_and_decoded(*arrays, index)[0]
     rough, got, _ = dense_and_decoded(*(x.astype(jnp.bfloat16) for x in arrays), index)
     assert got.dtype == jnp.bfloat16
-    errors = [np.sqrt(np.mean((np.asarray(x, np.float32) - np.asarray(right)) ** 2)) for x in (rough, got)]
+    errors = [
+        np.sqrt(np.mean((np.asarray(x, np.float32) - np.asarray(right)) ** 2)) for x in (rough, got)
+    ]
     assert errors[1] <= 1.02 * errors[0]
 
 
@@ -88,13 +106,18 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(blocks):
     @jax.jit
     def weights_of(far):
         is_far = (jnp.arange(length) == far)[None, :, None, None]
-        arrays = q, jnp.where(is_far, q, -q), is_far.astype(jnp.float32)  # so the result is the far key's weight
-        return [decoding.attended_and_blocks(as_call(*arrays, slope, epsilon)) for epsilon in EPSILONS]
+        # so the result is the far key's weight
+        arrays = q, jnp.where(is_far, q, -q), is_far.astype(jnp.float32)
+        return [
+            decoding.attended_and_blocks(as_call(*arrays, slope, epsilon)) for epsilon in EPSILONS
+        ]
 
     reaches = [int(reach(slope, 2 * bound, epsilon)[0]) for epsilon in EPSILONS[1:]]
     for distance in (*(far + more for far in reaches for more in (-3, 200)), 1000, 70):
         (every, all_blocks), *skipping = jax.device_get(weights_of(length - 1 - distance))
-        for epsilon, far, (skipped, some_blocks) in zip(EPSILONS[1:], reaches, skipping, strict=True):
+        for epsilon, far, (skipped, some_blocks) in zip(
+            EPSILONS[1:], reaches, skipping, strict=True
+        ):
             assert abs(every - skipped).max() <= epsilon
             assert some_blocks[0, 0] < all_blocks[0, 0] == length // 64
             if distance < far / 2:
@@ -108,17 +131,23 @@ def test_steep_heads_read_few_blocks_however_long_the_cache_is(blocks):
     k[0] = np.roll(k[1], 2048, axis=0)  # so both have the same largest norms
     *_, (every, *skipping) = dense_and_decoded(q, k, v, np.asarray([2047, 4095]), EPSILONS)
     np.testing.assert_array_equal(every, [[32] * 8, [64] * 8])
-    bound = (1 + LOGIT_ROUNDING) * np.linalg.norm(q[0, 0], axis=-1) * np.linalg.norm(k[1], axis=-1).max(axis=0) / 4
+    bound = (
+        (1 + LOGIT_ROUNDING)
+        * np.linalg.norm(q[0, 0], axis=-1)
+        * np.linalg.norm(k[1], axis=-1).max(axis=0)
+        / 4
+    )
     totals = []
     for epsilon, blocks_read in zip(EPSILONS[1:], skipping, strict=True):
         short, long = np.asarray(blocks_read)
-        # No more than what is out of reach before any key is seen, and the block that a window begins in;
-        # with the sums of blocks, which know only the nearest key of each, one more.
+        # No more than what is out of reach before any key is seen, and the block that a window
+        # begins in; with the sums of blocks, which know only the nearest key of each, one more.
         window = reach(alibi_slopes(8), 2 * bound, epsilon)
         assert (long <= np.minimum(np.ceil(window / 64) + 1 + (epsilon > 0), 64)).all()
         assert (np.diff(long) >= 0).all()
         assert (short <= long).all()
-        np.testing.assert_array_equal(short[:4], long[:4])  # their windows end within the shorter cache
+        # their windows end within the shorter cache
+        np.testing.assert_array_equal(short[:4], long[:4])
         totals.append(long.sum())
     assert totals[1] < totals[0] < 64 * 8 * 3 / 4
 
@@ -140,7 +169,10 @@ def test_a_query_that_sees_no_key_gives_zeros(blocks):
 
 
 def test_a_slope_below_zero_skips_nothing_or_is_refused(blocks):
-    arrays, slopes = [jnp.asarray(x) for x in inputs(300, 2, 16, batch=1)], jnp.asarray([2.0, -0.05])
+    arrays, slopes = (
+        [jnp.asarray(x) for x in inputs(300, 2, 16, batch=1)],
+        jnp.asarray([2.0, -0.05]),
+    )
     with pytest.raises(ValueError, match=r"below zero.*use skip_epsilon=0"):
         attend(*arrays, slopes=slopes, skip_epsilon=1e-6, backend="decoding")
     call = as_call(*arrays, slopes)
@@ -155,7 +187,10 @@ def test_positions_in_any_order_segments_and_masks_of_heads(blocks):
     arguments = {
         "query_positions": jnp.asarray([[299], [150]]),
         "key_positions": jnp.asarray(np.stack([np.roll(np.arange(300), 77), np.arange(300)[::-1]])),
-        "segment_ids": (jnp.zeros((2, 1), int), jnp.asarray(np.broadcast_to(np.arange(300) % 5 // 4, (2, 300)))),
+        "segment_ids": (
+            jnp.zeros((2, 1), int),
+            jnp.asarray(np.broadcast_to(np.arange(300) % 5 // 4, (2, 300))),
+        ),
         "mask": jnp.asarray(np.random.default_rng(1).random((2, 4, 1, 300)) < 0.7),
     }
 
@@ -164,7 +199,9 @@ def test_positions_in_any_order_segments_and_masks_of_heads(blocks):
         ways = []
         for bias in (AlibiBias(alibi_slopes(4)), AlibiBias(jnp.full(4, 2.0), symmetric=True)):
             call = {"bias": bias, "causal": not bias.symmetric, **arguments}
-            ways.append([attend(*arrays, **call, backend=backend) for backend in ("decoding", "reference")])
+            ways.append(
+                [attend(*arrays, **call, backend=backend) for backend in ("decoding", "reference")]
+            )
         return ways
 
     for got, expected in all_ways(*arrays):
@@ -183,11 +220,15 @@ def test_fewer_key_heads_no_batch_and_vmap(blocks):
     def attended_and_gradients(q, k, v, backend):
         return jax.grad(loss, (0, 1, 2, 3), has_aux=True)(q, k, v, slopes, backend)
 
-    (got, attended), (expected, exact) = (attended_and_gradients(*arrays, name) for name in ("decoding", "reference"))
+    (got, attended), (expected, exact) = (
+        attended_and_gradients(*arrays, name) for name in ("decoding", "reference")
+    )
     np.testing.assert_allclose(attended, exact, atol=1e-5)
     for one, right in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, right, atol=1e-5 * (1 + np.abs(right).max()))
-    mapped = jax.jit(jax.vmap(functools.partial(attend, slopes=slopes, backend="decoding")))(*arrays)
+    mapped = jax.jit(jax.vmap(functools.partial(attend, slopes=slopes, backend="decoding")))(
+        *arrays
+    )
     np.testing.assert_allclose(mapped, exact, atol=1e-5)
 
 
@@ -201,7 +242,9 @@ def test_auto_takes_it_for_one_query_on_one_cpu(unchecked):
     assert choose(unknown) == "reference"  # finding it costs more than the loop saves
     q, k, v = map(jnp.asarray, inputs(16, 2, 16))
     assert choose(as_call(q, k, v, alibi_slopes(2))) == "saved"
-    with pytest.raises(ValueError, match="'decoding' can't do this call: its bias has no upper bound"):
+    with pytest.raises(
+        ValueError, match="'decoding' can't do this call: its bias has no upper bound"
+    ):
         attend(q, k, v, backend="decoding")
     with pytest.raises(ValueError, match="it is for one query of each sequence, and got 16"):
         attend(k, k, v, slopes=alibi_slopes(2), backend="decoding")
@@ -216,7 +259,9 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     variables = jax.jit(model.init)(jax.random.key(0), tokens)
     whole = np.asarray(jax.jit(model.apply)(variables, tokens))
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    started = jax.jit(functools.partial(model.init, decode=True))(jax.random.key(0), np.zeros((2, 4096), np.int32))
+    started = jax.jit(functools.partial(model.init, decode=True))(
+        jax.random.key(0), np.zeros((2, 4096), np.int32)
+    )
     cache = started["cache"]
     assert not np.any(cache["layers_0"]["held"].key_norm)
     monkeypatch.setattr(decoding, "BLOCK", 4)
@@ -237,7 +282,9 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     assert compiled.memory_analysis().temp_size_in_bytes < cache["layers_0"]["held"].value.nbytes
     for i in range(12):
         # The second sequence begins at position 100: only distances count.
-        logits, updated = compiled(cache, tokens[:, i : i + 1], np.asarray([[i], [100 + i]], np.int32))
+        logits, updated = compiled(
+            cache, tokens[:, i : i + 1], np.asarray([[i], [100 + i]], np.int32)
+        )
         cache = updated["cache"]
         np.testing.assert_allclose(np.asarray(logits)[:, 0], whole[:, i], atol=2e-5)
     assert len(known) == 1

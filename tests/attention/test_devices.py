@@ -22,23 +22,30 @@ from alibi.parallel.sharding import heads_sharding
 from alibi.positions import AlibiBias, make_position
 from tests.attention.calls import abstract_tpu, inputs, on, value_and_gradients
 
-attend_module = importlib.import_module("alibi.attention.attend")  # the package has a function of that name
+# the package has a function of that name
+attend_module = importlib.import_module("alibi.attention.attend")
 SPLIT = P(("data", "fsdp"), None, "tensor")
 
 
 def mesh(data=2, fsdp=2, tensor=2):
-    return jax.make_mesh((data, fsdp, tensor), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    return jax.make_mesh(
+        (data, fsdp, tensor), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3
+    )
 
 
 def assert_as_on_one(arrays, bias, sharding, **arguments):
     expected = value_and_gradients(arrays, bias, **{**arguments, "backend": "reference"})
     placed = [*(jax.device_put(x, sharding) for x in arrays[:3]), arrays[3]]
-    for got, right in zip(value_and_gradients(placed, bias, sharding=sharding, **arguments), expected, strict=True):
+    for got, right in zip(
+        value_and_gradients(placed, bias, sharding=sharding, **arguments), expected, strict=True
+    ):
         np.testing.assert_allclose(got, right, rtol=0, atol=2e-5 * (1 + np.abs(right).max()))
 
 
 def t5_bias(heads):
-    position = make_position("t5", num_heads=heads, head_dim=8, width=heads * 8, train_length=64, options={})
+    position = make_position(
+        "t5", num_heads=heads, head_dim=8, width=heads * 8, train_length=64, options={}
+    )
     return position.bias(position.init(jax.random.key(3)))
 
 
@@ -67,14 +74,20 @@ def test_a_mask_is_left_to_the_compiler():
     attention = functools.partial(attend, slopes=alibi_slopes(4))
     mask = np.random.default_rng(5).random((4, 4, 12, 12)) < 0.5
     # Without jit, as users may call it.
-    got = attention(*map(jnp.asarray, arrays), mask=jnp.asarray(mask), sharding=NamedSharding(mesh(), SPLIT))
+    got = attention(
+        *map(jnp.asarray, arrays), mask=jnp.asarray(mask), sharding=NamedSharding(mesh(), SPLIT)
+    )
     expected = jax.jit(functools.partial(attention, backend="reference"))(*arrays, mask=mask)
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("batch", "heads", "spec"), [(3, 4, P(None, None, "tensor")), (4, 3, P(("data", "fsdp")))])
+@pytest.mark.parametrize(
+    ("batch", "heads", "spec"), [(3, 4, P(None, None, "tensor")), (4, 3, P(("data", "fsdp")))]
+)
 def test_axes_that_do_not_divide_a_dimension_do_not_split_it(batch, heads, spec):
-    """Each device then repeats the work of others; its part of a gradient must not be counted twice."""
+    """Each device then repeats the work of others; its part of a gradient must not be counted
+    twice.
+    """
     arrays = [jnp.asarray(x) for x in inputs(batch, 12, 12, heads, 8)]
     bias, sharding = AlibiBias(alibi_slopes(heads)), NamedSharding(mesh(), SPLIT)
     call = AttentionCall(*arrays[:3], bias, True, np.arange(12), np.arange(12))
@@ -100,19 +113,31 @@ def test_on_a_mesh_of_one_device_groups_of_heads_go_in_turn():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attend_module, "compute", plan)
         alone = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), P("data"))
-        attend(*map(jnp.asarray, inputs(2, 2048, 2048, 4, 8)[:3]), slopes=alibi_slopes(4), sharding=alone)
+        attend(
+            *map(jnp.asarray, inputs(2, 2048, 2048, 4, 8)[:3]),
+            slopes=alibi_slopes(4),
+            sharding=alone,
+        )
     assert taken == [(1, "blocked")]
 
 
 def test_each_device_skips_by_its_own_heads():
-    """Where the compiler splits heads they go together, and the gentlest slope of all keeps every tile."""
+    """Where the compiler splits heads they go together, and the gentlest slope of all keeps every
+    tile.
+    """
     sharding = NamedSharding(mesh(1, 1, 2), SPLIT)
     arrays = inputs(1, 2048, 2048, 4, 8)[:3]
-    bias, positions, segments = AlibiBias(alibi_slopes(4)), np.arange(2048), jnp.zeros((1, 2048), jnp.int32)
+    bias, positions, segments = (
+        AlibiBias(alibi_slopes(4)),
+        np.arange(2048),
+        jnp.zeros((1, 2048), jnp.int32),
+    )
     seen = []
 
     def on_own(own):
-        seen.append((own.query.shape[2], make_tiling(own).head_group, nearest_keys(own) is not None))
+        seen.append(
+            (own.query.shape[2], make_tiling(own).head_group, nearest_keys(own) is not None)
+        )
         return blocked_attention(own)
 
     @jax.jit
@@ -136,7 +161,10 @@ def test_each_device_skips_by_its_own_heads():
 
 def test_one_query_with_a_known_norm():
     """Decoding without a mask: norms are split with their sequences and heads."""
-    sharding, (query, key, value, _) = NamedSharding(mesh(), SPLIT), inputs(4, 300, 300, 4, 8, kv_heads=2)
+    sharding, (query, key, value, _) = (
+        NamedSharding(mesh(), SPLIT),
+        inputs(4, 300, 300, 4, 8, kv_heads=2),
+    )
     query, norm = query[:, -1:], np.linalg.norm(key, axis=-1).max(axis=1)
     attention = functools.partial(attend, slopes=alibi_slopes(4))
     decoding = jax.jit(functools.partial(attention, sharding=sharding, backend="decoding"))
@@ -148,14 +176,16 @@ def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
     """The slopes of a device's own heads are picked when it runs, and count as known all the same."""
     taken = []
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    monkeypatch.setattr(attend_module, "compute", lambda call, name: taken.append(name) or call.query)
+    monkeypatch.setattr(
+        attend_module, "compute", lambda call, name: taken.append(name) or call.query
+    )
     arrays, sharding = [jnp.zeros((4, 1024, 4, 64), jnp.bfloat16)] * 3, NamedSharding(mesh(), SPLIT)
     attend(*arrays, slopes=alibi_slopes(4))
     attend(*arrays, slopes=alibi_slopes(4), sharding=sharding)
     assert taken == ["reference", "augmented"]
-    jax.grad(lambda slopes: attend(*arrays, slopes=slopes, sharding=sharding).astype(jnp.float32).sum())(
-        alibi_slopes(4)
-    )
+    jax.grad(
+        lambda slopes: attend(*arrays, slopes=slopes, sharding=sharding).astype(jnp.float32).sum()
+    )(alibi_slopes(4))
     assert taken[2] == "reference", "slopes that learn"
 
 
@@ -164,19 +194,31 @@ def test_splash_attention_lowers_for_several_tpus(gradient):
     """Mosaic's lowering, not the TPU compiler's. Each device gets its two sequences and two heads."""
     tpu = abstract_tpu()
     axes = {"axis_types": (AxisType.Auto,) * 3, "abstract_device": tpu}
-    sharding = NamedSharding(jax.sharding.AbstractMesh((2, 1, 2), ("data", "fsdp", "tensor"), **axes), SPLIT)
+    sharding = NamedSharding(
+        jax.sharding.AbstractMesh((2, 1, 2), ("data", "fsdp", "tensor"), **axes), SPLIT
+    )
     arrays = [jax.ShapeDtypeStruct((4, 256, 4, 64), jnp.bfloat16, sharding=sharding)] * 3
 
     def attention(query, key, value):
         positions = np.arange(256)
-        call = AttentionCall(query, key, value, AlibiBias(alibi_slopes(4)), True, positions, positions)
-        return on_each_device(call, fitting_sharding(call, sharding), lambda own: augmented_attention(on(own, "tpu")))
+        call = AttentionCall(
+            query, key, value, AlibiBias(alibi_slopes(4)), True, positions, positions
+        )
+        return on_each_device(
+            call, fitting_sharding(call, sharding), lambda own: augmented_attention(on(own, "tpu"))
+        )
 
-    step = jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2)) if gradient else attention
+    step = (
+        jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+        if gradient
+        else attention
+    )
     with jax.sharding.use_abstract_mesh(sharding.mesh):
         module = jax.export.export(jax.jit(step), platforms=["tpu"])(*arrays).mlir_module()
     assert module.count("tpu_custom_call") == (3 if gradient else 1)
-    assert re.search(r"tpu_custom_call.*2x2x256x72xbf16", module), "a device's sequences and heads, with the columns"
+    assert re.search(r"tpu_custom_call.*2x2x256x72xbf16", module), (
+        "a device's sequences and heads, with the columns"
+    )
 
 
 def test_the_axes_that_do_not_split_the_batch_split_the_heads():
@@ -187,12 +229,27 @@ def test_the_axes_that_do_not_split_the_batch_split_the_heads():
 
 def test_bad_input_is_named(unchecked):
     query, key, value, _ = map(jnp.asarray, inputs(4, 16, 16, 4, 8))
-    with pytest.raises(ValueError, match=r"it may split batch and heads alone: P\('data', None, None\)"):
-        attend(query, key, value, slopes=alibi_slopes(4), sharding=NamedSharding(mesh(), P("data", "tensor")))
-    with pytest.raises(ValueError, match=r"sharding is SingleDeviceSharding.*it must be a jax.sharding.NamedSharding"):
+    with pytest.raises(
+        ValueError, match=r"it may split batch and heads alone: P\('data', None, None\)"
+    ):
+        attend(
+            query,
+            key,
+            value,
+            slopes=alibi_slopes(4),
+            sharding=NamedSharding(mesh(), P("data", "tensor")),
+        )
+    with pytest.raises(
+        ValueError,
+        match=r"sharding is SingleDeviceSharding.*it must be a jax.sharding.NamedSharding",
+    ):
         attend(query, key, value, slopes=alibi_slopes(4), sharding=query.sharding)
     halves = jnp.tile(jnp.arange(16), (2, 1))  # two devices would take a row each for two sequences
-    with pytest.raises(ValueError, match=r"query_positions have shape \(2, 16\); query needs \[16\] or \[4, 16\]"):
+    with pytest.raises(
+        ValueError, match=r"query_positions have shape \(2, 16\); query needs \[16\] or \[4, 16\]"
+    ):
         attend(query, key, value, slopes=alibi_slopes(4), query_positions=halves)
-    with pytest.raises(ValueError, match=r"segment_ids have shape \(2, 16\); query needs \[16\] or \[4, 16\]"):
+    with pytest.raises(
+        ValueError, match=r"segment_ids have shape \(2, 16\); query needs \[16\] or \[4, 16\]"
+    ):
         attend(query, key, value, slopes=alibi_slopes(4), segment_ids=halves)

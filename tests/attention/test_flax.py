@@ -16,19 +16,27 @@ HEADS, DIM = 4, 8
 
 
 def numpy_attention(query, key, value, *, causal=True, mask=None, window=None) -> np.ndarray:
-    """softmax(q k^T / sqrt(d) - m (i - j)) v, bottom-right aligned, from `[batch, length, heads, dim]`."""
+    """softmax(q k^T / sqrt(d) - m (i - j)) v, bottom-right aligned, from `[batch, length, heads,
+    dim]`.
+    """
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     q_length, k_length = query.shape[1], key.shape[1]
     distance = (np.arange(q_length) + k_length - q_length)[:, None] - np.arange(k_length)[None, :]
     penalty = distance if causal else np.abs(distance)
     logits = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
     logits -= np.asarray(alibi_slopes(query.shape[2]), np.float64)[:, None, None] * penalty
-    visible = ((distance >= 0) | (not causal)) & (np.abs(distance) < (window or k_length)) & (mask is None or mask)
+    visible = (
+        ((distance >= 0) | (not causal))
+        & (np.abs(distance) < (window or k_length))
+        & (mask is None or mask)
+    )
     weights = np.exp(logits - logits.max(-1, keepdims=True)) * visible
     return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value)
 
 
-def random_qkv(q_length: int, k_length: int, heads: int = HEADS, batch: int = 2) -> list[np.ndarray]:
+def random_qkv(
+    q_length: int, k_length: int, heads: int = HEADS, batch: int = 2
+) -> list[np.ndarray]:
     rng = np.random.default_rng(q_length * 100 + k_length)
     lengths = (q_length, k_length, k_length)
     return [rng.standard_normal((batch, length, heads, DIM), np.float32) for length in lengths]
@@ -40,16 +48,29 @@ def random_activations(length: int = 9) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("q_length", "k_length", "heads", "window"),
-    [(1, 1, 4, None), (7, 7, 12, None), (3, 7, 4, None), (1, 9, 1, None), (6, 6, 3, None), (70, 200, 2, 20)],
+    [
+        (1, 1, 4, None),
+        (7, 7, 12, None),
+        (3, 7, 4, None),
+        (1, 9, 1, None),
+        (6, 6, 3, None),
+        (70, 200, 2, 20),
+    ],
 )
 @pytest.mark.parametrize("causal", [True, False])
-def test_formula(q_length: int, k_length: int, heads: int, window: int | None, causal: bool) -> None:
-    """The reference has the formula. The other backends equal the reference, see test_backend_grid.py."""
+def test_formula(
+    q_length: int, k_length: int, heads: int, window: int | None, causal: bool
+) -> None:
+    """The reference has the formula. The other backends equal the reference, see
+    test_backend_grid.py.
+    """
     arrays, how = random_qkv(q_length, k_length, heads), {"causal": causal, "window": window}
     attention = alibi_attention_fn(heads, backend="reference", **how)
     if q_length != 3:  # three queries go without jit, as users also call it
         attention = jax.jit(attention)
-    np.testing.assert_allclose(attention(*map(jnp.asarray, arrays)), numpy_attention(*arrays, **how), atol=1e-5)
+    np.testing.assert_allclose(
+        attention(*map(jnp.asarray, arrays)), numpy_attention(*arrays, **how), atol=1e-5
+    )
 
 
 def test_nearer_keys_get_more_weight() -> None:
@@ -79,7 +100,9 @@ def test_the_causal_shortcut_is_equal_only_under_a_causal_mask() -> None:
     @jax.jit
     def exact_and_by_shortcut(*qkv: jax.Array) -> list[list[jax.Array]]:
         biases: list[dict] = [{"slopes": slopes}, {"bias": Shortcut(slopes)}]
-        return [[attend(*qkv, causal=causal, **bias) for bias in biases] for causal in (True, False)]
+        return [
+            [attend(*qkv, causal=causal, **bias) for bias in biases] for causal in (True, False)
+        ]
 
     (exact, by_shortcut), (symmetric, by_shortcut_too) = exact_and_by_shortcut(*random_qkv(6, 6))
     np.testing.assert_allclose(by_shortcut, exact, atol=2e-6)
@@ -98,7 +121,9 @@ def linen_formula(params: dict, x: np.ndarray, **options: object) -> np.ndarray:
         for name in ("query", "key", "value")
     )
     return (
-        np.einsum("blhd,hdw->blw", numpy_attention(query, key, value, **options), params["out"]["kernel"])
+        np.einsum(
+            "blhd,hdw->blw", numpy_attention(query, key, value, **options), params["out"]["kernel"]
+        )
         + params["out"]["bias"]
     )
 
@@ -110,7 +135,9 @@ def test_linen_layer_computes_the_papers_attention() -> None:
     apply = jax.jit(layer.apply)
     result = np.asarray(apply(variables, x))
     np.testing.assert_allclose(result, linen_formula(variables["params"], x), atol=1e-5)
-    np.testing.assert_allclose(apply(variables, x[0]), result[0], atol=1e-6, err_msg="without a batch dimension")
+    np.testing.assert_allclose(
+        apply(variables, x[0]), result[0], atol=1e-6, err_msg="without a batch dimension"
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -145,7 +172,9 @@ def test_linen_decoding_equals_the_whole_sequence() -> None:
 
 
 def test_decoding_is_exact_far_from_the_caches_end() -> None:
-    """The bias is relative to the last key seen, so an early token in a long cache loses no precision."""
+    """The bias is relative to the last key seen, so an early token in a long cache loses no
+    precision.
+    """
     query, key, value = random_qkv(1, 10)
     padded = [np.pad(x, ((0, 0), (0, 65_526), (0, 0), (0, 0))) for x in (key, value)]
     mask = (np.arange(65_536) < 10)[None, None, None, :]
@@ -158,7 +187,9 @@ def nnx_layer(**options: object) -> nnx.MultiHeadAttention:
 
     @nnx.jit
     def create() -> nnx.MultiHeadAttention:
-        return nnx.MultiHeadAttention(HEADS, 32, decode=False, rngs=nnx.Rngs(0), attention_fn=attention, **options)
+        return nnx.MultiHeadAttention(
+            HEADS, 32, decode=False, rngs=nnx.Rngs(0), attention_fn=attention, **options
+        )
 
     return create()
 
@@ -170,18 +201,26 @@ def call_nnx(layer: nnx.MultiHeadAttention, x: jax.Array, **options: bool) -> ja
 
 def nnx_params(layer: nnx.MultiHeadAttention) -> dict[str, dict[str, np.ndarray]]:
     layers = {name: getattr(layer, name) for name in ("query", "key", "value", "out")}
-    return {name: {"kernel": np.asarray(x.kernel), "bias": np.asarray(x.bias)} for name, x in layers.items()}
+    return {
+        name: {"kernel": np.asarray(x.kernel), "bias": np.asarray(x.bias)}
+        for name, x in layers.items()
+    }
 
 
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
 def test_nnx_layer_and_its_decoding(kv_heads: int) -> None:
-    """Also with fewer key heads: neighbouring query heads then share a key head, each with its own slope."""
+    """Also with fewer key heads: neighbouring query heads then share a key head, each with its own
+    slope.
+    """
     x = random_activations()
     layer = nnx_layer(num_kv_heads=kv_heads)
     params = nnx_params(layer)
     for name in ("key", "value"):
         assert params[name]["bias"].shape == (kv_heads, DIM)
-        params[name] = {leaf: np.repeat(array, HEADS // kv_heads, axis=-2) for leaf, array in params[name].items()}
+        params[name] = {
+            leaf: np.repeat(array, HEADS // kv_heads, axis=-2)
+            for leaf, array in params[name].items()
+        }
     whole = np.asarray(layer(x))  # without jit, as users may call it
     np.testing.assert_allclose(whole, linen_formula(params, x), atol=1e-5)
     np.testing.assert_allclose(call_nnx(layer, x[0]), whole[0], atol=1e-6)
@@ -198,7 +237,9 @@ def test_attention_dropout_acts() -> None:
     variables = jax.jit(functools.partial(layer.init, deterministic=True))(jax.random.key(1), x)
     still = jax.jit(functools.partial(layer.apply, deterministic=True))(variables, x)
     dropping = jax.jit(functools.partial(layer.apply, deterministic=False))
-    first, second, again = (dropping(variables, x, rngs={"dropout": jax.random.key(seed)}) for seed in (2, 3, 2))
+    first, second, again = (
+        dropping(variables, x, rngs={"dropout": jax.random.key(seed)}) for seed in (2, 3, 2)
+    )
     assert np.abs(np.subtract(first, still)).max() > 1e-2
     assert np.abs(np.subtract(first, second)).max() > 1e-2
     np.testing.assert_array_equal(first, again)
@@ -206,7 +247,9 @@ def test_attention_dropout_acts() -> None:
 
 def test_nnx_dropout_acts() -> None:
     x, layer = random_activations(), nnx_layer(dropout_rate=0.5)
-    dropped, still = (call_nnx(layer, x, deterministic=deterministic) for deterministic in (False, True))
+    dropped, still = (
+        call_nnx(layer, x, deterministic=deterministic) for deterministic in (False, True)
+    )
     assert np.abs(np.subtract(dropped, still)).max() > 1e-2
 
 
@@ -219,13 +262,17 @@ def test_mask_acts_and_fully_masked_rows_are_zero_with_finite_gradients() -> Non
     expected = numpy_attention(query[:1], key[:1], value[:1], mask=mask[:1])
     np.testing.assert_allclose(result[:1], expected, atol=2e-6)
     np.testing.assert_array_equal(result[1, 4], 0.0)
-    gradient = jax.jit(jax.grad(lambda *qkv: attention(*qkv, mask=jnp.asarray(mask)).sum(), argnums=(0, 1, 2)))
+    gradient = jax.jit(
+        jax.grad(lambda *qkv: attention(*qkv, mask=jnp.asarray(mask)).sum(), argnums=(0, 1, 2))
+    )
     gradients = gradient(query, key, value)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_bf16_stays_bf16_and_close_to_float32_at_16k() -> None:
-    """A bias built in bf16 would put whole blocks of keys at the same distance: errors of 0.9 in L1 at 1k tokens."""
+    """A bias built in bf16 would put whole blocks of keys at the same distance: errors of 0.9 in L1
+    at 1k tokens.
+    """
     query, key, value = random_qkv(4, 16_384, batch=1)
     attention = jax.jit(alibi_attention_fn(HEADS))
     exact = attention(query, key, value)
@@ -258,8 +305,14 @@ def test_sown_weights_are_a_causal_distribution() -> None:
     [
         (lambda q, k, v: alibi_attention_fn(8)(q, k, v), "for 8 heads and the layer has 4"),
         (lambda q, k, v: attend(q, k, v, slopes=jnp.ones(3)), r"4 heads need \(4,\)"),
-        (lambda q, k, v: attend(q, k, v, bias=AlibiBias(jnp.ones(3))), "the bias has 3 heads and the query 4"),
-        (lambda q, k, v: alibi_attention_fn(4, slopes=[1.0]), r"slopes have shape \(1,\); 4 heads need \(4,\)"),
+        (
+            lambda q, k, v: attend(q, k, v, bias=AlibiBias(jnp.ones(3))),
+            "the bias has 3 heads and the query 4",
+        ),
+        (
+            lambda q, k, v: alibi_attention_fn(4, slopes=[1.0]),
+            r"slopes have shape \(1,\); 4 heads need \(4,\)",
+        ),
         (
             lambda q, k, v: alibi_attention_fn(4, skip_epsilon="1e-6")(q, k, v),
             "skip_epsilon='1e-6' must be a number",
@@ -271,7 +324,10 @@ def test_sown_weights_are_a_causal_distribution() -> None:
         (lambda q, k, v: attend(q, k, v, backend="fast"), "unknown attention backend 'fast'"),
         (lambda q, k, v: attend(q[0], k, v), "all of one rank"),
         (lambda q, k, v: attend(q, k, v[:, :2]), "lengths of key and value"),
-        (lambda q, k, v: attend(q, k, v, query_positions=jnp.arange(3)), r"\(3,\); query needs \[6\]"),
+        (
+            lambda q, k, v: attend(q, k, v, query_positions=jnp.arange(3)),
+            r"\(3,\); query needs \[6\]",
+        ),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

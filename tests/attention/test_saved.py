@@ -1,4 +1,6 @@
-"""The CPU's attention for short lengths against the dense formula in float64, in value and all gradients."""
+"""The CPU's attention for short lengths against the dense formula in float64, in value and all
+gradients.
+"""
 
 import functools
 
@@ -55,12 +57,16 @@ def _float32(*arrays):
 
 def _dense(query, key, value, bias, out, causal, window=None):
     """Value and gradients of sum(out * attention), from the formulas of softmax, in float64."""
-    distance = np.arange(query.shape[1])[:, None] + key.shape[1] - query.shape[1] - np.arange(key.shape[1])
+    distance = (
+        np.arange(query.shape[1])[:, None] + key.shape[1] - query.shape[1] - np.arange(key.shape[1])
+    )
     visible = (distance >= 0) | (not causal)
     if window is not None:
         visible = visible & (np.abs(distance) < window)
     scale = query.shape[-1] ** -0.5
-    exponentials = np.where(visible, np.exp(np.einsum("bqhd,bkhd->bhqk", query, key) * scale + bias), 0.0)
+    exponentials = np.where(
+        visible, np.exp(np.einsum("bqhd,bkhd->bhqk", query, key) * scale + bias), 0.0
+    )
     weights = exponentials / exponentials.sum(-1, keepdims=True)
     attended = np.einsum("bhqk,bkhd->bqhd", weights, value)
     dweights = np.einsum("bqhd,bkhd->bhqk", out, value)
@@ -103,12 +109,16 @@ def _value_and_gradients(query, key, value, bias, out, causal, window=None):
 def test_value_and_gradients_are_those_of_dense_attention(q_length, k_length, causal, window):
     query, key, value, bias, out = _inputs(q_length, k_length)
     expected = _dense(query, key, value, bias, out, causal, window)
-    *actual, dbias = _value_and_gradients(query, key, value, Written(*_float32(bias)), out, causal, window)
+    *actual, dbias = _value_and_gradients(
+        query, key, value, Written(*_float32(bias)), out, causal, window
+    )
     for got, needed in zip((*actual, dbias.values), expected, strict=True):
         np.testing.assert_allclose(got, needed, atol=2e-5)
 
 
-@pytest.mark.parametrize(("q_length", "k_length", "causal"), [(70, 200, True), (300, 300, True), (131, 131, False)])
+@pytest.mark.parametrize(
+    ("q_length", "k_length", "causal"), [(70, 200, True), (300, 300, True), (131, 131, False)]
+)
 def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, k_length, causal):
     """Its gradient is the written bias's, summed over the queries."""
     query, key, value, _, out = _inputs(q_length, k_length, batch=1)
@@ -117,28 +127,43 @@ def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, k_length, causal):
     expected = _dense(query, key, value, whole, out, causal)
     of_keys = OfKeys(*_float32(rows.T[None]))
     *actual, dbias = _value_and_gradients(query, key, value, of_keys, out, causal)
-    for got, needed in zip((*actual, dbias.values[0].T), (*expected[:4], expected[4].sum(1)), strict=True):
+    for got, needed in zip(
+        (*actual, dbias.values[0].T), (*expected[:4], expected[4].sum(1)), strict=True
+    ):
         np.testing.assert_allclose(got, needed, atol=2e-5)
 
 
 @pytest.mark.parametrize(
     ("position", "drawn"),
-    [("rotary", 1), ("kerple_log", 2), ("fire", 0), ("fire", 2), ("fox", 1), ("shaw", 0), ("shaw", 2)],
+    [
+        ("rotary", 1),
+        ("kerple_log", 2),
+        ("fire", 0),
+        ("fire", 2),
+        ("fox", 1),
+        ("shaw", 0),
+        ("shaw", 2),
+    ],
 )
 def test_positions_drawn_at_run_time_and_windows(position, drawn):
     """Positions are drawn for each sequence, or for all; with known positions there is a window.
 
-    The mask goes by places in the sequence, since positions rise; without this promise the call is refused.
-    FIRE's queries stand before and behind its threshold.
+    The mask goes by places in the sequence, since positions rise; without this promise the call is
+    refused. FIRE's queries stand before and behind its threshold.
     """
     options = {"threshold": 150} if position == "fire" else {}
-    method = make_position(position, num_heads=2, head_dim=4, width=8, train_length=64, options=options)
+    method = make_position(
+        position, num_heads=2, head_dim=4, width=8, train_length=64, options=options
+    )
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
     x = jax.random.normal(jax.random.key(1), (2, 70, 8))
     arrays = [jax.random.normal(jax.random.key(seed), (2, 70, 2, 4)) for seed in (2, 3, 4)]
     places = np.arange(70)
     if drawn:
-        rows = [np.sort(np.random.default_rng(seed).choice(300, 70, replace=False)) for seed in range(drawn)]
+        rows = [
+            np.sort(np.random.default_rng(seed).choice(300, 70, replace=False))
+            for seed in range(drawn)
+        ]
         places = jnp.asarray(np.stack(rows))
 
     @functools.partial(jax.jit, static_argnums=(2, 3, 4))
@@ -146,14 +171,20 @@ def test_positions_drawn_at_run_time_and_windows(position, drawn):
         def loss(params, arrays):
             options = AttentionOptions(None if drawn else 7, backend=backend)
             positions = {"query_positions": places[..., -queries:], "key_positions": places}
-            attend = method_attention_fn(method, params, x, **positions, ascending=ascending, options=options)
+            attend = method_attention_fn(
+                method, params, x, **positions, ascending=ascending, options=options
+            )
             return jnp.sin(attend(arrays[0][:, -queries:], *arrays[1:])).sum()
 
         return jax.value_and_grad(loss, (0, 1))(params, arrays)
 
     for queries in (70, 9):
-        found, expected = (value_and_gradients(params, arrays, name, queries) for name in ("saved", "reference"))
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=3e-5), found, expected)
+        found, expected = (
+            value_and_gradients(params, arrays, name, queries) for name in ("saved", "reference")
+        )
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=3e-5), found, expected
+        )
     if drawn:
         with pytest.raises(ValueError, match="positions are not known when it is traced"):
             value_and_gradients(params, arrays, "saved", ascending=False)
@@ -170,13 +201,17 @@ def test_a_constant_bias_costs_no_gradient(monkeypatch):
     jax.make_jaxpr(jax.grad(loss))(query, bias)
     assert summed == []
     jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(query, bias)
-    assert summed == [(2, 3, 64, 64), (2, 3, 64, 128)]  # the gradient of each block's bias, summed over the batch
+    # the gradient of each block's bias, summed over the batch
+    assert summed == [(2, 3, 64, 64), (2, 3, 64, 128)]
 
 
 def test_logits_above_the_diagonal_are_not_computed():
     """Two blocks at 128: the second half of the keys never meets the first half of the queries."""
     query, key, value, bias, _ = _float32(*_inputs(128, 128, heads=3))
-    assert query_blocks(128, 128, causal=True) == [QueryBlock(0, 64, 0, 64), QueryBlock(64, 128, 64, 128)]
+    assert query_blocks(128, 128, causal=True) == [
+        QueryBlock(0, 64, 0, 64),
+        QueryBlock(64, 128, 64, 128),
+    ]
     text = jax.jit(lambda q: attention(q, key, value, bias=Written(bias))).lower(query).as_text()
     assert "tensor<6x64x64xf32>" in text
     assert "tensor<6x64x128xf32>" in text
@@ -187,7 +222,8 @@ def test_large_logits_neither_overflow_nor_vanish():
     query, key, value, bias, _ = _float32(*_inputs(6, 6))
     attended = jax.jit(attention)(query * 1e3, key * 1e3, value, bias=Written(bias))
     assert np.isfinite(attended).all()
-    np.testing.assert_allclose(attended[:, 0], value[:, 0], atol=1e-6)  # the first query sees one key
+    # the first query sees one key
+    np.testing.assert_allclose(attended[:, 0], value[:, 0], atol=1e-6)
 
 
 def test_bfloat16_is_as_near_to_float32_as_the_rounding_of_its_inputs():
@@ -210,8 +246,13 @@ def test_blocks_cover_every_query_once():
     for length in (1, 63, 64, 65, 128, 500, 4096):
         for more in (0, 30):
             blocks = query_blocks(length, length + more, causal=True)
-            assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(length))
+            assert [row for block in blocks for row in range(block.start, block.stop)] == list(
+                range(length)
+            )
             assert all(block.stop - block.start <= MOST_ROWS for block in blocks)
             assert all(block.stop - block.start >= LEAST_ROWS for block in blocks[:-1])
-            assert all(block.own == block.start + more and block.seen == block.stop + more for block in blocks)
+            assert all(
+                block.own == block.start + more and block.seen == block.stop + more
+                for block in blocks
+            )
         assert {block.seen for block in query_blocks(9, length, causal=False)} == {length}

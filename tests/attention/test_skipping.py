@@ -1,4 +1,6 @@
-"""The proof of skipping by itself: tiles left out have no more weight, in float64, than the formulas allow."""
+"""The proof of skipping by itself: tiles left out have no more weight, in float64, than the
+formulas allow.
+"""
 
 import dataclasses
 import functools
@@ -12,7 +14,13 @@ import pytest
 from alibi.attention import method_attention_fn, tiles
 from alibi.attention.backends import BACKENDS
 from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.attention.skipping import LOGIT_ROUNDING, UNDERFLOW, key_ranges, skipped_share, tiles_needed
+from alibi.attention.skipping import (
+    LOGIT_ROUNDING,
+    UNDERFLOW,
+    key_ranges,
+    skipped_share,
+    tiles_needed,
+)
 from alibi.attention.tiles import make_sides, make_tiling
 from alibi.positions import AlibiBias, make_position
 from alibi.positions.bias import Blocks
@@ -30,7 +38,11 @@ FORMS = {
     "queries far after their cache": (np.arange(577, 590), np.arange(90), {}),
     "queries between keys far apart": (np.arange(13) * 200 + 90, np.arange(90) * 30, {}),
     "both directions": (np.arange(61), np.arange(61), {"causal": False}),
-    "both directions, queries after the keys": (np.arange(577, 590), np.arange(90), {"causal": False}),
+    "both directions, queries after the keys": (
+        np.arange(577, 590),
+        np.arange(90),
+        {"causal": False},
+    ),
     "a window": (np.arange(61), np.arange(61), {"window": 20}),
     "a window that hides the nearest key": (np.arange(95, 108), np.arange(90), {"window": 12}),
 }
@@ -65,7 +77,9 @@ def norms_that_differ(q_length, k_length):
 
 def normal(q_length, k_length):
     rng = np.random.default_rng(0)
-    return tuple(3 * rng.standard_normal((length, SLOPES.size, HEAD_DIM)) for length in (q_length, k_length))
+    return tuple(
+        3 * rng.standard_normal((length, SLOPES.size, HEAD_DIM)) for length in (q_length, k_length)
+    )
 
 
 # Queries and keys, `[length, heads, head_dim]`, that are hard for the bound in one way each.
@@ -86,7 +100,9 @@ def small_tiles(monkeypatch):
 
 
 def weights_and_seen(q, k, query_positions, key_positions, causal, window):
-    """Exponentials relative to the largest of each row, and where queries see keys; `[heads, q, k]` and `[q, k]`."""
+    """Exponentials relative to the largest of each row, and where queries see keys; `[heads, q, k]`
+    and `[q, k]`.
+    """
     distance = query_positions[:, None] - key_positions[None, :]
     bias = np.multiply.outer(SLOPES.astype(np.float64), distance if causal else np.abs(distance))
     seen = (distance >= 0) if causal else np.ones(distance.shape, bool)
@@ -101,7 +117,9 @@ def weights_computed(call):
     """Returns whether each weight's tile is computed, `[heads, q, k]`."""
     tiling = make_tiling(call)
     assert (tiling.head_group, tiling.groups) == (1, SLOPES.size)
-    first, after_last = np.moveaxis(np.asarray(key_ranges(call, tiling, make_sides(call, tiling))), -1, 0)
+    first, after_last = np.moveaxis(
+        np.asarray(key_ranges(call, tiling, make_sides(call, tiling))), -1, 0
+    )
     block = np.arange(tiling.k_blocks)
     needed = (first[..., None] <= block) & (block < after_last[..., None])
     needed = needed.repeat(tiling.q_block, axis=1).repeat(tiling.k_block, axis=2)
@@ -114,7 +132,9 @@ def test_tiles_left_out_weigh_no_more_than_epsilon(form):
     hides = {"causal": True, "window": None} | hides
     left_out = 0
     for name, epsilon in itertools.product(CONTENTS, (0.0, 1e-6, 1e-2, 0.5)):
-        q, k = (x.astype(np.float32) for x in CONTENTS[name](query_positions.size, key_positions.size))
+        q, k = (
+            x.astype(np.float32) for x in CONTENTS[name](query_positions.size, key_positions.size)
+        )
         arrays = (jnp.asarray(x)[None] for x in (q, k, np.ones_like(k)))
         bias = AlibiBias(jnp.asarray(SLOPES), symmetric=not hides["causal"])
         call = AttentionCall(
@@ -126,7 +146,9 @@ def test_tiles_left_out_weigh_no_more_than_epsilon(form):
             options=AttentionOptions(window=hides["window"], skip_epsilon=epsilon),
             devices=1,
         )
-        weights, seen = weights_and_seen(q.astype(np.float64), k, query_positions, key_positions, **hides)
+        weights, seen = weights_and_seen(
+            q.astype(np.float64), k, query_positions, key_positions, **hides
+        )
         inside = weights_computed(call)
         outside = np.where(inside, 0.0, weights)
         if epsilon == 0:
@@ -161,13 +183,17 @@ def test_an_input_that_is_no_number_skips_nothing():
 
 
 def test_the_share_of_tiles_skipped():
-    """With logits of zero a head of slope 4 sees 26 keys, in 2 of up to 4 blocks; a head of slope 0 sees all."""
+    """With logits of zero a head of slope 4 sees 26 keys, in 2 of up to 4 blocks; a head of slope 0
+    sees all.
+    """
     positions, ones = np.arange(1024), jnp.ones((1, 1024, 2, 1))
     shares = []
     for epsilon in (None, 0.0):
         options = AttentionOptions(skip_epsilon=epsilon, block=256)
         bias = AlibiBias(jnp.asarray([4.0, 0.0]))
-        call = AttentionCall(0 * ones, ones, ones, bias, True, positions, positions, options=options, devices=1)
+        call = AttentionCall(
+            0 * ones, ones, ones, bias, True, positions, positions, options=options, devices=1
+        )
         shares.append(skipped_share(call))
     # Of 10 tiles of each head the first computes 4 + 3.
     assert shares == [0.0, pytest.approx(3 / 20)]
@@ -175,11 +201,21 @@ def test_the_share_of_tiles_skipped():
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-3])
 def test_no_tile_is_kept_that_the_formulas_leave_out(epsilon):
-    """If all keys are alike, U - l is the allowance for rounding, and a query's own key has no bias."""
+    """If all keys are alike, U - l is the allowance for rounding, and a query's own key has no
+    bias.
+    """
     positions, ones = np.arange(512), jnp.ones((1, 512, SLOPES.size, HEAD_DIM))
     options = AttentionOptions(skip_epsilon=epsilon)
     call = AttentionCall(
-        ones, ones, ones, AlibiBias(jnp.asarray(SLOPES)), True, positions, positions, options=options, devices=1
+        ones,
+        ones,
+        ones,
+        AlibiBias(jnp.asarray(SLOPES)),
+        True,
+        positions,
+        positions,
+        options=options,
+        devices=1,
     )
     tiling = make_tiling(call)
     needed = np.asarray(jax.jit(lambda: tiles_needed(call, tiling, make_sides(call, tiling)))())
@@ -187,7 +223,8 @@ def test_no_tile_is_kept_that_the_formulas_leave_out(epsilon):
     expected = []
     for slope in SLOPES.astype(np.float64):
         for query in range(0, 512, 8):
-            nearest = query - np.arange(0, query + 8, 8) - 7  # the least distance to each block up to its own
+            # the least distance to each block up to its own
+            nearest = query - np.arange(0, query + 8, 8) - 7
             of_keys = -slope * (nearest[:, None] + np.arange(8)[None])
             weight = (
                 of_keys[:, 0] + UNDERFLOW
@@ -197,22 +234,33 @@ def test_no_tile_is_kept_that_the_formulas_leave_out(epsilon):
             expected.append((weight + excess >= 0).sum())
     np.testing.assert_array_equal(needed[0].sum(axis=-1).ravel(), expected)
     of_heads = needed[0].sum(axis=(-2, -1))
-    assert of_heads[0] < of_heads[1] < of_heads[3] == 64 * 65 // 2, "a head without a slope sees all blocks"
+    assert of_heads[0] < of_heads[1] < of_heads[3] == 64 * 65 // 2, (
+        "a head without a slope sees all blocks"
+    )
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
-    """For blocks of 16 keys: ALiBi's sum is a geometric series; other biases count each key as the nearest."""
+    """For blocks of 16 keys: ALiBi's sum is a geometric series; other biases count each key as the
+    nearest.
+    """
     distances = np.asarray([0, 3, 700])
-    blocks = Blocks(distances[None, None], -distances[None, None] - 15, 1, 3, np.full((1, 1, 1, 3), 16))
+    blocks = Blocks(
+        distances[None, None], -distances[None, None] - 15, 1, 3, np.full((1, 1, 1, 3), 16)
+    )
     biases = [AlibiBias(jnp.asarray(SLOPES), symmetric), T5Bias(jnp.ones((4, 2)), 8)]
-    bound, together = biases[0].upper_bound(blocks)[0, :, 0], biases[0].log_sum_bound(blocks)[0, :, 0]
+    bound, together = (
+        biases[0].upper_bound(blocks)[0, :, 0],
+        biases[0].log_sum_bound(blocks)[0, :, 0],
+    )
     exact = -SLOPES[:, None, None].astype(np.float64) * (distances[:, None] + np.arange(16))
     np.testing.assert_allclose(bound, exact[..., 0], rtol=1e-6)
     np.testing.assert_allclose(together, np.logaddexp.reduce(exact, axis=-1), rtol=1e-5, atol=1e-5)
     assert not biases[1].bounded
     rising = AlibiBias(-jnp.asarray(SLOPES), symmetric)
-    assert np.isposinf(rising.upper_bound(blocks)[:, :-1]).all(), "it favours far keys, and says nothing of how far"
+    assert np.isposinf(rising.upper_bound(blocks)[:, :-1]).all(), (
+        "it favours far keys, and says nothing of how far"
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,9 +271,13 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
         ("fox", {}, {}, 0.0),
     ],
 )
-def test_skipping_in_eight_thousand_tokens_changes_no_row(monkeypatch, name, options, changed, epsilon):
+def test_skipping_in_eight_thousand_tokens_changes_no_row(
+    monkeypatch, name, options, changed, epsilon
+):
     """Sampled rows of bounded biases against the dense formula, with tiles left out."""
-    method = make_position(name, num_heads=2, head_dim=8, width=16, train_length=64, options=options)
+    method = make_position(
+        name, num_heads=2, head_dim=8, width=16, train_length=64, options=options
+    )
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
     params |= {name: jnp.asarray(values) for name, values in changed.items()}
     x = jax.random.normal(jax.random.key(1), (1, 8192, 16))
@@ -249,4 +301,6 @@ def test_skipping_in_eight_thousand_tokens_changes_no_row(monkeypatch, name, opt
     whole = attended(0, 8192, "blocked")
     assert shares[0] > 0.2
     for row in (0, 511, 512, 4000, 8191):
-        np.testing.assert_allclose(whole[:, row], attended(row, row + 1, "reference")[:, 0], atol=5e-6)
+        np.testing.assert_allclose(
+            whole[:, row], attended(row, row + 1, "reference")[:, 0], atol=5e-6
+        )

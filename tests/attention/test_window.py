@@ -28,23 +28,30 @@ def test_acts_without_a_bias_too(backend):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 def test_queries_that_see_no_key_are_zero(backend, causal):
-    """Queries at 100 to 104, keys at 0 to 4: softmax over hidden keys alone must not become their mean."""
+    """Queries at 100 to 104, keys at 0 to 4: softmax over hidden keys alone must not become their
+    mean.
+    """
     query, key, value, _ = inputs(2, 5, 5, HEADS, DIM)
     far = {"query_positions": np.arange(5) + 100, "causal": causal, "backend": backend}
     both = jax.jit(lambda *x: [attend(*x, **far, window=window) for window in (50, 99)])
     none, some = map(np.asarray, both(query, key, value))
     np.testing.assert_array_equal(none, 0.0)
     np.testing.assert_array_equal(some[:, 3:], 0.0)
-    np.testing.assert_allclose(some[:, 2], value[:, 4], atol=1e-6)  # at 102, one key is less than 99 away
+    # at 102, one key is less than 99 away
+    np.testing.assert_allclose(some[:, 2], value[:, 4], atol=1e-6)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bias", [None, AlibiBias(jnp.asarray([1e-3, 1e-4]))])
 def test_tiles_outside_are_not_computed(bias, causal):
-    """4,096 tokens are 8 blocks; with a window of 512 each needs itself and its neighbours, whatever the bias."""
+    """4,096 tokens are 8 blocks; with a window of 512 each needs itself and its neighbours,
+    whatever the bias.
+    """
     query, key, value, _ = map(jnp.asarray, inputs(1, 4096, 4096, HEADS, DIM))
     positions = np.arange(4096)
-    call = AttentionCall(query, key, value, bias, causal, positions, positions, options=AttentionOptions(window=512))
+    call = AttentionCall(
+        query, key, value, bias, causal, positions, positions, options=AttentionOptions(window=512)
+    )
     np.testing.assert_array_equal(
         computed_ranges(call)[0],
         [[max(block - 1, 0), block + 1 if causal else min(block + 2, 8)] for block in range(8)],
@@ -52,13 +59,17 @@ def test_tiles_outside_are_not_computed(bias, causal):
 
 
 def test_decoding_reads_no_more_than_the_window():
-    """Two blocks of 256 keys hold any window of 200, though these slopes alone would reach much farther."""
+    """Two blocks of 256 keys hold any window of 200, though these slopes alone would reach much
+    farther.
+    """
 
     @jax.jit
     def blocks(*arrays):
         positions, options = (np.arange(4095, 4096), np.arange(4096)), AttentionOptions(window=200)
         bias = AlibiBias(jnp.full(HEADS, 1e-4))
-        return attended_and_blocks(AttentionCall(*arrays, bias, True, *positions, options=options))[1]
+        return attended_and_blocks(AttentionCall(*arrays, bias, True, *positions, options=options))[
+            1
+        ]
 
     assert np.max(blocks(*inputs(1, 1, 4096, HEADS, DIM)[:3])) <= 2
 

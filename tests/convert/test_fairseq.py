@@ -1,4 +1,6 @@
-"""A fairseq checkpoint read by PyTorch: settings of other names, and every tensor once in its place."""
+"""A fairseq checkpoint read by PyTorch: settings of other names, and every tensor once in its
+place.
+"""
 
 import argparse
 import dataclasses
@@ -29,7 +31,11 @@ def torch():
 @pytest.fixture
 def tensors() -> dict[str, np.ndarray]:
     with np.load(DATA / "trajectory.npz") as file:
-        return {name.removeprefix("init/"): file[name] for name in file.files if name.startswith("init/")}
+        return {
+            name.removeprefix("init/"): file[name]
+            for name in file.files
+            if name.startswith("init/")
+        }
 
 
 # Reading.
@@ -48,8 +54,15 @@ def test_settings_of_omegaconf_and_tensors_are_read(torch):
 
 def test_tensors_of_each_type_become_float32(torch, tmp_path):
     numbers = torch.arange(24).reshape(4, 6)
-    saved = {kind: numbers.to(getattr(torch, kind)) for kind in ("float64", "float32", "float16", "bfloat16", "int64")}
-    saved |= {"turned": numbers.T[1:3], "part": numbers[1:, ::2], "parameter": torch.nn.Parameter(numbers.float())}
+    saved = {
+        kind: numbers.to(getattr(torch, kind))
+        for kind in ("float64", "float32", "float16", "bfloat16", "int64")
+    }
+    saved |= {
+        "turned": numbers.T[1:3],
+        "part": numbers[1:, ::2],
+        "parameter": torch.nn.Parameter(numbers.float()),
+    }
     torch.save({"model": saved, "args": argparse.Namespace(arch="x")}, tmp_path / "x.pt")
     content = read_checkpoint(tmp_path / "x.pt")
     assert content["args"].arch == "x"
@@ -69,11 +82,14 @@ class RunsCode:
 
 
 def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(torch, tmp_path):
-    torch.save({"model": {}, "extra_state": [RunsCode(f"touch {tmp_path}/made")]}, tmp_path / "x.pt")
+    torch.save(
+        {"model": {}, "extra_state": [RunsCode(f"touch {tmp_path}/made")]}, tmp_path / "x.pt"
+    )
     with pytest.raises(ValueError, match=r"x\.pt can't be read .*: its pickle names posix\.system"):
         read_checkpoint(tmp_path / "x.pt")
     assert not (tmp_path / "made").exists()
-    torch.load(tmp_path / "x.pt", weights_only=False)  # here it does run: the pickle is one that works
+    # here it does run: the pickle is one that works
+    torch.load(tmp_path / "x.pt", weights_only=False)
     assert (tmp_path / "made").exists()
 
 
@@ -99,7 +115,9 @@ def test_each_unreadable_file_is_one_line(torch, tmp_path, content, message):
 
 def test_without_pytorch_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ValueError, match=r"needs PyTorch; install it by bash scripts/setup\.sh --extra=torch"):
+    with pytest.raises(
+        ValueError, match=r"needs PyTorch; install it by bash scripts/setup\.sh --extra=torch"
+    ):
         read_checkpoint(DATA / "fairseq-tiny.pt")
 
 
@@ -118,13 +136,20 @@ ARGUMENTS = {
 
 def settings(tensors, **arguments):
     """Returns the settings of an older checkpoint: a Namespace of arguments."""
-    content = {"args": argparse.Namespace(**ARGUMENTS | arguments), "optimizer_history": [{"num_updates": 150}]}
+    content = {
+        "args": argparse.Namespace(**ARGUMENTS | arguments),
+        "optimizer_history": [{"num_updates": 150}],
+    }
     return read_settings(content, architecture(tensors))
 
 
 @pytest.mark.parametrize(
     ("arguments", "rate"),
-    [({"relu_dropout": 0.1}, 0.1), ({"activation_dropout": 0.2, "relu_dropout": 0.0}, 0.2), ({}, 0.0)],
+    [
+        ({"relu_dropout": 0.1}, 0.1),
+        ({"activation_dropout": 0.2, "relu_dropout": 0.0}, 0.2),
+        ({}, 0.0),
+    ],
 )
 def test_the_arguments_of_older_versions(tensors, arguments, rate):
     found = settings(tensors, **arguments)
@@ -139,7 +164,9 @@ def test_the_arguments_of_older_versions(tensors, arguments, rate):
     assert settings(tensors, no_token_positional_embeddings=True).position == "none"
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("gelu", "gelu_exact"), ("gelu_fast", "gelu"), ("swish", "silu")])
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("gelu", "gelu_exact"), ("gelu_fast", "gelu"), ("swish", "silu")]
+)
 def test_activations_have_other_names(tensors, theirs, ours):
     assert settings(tensors, activation_fn=theirs).activation == ours
 
@@ -169,8 +196,12 @@ def tied(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     embedding = tensors["decoder.embed_tokens.embeddings.0.0.weight"]
     return {
         **{name: tensor for name, tensor in tensors.items() if not name.startswith(adaptive)},
-        **dict.fromkeys(("decoder.embed_tokens.weight", "decoder.output_projection.weight"), embedding),
-        **dict.fromkeys(("decoder.layer_norm.weight", "decoder.layer_norm.bias"), np.ones(32, np.float32)),
+        **dict.fromkeys(
+            ("decoder.embed_tokens.weight", "decoder.output_projection.weight"), embedding
+        ),
+        **dict.fromkeys(
+            ("decoder.layer_norm.weight", "decoder.layer_norm.bias"), np.ones(32, np.float32)
+        ),
     }
 
 
@@ -179,8 +210,12 @@ def test_the_tree_is_the_models_own(tensors, kind: str) -> None:
     tensors = tensors if kind == "adaptive" else tied(tensors)
     sizes = architecture(tensors)
     config = read_config(wikitext103.get_config())
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes.config, num_heads=8))
-    assert (sizes.vocab_size, sizes.cutoffs) == ((1000, (200, 500)) if kind == "adaptive" else (200, ()))
+    config = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, **sizes.config, num_heads=8)
+    )
+    assert (sizes.vocab_size, sizes.cutoffs) == (
+        (1000, (200, 500)) if kind == "adaptive" else (200, ())
+    )
     model = build_model(config, sizes.vocab_size)
     needed = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     found = to_params(tensors, num_heads=8)
@@ -191,22 +226,35 @@ def test_the_tree_is_the_models_own(tensors, kind: str) -> None:
     buffers = ("version", "_float_tensor")
     there = {name: x.size for name, x in tensors.items() if not name.endswith(buffers)}
     copies = ("head.word_proj", "adaptive_softmax.tail", "output_projection")
-    assert taken == sum(size for name, size in there.items() if not any(copy in name for copy in copies))
+    assert taken == sum(
+        size for name, size in there.items() if not any(copy in name for copy in copies)
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({f"{LAYER}.fc2.bias": None}, f"no tensor {LAYER}.fc2.bias"),
-        ({f"{LAYER}.fc2.bias": np.zeros(31)}, rf"{LAYER}.fc2.bias of the checkpoint has shape \[31\].* \[32\]"),
+        (
+            {f"{LAYER}.fc2.bias": np.zeros(31)},
+            rf"{LAYER}.fc2.bias of the checkpoint has shape \[31\].* \[32\]",
+        ),
         ({f"{LAYER}.fc3.bias": np.zeros(32)}, f"no place for, such as {LAYER}.fc3.bias"),
-        ({"decoder.adaptive_softmax.tail.0.0.weight": np.zeros((32, 8))}, "tail.0.0.weight .* differs from the emb"),
+        (
+            {"decoder.adaptive_softmax.tail.0.0.weight": np.zeros((32, 8))},
+            "tail.0.0.weight .* differs from the emb",
+        ),
         ({f"{WORDS}.0.0.weight": np.zeros(5)}, f"no matrix {WORDS}.0.0.weight"),
         ({f"{WORDS}.0.0.weight": np.zeros((200, 4))}, "width 4 can't be divided"),
-        ({f"{LAYER}.fc2.bias": np.full(32, np.nan)}, f"{LAYER}.fc2.bias of the checkpoint has values that are not fin"),
+        (
+            {f"{LAYER}.fc2.bias": np.full(32, np.nan)},
+            f"{LAYER}.fc2.bias of the checkpoint has values that are not fin",
+        ),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(tensors, change: dict[str, np.ndarray | None], message: str) -> None:
+def test_a_tensor_that_does_not_fit_is_named(
+    tensors, change: dict[str, np.ndarray | None], message: str
+) -> None:
     changed = {name: tensor for name, tensor in (tensors | change).items() if tensor is not None}
     with pytest.raises(ValueError, match=message):
         to_params(changed, num_heads=8)
@@ -217,7 +265,9 @@ def test_heads_that_do_not_divide_the_width_are_refused(tensors) -> None:
         to_params(tensors, num_heads=6)
 
 
-def test_features_and_log_probabilities_are_those_of_the_papers_code(torch, shared_dir: pathlib.Path) -> None:
+def test_features_and_log_probabilities_are_those_of_the_papers_code(
+    torch, shared_dir: pathlib.Path
+) -> None:
     """A batch of a trained checkpoint; 2e-4 nats are asked for, 1e-5 found."""
     with np.load(shared_dir / "oracle" / "expected.npz") as file:
         expected = {name: file[name] for name in file.files if name.startswith("batch/")}
@@ -231,10 +281,18 @@ def test_features_and_log_probabilities_are_those_of_the_papers_code(torch, shar
     def compute(params, inputs, targets):
         variables = {"params": params}
         features = model.apply(variables, inputs, method="features")
-        logits = model.apply(variables, features, method=lambda module, x: module.vocabulary.logits(x))
-        return features, logits[..., :500], model.apply(variables, inputs, targets, method="token_nll")
+        logits = model.apply(
+            variables, features, method=lambda module, x: module.vocabulary.logits(x)
+        )
+        return (
+            features,
+            logits[..., :500],
+            model.apply(variables, inputs, targets, method="token_nll"),
+        )
 
-    found = compute(to_params(tensors, num_heads=8), expected["batch/inputs"], expected["batch/targets"])
+    found = compute(
+        to_params(tensors, num_heads=8), expected["batch/inputs"], expected["batch/targets"]
+    )
     names = ("batch/features", "batch/log_probs_first_500", "batch/log_prob_of_target")
     for name, value in zip(names, (*found[:2], -found[2]), strict=True):
         np.testing.assert_allclose(value, expected[name], atol=1e-5, rtol=1e-5, err_msg=name)

@@ -48,7 +48,11 @@ def resaved(path, change):
         "arch": "transformer_lm", "seed": 7, "decoder_attention_heads": 6, "tokens_per_sample": 16, "dropout": 0.3,
         "attention_dropout": 0.1, "adaptive_softmax_dropout": 0.2,
     }  # fmt: skip
-    content = {"args": settings, "model": content["model"], "optimizer_history": content["optimizer_history"]}
+    content = {
+        "args": settings,
+        "model": content["model"],
+        "optimizer_history": content["optimizer_history"],
+    }
     change(content)
     content["model"] = {name: torch.from_numpy(tensor) for name, tensor in content["model"].items()}
     torch.save(content, path)
@@ -66,18 +70,32 @@ def expected():
 
 
 def test_the_config_is_the_checkpoints(imported):
-    """6 heads, halved bands, the rates and the seed come from the checkpoint, not from the given config."""
+    """6 heads, halved bands, the rates and the seed come from the checkpoint, not from the given
+    config.
+    """
     config = imported.run.config()
     model = config.model
     assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (2, 24, 6, 40)
-    assert (model.embedding, list(model.cutoffs), model.adaptive_factor) == ("adaptive", [40, 72], 2)
+    assert (model.embedding, list(model.cutoffs), model.adaptive_factor) == (
+        "adaptive",
+        [40, 72],
+        2,
+    )
     assert (model.final_norm, model.norm_epsilon, model.activation) == (False, 1e-5, "relu")
-    rates = (model.dropout, model.attention_dropout, model.activation_dropout, model.softmax_dropout)
+    rates = (
+        model.dropout,
+        model.attention_dropout,
+        model.activation_dropout,
+        model.softmax_dropout,
+    )
     assert rates == (0.3, 0.1, 0.1, 0.2)
     assert (config.position, config.train_length, config.seed) == ("alibi", 16, 7)
     assert imported.run.status()["state"] == "interrupted"
     provenance = imported.run.provenance()
-    assert (provenance["parameters"], provenance["vocab_size"]) == (imported.parameters, imported.vocab_size)
+    assert (provenance["parameters"], provenance["vocab_size"]) == (
+        imported.parameters,
+        imported.vocab_size,
+    )
     assert imported.vocab_size == 96
     assert TrainedRun(imported.run.path).step == 150
 
@@ -109,7 +127,10 @@ def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, 
     unknown = lacking + literal
     assert unknown == (expected["targets"] == 3).sum() > 0
     told = f"{lacking} words outside the run's dictionary, {literal} <unk> in the text itself"
-    assert f"{unknown} of {expected['targets'].size} tokens are <unk>: {told}" in capsys.readouterr().err
+    assert (
+        f"{unknown} of {expected['targets'].size} tokens are <unk>: {told}"
+        in capsys.readouterr().err
+    )
     dump = read_dump(tmp_path / "nll" / "run-length=16-stride=16.npz")
     np.testing.assert_allclose(dump.nll_nats, expected["nll/length=16,stride=16"], atol=2e-5)
 
@@ -119,15 +140,19 @@ def test_training_takes_it_for_its_own(imported):
     config = config_in(imported.run.path)
     assert imported.run.differing(config) == {}
     check_config(config, make_mesh(config.mesh))
-    assert prepare_files(config.data)["train"].manifest.vocab_size == 96  # its dictionary, not one made of the text
+    # its dictionary, not one made of the text
+    assert prepare_files(config.data)["train"].manifest.vocab_size == 96
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
-    abstract = abstract_state(build_model(config, 96), optimizer, make_mesh(config.mesh, jax.devices()[:1]))
+    abstract = abstract_state(
+        build_model(config, 96), optimizer, make_mesh(config.mesh, jax.devices()[:1])
+    )
     with Checkpoints(imported.run.checkpoints, read_only=True) as checkpoints:
         state = checkpoints.restore(checkpoints.latest, abstract)
     assert int(state.step) == int(optax.tree_utils.tree_get(state.opt_state, "count")) == 150
     trace = optax.tree_utils.tree_get(state.opt_state, "trace")
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(trace))
-    # Nesterov's first step goes 1 + momentum times as far as the rate; the gradient is clipped to its norm.
+    # Nesterov's first step goes 1 + momentum times as far as the rate; the gradient is clipped to
+    # its norm.
     gradient = jax.tree.map(np.ones_like, jax.device_get(state.params))
     change, _ = jax.jit(optimizer.update)(gradient, state.opt_state, state.params)
     rate = float(make_schedule(config.optimizer, config.train.steps)(150))
@@ -158,7 +183,9 @@ def test_a_work_directory_that_was_moved_is_the_same_run(imported, tmp_path):
 
 
 def test_the_config_tells_runs_of_two_checkpoints_apart(imported):
-    """Provenance is written anew by training; the config stays, and rows of results are known by its hash."""
+    """Provenance is written anew by training; the config stays, and rows of results are known by
+    its hash.
+    """
     config = imported.run.config()
     assert config.imported_from == hashlib.sha256(CHECKPOINT.read_bytes()).hexdigest()
     other = replaced(config, {"imported_from": "0" * 64})
@@ -169,7 +196,10 @@ def test_the_config_tells_runs_of_two_checkpoints_apart(imported):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content["model"].pop("decoder.layers.1.fc2.bias"), "no tensor decoder.layers.1.fc2.bias"),
+        (
+            lambda content: content["model"].pop("decoder.layers.1.fc2.bias"),
+            "no tensor decoder.layers.1.fc2.bias",
+        ),
         (lambda content: content["args"].pop("tokens_per_sample"), "settings are not fairseq's"),
     ],
 )
@@ -184,8 +214,12 @@ def test_another_checkpoint_is_one_line_and_leaves_nothing(tmp_path, change, mes
 
 def test_another_dictionary_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # no shell expands the ~ in --dictionary=~/dict.txt
-    (tmp_path / "dict.txt").write_text("".join(DICTIONARY.read_text().splitlines(keepends=True)[:-8]))
-    with pytest.raises(ValueError, match=r"has 88 entries .* and the checkpoint 96; give the dict\.txt"):
+    (tmp_path / "dict.txt").write_text(
+        "".join(DICTIONARY.read_text().splitlines(keepends=True)[:-8])
+    )
+    with pytest.raises(
+        ValueError, match=r"has 88 entries .* and the checkpoint 96; give the dict\.txt"
+    ):
         import_run(CHECKPOINT, "~/dict.txt", tmp_path / "run", config_of(tmp_path))
     assert not (tmp_path / "run").exists()
 
@@ -208,7 +242,9 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
     ],
 )
 def test_the_batch_is_cut_as_the_papers_code_cuts_it(tmp_path, length, max_device_tokens, tokens):
-    """And at the paper's lengths as configs/wikitext103.py has it, and 8 devices go on with the training."""
+    """And at the paper's lengths as configs/wikitext103.py has it, and 8 devices go on with the
+    training.
+    """
     resaved(tmp_path / "x.pt", lambda content: content["args"].update(tokens_per_sample=length))
     keys = {"train.batch_tokens": 73_728, "train.max_device_tokens": max_device_tokens}
     config = replaced(config_of(tmp_path), keys)
@@ -229,13 +265,19 @@ def test_the_position_method_can_be_named(tmp_path, expected):
     assert named.run.config().position == "sinusoidal"
     found = score(TrainedRun(named.run.path), expected["targets"][:64], 16, 16)
     assert np.abs(found - expected["nll/length=16,stride=16"][:64]).max() > 0.1
-    with pytest.raises(ValueError, match="position='rotary' is unknown; use one of alibi, sinusoidal, none"):
+    with pytest.raises(
+        ValueError, match="position='rotary' is unknown; use one of alibi, sinusoidal, none"
+    ):
         import_run(CHECKPOINT, DICTIONARY, tmp_path / "other", config, position="rotary")
 
 
 def test_the_command_says_one_line(run_script, tmp_path):
     (tmp_path / "x.pt").write_text("no checkpoint")
-    words = (f"--checkpoint={tmp_path}/x.pt", f"--dictionary={DICTIONARY}", f"--workdir={tmp_path}/run")
+    words = (
+        f"--checkpoint={tmp_path}/x.pt",
+        f"--dictionary={DICTIONARY}",
+        f"--workdir={tmp_path}/run",
+    )
     done = run_script(ROOT / "scripts/import_fairseq.py", *words)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: checkpoint {tmp_path}/x.pt can't be read")
@@ -260,7 +302,9 @@ def in_stream_order(recorded, ours, length):
                 taken[part] = True
                 break
         else:
-            pytest.fail(f"the window of tokens {start} to {start + window.size} is not in the record")
+            pytest.fail(
+                f"the window of tokens {start} to {start + window.size} is not in the record"
+            )
     assert taken.all()
     return found
 
@@ -274,7 +318,13 @@ def test_what_the_papers_code_computes(shared_dir, tmp_path):
     run, recorded = TrainedRun(made.run.path), np.load(oracle / "expected.npz")
     text = prepare_text(oracle / "valid.txt", run.tokenizer, tmp_path / "cache", progress=False)
     np.testing.assert_array_equal(text.tokens, recorded["targets"])
-    perplexities = {(64, 64): 528.281, (128, 128): 525.980, (512, 512): 524.470, (128, 64): 524.466, (64, 1): 524.980}
+    perplexities = {
+        (64, 64): 528.281,
+        (128, 128): 525.980,
+        (512, 512): 524.470,
+        (128, 64): 524.466,
+        (64, 1): 524.980,
+    }
     for (length, stride), perplexity in perplexities.items():
         nll = recorded[f"nll/length={length},stride={stride}"]
         ours = score(run, text.tokens, length, stride)

@@ -1,4 +1,5 @@
-"""Writes tests/data/trajectory.npz: updates of the paper's recipe by an implementation which shares nothing with ours.
+"""Writes tests/data/trajectory.npz: updates of the paper's recipe by an implementation which shares
+nothing with ours.
 
     python tests/data/make_trajectory.py RECORDING.npz    # needs PyTorch
 
@@ -17,14 +18,17 @@ import torch
 from torch.nn import functional
 
 HEADS, PADDING = 8, 1
-CHECKED = 25  # updates of the recording: later, what rounding does to two inputs of ReLU near zero shows
+# updates of the recording: later, what rounding does to two inputs of ReLU near zero shows
+CHECKED = 25
 Tensors = dict[str, torch.Tensor]
 
 
 def sizes_of(tensors: Tensors) -> list[int]:
     """Returns the end of each band."""
     bands = [
-        len(v) for k, v in sorted(tensors.items()) if k.startswith("decoder.embed_tokens.embeddings") and ".0.w" in k
+        len(v)
+        for k, v in sorted(tensors.items())
+        if k.startswith("decoder.embed_tokens.embeddings") and ".0.w" in k
     ]
     return np.cumsum(bands).tolist()
 
@@ -36,7 +40,8 @@ def embed(tensors: Tensors, words: torch.Tensor, ends: list[int]) -> torch.Tenso
         prefix = f"decoder.embed_tokens.embeddings.{band}"
         mask = (words >= start) & (words < end)
         out[mask] = (
-            functional.embedding(words[mask] - start, tensors[f"{prefix}.0.weight"]) @ tensors[f"{prefix}.1.weight"].T
+            functional.embedding(words[mask] - start, tensors[f"{prefix}.0.weight"])
+            @ tensors[f"{prefix}.1.weight"].T
         )
     return math.sqrt(width) * out
 
@@ -58,25 +63,36 @@ def attention(tensors: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def norm(tensors: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
-    return functional.layer_norm(x, x.shape[-1:], tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"], 1e-5)
+    return functional.layer_norm(
+        x, x.shape[-1:], tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"], 1e-5
+    )
 
 
 def features(tensors: Tensors, words: torch.Tensor, ends: list[int]) -> torch.Tensor:
     x = embed(tensors, words, ends)
     layers = sum(name.endswith("fc1.weight") for name in tensors)
     for prefix in (f"decoder.layers.{layer}" for layer in range(layers)):
-        x = x + attention(tensors, f"{prefix}.self_attn", norm(tensors, f"{prefix}.self_attn_layer_norm", x))
+        x = x + attention(
+            tensors, f"{prefix}.self_attn", norm(tensors, f"{prefix}.self_attn_layer_norm", x)
+        )
         y = norm(tensors, f"{prefix}.final_layer_norm", x)
         y = functional.relu(y @ tensors[f"{prefix}.fc1.weight"].T + tensors[f"{prefix}.fc1.bias"])
         x = x + y @ tensors[f"{prefix}.fc2.weight"].T + tensors[f"{prefix}.fc2.bias"]
     return x
 
 
-def total_nll(tensors: Tensors, words: torch.Tensor, targets: torch.Tensor, ends: list[int]) -> torch.Tensor:
+def total_nll(
+    tensors: Tensors, words: torch.Tensor, targets: torch.Tensor, ends: list[int]
+) -> torch.Tensor:
     """fairseq's adaptive loss, which ignores the padding's row in every band."""
     x, targets = features(tensors, words, ends).flatten(0, 1), targets.flatten()
     embedding = "decoder.embed_tokens.embeddings"
-    head = torch.cat([tensors[f"{embedding}.0.0.weight"], tensors["decoder.adaptive_softmax.head.class_proj.weight"]])
+    head = torch.cat(
+        [
+            tensors[f"{embedding}.0.0.weight"],
+            tensors["decoder.adaptive_softmax.head.class_proj.weight"],
+        ]
+    )
     of_head = targets.clone()
     total = torch.zeros((), dtype=torch.float64)
     for band, (start, end) in enumerate(itertools.pairwise(ends), start=1):
@@ -84,8 +100,12 @@ def total_nll(tensors: Tensors, words: torch.Tensor, targets: torch.Tensor, ends
         of_head[mask] = ends[0] + band - 1
         hidden = x[mask] @ tensors[f"{embedding}.{band}.1.weight"]
         logits = hidden @ tensors[f"{embedding}.{band}.0.weight"].T
-        total = total + functional.cross_entropy(logits, targets[mask] - start, ignore_index=PADDING, reduction="sum")
-    return total + functional.cross_entropy(x @ head.T, of_head, ignore_index=PADDING, reduction="sum")
+        total = total + functional.cross_entropy(
+            logits, targets[mask] - start, ignore_index=PADDING, reduction="sum"
+        )
+    return total + functional.cross_entropy(
+        x @ head.T, of_head, ignore_index=PADDING, reduction="sum"
+    )
 
 
 def learning_rate(update: int, warmup: int, period: int) -> float:
@@ -99,17 +119,28 @@ def learning_rate(update: int, warmup: int, period: int) -> float:
     return low + 0.5 * (high - low) * (1 + math.cos(math.pi * (update - start) / length))
 
 
-def train(init: dict[str, np.ndarray], batches: list, warmup: int, period: int) -> dict[str, np.ndarray]:
+def train(
+    init: dict[str, np.ndarray], batches: list, warmup: int, period: int
+) -> dict[str, np.ndarray]:
     """Returns lr, loss in nats per token and gradient norm of each update, and the last parameters."""
     tied = ("decoder.adaptive_softmax.tail", "decoder.adaptive_softmax.head.word_proj")
-    names = [k for k in init if not k.startswith(tied) and not k.endswith(("version", "_float_tensor"))]
-    tensors = {name: torch.tensor(init[name], dtype=torch.float64, requires_grad=True) for name in names}
+    names = [
+        k for k in init if not k.startswith(tied) and not k.endswith(("version", "_float_tensor"))
+    ]
+    tensors = {
+        name: torch.tensor(init[name], dtype=torch.float64, requires_grad=True) for name in names
+    }
     momentum = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     ends, rows = sizes_of(tensors), []
     for update, (words, targets) in enumerate(batches):
-        words, targets = torch.tensor(words, dtype=torch.long), torch.tensor(targets, dtype=torch.long)
+        words, targets = (
+            torch.tensor(words, dtype=torch.long),
+            torch.tensor(targets, dtype=torch.long),
+        )
         loss = total_nll(tensors, words, targets, ends) / (targets != PADDING).sum()
-        gradients = dict(zip(tensors, torch.autograd.grad(loss, list(tensors.values())), strict=True))
+        gradients = dict(
+            zip(tensors, torch.autograd.grad(loss, list(tensors.values())), strict=True)
+        )
         size = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
         rate = learning_rate(update, warmup, period)
         rows.append((rate, loss.item(), size))
@@ -129,30 +160,44 @@ def check(recording: dict[str, np.ndarray]) -> None:
     batches = [(recording[f"src/{k}"], recording[f"tgt/{k}"]) for k in range(CHECKED)]
     found = train(init, batches, warmup=16, period=40)
     nats = recording["loss_base2"] * math.log(2)
-    for name, expected in (("lr", recording["lr"]), ("loss_nats", nats), ("gradient_norm", recording["gnorm"])):
+    for name, expected in (
+        ("lr", recording["lr"]),
+        ("loss_nats", nats),
+        ("gradient_norm", recording["gnorm"]),
+    ):
         errors = np.abs(found[name] / expected[:CHECKED] - 1)
         print(f"{name}: within {errors.max():.1e} of the recording")
         assert errors.max() < (5e-3 if name == "gradient_norm" else 1e-4)
 
 
-def cut(recording: dict[str, np.ndarray], ends: tuple[int, ...], updates: int) -> tuple[dict[str, np.ndarray], list]:
+def cut(
+    recording: dict[str, np.ndarray], ends: tuple[int, ...], updates: int
+) -> tuple[dict[str, np.ndarray], list]:
     """Keeps the first words of each band; folds the words of the batches into them, band by band."""
     init = {k.removeprefix("init/"): v for k, v in recording.items() if k.startswith("init/")}
-    old = [0, *np.cumsum([len(init[f"decoder.embed_tokens.embeddings.{band}.0.weight"]) for band in range(3)])]
+    old = [
+        0,
+        *np.cumsum(
+            [len(init[f"decoder.embed_tokens.embeddings.{band}.0.weight"]) for band in range(3)]
+        ),
+    ]
     new = [0, *ends]
     for band in range(3):
         kept = init[f"decoder.embed_tokens.embeddings.{band}.0.weight"][: new[band + 1] - new[band]]
         place = "head.word_proj" if band == 0 else f"tail.{band - 1}.2"
-        init[f"decoder.embed_tokens.embeddings.{band}.0.weight"] = init[f"decoder.adaptive_softmax.{place}.weight"] = (
-            kept
-        )
+        init[f"decoder.embed_tokens.embeddings.{band}.0.weight"] = init[
+            f"decoder.adaptive_softmax.{place}.weight"
+        ] = kept
 
     def fold(words: np.ndarray) -> np.ndarray:
         band = np.searchsorted(old, words, side="right") - 1
         start, size = np.array(new)[band], np.diff(new)[band]
         return (start + (words - np.array(old)[band]) % size).astype(np.int32)
 
-    batches = [(fold(recording[f"src/{k}"][:4, :32]), fold(recording[f"tgt/{k}"][:4, :32])) for k in range(updates)]
+    batches = [
+        (fold(recording[f"src/{k}"][:4, :32]), fold(recording[f"tgt/{k}"][:4, :32]))
+        for k in range(updates)
+    ]
     return {name: tensor.astype(np.float32) for name, tensor in init.items()}, batches
 
 
@@ -165,7 +210,11 @@ def main() -> None:
         result |= {f"src/{k}": words.astype(np.int16), f"tgt/{k}": targets.astype(np.int16)}
     trained = train(init, batches, warmup=4, period=12)  # one restart falls inside
     result |= {k: v.astype(np.float32) if k.startswith("final/") else v for k, v in trained.items()}
-    result = {k: v for k, v in result.items() if not k.startswith(("final/decoder.layers.1", "final/decoder.embed"))}
+    result = {
+        k: v
+        for k, v in result.items()
+        if not k.startswith(("final/decoder.layers.1", "final/decoder.embed"))
+    }
     target = pathlib.Path(__file__).with_name("trajectory.npz")
     np.savez_compressed(target, **result)
     print(f"{target}: {target.stat().st_size:,} bytes")

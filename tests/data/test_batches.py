@@ -10,7 +10,9 @@ BOUNDARY = 10_000
 
 def batches(num_tokens=103, *, length=10, batch_size=4, seed=0):
     tokens = np.arange(num_tokens, dtype=np.uint16)
-    return TrainBatches(tokens, length=length, batch_size=batch_size, seed=seed, boundary_id=BOUNDARY)
+    return TrainBatches(
+        tokens, length=length, batch_size=batch_size, seed=seed, boundary_id=BOUNDARY
+    )
 
 
 def blocks(made, steps):
@@ -73,12 +75,15 @@ def test_hosts_read_only_their_rows_and_together_the_batch():
 
 
 def test_the_order_is_the_same_in_later_versions():
-    # Made by grain 0.2.18. A change here would silently break resuming old runs: don't renew, find out why.
+    # Made by grain 0.2.18. A change here would silently break resuming old runs: don't renew, find
+    # out why.
     assert blocks(batches(seed=0), 3) == [1, 2, 4, 5, 9, 7, 10, 6, 0, 3, 8, 9]
 
 
 def test_a_length_longer_than_the_corpus_is_an_error():
-    with pytest.raises(ValueError, match="train_length=104 is longer than the corpus, which has 103 tokens"):
+    with pytest.raises(
+        ValueError, match="train_length=104 is longer than the corpus, which has 103 tokens"
+    ):
         batches(length=104)
     assert batches(length=103).num_blocks == 1
 
@@ -104,5 +109,7 @@ def test_no_corpus_is_too_long_to_be_addressed():
         inputs, targets = made.rows(step, range(8))
         blocks = [made.block(step, row) for row in range(8)]
         assert max(blocks) > 2**31 // 128
-        np.testing.assert_array_equal(targets[:, -1], [(128 * block + 127) % 2**31 for block in blocks])
+        np.testing.assert_array_equal(
+            targets[:, -1], [(128 * block + 127) % 2**31 for block in blocks]
+        )
         np.testing.assert_array_equal(inputs[:, 0], [(128 * block - 1) % 2**31 for block in blocks])

@@ -35,23 +35,38 @@ def test_books_are_whole_different_and_small():
 
 def test_unknown_names_list_those_that_exist():
     with pytest.raises(
-        ValueError, match=r"data\.valid='nope' is no split of the embedded books; use one of train, valid, test"
+        ValueError,
+        match=r"data\.valid='nope' is no split of the embedded books; use one of train, valid, test",
     ):
         list(make_corpus(data_config(valid="nope")).pieces("valid"))
-    with pytest.raises(ValueError, match=r"data\.corpus='book' must be one of books, passkeys, text, hub"):
+    with pytest.raises(
+        ValueError, match=r"data\.corpus='book' must be one of books, passkeys, text, hub"
+    ):
         data_config(corpus="book")
-    with pytest.raises(ValueError, match=r"data\.document_end=blank_line needs corpus=text.*; set it to file"):
+    with pytest.raises(
+        ValueError, match=r"data\.document_end=blank_line needs corpus=text.*; set it to file"
+    ):
         make_corpus(data_config(document_end="blank_line"))
-    with pytest.raises(ValueError, match=r"data\.streaming=True needs corpus=hub: tfds prepares a dataset first"):
+    with pytest.raises(
+        ValueError, match=r"data\.streaming=True needs corpus=hub: tfds prepares a dataset first"
+    ):
         make_corpus(data_config(corpus="tfds", name="lm1b", streaming=True))
 
 
 def test_titles_say_which_text_it_is():
     """Result rows have them; "hub" or "text" would say nothing."""
     named = {"name": "Salesforce/wikitext", "subset": "wikitext-103-v1"}
-    assert make_corpus(data_config(corpus="hub", **named)).title("valid") == "Salesforce/wikitext/wikitext-103-v1"
+    assert (
+        make_corpus(data_config(corpus="hub", **named)).title("valid")
+        == "Salesforce/wikitext/wikitext-103-v1"
+    )
     assert make_corpus(data_config(corpus="tfds", name="lm1b")).title("train") == "lm1b"
-    assert make_corpus(data_config(corpus="hub", name=str(pathlib.Path(__file__).parent))).title("test") == "data"
+    assert (
+        make_corpus(data_config(corpus="hub", name=str(pathlib.Path(__file__).parent))).title(
+            "test"
+        )
+        == "data"
+    )
     assert text_corpus("a/one.txt,b/*.gz").title("train") == "one.txt,*.gz"
     assert make_corpus(data_config()).title("valid") == "books"
 
@@ -60,12 +75,20 @@ def test_titles_say_which_text_it_is():
 
 
 def test_files_and_globs_in_order_whatever_the_packing(tmp_path):
-    texts = {"b.txt": "bé\n", "a.txt": "a a\n", "c.txt.gz": "c\n", "d.txt.xz": "d\n", "e.zst": "e\n"}
+    texts = {
+        "b.txt": "bé\n",
+        "a.txt": "a a\n",
+        "c.txt.gz": "c\n",
+        "d.txt.xz": "d\n",
+        "e.zst": "e\n",
+    }
     pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
     for name, text in texts.items():
         path = tmp_path / name
         path.write_bytes(pack.get(path.suffix, bytes)(text.encode()))
-    corpus = text_corpus(f"{tmp_path}/c.txt.gz, {tmp_path}/*.txt,{tmp_path}/e.zst,{tmp_path}/d.txt.xz")
+    corpus = text_corpus(
+        f"{tmp_path}/c.txt.gz, {tmp_path}/*.txt,{tmp_path}/e.zst,{tmp_path}/d.txt.xz"
+    )
     assert documents(corpus, "train") == ["c\n", "a a\n", "bé\n", "e\n", "d\n"]
     assert corpus.size("train") is None
     assert text_corpus(tmp_path / "*.txt").size("train") == 8
@@ -98,29 +121,43 @@ def test_zst_of_a_long_window_is_whole(tmp_path):
 
 
 def test_a_sample_is_spread_over_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("alibi.data.textfiles.TextFiles.shards.__defaults__", (50,))  # bytes of a shard
+    # bytes of a shard
+    monkeypatch.setattr("alibi.data.textfiles.TextFiles.shards.__defaults__", (50,))
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(f"{name}\n" * 50)
-    sample = b"".join(piece.utf8 for piece in text_corpus(tmp_path / "*.txt").sample("train", -1, 60))
-    assert {letter: sample.count(letter) for letter in (b"a", b"b", b"c")} == {b"a": 10, b"b": 10, b"c": 10}
-    limited = b"".join(piece.utf8 for piece in text_corpus(tmp_path / "*.txt").sample("train", 100, 60))
+    sample = b"".join(
+        piece.utf8 for piece in text_corpus(tmp_path / "*.txt").sample("train", -1, 60)
+    )
+    assert {letter: sample.count(letter) for letter in (b"a", b"b", b"c")} == {
+        b"a": 10,
+        b"b": 10,
+        b"c": 10,
+    }
+    limited = b"".join(
+        piece.utf8 for piece in text_corpus(tmp_path / "*.txt").sample("train", 100, 60)
+    )
     assert set(limited) == set(b"a\n")
 
 
-@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", None)])
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".zst", None)]
+)
 def test_a_truncated_packed_file_is_an_error(tmp_path, suffix, pack):
     text = "".join(f"line {i * i}\n" for i in range(20_000)).encode()
     packed = pack(text) if pack else zstandard.ZstdCompressor().compress(text)
     path = tmp_path / f"a{suffix}"
     path.write_bytes(packed[:-40])
-    with pytest.raises(ValueError, match=rf"a\{suffix} is not a whole \{suffix} file .*; fetch or pack it again"):
+    with pytest.raises(
+        ValueError, match=rf"a\{suffix} is not a whole \{suffix} file .*; fetch or pack it again"
+    ):
         list(text_corpus(path).pieces("train"))
 
 
 def test_bad_files_say_what_and_where(tmp_path, monkeypatch):
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "latin.txt").write_bytes(b"x\n" * 700_000 + b"caf\xe9 au lait\n")
-    with pytest.raises(ValueError, match=r"empty\.txt is empty; a text needs"):  # before its end is looked at
+    # before its end is looked at
+    with pytest.raises(ValueError, match=r"empty\.txt is empty; a text needs"):
         list(text_corpus(tmp_path / "empty.txt").sample("train", -1, 10))
     cases = {
         "empty.txt": "empty.txt is empty",
@@ -137,12 +174,17 @@ def test_bad_files_say_what_and_where(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("unit", ["word wörd\n", "no line ends but späces ", "漢字だけ"])
-def test_long_documents_come_in_bounded_pieces_cut_where_nothing_changes(tmp_path, monkeypatch, unit):
+def test_long_documents_come_in_bounded_pieces_cut_where_nothing_changes(
+    tmp_path, monkeypatch, unit
+):
     monkeypatch.setattr(textfiles, "PIECE_BYTES", 1000)
     monkeypatch.setattr(streams, "PIECE_BYTES", 1000)
     text = unit * 700 + "the end"
     (tmp_path / "long.txt").write_text(text, encoding="utf-8")
-    for parts in (list(text_corpus(tmp_path / "long.txt").pieces("train")), list(streams.split_long(text.encode()))):
+    for parts in (
+        list(text_corpus(tmp_path / "long.txt").pieces("train")),
+        list(streams.split_long(text.encode())),
+    ):
         assert "".join(part.text for part in parts) == text
         assert [part.ends_document for part in parts] == [False] * (len(parts) - 1) + [True]
         assert len(parts) >= 3
@@ -167,7 +209,9 @@ count = sum(len(ids) for ids in ByteTokenizer().encode_stream(corpus.pieces("tra
 used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(count, used // 1024 if sys.platform == "darwin" else used)  # macOS counts bytes
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=base_folder())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=base_folder()
+    )
     count, kibibytes = map(int, done.stdout.split())
     assert count == path.stat().st_size
     assert kibibytes < 30_000
@@ -190,7 +234,15 @@ def test_description_is_of_the_content_not_of_the_name(tmp_path, monkeypatch):
 
 def test_limit_cuts_between_characters():
     stream = [Piece("añ".encode(), False), Piece("ñb".encode(), True), Piece(b"next", True)]
-    for limit, expected in {1: "a", 2: "a", 3: "añ", 4: "añ", 5: "aññ", 6: "aññb", 8: "añññ"[:3] + "bne"}.items():
+    for limit, expected in {
+        1: "a",
+        2: "a",
+        3: "añ",
+        4: "añ",
+        5: "aññ",
+        6: "aññb",
+        8: "añññ"[:3] + "bne",
+    }.items():
         got = list(streams.limit_bytes(stream, limit))
         assert "".join(piece.text for piece in got) == expected, limit
         assert got[-1].ends_document, limit

@@ -46,14 +46,20 @@ def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_hub_errors_list_what_exists(hub_folder, streaming):
-    with pytest.raises(ValueError, match=r"no column 'body'; set data.column to one of text, number"):
+    with pytest.raises(
+        ValueError, match=r"no column 'body'; set data.column to one of text, number"
+    ):
         list(hub(hub_folder, column="body", streaming=streaming).pieces("train"))
     with pytest.raises(ValueError, match="row 0: column 'number' holds int, not text"):
         list(hub(hub_folder, column="number", streaming=streaming).pieces("train"))
     bad_split = hub(hub_folder, train="trian", streaming=streaming)
-    with pytest.raises(ValueError, match=r"trian can't be loaded: .*\['train', 'validation'\].*Check .*data\.train"):
+    with pytest.raises(
+        ValueError, match=r"trian can't be loaded: .*\['train', 'validation'\].*Check .*data\.train"
+    ):
         list(bad_split.pieces("train"))
-    with pytest.raises(ValueError, match=r"can't be loaded: .*'sub' not found. Available: \['default'\]"):
+    with pytest.raises(
+        ValueError, match=r"can't be loaded: .*'sub' not found. Available: \['default'\]"
+    ):
         list(hub(hub_folder, subset="sub", streaming=streaming).pieces("train"))
     with pytest.raises(ValueError, match=r"data\.test is empty"):
         list(hub(hub_folder).pieces("test"))
@@ -64,7 +70,8 @@ def test_hub_errors_list_what_exists(hub_folder, streaming):
 def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkeypatch):
     data = data_config(corpus="hub", name=str(hub_folder), cache_dir=str(tmp_path / "c"))
     with monkeypatch.context() as patch:
-        patch.setattr("datasets.DatasetBuilder.download_and_prepare", None)  # would fail if it were called
+        # would fail if it were called
+        patch.setattr("datasets.DatasetBuilder.download_and_prepare", None)
         wrong = r"data\.valid='valid': .*tiny has no split 'valid'; use train, validation, or leave data\.valid empty"
         with pytest.raises(ValueError, match=wrong):
             check_sources(data, ("train", "valid"))
@@ -73,7 +80,10 @@ def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkey
         check_sources(data, ("train", "valid"))
         for name in ("./nowhere", "/no/where", "a/b/c"):
             data = dataclasses.replace(data, name=name)
-            with pytest.raises(ValueError, match=f"there is no folder '{name}' .*; set data.name to a folder that exi"):
+            with pytest.raises(
+                ValueError,
+                match=f"there is no folder '{name}' .*; set data.name to a folder that exi",
+            ):
                 check_sources(data, ("train",))
     data = dataclasses.replace(data, name=str(hub_folder), valid="")
     prepare(data, "train", progress=False)
@@ -85,12 +95,16 @@ def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkey
 def test_an_unreachable_hub_is_reported_within_5_seconds(monkeypatch, tmp_path, streaming):
     import huggingface_hub.constants as constants
 
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody listens
+    # the discard port: nobody listens
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     importlib.import_module("datasets")  # loading it is no part of what is measured
     start = time.monotonic()
-    with pytest.raises(ValueError, match=r"'org/tiny' can't be reached: http://127.0.0.1:9 doesn't answer.*data\.name"):
+    with pytest.raises(
+        ValueError,
+        match=r"'org/tiny' can't be reached: http://127.0.0.1:9 doesn't answer.*data\.name",
+    ):
         list(hub("org/tiny", streaming=streaming).pieces("train"))
     assert time.monotonic() - start < 5
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -112,8 +126,15 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
     assert documents(hub("org/tiny"), "train") == ["one\n", "", "two"]
-    # The tokens say which state of an unpinned dataset they are of; the library would take it for any other.
-    data = data_config(corpus="hub", name="org/tiny", train="train", tokenizer="bytes", cache_dir=str(tmp_path / "c"))
+    # The tokens say which state of an unpinned dataset they are of; the library would take it for
+    # any other.
+    data = data_config(
+        corpus="hub",
+        name="org/tiny",
+        train="train",
+        tokenizer="bytes",
+        cache_dir=str(tmp_path / "c"),
+    )
     data = dataclasses.replace(data, valid="")
     for _ in range(2):  # made, and found in the cache
         assert prepare_files(data)["train"].manifest.revision == "a" * 40
@@ -123,7 +144,9 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
         assert "revisions differ" not in shown
     data = dataclasses.replace(data, revision="a" * 40)
     assert prepare(data, "train").manifest.revision == "", "the config says it"
-    with pytest.raises(ValueError, match=f"data.revision=b.*, but .* took the newest copy .* commit {'a' * 40};"):
+    with pytest.raises(
+        ValueError, match=f"data.revision=b.*, but .* took the newest copy .* commit {'a' * 40};"
+    ):
         list(hub("org/tiny", revision="b" * 40).pieces("train"))
     # A dictionary is made of the first commit, and tokens of another one are read later.
     data = dataclasses.replace(data, revision="", tokenizer="words", valid="validation")
@@ -196,7 +219,9 @@ def test_tfds_errors_list_what_exists(tfds_folder):
     wrong = tfds_corpus(tfds_folder, train="trian")
     with pytest.raises(ValueError, match=r"can't be loaded: .*'trian'.*\['train', 'validation'\]"):
         list(wrong.pieces("train"))
-    with pytest.raises(ValueError, match=r"data\.train='trian': .* has no split 'trian'; use train, validation"):
+    with pytest.raises(
+        ValueError, match=r"data\.train='trian': .* has no split 'trian'; use train, validation"
+    ):
         wrong.check(["train"])
     with pytest.raises(ValueError, match=r"can't be loaded: Dataset nosuch not found"):
         list(tfds_corpus("nosuch").pieces("train"))
@@ -209,6 +234,8 @@ def test_an_unreachable_tfds_is_reported_within_5_seconds(monkeypatch):
     pytest.importorskip("tensorflow_datasets")  # loading it is no part of what is measured
 
     start = time.monotonic()
-    with pytest.raises(ValueError, match=r"'lm1b' can't be reached: it isn't prepared in .*TFDS_DATA_DIR"):
+    with pytest.raises(
+        ValueError, match=r"'lm1b' can't be reached: it isn't prepared in .*TFDS_DATA_DIR"
+    ):
         list(tfds_corpus("lm1b").pieces("train"))
     assert time.monotonic() - start < 5

@@ -14,17 +14,26 @@ def prepare_data(run_script, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(config, *words):
-        words = (f"--config={ROOT}/configs/base.py:{config}", f"--config.data.cache_dir={tmp_path}", *words)
+        words = (
+            f"--config={ROOT}/configs/base.py:{config}",
+            f"--config.data.cache_dir={tmp_path}",
+            *words,
+        )
         return run_script(ROOT / "scripts/prepare_data.py", *words)
 
     return run
 
 
 def test_prepares_the_splits_the_config_names_from_any_directory(prepare_data):
-    done = prepare_data("data.tokenizer=words", "--config.data.max_train_bytes=100000", "--noprogress")
+    done = prepare_data(
+        "data.tokenizer=words", "--config.data.max_train_bytes=100000", "--noprogress"
+    )
     assert done.returncode == 0, done.stderr
     train, train_folder, valid, valid_folder = done.stdout.splitlines()
-    assert re.match(r"train: [\d,]+ tokens \(words, vocabulary [\d,]+\), [\d,]+ words, 0 unknown, 100,000 bytes", train)
+    assert re.match(
+        r"train: [\d,]+ tokens \(words, vocabulary [\d,]+\), [\d,]+ words, 0 unknown, 100,000 bytes",
+        train,
+    )
     assert "valid: 77,278 tokens" in valid
     assert "69,178 words" in valid
     assert "391,381 bytes, 1 documents" in valid
@@ -38,7 +47,10 @@ def test_prepares_the_splits_the_config_names_from_any_directory(prepare_data):
     [
         # Before train, which may take hours, becomes tokens.
         (f"data.corpus=text,data.train={__file__}", "error: there is no file 'valid' (seen from "),
-        ("data.corpus=hub", "error: data.name is empty, but corpus=hub needs the dataset's name; set data.name"),
+        (
+            "data.corpus=hub",
+            "error: data.name is empty, but corpus=hub needs the dataset's name; set data.name",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(prepare_data, argument, message):

@@ -1,4 +1,6 @@
-"""Shards: the same tokens however a text is cut and whoever makes them, and nothing is lost by a kill."""
+"""Shards: the same tokens however a text is cut and whoever makes them, and nothing is lost by a
+kill.
+"""
 
 import dataclasses
 import functools
@@ -20,7 +22,16 @@ from alibi.data.tokenfile import TokenStream, shard_file
 from alibi.data.tokenizers import train_bpe
 from alibi.errors import UserError
 
-LINES = ["it's  one\n", "\n", "two “words” more\n", "\t\n", "漢字 \u3000x\n", " three\n", "\n\n", "end of it <unk>\n"]
+LINES = [
+    "it's  one\n",
+    "\n",
+    "two “words” more\n",
+    "\t\n",
+    "漢字 \u3000x\n",
+    " three\n",
+    "\n\n",
+    "end of it <unk>\n",
+]
 
 
 @pytest.fixture
@@ -80,15 +91,22 @@ BPE = train_bpe(["".join(LINES) * 3], 320)
 def test_byte_level_bpe_has_a_border_where_shards_may_be_cut(text):
     whole = BPE.encode(text, add_special_tokens=False).ids
     for border in BORDER.finditer(text.encode()):
-        head, tail = (part.decode() for part in (text.encode()[: border.start()], text.encode()[border.start() :]))
-        assert [id for part in (head, tail) for id in BPE.encode(part, add_special_tokens=False).ids] == whole
+        head, tail = (
+            part.decode()
+            for part in (text.encode()[: border.start()], text.encode()[border.start() :])
+        )
+        assert [
+            id for part in (head, tail) for id in BPE.encode(part, add_special_tokens=False).ids
+        ] == whole
 
 
 def test_workers_and_hosts_make_what_one_process_makes(data, tmp_path, monkeypatch):
     data = dataclasses.replace(data, tokenizer="words")
     alone = made(data, tmp_path / "alone", 2000, monkeypatch)
     workers = made(data, tmp_path / "workers", 2000, monkeypatch, makers=Makers(workers=2))
-    with pytest.raises(shards.UnfinishedError, match=r"train: \d of \d shards are still to be made by other hosts"):
+    with pytest.raises(
+        shards.UnfinishedError, match=r"train: \d of \d shards are still to be made by other hosts"
+    ):
         made(data, tmp_path / "hosts", 2000, monkeypatch, makers=Makers(host=1, hosts=2))
     hosts = made(data, tmp_path / "hosts", 2000, monkeypatch, makers=Makers(host=0, hosts=2))
     for other in (workers, hosts):
@@ -97,7 +115,9 @@ def test_workers_and_hosts_make_what_one_process_makes(data, tmp_path, monkeypat
         assert sorted(path.name for path in other.directory.iterdir()) == [
             "manifest.json", "tokenizer", *shards_of(alone)
         ]  # fmt: skip
-        assert [path.name for path in other.directory.parent.iterdir() if path.suffix == ".parts"] == []
+        assert [
+            path.name for path in other.directory.parent.iterdir() if path.suffix == ".parts"
+        ] == []
 
 
 def test_a_worker_that_fails_or_dies_says_why():
@@ -130,11 +150,16 @@ def test_whole_shards_outlive_a_kill(data, tmp_path, monkeypatch):
 
 
 def test_a_stream_reads_like_the_array_that_its_files_make(tmp_path):
-    parts = [np.arange(start, stop, dtype="<u2") for start, stop in ((0, 5), (5, 5), (5, 6), (6, 20))]
+    parts = [
+        np.arange(start, stop, dtype="<u2") for start, stop in ((0, 5), (5, 5), (5, 6), (6, 20))
+    ]
     files = [tmp_path / f"{number}" for number in range(4)]
     for file, part in zip(files, parts, strict=True):
         part.tofile(file)
-    stream, whole = TokenStream(files, [part.size for part in parts], np.dtype("<u2")), np.arange(20)
+    stream, whole = (
+        TokenStream(files, [part.size for part in parts], np.dtype("<u2")),
+        np.arange(20),
+    )
     assert (len(stream), stream.dtype) == (20, np.uint16)
     for start in range(-3, 22):
         for stop in range(-3, 22):
@@ -148,7 +173,9 @@ def test_a_stream_reads_like_the_array_that_its_files_make(tmp_path):
         stream[::2]
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="only Linux tells what a map was advised")
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/smaps").exists(), reason="only Linux tells what a map was advised"
+)
 def test_the_kernel_is_told_that_reads_are_random(data, tmp_path, monkeypatch):
     file = made(data, tmp_path / "cache", 1 << 30, monkeypatch)
     assert file.tokens[0] is not None
@@ -174,7 +201,12 @@ def test_words_are_counted_as_python_splits(text):
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 def test_blank_lines_end_documents(tmp_path, monkeypatch, line_end):
     """Wherever pieces end, even in the middle of a line end, and wherever shards are cut."""
-    documents = ["one\ntwo\n\n", "a document longer than a piece\nand more of it\n\n\n\n", "three\n\n", "open"]
+    documents = [
+        "one\ntwo\n\n",
+        "a document longer than a piece\nand more of it\n\n\n\n",
+        "three\n\n",
+        "open",
+    ]
     documents = [document.replace("\n", line_end) for document in documents]
     (tmp_path / "cc.txt").write_bytes("".join(documents).encode())
     corpus = TextFiles({"train": str(tmp_path / "cc.txt"), "document_end": "blank_line"})
@@ -196,5 +228,7 @@ def documents_of(pieces):
 
 
 def test_an_unknown_document_end():
-    with pytest.raises(ValueError, match=r"data\.document_end='lines' is unknown; use file or blank_line"):
+    with pytest.raises(
+        ValueError, match=r"data\.document_end='lines' is unknown; use file or blank_line"
+    ):
         TextFiles({"train": "x", "document_end": "lines"})

@@ -62,7 +62,13 @@ def test_bytes_of_one_document_are_its_utf8():
 
 
 def test_bytes_put_one_line_end_between_documents():
-    parts = Piece(b"a", True), Piece(b"b\n", True), Piece(b"", True), Piece(b"c", False), Piece(b"d", True)
+    parts = (
+        Piece(b"a", True),
+        Piece(b"b\n", True),
+        Piece(b"", True),
+        Piece(b"c", False),
+        Piece(b"d", True),
+    )
     assert bytes(stream(ByteTokenizer(), *parts)) == b"a\nb\n\ncd"
 
 
@@ -74,7 +80,12 @@ def test_the_dictionary_follows_fairseqs_rule():
     # Specials; falling count; ties by symbol; 4 + 4 symbols are a multiple of 8 already.
     assert tokenizer.symbols == ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "é"]
     assert words_of("x y\n").symbols[4:] == ["x", "y", "madeupword0000", "madeupword0001"]
-    assert words_of("madeupword0001 a\n").symbols[4:] == ["a", "madeupword0001", "madeupword0000", "madeupword0002"]
+    assert words_of("madeupword0001 a\n").symbols[4:] == [
+        "a",
+        "madeupword0001",
+        "madeupword0000",
+        "madeupword0002",
+    ]
 
 
 def test_every_line_ends_with_its_boundary_blank_ones_too():
@@ -83,18 +94,30 @@ def test_every_line_ends_with_its_boundary_blank_ones_too():
     assert tokenizer.encode("a b\n\n  \nb").tolist() == [a, b, 2, 2, 2, b, 2]
     assert tokenizer.encode("a <unk> nope\r\n").tolist() == [a, 3, 3, 2]
     # An empty document is a blank line: that is how the hub stores WikiText's.
-    assert stream(tokenizer, Piece(b"a\n", True), Piece(b"", True), Piece(b"b", True)) == [a, 2, 2, b, 2]
+    assert stream(tokenizer, Piece(b"a\n", True), Piece(b"", True), Piece(b"b", True)) == [
+        a,
+        2,
+        2,
+        b,
+        2,
+    ]
     assert tokenizer.decode([a, b, 2, 2, 3, 2]) == "a b\n\n<unk>\n"
 
 
 def test_words_are_the_same_in_pieces():
     tokenizer = words_of("a b c\n")
     whole = stream(tokenizer, Piece(b"a b\nc a b\n", True))
-    assert stream(tokenizer, Piece(b"a ", False), Piece(b"b", False), Piece(b"\nc a b\n", True)) == whole
+    assert (
+        stream(tokenizer, Piece(b"a ", False), Piece(b"b", False), Piece(b"\nc a b\n", True))
+        == whole
+    )
 
 
 def test_wikitext2_counts_are_those_of_the_paper(shared_dir):
-    texts = {split: str(shared_dir / f"data/wikitext-2/{split}.txt") for split in ("train", "valid", "test")}
+    texts = {
+        split: str(shared_dir / f"data/wikitext-2/{split}.txt")
+        for split in ("train", "valid", "test")
+    }
     data = DataConfig(corpus="text", tokenizer="words", **texts)
     corpus = make_corpus(data)
     tokenizer = make_tokenizer(data, corpus)
@@ -108,10 +131,21 @@ def test_wikitext2_counts_are_those_of_the_paper(shared_dir):
 
 def test_a_dict_txt_may_hold_the_padding_or_not(tmp_path):
     (tmp_path / "bare.txt").write_bytes("a 3\nb\u2028c 2\n".encode())
-    (tmp_path / "padded.txt").write_bytes("a 3\nb\u2028c 2\nmadeupword0000 0\nmadeupword0001 0\n".encode())
+    (tmp_path / "padded.txt").write_bytes(
+        "a 3\nb\u2028c 2\nmadeupword0000 0\nmadeupword0001 0\n".encode()
+    )
     bare, padded = (read_dictionary(tmp_path / name) for name in ("bare.txt", "padded.txt"))
     assert bare == padded
-    assert list(bare) == ["<s>", "<pad>", "</s>", "<unk>", "a", "b\u2028c", "madeupword0000", "madeupword0001"]
+    assert list(bare) == [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "a",
+        "b\u2028c",
+        "madeupword0000",
+        "madeupword0001",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +174,9 @@ def test_a_text_without_words_has_no_dictionary():
 
 def test_bpe_may_be_trained_on_a_sample():
     data = DataConfig()
-    data = dataclasses.replace(data, tokenizer="bpe", bpe_vocab_size=300, tokenizer_train_bytes=5000)
+    data = dataclasses.replace(
+        data, tokenizer="bpe", bpe_vocab_size=300, tokenizer_train_bytes=5000
+    )
     sampled = make_tokenizer(data, make_corpus(data))
     data = dataclasses.replace(data, tokenizer_train_bytes=-1, max_train_bytes=5000)
     assert sampled.fingerprint() == make_tokenizer(data, make_corpus(data)).fingerprint()
@@ -165,7 +201,11 @@ def test_bpe_training_is_deterministic_across_processes(trained_bpe):
         "print(BpeTokenizer(train_bpe([text[:100_000]], 400), '<|endoftext|>').fingerprint())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=BOOKS.parents[2]
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=BOOKS.parents[2],
     )
     assert done.stdout.strip() == trained_bpe.fingerprint()
 
@@ -173,7 +213,10 @@ def test_bpe_training_is_deterministic_across_processes(trained_bpe):
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(["\n", "\n\n", " ", "  ", "\t", "a", "it's", "12", "!?", "é", "\u3000", " \n"]), max_size=40
+        st.sampled_from(
+            ["\n", "\n\n", " ", "  ", "\t", "a", "it's", "12", "!?", "é", "\u3000", " \n"]
+        ),
+        max_size=40,
     ),
     st.integers(0, 40),
 )
@@ -182,7 +225,9 @@ def test_bpe_of_chunks_is_bpe_of_the_whole(library_bpe, trained_bpe, parts, cut)
     whole = library_bpe.encode(text, add_special_tokens=False).ids
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizers, "CHUNK_CHARS", 12)
-        chunked = stream(trained_bpe, Piece(text[:cut].encode(), False), Piece(text[cut:].encode(), True))[:-1]
+        chunked = stream(
+            trained_bpe, Piece(text[:cut].encode(), False), Piece(text[cut:].encode(), True)
+        )[:-1]
         chunks = tokenizers.cut_chunks(text, True)[0][:-1]
     # Text without a border in 12 characters is cut anywhere; a test of borders leaves that out.
     assert chunked == whole or any(len(chunk) == 12 for chunk in chunks)
@@ -190,7 +235,10 @@ def test_bpe_of_chunks_is_bpe_of_the_whole(library_bpe, trained_bpe, parts, cut)
 
 def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):
     """Short documents are encoded many at a time; where a batch ends must not show."""
-    documents = [Piece(text.encode(), True) for text in ("one two", "", "three\n\nfour", "five" * 9, "", "six")]
+    documents = [
+        Piece(text.encode(), True)
+        for text in ("one two", "", "three\n\nfour", "five" * 9, "", "six")
+    ]
     each = [token for document in documents for token in stream(trained_bpe, document)]
     assert each.count(0) == len(documents)
     assert list(trained_bpe.encode_stream([])) == []
@@ -210,19 +258,27 @@ def test_bpe_of_a_real_book_is_the_same_in_pieces(library_bpe, trained_bpe, monk
 
 def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     data = DataConfig()
-    data = dataclasses.replace(data, tokenizer="bpe", tokenizer_file=str(tmp_path / "tokenizer.json"))
+    data = dataclasses.replace(
+        data, tokenizer="bpe", tokenizer_file=str(tmp_path / "tokenizer.json")
+    )
     tokenizer = hf.Tokenizer(hf.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = hf.pre_tokenizers.Whitespace()
     tokenizer.save(data.tokenizer_file)
-    with pytest.raises(ValueError, match=r"tokenizer.json has no end-of-text token.*add one of <\|endoftext\|>, </s>"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokenizer.json has no end-of-text token.*add one of <\|endoftext\|>, </s>",
+    ):
         make_tokenizer(data, None)
     tokenizer.add_special_tokens(["</s>"])
-    tokenizer.post_processor = hf.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
     tokenizer.enable_truncation(2)
     tokenizer.save(data.tokenizer_file)
     made = make_tokenizer(data, None)
     assert (made.boundary_id, made.vocab_size) == (2, 3)
-    # Neither the template nor the truncation that the file asks for: a document is whole and closed once.
+    # Neither the template nor the truncation that the file asks for: a document is whole and closed
+    # once.
     assert made.encode("a b a a").tolist() == [0, 1, 0, 0, 2]
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"is no tokenizer\.json of the tokenizers library"):
@@ -239,7 +295,10 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
             {"tokenizer": "bytes", "tokenizer_file": "dict.txt"},
             "tokenizer_file=dict.txt is not used by data.tokenizer=b",
         ),
-        ({"tokenizer": "words", "tokenizer_train_bytes": 9}, "is not used with data.tokenizer=words: only a BPE"),
+        (
+            {"tokenizer": "words", "tokenizer_train_bytes": 9},
+            "is not used with data.tokenizer=words: only a BPE",
+        ),
         (
             {"tokenizer": "bpe", "tokenizer_file": "t.json", "tokenizer_train_bytes": 9},
             "not used with data.tokenizer_fi",
@@ -261,10 +320,19 @@ def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
         loaded = load_tokenizer(folder)
         assert type(loaded) is type(tokenizer)
         assert loaded.fingerprint() == tokenizer.fingerprint()
-        assert (loaded.vocab_size, loaded.boundary_id) == (tokenizer.vocab_size, tokenizer.boundary_id)
+        assert (loaded.vocab_size, loaded.boundary_id) == (
+            tokenizer.vocab_size,
+            tokenizer.boundary_id,
+        )
         np.testing.assert_array_equal(loaded.encode(TEXT), tokenizer.encode(TEXT))
-    assert len({load_tokenizer(tmp_path / name).fingerprint() for name in ("bytes", "words", "bpe")}) == 3
-    with pytest.raises(ValueError, match=r"holds no saved tokenizer.*; give the directory that a tokenizer's save\(\)"):
+    assert (
+        len({load_tokenizer(tmp_path / name).fingerprint() for name in ("bytes", "words", "bpe")})
+        == 3
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"holds no saved tokenizer.*; give the directory that a tokenizer's save\(\)",
+    ):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"name": "morse"}')
     with pytest.raises(ValueError, match="gives name='morse'; it must be one of bytes, words, bpe"):
@@ -272,9 +340,13 @@ def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
     words = load_tokenizer(tmp_path / "words")
     words.revision = "a1"
     words.save(tmp_path / "words")
-    assert load_tokenizer(tmp_path / "words").revision == "a1", "what it was made from stays with it"
+    assert load_tokenizer(tmp_path / "words").revision == "a1", (
+        "what it was made from stays with it"
+    )
     # Half a dictionary is one too, of other ids.
     dictionary = tmp_path / "words" / "dict.txt"
     dictionary.write_text("".join(dictionary.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(ValueError, match=r"words/dict\.txt was altered: its SHA-256 is not that of"):
+    with pytest.raises(
+        ValueError, match=r"words/dict\.txt was altered: its SHA-256 is not that of"
+    ):
         load_tokenizer(tmp_path / "words")

@@ -30,7 +30,11 @@ def data(tmp_path):
 
 
 def directories(data, kind="tokens"):
-    return sorted(path for path in (pathlib.Path(data.cache_dir) / kind).iterdir() if not path.name.endswith(".lock"))
+    return sorted(
+        path
+        for path in (pathlib.Path(data.cache_dir) / kind).iterdir()
+        if not path.name.endswith(".lock")
+    )
 
 
 def test_bytes_and_their_manifest(data):
@@ -127,10 +131,22 @@ def test_the_cache_is_the_configs_or_the_environments(monkeypatch, tmp_path):
     ("file", "change", "message"),
     [
         ("tokens-00000.bin", lambda content: content[:9], "has 9 bytes and needs 15"),
-        ("tokens-00000.bin", lambda content: b"O" + content[1:], "the SHA-256 of its ids is not that of manifest.json"),
+        (
+            "tokens-00000.bin",
+            lambda content: b"O" + content[1:],
+            "the SHA-256 of its ids is not that of manifest.json",
+        ),
         ("manifest.json", lambda content: content[:-9], "is damaged"),
-        ("manifest.json", lambda content: content.replace(b'"words": 3', b'"words": 7'), "manifest.json was altered"),
-        ("tokenizer/tokenizer_config.json", lambda content: b"[]", "no saved tokenizer, or a damaged one"),
+        (
+            "manifest.json",
+            lambda content: content.replace(b'"words": 3', b'"words": 7'),
+            "manifest.json was altered",
+        ),
+        (
+            "tokenizer/tokenizer_config.json",
+            lambda content: b"[]",
+            "no saved tokenizer, or a damaged one",
+        ),
     ],
 )
 def test_a_damaged_token_file_says_which_directory_to_delete(data, file, change, message):
@@ -144,7 +160,9 @@ def test_a_damaged_token_file_says_which_directory_to_delete(data, file, change,
 def test_bad_requests(data, tmp_path):
     with pytest.raises(ValueError, match=r"split 'dev' is unknown; use one of train, valid, test"):
         tokens.prepare(data, "dev")
-    with pytest.raises(ValueError, match=r"data\.test is empty; train with data\.test=\.\.\., or score a file by"):
+    with pytest.raises(
+        ValueError, match=r"data\.test is empty; train with data\.test=\.\.\., or score a file by"
+    ):
         tokens.prepare(data, "test")
     (tmp_path / "train.txt").write_text("")
     with pytest.raises(ValueError, match=r"train\.txt is empty"):
@@ -157,7 +175,10 @@ def test_no_space_left_is_explained_and_leaves_nothing(data, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ValueError, match=r"can't be written \(No space left on device\); make space, or set data\.cac"):
+    with pytest.raises(
+        ValueError,
+        match=r"can't be written \(No space left on device\); make space, or set data\.cac",
+    ):
         tokens.prepare(data, "train", progress=False)
     assert directories(data) == []
     monkeypatch.undo()
@@ -167,7 +188,9 @@ def test_no_space_left_is_explained_and_leaves_nothing(data, monkeypatch):
 def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
     (tmp_path / "file").write_text("not a directory")
     data = dataclasses.replace(data, cache_dir=str(tmp_path / "file"))
-    with pytest.raises(ValueError, match=r"the cache .*file.* can't be written .* or set data\.cache_dir"):
+    with pytest.raises(
+        ValueError, match=r"the cache .*file.* can't be written .* or set data\.cache_dir"
+    ):
         tokens.prepare(data, "train", progress=False)
 
 

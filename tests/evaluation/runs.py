@@ -1,4 +1,6 @@
-"""Work directories as training leaves them, made without training, and the rows of their evaluation."""
+"""Work directories as training leaves them, made without training, and the rows of their
+evaluation.
+"""
 
 import jax
 import optax
@@ -16,7 +18,9 @@ TEXT = "the quick brown fox jumps over the lazy dog.\n" * 3 + "a last line, cut 
 
 
 def make_run(folder, position, name, seed=0, steps=(3, 5), text=None):
-    """Returns a work directory as training leaves it: two checkpoints, of which the first is the better."""
+    """Returns a work directory as training leaves it: two checkpoints, of which the first is the
+    better.
+    """
     text = str(text or folder / "text.txt")
     config = make_config(
         f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=16,"

@@ -57,10 +57,20 @@ def test_rows_by_context_hold_each_token_once():
 
 
 def test_rows_by_position_are_the_means_of_single_places():
-    """10 tokens in blocks of 4: the places 1 and 2 are there three times, 3 and 4 twice; sliding by 2: 1 and 2 once."""
-    dump = Dump(Scoring("run", 1, "t", "c", 4, 4), np.arange(10, dtype=np.float32), np.zeros(10, np.int32))
+    """10 tokens in blocks of 4: the places 1 and 2 are there three times, 3 and 4 twice; sliding by
+    2: 1 and 2 once.
+    """
+    dump = Dump(
+        Scoring("run", 1, "t", "c", 4, 4), np.arange(10, dtype=np.float32), np.zeros(10, np.int32)
+    )
     rows = by_position(dump)
-    about = {"analysis": "by_position", "run": "run", "step": 1, "tokens_sha256": "t", "config_hash": "c"}
+    about = {
+        "analysis": "by_position",
+        "run": "run",
+        "step": 1,
+        "tokens_sha256": "t",
+        "config_hash": "c",
+    }
     assert rows[0].to_json() == about | {
         "eval_length": 4,
         "mode": "nonoverlapping",
@@ -77,7 +87,9 @@ def test_rows_by_position_are_the_means_of_single_places():
 
 
 def test_all_of_the_gain_is_the_curse_where_longer_context_is_worth_nothing():
-    """A model uses 8 tokens, in blocks of 16 and 64: the paper's finding for ALiBi beyond its training length."""
+    """A model uses 8 tokens, in blocks of 16 and 64: the paper's finding for ALiBi beyond its
+    training length.
+    """
     blocks = [measured(up_to(8), length, length) for length in (16, 64)]
     sliding = [measured(up_to(8), length, 1) for length in (16, 64)]
     row = early_token_curse(*blocks, [*blocks, *sliding])
@@ -91,7 +103,9 @@ def test_all_of_the_gain_is_the_curse_where_longer_context_is_worth_nothing():
 
 
 def test_only_part_of_it_where_longer_context_helps():
-    """By hand for blocks of 2 and 4 of a cost 4 - context: 2.5 to 1.5; at 2 beyond the first token, 2.25."""
+    """By hand for blocks of 2 and 4 of a cost 4 - context: 2.5 to 1.5; at 2 beyond the first token,
+    2.25.
+    """
 
     def cost(context):
         return 4.0 - context
@@ -101,7 +115,8 @@ def test_only_part_of_it_where_longer_context_helps():
     row = early_token_curse(*blocks, [*blocks, *sliding])
     assert row.gain_nats == pytest.approx(1.0)
     assert row.composition_share == pytest.approx(0.25, abs=1e-4)
-    assert row.sliding_share == pytest.approx(1.0 - 2.0, abs=1e-3)  # the windows' gain is twice the blocks'
+    # the windows' gain is twice the blocks'
+    assert row.sliding_share == pytest.approx(1.0 - 2.0, abs=1e-3)
 
 
 def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
@@ -109,14 +124,20 @@ def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
         for stride in (length, 1):
             one = measured(up_to(8), length, stride)
             write_dump(tmp_path / f"run-length={length}-stride={stride}.npz", one)
-    assert read_dump(tmp_path / "run-length=16-stride=1.npz").of == Scoring("run", 1, "t", "c", 16, 1)
-    done = run_script(ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}")
+    assert read_dump(tmp_path / "run-length=16-stride=1.npz").of == Scoring(
+        "run", 1, "t", "c", 16, 1
+    )
+    done = run_script(
+        ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"
+    )
     assert done.returncode == 0, done.stderr
     assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2826, 0.2853] |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
     assert {row["analysis"] for row in rows} == {"by_context", "by_position", "early_token_curse"}
-    places = [row for row in rows if row["analysis"] == "by_position" and row["mode"] == "nonoverlapping"]
+    places = [
+        row for row in rows if row["analysis"] == "by_position" and row["mode"] == "nonoverlapping"
+    ]
     assert len(places) == 16 + 64
     assert (tmp_path / "by_context.png").read_bytes().startswith(b"\x89PNG")
 
@@ -125,7 +146,11 @@ def test_a_dump_says_itself_what_it_is_of(tmp_path):
     """Whatever its name is."""
     dump = measured(up_to(8), 16, 8)
     write_dump(tmp_path / "renamed.npz", dump)
-    assert read_dump(tmp_path / "renamed.npz").of == read_scoring(epath.Path(tmp_path / "renamed.npz")) == dump.of
+    assert (
+        read_dump(tmp_path / "renamed.npz").of
+        == read_scoring(epath.Path(tmp_path / "renamed.npz"))
+        == dump.of
+    )
     with pytest.raises(ValueError, match="is no NLL dump"):
         read_dump(tmp_path / "absent.npz")
 
@@ -136,14 +161,17 @@ def test_the_same_dump_twice_is_refused():
     later = with_other(once, step=2)
     assert {row.of.step for row in analyse([once, later])} == {1, 2}
     with pytest.raises(
-        ValueError, match="2 dumps are of run after 1 updates at length=16 and stride=16, of the text t"
+        ValueError,
+        match="2 dumps are of run after 1 updates at length=16 and stride=16, of the text t",
     ):
         analyse([once, later, once])
 
 
 @pytest.mark.parametrize(("seed", "means"), [(0, (5.0, 5.0)), (4, (5.15, 5.0))])
 def test_no_share_of_a_gain_that_is_chance_or_hardly_known(seed, means):
-    """A share is the inverse of a gain: 885%, for example, of the 0.001 nats of two lengths of equal cost."""
+    """A share is the inverse of a gain: 885%, for example, of the 0.001 nats of two lengths of
+    equal cost.
+    """
     random = np.random.default_rng(seed)
     short, long = (
         measured(lambda context, mean=mean: random.normal(mean, 1, context.size), length, length)
@@ -159,8 +187,12 @@ def test_no_share_of_a_gain_that_is_chance_or_hardly_known(seed, means):
 
 
 def test_one_block_has_no_interval():
-    """Drawn again and again it is always the same, which is no certainty; so it explains no share of a gain either."""
-    short, long = (measured(lambda context: 9.0 - np.log(context), length, length) for length in (250, 1000))
+    """Drawn again and again it is always the same, which is no certainty; so it explains no share
+    of a gain either.
+    """
+    short, long = (
+        measured(lambda context: 9.0 - np.log(context), length, length) for length in (250, 1000)
+    )
     assert {row.interval for row in by_context(long)} == {None}
     row = early_token_curse(short, long, [short, long])
     assert row.gain_nats > 0.1

@@ -32,7 +32,8 @@ def test_all_lengths_score_the_same_tokens_with_all_their_context(num_tokens, le
     assert [part.length for part in parts] == sorted(lengths)
     for part in parts:
         assert part.num_tokens == len(part) * part.stride <= windows * part.stride
-        batch = make_batch(tokens, part, np.arange(len(part) + 1), BOUNDARY)  # and one row that there is not
+        # and one row that there is not
+        batch = make_batch(tokens, part, np.arange(len(part) + 1), BOUNDARY)
         assert (batch.targets[-1] == -1).all()
         for inputs, scored in zip(batch.inputs[:-1], batch.targets[:-1], strict=True):
             # All inputs are the text's own, up to the one before the last target.
@@ -50,7 +51,9 @@ def test_windows_reach_from_the_texts_start_to_its_end():
     assert same_token_windows(1000, (20, 80), 5) == [
         Windows(78, 1000, length, 2, SAME_TOKENS, 230) for length in (20, 80)
     ]
-    assert same_token_windows(80, (20, 80), 5) == [Windows(78, 80, length, 2, SAME_TOKENS, 2) for length in (20, 80)]
+    assert same_token_windows(80, (20, 80), 5) == [
+        Windows(78, 80, length, 2, SAME_TOKENS, 2) for length in (20, 80)
+    ]
     with pytest.raises(ValueError, match="the text has 79 tokens, fewer than one window of 80"):
         same_token_windows(79, (20, 80), 5)
 
@@ -68,7 +71,9 @@ def nll_up_to(most):
 
 @pytest.mark.parametrize("batch_tokens", [64, 1000])
 def test_a_model_that_only_survives_gains_nothing(batch_tokens):
-    """A model of all context gains the logarithm of the ratio of contexts; non-overlapping windows can't show it."""
+    """A model of all context gains the logarithm of the ratio of contexts; non-overlapping windows
+    can't show it.
+    """
     tokens = np.random.default_rng(0).integers(0, 10, 1000)
     params = jnp.linspace(0.0, 3.0, 10, dtype=jnp.float32)
     parts, gains = same_token_windows(tokens.size, (20, 40, 80), 50), {}
@@ -92,16 +97,23 @@ def test_hard_windows_do_not_widen_the_interval():
     random, part = np.random.default_rng(1), Windows(0, 1600, 20, 4, SAME_TOKENS)
     hard = random.normal(5, 3, (400, 1))
     saved = random.normal(0.02, 0.05, (400, 4))
-    gain = gain_of(Score(part, hard + saved, 1.0), Score(part, np.broadcast_to(hard, (400, 4)), 1.0))
+    gain = gain_of(
+        Score(part, hard + saved, 1.0), Score(part, np.broadcast_to(hard, (400, 4)), 1.0)
+    )
     error = saved.mean(axis=1).std() / np.sqrt(400)
-    assert gain.interval == pytest.approx((saved.mean() - 1.96 * error, saved.mean() + 1.96 * error), abs=error / 5)
+    assert gain.interval == pytest.approx(
+        (saved.mean() - 1.96 * error, saved.mean() + 1.96 * error), abs=error / 5
+    )
 
 
 @pytest.mark.parametrize("windows", [4, 8, 100])
 def test_the_interval_holds_the_truth_nineteen_times_in_twenty(windows):
     """An interval by percentiles alone, of 4 windows, holds it four times in five."""
     random, ones = np.random.default_rng(2), np.ones(windows, int)
-    held = [low <= 1 <= high for low, high in (interval(random.gamma(9, 1 / 9, windows), ones) for _ in range(200))]
+    held = [
+        low <= 1 <= high
+        for low, high in (interval(random.gamma(9, 1 / 9, windows), ones) for _ in range(200))
+    ]
     assert 0.89 <= np.mean(held) <= 0.99
 
 
@@ -124,7 +136,11 @@ def run(tmp_path_factory):
 def test_rows_and_report(run, tmp_path, capsys):
     options = Options(output_dir=tmp_path, multiples=(1, 2, 4), context_windows=20)
     assert evaluate_runs([run], options) == []
-    rows = {row.eval_length: row for row in read_rows(tmp_path / "results.jsonl") if row.mode == "same tokens"}
+    rows = {
+        row.eval_length: row
+        for row in read_rows(tmp_path / "results.jsonl")
+        if row.mode == "same tokens"
+    }
     assert [*rows] == [16, 32, 64]
     for row in rows.values():
         assert (row.stride, row.tokens, row.words, row.bits_per_byte) == (1, 20, None, None)
@@ -134,11 +150,16 @@ def test_rows_and_report(run, tmp_path, capsys):
         assert low <= row.context_use.gain_nats <= high
     assert rows[16].context_use == ContextUse(20, 16, 0.0, None, 64)
     report = (tmp_path / "report.md").read_text()
-    assert "the last 1 tokens of 20 windows, the same at each length, against what they cost at 16" in report
+    assert (
+        "the last 1 tokens of 20 windows, the same at each length, against what they cost at 16"
+        in report
+    )
     gain = rows[64].context_use
     assert f"{gain.gain_nats:+.4f} [{gain.interval[0]:+.4f}, {gain.interval[1]:+.4f}]" in report
     assert (tmp_path / "context_use.png").stat().st_size > 1000
-    assert report.count("Perplexity by evaluation length") == 1, "the same tokens are no table of perplexities"
+    assert report.count("Perplexity by evaluation length") == 1, (
+        "the same tokens are no table of perplexities"
+    )
 
     capsys.readouterr()
     assert evaluate_runs([run], options) == []
@@ -148,14 +169,20 @@ def test_rows_and_report(run, tmp_path, capsys):
 
 
 def test_gains_of_more_lengths_are_of_other_tokens_and_take_the_place_of_all(run, tmp_path):
-    """The longest window decides where the tokens lie; a table of one length's old gain beside new ones would mix."""
+    """The longest window decides where the tokens lie; a table of one length's old gain beside new
+    ones would mix.
+    """
     options = Options(output_dir=tmp_path / "both", multiples=(1, 2), context_windows=9)
     assert evaluate_runs([run], options) == []
     for directory in ("both", "once"):
         both = dataclasses.replace(options, output_dir=tmp_path / directory, multiples=(1, 2, 8))
         assert evaluate_runs([run], both) == []
     kept, fresh = (
-        {row.eval_length: (row.nll_nats, row.context_use) for row in latest(read_rows(path)) if row.context_use}
+        {
+            row.eval_length: (row.nll_nats, row.context_use)
+            for row in latest(read_rows(path))
+            if row.context_use
+        }
         for path in (tmp_path / name / "results.jsonl" for name in ("both", "once"))
     )
     assert [*fresh] == [16, 32, 128]
@@ -163,14 +190,23 @@ def test_gains_of_more_lengths_are_of_other_tokens_and_take_the_place_of_all(run
 
 
 def test_one_length_tells_nothing(run, tmp_path, capsys):
-    assert evaluate_runs([run], Options(output_dir=tmp_path, lengths=(16, 9999), context_windows=20)) == []
+    assert (
+        evaluate_runs([run], Options(output_dir=tmp_path, lengths=(16, 9999), context_windows=20))
+        == []
+    )
     assert "needs two lengths that can be measured, not [16]" in capsys.readouterr().err
 
 
 def test_seeds_have_a_deviation_in_place_of_intervals(tmp_path):
     use = {"windows": 9, "from_length": 128, "interval": [0, 1]}
     rows = [
-        make_row(seed=seed, eval_length=length, mode="same tokens", stride=12, context_use=use | {"gain_nats": gain})
+        make_row(
+            seed=seed,
+            eval_length=length,
+            mode="same tokens",
+            stride=12,
+            context_use=use | {"gain_nats": gain},
+        )
         for seed, gains in ((0, (0.0, 0.1)), (1, (0.0, 0.3)))
         for length, gain in zip((128, 256), gains, strict=True)
     ]

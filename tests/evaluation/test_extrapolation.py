@@ -22,7 +22,12 @@ def test_rows_say_what_was_measured(evaluated, alibi_run):
     row = rows_by_cell(evaluated)["alibi-run", 32]
     config = RunDirectory(alibi_run).config()
     assert row.error is None
-    assert (row.position, row.train_length, row.stride, row.mode) == ("alibi", 16, 32, "nonoverlapping")
+    assert (row.position, row.train_length, row.stride, row.mode) == (
+        "alibi",
+        16,
+        32,
+        "nonoverlapping",
+    )
     assert (row.corpus, row.split, row.seed, row.step) == ("text.txt", "valid", 0, 5)
     assert row.parameters == count_parameters(build_model(config, 256))
     assert row.bytes == len(TEXT.encode())
@@ -63,12 +68,17 @@ def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run, le
         "or a longer text (--text_file)"
     )
     for _ in range(2):  # nothing was measured, so the command must not look as if it had worked
-        (failure,) = evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(512,), report=False))
+        (failure,) = evaluate_runs(
+            [alibi_run], Options(output_dir=tmp_path, lengths=(512,), report=False)
+        )
         assert failure == f"{alibi_run}: no length can be measured: {why}"
     (row,) = read_rows(tmp_path / "results.jsonl")
     assert (row.error, row.perplexity, row.limit) == (why, None, True)
     # Beyond a learned table more text would not help.
-    assert evaluate_runs([learned_run], Options(output_dir=tmp_path, lengths=(512,), report=False)) == []
+    assert (
+        evaluate_runs([learned_run], Options(output_dir=tmp_path, lengths=(512,), report=False))
+        == []
+    )
 
 
 def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated):
@@ -82,14 +92,21 @@ def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated)
     ("options", "message"),
     [
         ({"checkpoint": "4"}, "no checkpoint of step 4; there are: 3, 5"),
-        ({"split": "test"}, "data.test is empty; train with data.test=..., or score a file by --text_file"),
+        (
+            {"split": "test"},
+            "data.test is empty; train with data.test=..., or score a file by --text_file",
+        ),
         ({"text_file": "none.txt"}, "none.txt"),
-        ({"multiples": (1,), "lengths": (), "stride": 17}, "stride=17 must be between 1 and the length 16"),
+        (
+            {"multiples": (1,), "lengths": (), "stride": 17},
+            "stride=17 must be between 1 and the length 16",
+        ),
     ],
 )
 def test_what_a_run_cannot_give(tmp_path, alibi_run, options, message):
     (failure,) = evaluate_runs(
-        [alibi_run], Options(**{"output_dir": tmp_path, "lengths": (16,), "report": False} | options)
+        [alibi_run],
+        Options(**{"output_dir": tmp_path, "lengths": (16,), "report": False} | options),
     )
     assert message in failure
     assert read_rows(tmp_path / "results.jsonl") == []
@@ -98,7 +115,9 @@ def test_what_a_run_cannot_give(tmp_path, alibi_run, options, message):
 @pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"caf\xe9 au lait", "UTF-8")])
 def test_a_text_file_that_is_no_text(tmp_path, alibi_run, content, message):
     (tmp_path / "bad.txt").write_bytes(content)
-    options = Options(output_dir=tmp_path, lengths=(16,), text_file=str(tmp_path / "bad.txt"), report=False)
+    options = Options(
+        output_dir=tmp_path, lengths=(16,), text_file=str(tmp_path / "bad.txt"), report=False
+    )
     (failure,) = evaluate_runs([alibi_run], options)
     assert message in failure
     assert "bad.txt" in failure
@@ -148,7 +167,9 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     assert "error: 1 of 2 work directories failed" in done.stderr
     assert "alibi-run as alibi(slopes=0.5:0.25) with window 4" in done.stdout
     row = json.loads((tmp_path / "results.jsonl").read_text())
-    assert (row["device"], row["eval_length"]) == ({"kind": "cpu", "count": 1}, 16), "once the run's own length"
+    assert (row["device"], row["eval_length"]) == ({"kind": "cpu", "count": 1}, 16), (
+        "once the run's own length"
+    )
     assert row["override"] == {"position": "alibi", "options": {"slopes": [0.5, 0.25]}, "window": 4}
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
 
@@ -157,19 +178,45 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
     words = (f"--workdirs={alibi_run}", f"--output_dir={tmp_path}", "--position_options=slope=1.0")
     done = run_script(ROOT / "eval_extrapolation.py", *words)
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: {alibi_run}: position method 'alibi' has no option 'slope'; did you mean 'slopes'?")
+    assert line.startswith(
+        f"error: {alibi_run}: position method 'alibi' has no option 'slope'; did you mean 'slopes'?"
+    )
     assert (done.returncode, done.stdout) == (1, "")
 
 
 @pytest.mark.parametrize(
     ("program", "flags", "message"),
     [
-        ("scripts/passkey.py", ["--checkpoint=last"], "checkpoint=last must be latest, best or a step, such as 600"),
-        ("eval_extrapolation.py", ["--lengths=16", "--multiples=2"], "--lengths and --multiples are two ways"),
-        ("eval_extrapolation.py", ["--lengths=16,x"], "--lengths=16,x must be positive whole numbers"),
-        ("eval_extrapolation.py", ["--position_options=factor"], "--position_options=factor is not KEY=VALUE"),
-        ("eval_extrapolation.py", ["--context_windows=1"], "--context_windows=1 is for --context_use"),
-        ("eval_extrapolation.py", ["--split=tset", "--text_file=mine.txt"], "--split=tset names a split"),
+        (
+            "scripts/passkey.py",
+            ["--checkpoint=last"],
+            "checkpoint=last must be latest, best or a step, such as 600",
+        ),
+        (
+            "eval_extrapolation.py",
+            ["--lengths=16", "--multiples=2"],
+            "--lengths and --multiples are two ways",
+        ),
+        (
+            "eval_extrapolation.py",
+            ["--lengths=16,x"],
+            "--lengths=16,x must be positive whole numbers",
+        ),
+        (
+            "eval_extrapolation.py",
+            ["--position_options=factor"],
+            "--position_options=factor is not KEY=VALUE",
+        ),
+        (
+            "eval_extrapolation.py",
+            ["--context_windows=1"],
+            "--context_windows=1 is for --context_use",
+        ),
+        (
+            "eval_extrapolation.py",
+            ["--split=tset", "--text_file=mine.txt"],
+            "--split=tset names a split",
+        ),
     ],
 )
 def test_flags_that_cannot_be(run_script, alibi_run, program, flags, message):

@@ -22,8 +22,12 @@ def plain_run(folder):
     return make_run(folder, "none", "none-run")
 
 
-def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, tmp_path, monkeypatch):
-    """Without parameters none is ALiBi whose slopes are 0, and a window as long as the sequence is none."""
+def test_a_model_is_tested_under_another_method_and_its_rows_say_so(
+    plain_run, tmp_path, monkeypatch
+):
+    """Without parameters none is ALiBi whose slopes are 0, and a window as long as the sequence is
+    none.
+    """
     options = {
         "as alibi": Override("alibi"),
         "as alibi(slopes=0:0)": Override("alibi", (("slopes", (0, 0)),)),
@@ -39,7 +43,11 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
     for override in (None, *options.values()):
         evaluate(override)
     monkeypatch.setattr(Scorer, "score_windows", None)  # from here on nothing is computed
-    for override in (*same, *options.values(), Override("alibi", (("slopes", (0.0, 0.0)), ("draw", 0)))):
+    for override in (
+        *same,
+        *options.values(),
+        Override("alibi", (("slopes", (0.0, 0.0)), ("draw", 0))),
+    ):
         evaluate(override)
     rows = {str(row.override or ""): row for row in latest(find_rows(tmp_path))}
     assert len(find_rows(tmp_path)) == 5
@@ -48,7 +56,9 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
         ("none-run", "none", rows[""].config_hash)
     }
     assert rows["as alibi(slopes=0:0)"].nll_nats == pytest.approx(rows[""].nll_nats, rel=1e-6)
-    assert rows["as alibi with window 16"].nll_nats == pytest.approx(rows["as alibi"].nll_nats, rel=1e-6)
+    assert rows["as alibi with window 16"].nll_nats == pytest.approx(
+        rows["as alibi"].nll_nats, rel=1e-6
+    )
     for name in ("as alibi", "with window 3"):
         assert abs(rows[name].nll_nats - rows[""].nll_nats) > 1e-3
     dumps = [read_dump(path) for path in (tmp_path / "nll").iterdir()]
@@ -62,11 +72,20 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(plain_run, t
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (Override("learned"), r"it needs the position parameters table \[16, 16\], and the checkpoint has no position"),
-        (Override("alibi", logit_scale="ssmax"), r"needs the position parameters layer ssmax \[2\], and the"),
+        (
+            Override("learned"),
+            r"it needs the position parameters table \[16, 16\], and the checkpoint has no position",
+        ),
+        (
+            Override("alibi", logit_scale="ssmax"),
+            r"needs the position parameters layer ssmax \[2\], and the",
+        ),
         (Override("yarn", (("factor", 0.5),)), "finite factor of at least 1"),
         (Override("alibi", (("slope", 1.0),)), "no option 'slope'; did you mean 'slopes'"),
-        (Override(logit_scale="log_n", window=8), "model.logit_scale=log_n, model.window=8 exclude each other"),
+        (
+            Override(logit_scale="log_n", window=8),
+            "model.logit_scale=log_n, model.window=8 exclude each other",
+        ),
         (Override(max_position=8), "model.max_position=8 must be at least train_length=16"),
         (Override(window=-1), "model.window=-1 must be at least 0"),
         (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),
@@ -76,14 +95,19 @@ def test_what_a_model_cannot_be_tested_under_is_said_before_any_work(
     tmp_path, plain_run, override, message, monkeypatch
 ):
     monkeypatch.setattr(extrapolation, "prepare", None)
-    (failure,) = evaluate_runs([plain_run], Options(output_dir=tmp_path, override=override, report=False))
+    (failure,) = evaluate_runs(
+        [plain_run], Options(output_dir=tmp_path, override=override, report=False)
+    )
     assert re.search(message, failure), failure
     assert len(failure.splitlines()) == 1
 
 
 def test_parameters_are_shared_by_methods_that_have_the_same(folder, learned_run):
     """A learned table of another length is another table; with its own length named it is the same."""
-    with pytest.raises(ValueError, match=r"needs the position parameters table \[64, 16\], and .* has .* \[16, 16\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs the position parameters table \[64, 16\], and .* has .* \[16, 16\]",
+    ):
         TrainedRun(learned_run, override=Override(options=(("num_positions", 64),)))
     run = TrainedRun(learned_run, override=Override("learned", (("num_positions", 16),), window=4))
     assert (run.model.config.window, run.config.model.window) == (4, 0)
@@ -92,15 +116,21 @@ def test_parameters_are_shared_by_methods_that_have_the_same(folder, learned_run
 
 def test_parameters_of_another_meaning_are_not_tested_under_the_method(folder, tmp_path):
     run = make_run(folder, "kerple_log", "kerple-run")
-    with pytest.raises(ValueError, match=r"position=kerple_power can't be tested .*=kerple_log: .* another meaning"):
+    with pytest.raises(
+        ValueError, match=r"position=kerple_power can't be tested .*=kerple_log: .* another meaning"
+    ):
         TrainedRun(run, override=Override("kerple_power"))
 
 
 def test_a_stretched_method_asks_for_the_length_that_the_run_knows(folder, tmp_path, monkeypatch):
-    """Randomised positions of 16 tokens reach to 256: to stretch from 16 on would stretch trained positions."""
+    """Randomised positions of 16 tokens reach to 256: to stretch from 16 on would stretch trained
+    positions.
+    """
     run = make_run(folder, "rotary,model.max_position=256", "randomised-run")
     monkeypatch.setattr(extrapolation, "prepare", None)
-    options = Options(output_dir=tmp_path, override=Override("rotary_ntk", max_position=0), report=False)
+    options = Options(
+        output_dir=tmp_path, override=Override("rotary_ntk", max_position=0), report=False
+    )
     assert evaluate_runs([run], options) == [
         f"{run}: a run of position=rotary knows positions from sequences of 256 tokens, and this position method "
         "would take 16 for that; set --position_options=original_length=256"
@@ -111,19 +141,35 @@ def test_a_stretched_method_asks_for_the_length_that_the_run_knows(folder, tmp_p
     ("trained", "override", "known"),
     [
         ("position=rotary,model.max_position=512", Override("rotary_ntk", max_position=0), 512),
-        ("position=rotary,model.max_position=512", Override("yarn", (("factor", 4),), max_position=0), 512),
-        ("position=yarn,position_options.original_length=32", Override(options=(("original_length", 0),)), 32),
+        (
+            "position=rotary,model.max_position=512",
+            Override("yarn", (("factor", 4),), max_position=0),
+            512,
+        ),
+        (
+            "position=yarn,position_options.original_length=32",
+            Override(options=(("original_length", 0),)),
+            32,
+        ),
         (
             "position=rotary,model.max_position=512",
             Override("rotary_ntk", (("original_length", 512),), max_position=0),
             None,
         ),
-        ("position=rotary,model.max_position=512", Override("rotary_ntk", (("factor", 4),), max_position=0), None),
+        (
+            "position=rotary,model.max_position=512",
+            Override("rotary_ntk", (("factor", 4),), max_position=0),
+            None,
+        ),
         ("position=rotary,model.max_position=512", Override("rotary_ntk"), None),
         ("position=rotary,model.max_position=512", Override(max_position=0), None),
         ("position=alibi,model.max_position=512", Override("alibi_ntk", max_position=0), None),
         ("position=yarn,position_options.original_length=32", Override("rotary_ntk"), None),
-        ("position=rotary_interpolated,position_options.original_length=32", Override("rotary"), None),
+        (
+            "position=rotary_interpolated,position_options.original_length=32",
+            Override("rotary"),
+            None,
+        ),
         ("position=rotary", Override("rotary_ntk"), None),
         ("position=rotary", Override("yarn"), None),
         ("position=rotary", Override(window=8), None),
@@ -162,7 +208,9 @@ def test_a_length_is_asked_for_only_where_another_one_would_be_taken(trained, ov
         ),
     ],
 )
-def test_of_the_method_of_training_the_options_are_named_that_it_cannot_be_tested_with(trained, override, message):
+def test_of_the_method_of_training_the_options_are_named_that_it_cannot_be_tested_with(
+    trained, override, message
+):
     config = make_config(trained)
     with pytest.raises(ValueError, match=re.escape(message)):
         overridden(config, effective(override, config))
@@ -185,9 +233,13 @@ def test_options_of_training_stay_where_the_other_method_has_them():
 
 
 def test_listed_options_are_the_same_from_a_file_as_from_a_row():
-    """JSON has lists only: otherwise a row read back would not be found, and would be measured again."""
+    """JSON has lists only: otherwise a row read back would not be found, and would be measured
+    again.
+    """
     config = read_config({"position": "alibi", "position_options": {"slopes": [0.5] * 8}})
     found = effective(Override("alibi_ntk"), config)
     assert Override.from_json(found.to_json()) == found
     assert str(Override.from_json(found.to_json())) == str(found)
-    assert effective(Override("alibi", (("slopes", (0.5,) * config.model.num_heads),)), config) is None
+    assert (
+        effective(Override("alibi", (("slopes", (0.5,) * config.model.num_heads),)), config) is None
+    )

@@ -41,7 +41,9 @@ def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
         between = [len(one[2].encode()) for one in pairs]
         assert 46 < np.mean(between) < 62, "half of up to 96, and to the next space"
         assert max(between) < 96 + 40
-        assert re.sub(f"{told}|{asked}", "", text.decode()).encode() == book.utf8, "the book itself is all there"
+        assert re.sub(f"{told}|{asked}", "", text.decode()).encode() == book.utf8, (
+            "the book itself is all there"
+        )
     assert len({one[1] for one in pairs}) > 0.9 * len(pairs)
     again = next(iter(PassKeys(data).pieces("valid"))).utf8
     assert again == found[0]
@@ -49,14 +51,17 @@ def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
 
 def test_the_distance_is_part_of_the_texts_identity():
     descriptions = [
-        PassKeys(read_config(config_file.get_config(f"length={n}")).data).description("valid") for n in (128, 256)
+        PassKeys(read_config(config_file.get_config(f"length={n}")).data).description("valid")
+        for n in (128, 256)
     ]
     assert descriptions[0] != descriptions[1]
     with pytest.raises(ValueError, match=r"data\.passkey_distance=0 must be at least 1"):
         PassKeys(read_config(config_file.get_config("length=32")).data)
 
 
-@pytest.mark.parametrize(("length", "distance"), [(128, 32), (128, 64), (128, 112), (1024, 512), (64, 8)])
+@pytest.mark.parametrize(
+    ("length", "distance"), [(128, 32), (128, 64), (128, 112), (1024, 512), (64, 8)]
+)
 def test_a_digit_stands_as_far_from_its_answer_as_asked_for(length, distance):
     prompts = make_prompts(BOOK, length, distance, 7)
     assert prompts.shape == (7, length + 1)
@@ -70,24 +75,34 @@ def test_a_digit_stands_as_far_from_its_answer_as_asked_for(length, distance):
 
 @pytest.mark.parametrize("distance", [7, 119, 128])
 def test_an_impossible_distance_is_refused(distance):
-    with pytest.raises(ValueError, match=rf"distance={distance} must be from 8 to 118 in a window of 124"):
+    with pytest.raises(
+        ValueError, match=rf"distance={distance} must be from 8 to 118 in a window of 124"
+    ):
         make_prompts(BOOK, 124, distance, 7)
 
 
-def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(a_run, tmp_path, monkeypatch):
-    """As for the lengths of eval_extrapolation.py; where nothing can be measured the command has failed."""
+def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(
+    a_run, tmp_path, monkeypatch
+):
+    """As for the lengths of eval_extrapolation.py; where nothing can be measured the command has
+    failed.
+    """
     monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
     options = Options(output_dir=tmp_path / "out", lengths=(64, 2200), prompts=3, report=False)
     assert evaluate_passkeys([a_run], options) == []
     measured, *limits = read_rows(tmp_path / "out" / "results.jsonl")
     assert (measured.eval_length, measured.is_measured) == (64, True)
-    assert {(row.eval_length, row.limit, row.is_measured) for row in limits} == {(2200, True, False)}
+    assert {(row.eval_length, row.limit, row.is_measured) for row in limits} == {
+        (2200, True, False)
+    }
     assert [row.passkey.distance for row in limits] == distances(2200)
     why = "windows of 2,200 tokens are longer than their text of 2,120 bytes"
     assert all(row.error.startswith(why) for row in limits)
     (failure,) = evaluate_passkeys([a_run], dataclasses.replace(options, lengths=(2200,)))
     assert failure.startswith(f"{a_run}: no length can be measured: {why}")
-    assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 1 + len(limits), "each is written once"
+    assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 1 + len(limits), (
+        "each is written once"
+    )
 
 
 def test_keys_are_answered_with_the_products_that_rows_name(a_run, tmp_path, monkeypatch):
@@ -108,7 +123,9 @@ def test_distances_are_the_powers_of_two_that_fit():
 
 
 class Copier:
-    """A model which answers with the token `reach` before the next token: it finds keys at this distance alone."""
+    """A model which answers with the token `reach` before the next token: it finds keys at this
+    distance alone.
+    """
 
     def __init__(self, reach):
         self.reach, self.vocabulary, self.sharding = reach, self, None
@@ -169,12 +186,17 @@ def test_too_little_memory_is_a_row_and_the_others_are_measured(a_run, tmp_path,
     assert evaluate_passkeys([a_run], options) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     assert [(row.eval_length, row.is_measured) for row in rows] == [(64, True), *[(134, False)] * 3]
-    assert {row.error for row in rows[1:]} == {"out of memory at 134 tokens; try fewer batch_tokens or more devices"}
+    assert {row.error for row in rows[1:]} == {
+        "out of memory at 134 tokens; try fewer batch_tokens or more devices"
+    }
 
 
 def test_a_trained_run_is_measured_once(a_run, tmp_path, capsys):
     options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
-    for words in ("a key 32 tokens back in 64: 0% of 3 found", "a key 32 tokens back in 64: done before"):
+    for words in (
+        "a key 32 tokens back in 64: 0% of 3 found",
+        "a key 32 tokens back in 64: done before",
+    ):
         evaluate_passkeys([a_run], options)
         assert words in capsys.readouterr().err
     evaluate_passkeys([a_run], dataclasses.replace(options, prompts=4))
@@ -182,12 +204,16 @@ def test_a_trained_run_is_measured_once(a_run, tmp_path, capsys):
 
 
 def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, monkeypatch, capsys):
-    """A table of 0% alone would look like a fault of the method. A user's own text may have keys too."""
+    """A table of 0% alone would look like a fault of the method. A user's own text may have keys
+    too.
+    """
     options = Options(output_dir=tmp_path / "out", lengths=(64, 80), prompts=3, report=False)
     assert evaluate_passkeys([a_run], options) == []
     told = [line for line in capsys.readouterr().err.splitlines() if "configs/passkey.py" in line]
     assert len(told) == 1
-    assert told[0].startswith("a-run: was trained on data.corpus=text, not passkeys, and may find no key; ")
+    assert told[0].startswith(
+        "a-run: was trained on data.corpus=text, not passkeys, and may find no key; "
+    )
 
     trained_config = RunDirectory.config
 
@@ -201,7 +227,9 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, mon
     assert "configs/passkey.py" not in capsys.readouterr().err
 
 
-def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_of_its_own(a_run, tmp_path, capsys):
+def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_of_its_own(
+    a_run, tmp_path, capsys
+):
     missing = tmp_path / "no-run"
     options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
     (failure,) = evaluate_passkeys([missing, a_run], options)

@@ -55,16 +55,21 @@ def test_exact_on_a_bigram_table(table, num_tokens, length, stride, batch_size):
     tokens = stream(num_tokens)
     score = scorer(batch_tokens=batch_size * length).score(table, tokens, length, stride)
     previous = np.concatenate([[BOUNDARY], tokens[:-1]])
-    start = np.arange(num_tokens) // stride * stride  # first token of the window that scores this one
+    # first token of the window that scores this one
+    start = np.arange(num_tokens) // stride * stride
     context = np.arange(num_tokens) - np.maximum(start - (length - stride), 0) + 1
     np.testing.assert_allclose(score.nll_nats, table[previous, tokens] + context, rtol=1e-6)
     assert score.tokens == num_tokens
-    assert score.total_nats == pytest.approx(float((table[previous, tokens] + context).sum()), rel=1e-6)
+    assert score.total_nats == pytest.approx(
+        float((table[previous, tokens] + context).sum()), rel=1e-6
+    )
     assert score.seconds > 0
 
 
 def tiny_model(position):
-    config = make_config(f"position={position},length=8,model.num_layers=1,model.width=16,model.num_heads=2")
+    config = make_config(
+        f"position={position},length=8,model.num_layers=1,model.width=16,model.num_heads=2"
+    )
     config = replaced(config, {"model.feed_forward": 32})
     model = build_model(config, VOCAB)
     return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
@@ -72,7 +77,9 @@ def tiny_model(position):
 
 def test_what_bfloat16_has_trained_is_scored_in_float32(monkeypatch):
     """As the paper's code does for float16; on accelerators the products have no fewer bits."""
-    config = make_config("length=8,model.num_layers=1,model.width=16,model.num_heads=2,model.dtype=bfloat16")
+    config = make_config(
+        "length=8,model.num_layers=1,model.width=16,model.num_heads=2,model.dtype=bfloat16"
+    )
     trained = build_model(config, VOCAB)
     params = jax.jit(trained.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     batch = [stream(64 + number).astype(np.int32)[:64].reshape(8, 8) for number in range(2)]
@@ -90,12 +97,15 @@ def test_what_bfloat16_has_trained_is_scored_in_float32(monkeypatch):
 def literal_nll(model, params, tokens, length, stride):
     """Each window alone, without padding, from the full logits: the definition."""
     inputs, found = [BOUNDARY, *tokens.tolist()], []
-    logits = jax.jit(lambda window: model.apply({"params": params}, window))  # eager Flax takes a second a window
+    # eager Flax takes a second a window
+    logits = jax.jit(lambda window: model.apply({"params": params}, window))
     for start in range(0, len(tokens), stride):
         end = min(start + stride, len(tokens))
         window = np.asarray(inputs[max(0, start - (length - stride)) : end], np.int32)
         log_probabilities = np.asarray(jax.nn.log_softmax(logits(window[None])[0]))
-        found.append(-log_probabilities[-(end - start) :][np.arange(end - start), tokens[start:end]])
+        found.append(
+            -log_probabilities[-(end - start) :][np.arange(end - start), tokens[start:end]]
+        )
     return np.concatenate(found)
 
 
@@ -112,7 +122,9 @@ def test_the_decoder_equals_a_loop_over_single_windows(position, length, stride,
     tokens = stream(53)
     expected = literal_nll(model, params, tokens, length, stride)
     for batch_size in batch_sizes:
-        score = scorer(model_nll(model), batch_tokens=batch_size * length).score(params, tokens, length, stride)
+        score = scorer(model_nll(model), batch_tokens=batch_size * length).score(
+            params, tokens, length, stride
+        )
         np.testing.assert_allclose(score.nll_nats, expected, rtol=2e-5, atol=2e-5)
         assert score.tokens == 53
 
@@ -143,8 +155,12 @@ def test_eight_devices_equal_one():
     tokens = stream(101)
     one = scorer(model_nll(model), batch_tokens=3 * 8).score(params, tokens, 8, 3)
     params = jax.device_put(params, NamedSharding(mesh(), P()))
-    many = scorer(model_nll(model), batch_tokens=3 * 8, sharding=NamedSharding(mesh(), P(("data", "fsdp"))))
-    np.testing.assert_allclose(many.score(params, tokens, 8, 3).nll_nats, one.nll_nats, rtol=1e-5, atol=1e-5)
+    many = scorer(
+        model_nll(model), batch_tokens=3 * 8, sharding=NamedSharding(mesh(), P(("data", "fsdp")))
+    )
+    np.testing.assert_allclose(
+        many.score(params, tokens, 8, 3).nll_nats, one.nll_nats, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("axes", "rows"), [((("data", "fsdp"),), 24), (("data",), 12), ((), 3)])

@@ -1,4 +1,6 @@
-"""Existing rows are found again: no row is computed or written twice, and none is taken for another."""
+"""Existing rows are found again: no row is computed or written twice, and none is taken for
+another.
+"""
 
 import dataclasses
 import errno
@@ -10,7 +12,13 @@ import pytest
 from alibi.config import replaced
 from alibi.evaluation import output
 from alibi.evaluation.dumps import read_dump, read_scoring
-from alibi.evaluation.extrapolation import Options, Output, OutputError, RunEvaluation, evaluate_runs
+from alibi.evaluation.extrapolation import (
+    Options,
+    Output,
+    OutputError,
+    RunEvaluation,
+    evaluate_runs,
+)
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
@@ -29,15 +37,26 @@ def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
 
 def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, monkeypatch):
     before = (copied / "results.jsonl").read_text()
-    monkeypatch.setattr(TrainedRun, "params", property(lambda self: pytest.fail("the parameters were loaded")))
-    assert evaluate_runs([alibi_run], Options(output_dir=copied, multiples=(1, 2), dump_nll=True, report=False)) == []
+    monkeypatch.setattr(
+        TrainedRun, "params", property(lambda self: pytest.fail("the parameters were loaded"))
+    )
+    assert (
+        evaluate_runs(
+            [alibi_run], Options(output_dir=copied, multiples=(1, 2), dump_nll=True, report=False)
+        )
+        == []
+    )
     monkeypatch.undo()
     # The learned run's limit is found again, and not written again.
-    assert evaluate_runs([learned_run], Options(output_dir=copied, lengths=(32,), report=False)) == []
+    assert (
+        evaluate_runs([learned_run], Options(output_dir=copied, lengths=(32,), report=False)) == []
+    )
     assert (copied / "results.jsonl").read_text() == before
 
 
-def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_beside_them(copied, alibi_run, folder):
+def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_beside_them(
+    copied, alibi_run, folder
+):
     """Existing rows decide the name of a text: its later rows are compared with them."""
     file = copied / "results.jsonl"
     shutil.rmtree(copied / "rows")
@@ -63,14 +82,22 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     config = replaced(config, {"model.dtype": "bfloat16", "eval.dtype": "bfloat16"})
     rounded.write("config.json", dataclasses.asdict(config))
     output = tmp_path / "dtypes"
-    assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+    assert (
+        evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+    )
     config = replaced(config, {"eval.dtype": "float32"})
     rounded.write("config.json", dataclasses.asdict(config))
-    assert evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+    assert (
+        evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+    )
     before, after = read_rows(output / "results.jsonl")
     assert (before.dtype, after.dtype) == ("bfloat16", "float32")
     assert after.config_hash == before.config_hash + "-float32"
-    exact = next(row for row in read_rows(copied / "results.jsonl") if (row.run, row.eval_length) == ("alibi-run", 16))
+    exact = next(
+        row
+        for row in read_rows(copied / "results.jsonl")
+        if (row.run, row.eval_length) == ("alibi-run", 16)
+    )
     assert after.nll_nats == pytest.approx(exact.nll_nats, rel=1e-6) != before.nll_nats
     assert latest([before, after]) == [after]
 
@@ -82,10 +109,21 @@ def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
     assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "mine.txt"))) == []
     (folder / "copies").mkdir()
     (folder / "copies" / "mine.txt").write_text("a text of its own, of the same name\n")
-    assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "copies" / "mine.txt"))) == []
-    steps_and_texts = [(row.step, row.corpus, row.split) for row in read_rows(copied / "results.jsonl")[4:]]
+    assert (
+        evaluate_runs(
+            [alibi_run], Options(**options, text_file=str(folder / "copies" / "mine.txt"))
+        )
+        == []
+    )
+    steps_and_texts = [
+        (row.step, row.corpus, row.split) for row in read_rows(copied / "results.jsonl")[4:]
+    ]
     named = steps_and_texts[-1][1]
-    assert steps_and_texts == [(3, "text.txt", "valid"), (5, "mine.txt", "file"), (5, named, "file")]
+    assert steps_and_texts == [
+        (3, "text.txt", "valid"),
+        (5, "mine.txt", "file"),
+        (5, named, "file"),
+    ]
     assert named.startswith("mine.txt#")
 
 
@@ -94,18 +132,27 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     expected = read_dump(dump)
     dump.write_bytes(dump.read_bytes()[:100])
     before = (copied / "results.jsonl").read_text()
-    evaluate_runs([alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False))
+    evaluate_runs(
+        [alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False)
+    )
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
     assert read_scoring(dump) == expected.of
-    assert (expected.of.run, expected.of.length, expected.of.stride, expected.of.step) == ("alibi-run", 16, 16, 5)
+    assert (expected.of.run, expected.of.length, expected.of.stride, expected.of.step) == (
+        "alibi-run",
+        16,
+        16,
+        5,
+    )
 
 
 def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alibi_run):
     dump = copied / "nll" / "alibi-run-length=16-stride=16.npz"
     before = dump.read_bytes()
     for _ in range(2):
-        options = Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False, checkpoint="3")
+        options = Options(
+            output_dir=copied, lengths=(16,), dump_nll=True, report=False, checkpoint="3"
+        )
         assert evaluate_runs([alibi_run], options) == []
     assert dump.read_bytes() == before
     (other,) = copied.glob("nll/alibi-run-length=16-stride=16-step=3-*.npz")

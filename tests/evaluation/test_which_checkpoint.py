@@ -1,4 +1,6 @@
-"""The evaluated checkpoint: the latest, the best or a step; the replacement of a damaged checkpoint is named."""
+"""The evaluated checkpoint: the latest, the best or a step; the replacement of a damaged checkpoint
+is named.
+"""
 
 import re
 import shutil
@@ -15,32 +17,48 @@ from alibi.runs.trained import TrainedRun, fitting_mesh
 
 def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_run, tmp_path):
     run = RunDirectory(shutil.copytree(alibi_run, tmp_path / "run"))
-    evaluation = RunEvaluation(str(run), Options(output_dir=tmp_path, lengths=(16,)), Output(tmp_path))
+    evaluation = RunEvaluation(
+        str(run), Options(output_dir=tmp_path, lengths=(16,)), Output(tmp_path)
+    )
     (run.path / "checkpoints" / "5").rename(run.path / "checkpoints" / "7")
     evaluation.run()
     assert [row.step for row in find_rows(tmp_path)] == [7]
-    shutil.rmtree(run.path / "checkpoints" / "7")  # the older one, of step 3, is not what was asked for
+    # the older one, of step 3, is not what was asked for
+    shutil.rmtree(run.path / "checkpoints" / "7")
     with pytest.raises(ValueError, match="has no checkpoint of step 7"):
-        _ = RunEvaluation(str(run), Options(output_dir=tmp_path, checkpoint="7"), Output(tmp_path)).trained.params
+        _ = RunEvaluation(
+            str(run), Options(output_dir=tmp_path, checkpoint="7"), Output(tmp_path)
+        ).trained.params
 
 
 @pytest.mark.parametrize(("checkpoint", "damaged", "taken"), [("latest", 5, 3), ("best", 3, 5)])
 def test_a_damaged_checkpoint_has_the_next_whole_one_in_its_place(
     alibi_run, tmp_path, caplog, checkpoint, damaged, taken
 ):
-    """A line names the fault; the row has the evaluated step. A step asked for by number has no replacement."""
+    """A line names the fault; the row has the evaluated step. A step asked for by number has no
+    replacement.
+    """
     run = shutil.copytree(alibi_run, tmp_path / "run")
-    arrays = [file for file in run.glob(f"checkpoints/{damaged}/params/**/d/*") if file.stat().st_size > 500]
+    arrays = [
+        file
+        for file in run.glob(f"checkpoints/{damaged}/params/**/d/*")
+        if file.stat().st_size > 500
+    ]
     for file in arrays:
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 4
         file.write_bytes(content)
     options = {"output_dir": tmp_path, "lengths": (16, 24), "report": False}
     assert evaluate_runs([run], Options(**options, checkpoint=checkpoint)) == []
-    assert [(row.eval_length, row.step) for row in find_rows(tmp_path)] == [(16, taken), (24, taken)]
+    assert [(row.eval_length, row.step) for row in find_rows(tmp_path)] == [
+        (16, taken),
+        (24, taken),
+    ]
     (line,) = [record.getMessage() for record in caplog.records]
     assert "\n" not in line
-    assert re.match(rf"checkpoint .*/{damaged} is damaged .*; that of step {taken} is taken in its place", line)
+    assert re.match(
+        rf"checkpoint .*/{damaged} is damaged .*; that of step {taken} is taken in its place", line
+    )
     (failure,) = evaluate_runs([run], Options(**options, checkpoint=str(damaged)))
     assert f"/{damaged} is damaged" in failure
     assert len(find_rows(tmp_path)) == 2
@@ -57,7 +75,9 @@ def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi
             file.write_bytes(b"")
     empty = shutil.copytree(alibi_run, tmp_path / "empty")
     (empty / "config.json").write_text("{}")
-    untrained = shutil.copytree(alibi_run, tmp_path / "untrained", ignore=shutil.ignore_patterns("checkpoints"))
+    untrained = shutil.copytree(
+        alibi_run, tmp_path / "untrained", ignore=shutil.ignore_patterns("checkpoints")
+    )
     failures = evaluate_runs(
         [folder / "nowhere", damaged, empty, untrained, alibi_run],
         Options(output_dir=tmp_path / "out", lengths=(16,), report=False),

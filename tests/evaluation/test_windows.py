@@ -15,13 +15,16 @@ def literal_windows(tokens, length, stride):
     found, start = [], 0
     while start < len(tokens):
         targets = tokens[start : start + stride]
-        source = [BOUNDARY, *tokens][: start + len(targets)]  # all true tokens up to the last one's predecessor
+        # all true tokens up to the last one's predecessor
+        source = [BOUNDARY, *tokens][: start + len(targets)]
         found.append((source[-(min(length - stride, start) + len(targets)) :], targets))
         start += stride
     return found
 
 
-shapes = st.integers(1, 40).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length)))
+shapes = st.integers(1, 40).flatmap(
+    lambda length: st.tuples(st.just(length), st.integers(1, length))
+)
 
 
 @settings(deadline=None, max_examples=300)
@@ -41,22 +44,31 @@ def test_windows_equal_the_literal_ones(num_tokens, shape, batch_size):
             for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
                 count = int((targets >= 0).sum())
                 assert (targets[count:] == -1).all()
-                # A causal model gives target i what it would give it as the last one of a shorter row.
+                # A causal model gives target i what it would give it as the last one of a shorter
+                # row.
                 for i in range(count):
                     found.append((inputs[: length - part.stride + i + 1].tolist(), targets[i]))
     # Of each token: all inputs of its window up to its own.
     literal = []
     for inputs, targets in expected:
-        literal += [(inputs[: len(inputs) - len(targets) + i + 1], target) for i, target in enumerate(targets)]
+        literal += [
+            (inputs[: len(inputs) - len(targets) + i + 1], target)
+            for i, target in enumerate(targets)
+        ]
     assert found == literal
 
 
 def test_the_recipe_in_numbers():
-    """N = 5, L = 4, S = 2: the first two windows share a row; the third scores a token with two of context."""
+    """N = 5, L = 4, S = 2: the first two windows share a row; the third scores a token with two of
+    context.
+    """
     head, rest = windows_of(5, 4, 2).groups
     assert (head.start, head.stop, len(head)) == (0, 4, 1)
     tokens = np.array([10, 11, 12, 13, 14])
-    assert (make_batch(tokens, rest, np.arange(2), BOUNDARY).targets >= 0).sum(axis=1).tolist() == [1, 0]
+    assert (make_batch(tokens, rest, np.arange(2), BOUNDARY).targets >= 0).sum(axis=1).tolist() == [
+        1,
+        0,
+    ]
     batch = make_batch(tokens, head, np.arange(1), BOUNDARY)
     assert batch.inputs.tolist() == [[7, 10, 11, 12]]
     assert batch.targets.tolist() == [[10, 11, 12, 13]]
@@ -66,13 +78,19 @@ def test_the_recipe_in_numbers():
 
 
 def test_a_length_that_the_stride_does_not_divide():
-    """N = 9, L = 5, S = 2: windows 0 and 1 begin with the stream and score 4 tokens; window 2 reads 3 more."""
+    """N = 9, L = 5, S = 2: windows 0 and 1 begin with the stream and score 4 tokens; window 2 reads
+    3 more.
+    """
     head, rest = windows_of(9, 5, 2).groups
     batch = make_batch(np.arange(9) + 10, head, np.arange(1), BOUNDARY)
     assert batch.inputs.tolist() == [[7, 10, 11, 12, 7]]
     assert batch.targets.tolist() == [[10, 11, 12, 13, -1]]
     batch = make_batch(np.arange(9) + 10, rest, np.arange(3), BOUNDARY)
-    assert batch.inputs.tolist() == [[10, 11, 12, 13, 14], [12, 13, 14, 15, 16], [14, 15, 16, 17, 7]]
+    assert batch.inputs.tolist() == [
+        [10, 11, 12, 13, 14],
+        [12, 13, 14, 15, 16],
+        [14, 15, 16, 17, 7],
+    ]
     assert batch.targets.tolist() == [[14, 15], [16, 17], [18, -1]]
 
 
@@ -114,12 +132,15 @@ def test_only_the_windows_own_part_of_the_stream_is_read():
     """A memory map of a large corpus must not be loaded for each batch."""
     recorder = Recorder()
     _, sliding = windows_of(10**9, 512, 1).groups
-    make_batch(recorder, sliding, np.arange(5_000_000, 5_000_032), BOUNDARY)  # of the tokens 512 further on
+    # of the tokens 512 further on
+    make_batch(recorder, sliding, np.arange(5_000_000, 5_000_032), BOUNDARY)
     assert recorder.places == [(5_000_000, 5_000_544)]
 
 
 def test_nothing_between_windows_that_are_spread_over_the_text_is_read():
-    """Windows of equal length, 128 in a batch: of ten million tokens each row reads its own and the token before."""
+    """Windows of equal length, 128 in a batch: of ten million tokens each row reads its own and the
+    token before.
+    """
     for part in same_token_windows(10**7, [128, 1024], 512):
         recorder = Recorder(10**7)
         rows = np.arange(448, 576)  # the last half of them beyond the last window
@@ -138,5 +159,7 @@ def test_spread_windows_that_begin_with_the_text():
     """7 tokens, windows of 4 and 7 inputs: the longest window begins with the boundary."""
     short, long = same_token_windows(7, [4, 7], 2)
     tokens = np.arange(7) + 10
-    assert make_batch(tokens, long, np.arange(1), BOUNDARY).inputs.tolist() == [[7, 10, 11, 12, 13, 14, 15]]
+    assert make_batch(tokens, long, np.arange(1), BOUNDARY).inputs.tolist() == [
+        [7, 10, 11, 12, 13, 14, 15]
+    ]
     assert make_batch(tokens, short, np.arange(2), BOUNDARY).inputs[0].tolist() == [12, 13, 14, 15]

@@ -1,4 +1,6 @@
-"""Adaptive input and softmax against dense ones of the same weights, whatever words there are and however they lie."""
+"""Adaptive input and softmax against dense ones of the same weights, whatever words there are and
+however they lie.
+"""
 
 import functools
 
@@ -18,7 +20,9 @@ ENDS = (*CUTOFFS, VOCABULARY)
 
 
 def make(tiny_config, **overrides: object) -> DecoderLM:
-    config = tiny_config(model__embedding="adaptive", model__cutoffs=CUTOFFS, model__num_layers=1, **overrides)
+    config = tiny_config(
+        model__embedding="adaptive", model__cutoffs=CUTOFFS, model__num_layers=1, **overrides
+    )
     return build_model(config, VOCABULARY)
 
 
@@ -29,7 +33,10 @@ def params() -> dict:
     adaptive: dict = {"clusters": rng.normal(size=(WIDTH, 2))}
     for band, (start, end) in enumerate(zip((0, *CUTOFFS), ENDS, strict=True)):
         shape = (end - start, WIDTH // 4**band)
-        adaptive[f"band_{band}"] = {"embedding": rng.normal(size=shape), "kernel": rng.normal(size=(shape[1], WIDTH))}
+        adaptive[f"band_{band}"] = {
+            "embedding": rng.normal(size=shape),
+            "kernel": rng.normal(size=(shape[1], WIDTH)),
+        }
     return {"adaptive": jax.tree.map(lambda leaf: leaf.astype(np.float32), adaptive)}
 
 
@@ -40,7 +47,8 @@ def dense_log_probs(params: dict, features: jax.Array) -> jax.Array:
     head = jnp.concatenate([bands[0]["embedding"], params["adaptive"]["clusters"].T])
     head = jax.nn.log_softmax(features @ head.T)
     tails = [
-        head[..., 19 + i, None] + jax.nn.log_softmax(features @ band["kernel"].T @ band["embedding"].T)
+        head[..., 19 + i, None]
+        + jax.nn.log_softmax(features @ band["kernel"].T @ band["embedding"].T)
         for i, band in enumerate(bands)
         if i > 0
     ]
@@ -48,12 +56,18 @@ def dense_log_probs(params: dict, features: jax.Array) -> jax.Array:
 
 
 def texts() -> dict[str, np.ndarray]:
-    """Returns targets [2, 150] at the bands' boundaries, with padding, and with several chunks of a tail."""
+    """Returns targets [2, 150] at the bands' boundaries, with padding, and with several chunks of a
+    tail.
+    """
     rng = np.random.default_rng(1)
     mixed = rng.integers(0, VOCABULARY, (2, 150))
     mixed[0, :6] = [0, 19, 20, 34, 35, 59]
     mixed[1, -30:] = -1
-    return {"mixed": mixed, "last band": rng.integers(35, 60, (2, 150)), "first band": rng.integers(0, 20, (2, 150))}
+    return {
+        "mixed": mixed,
+        "last band": rng.integers(35, 60, (2, 150)),
+        "first band": rng.integers(0, 20, (2, 150)),
+    }
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -74,19 +88,25 @@ def nll(
     return model.apply({"params": params}, method=of_vocabulary, rngs=rngs)
 
 
-def test_values_and_gradients_are_those_of_a_dense_softmax_for_any_words(tiny_config, params) -> None:
+def test_values_and_gradients_are_those_of_a_dense_softmax_for_any_words(
+    tiny_config, params
+) -> None:
     model = make(tiny_config)
     features, weights = normal(0, 2, 150, WIDTH), normal(1, 2, 150)
 
     traced = []
 
-    def adaptive(params: dict, features: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def adaptive(
+        params: dict, features: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         traced.append(targets)
         values = nll(model, params, features, targets)
         return (values * weights).sum(), values
 
     def dense(params: dict, features: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-        picked = jnp.take_along_axis(dense_log_probs(params, features), jnp.maximum(targets, 0)[..., None], -1)[..., 0]
+        picked = jnp.take_along_axis(
+            dense_log_probs(params, features), jnp.maximum(targets, 0)[..., None], -1
+        )[..., 0]
         values = jnp.where(targets < 0, 0.0, -picked)
         return (values * weights).sum(), values
 
@@ -96,7 +116,9 @@ def test_values_and_gradients_are_those_of_a_dense_softmax_for_any_words(tiny_co
             f(params, features, targets) for f in (ours, theirs)
         )
         np.testing.assert_allclose(value, expected, atol=2e-5, err_msg=name)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), gradient, expected_gradient)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), gradient, expected_gradient
+        )
     assert len(traced) == 1, "how many words a tail has must not be part of the program"
 
 
@@ -106,7 +128,9 @@ def test_log_probabilities_of_all_words_sum_to_one(tiny_config, params) -> None:
 
     @jax.jit
     def logits(params: dict, features: jax.Array) -> jax.Array:
-        return model.apply({"params": params}, method=lambda module: module.vocabulary.logits(features))
+        return model.apply(
+            {"params": params}, method=lambda module: module.vocabulary.logits(features)
+        )
 
     log_probs = logits(params, features)
     np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1.0, rtol=1e-5)
@@ -116,7 +140,9 @@ def test_log_probabilities_of_all_words_sum_to_one(tiny_config, params) -> None:
 def test_inputs_are_the_projected_rows_of_their_band(tiny_config, params) -> None:
     model = make(tiny_config)
     words = jnp.arange(60)[None]
-    embed = jax.jit(lambda p: model.apply({"params": p}, method=lambda m: m.vocabulary.embed(words)))(params)
+    embed = jax.jit(
+        lambda p: model.apply({"params": p}, method=lambda m: m.vocabulary.embed(words))
+    )(params)
     bands = params["adaptive"]
     rows = [bands[f"band_{i}"]["embedding"] @ bands[f"band_{i}"]["kernel"] for i in range(3)]
     np.testing.assert_allclose(np.asarray(embed)[0], np.concatenate(rows), atol=1e-5)
@@ -128,7 +154,9 @@ def test_dropout_acts_on_the_input_and_again_inside_the_tails(tiny_config, param
     features = np.broadcast_to(np.eye(WIDTH, dtype=np.float32)[0], (2, 64, WIDTH))
     targets = np.repeat([[3], [30]], 64, axis=1)
     rngs = {"dropout": jax.random.key(0)}
-    dropped = jax.jit(lambda *x: nll(model, *x, deterministic=False, rngs=rngs))(params, features, targets)
+    dropped = jax.jit(lambda *x: nll(model, *x, deterministic=False, rngs=rngs))(
+        params, features, targets
+    )
     of_head, of_tail = (len(np.unique(np.round(row, 4))) for row in np.asarray(dropped))
     assert of_head == 2
     assert 4 < of_tail <= 1 + 2**4, "four features in the band"
@@ -139,8 +167,13 @@ def test_padding_rows_are_no_targets_of_a_tail_in_training_only(tiny_config, par
     model = make(tiny_config, model__padding_rows=True)
     features = normal(0, 1, 3, WIDTH)
     run = jax.jit(functools.partial(nll, model), static_argnums=3)
-    scored, trained = (np.asarray(run(params, features, np.asarray([[21, 22, 36]]), still)) for still in (True, False))
-    head = np.concatenate([params["adaptive"]["band_0"]["embedding"], params["adaptive"]["clusters"].T])
+    scored, trained = (
+        np.asarray(run(params, features, np.asarray([[21, 22, 36]]), still))
+        for still in (True, False)
+    )
+    head = np.concatenate(
+        [params["adaptive"]["band_0"]["embedding"], params["adaptive"]["clusters"].T]
+    )
     of_clusters = -np.asarray(jax.jit(jax.nn.log_softmax)(features @ head.T))[0, [0, 2], [20, 21]]
     np.testing.assert_allclose(trained[0, [0, 2]], of_clusters, rtol=1e-5)
     np.testing.assert_allclose(trained[0, 1], scored[0, 1], rtol=1e-6)
@@ -148,7 +181,9 @@ def test_padding_rows_are_no_targets_of_a_tail_in_training_only(tiny_config, par
 
 
 def test_the_loss_of_the_papers_vocabulary_needs_a_chunk_of_memory() -> None:
-    """All logits of 2,048 tokens over the last band alone would be 1.7 GB, and their gradient as much again."""
+    """All logits of 2,048 tokens over the last band alone would be 1.7 GB, and their gradient as
+    much again.
+    """
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((207_744, 64), (1, 2048, 64))]
     targets = jax.ShapeDtypeStruct((1, 2048), jnp.int32)
 
@@ -156,7 +191,9 @@ def test_the_loss_of_the_papers_vocabulary_needs_a_chunk_of_memory() -> None:
         return selected_token_nll(embedding, features, targets, chunk_rows=128).sum()
 
     memory = jax.jit(jax.grad(loss, (0, 1))).lower(*shapes, targets).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 500e6, "logits of 128 tokens are 106 MB, the gradient of the embedding 53 MB"
+    assert memory.temp_size_in_bytes < 500e6, (
+        "logits of 128 tokens are 106 MB, the gradient of the embedding 53 MB"
+    )
 
 
 def test_the_papers_model_has_its_number_of_parameters() -> None:

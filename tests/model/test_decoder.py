@@ -25,7 +25,11 @@ def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
     alone = apply(variables, inputs)
     padding = jnp.zeros((2, 4), jnp.int32)
     real, pad = jnp.ones((2, 8), jnp.int32), jnp.zeros((2, 4), jnp.int32)
-    right = apply(variables, jnp.concatenate([inputs, padding], 1), segment_ids=jnp.concatenate([real, pad], 1))
+    right = apply(
+        variables,
+        jnp.concatenate([inputs, padding], 1),
+        segment_ids=jnp.concatenate([real, pad], 1),
+    )
     left = apply(
         variables,
         jnp.concatenate([padding, inputs], 1),
@@ -43,44 +47,60 @@ def test_padding_does_not_move_positions(tiny_config, position: str) -> None:
         ("yarn", "yarn", {"factor": 2.5}),
     ],
 )
-def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config, position: str, same: str, options) -> None:
-    """At 2.5 L a dynamic method equals the method with options for 2.5 L; a silent fallback is the plain method."""
+def test_a_model_tells_its_method_how_long_the_sequences_are(
+    tiny_config, position: str, same: str, options
+) -> None:
+    """At 2.5 L a dynamic method equals the method with options for 2.5 L; a silent fallback is the
+    plain method.
+    """
     inputs = tokens(40)
     model, variables = make(tiny_config, position)
-    known, _ = make(tiny_config, same, **{f"position_options__{name}": value for name, value in options.items()})
+    known, _ = make(
+        tiny_config, same, **{f"position_options__{name}": value for name, value in options.items()}
+    )
     logits = model.apply(variables, inputs)
     np.testing.assert_allclose(logits, known.apply(variables, inputs), atol=2e-5)
-    plain, _ = make(tiny_config, position.split("_")[0] if position.startswith("alibi") else "rotary")
+    plain, _ = make(
+        tiny_config, position.split("_")[0] if position.startswith("alibi") else "rotary"
+    )
     assert np.abs(logits - plain.apply(variables, inputs)).max() > 1e-3
 
 
 def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> None:
-    """Drawn positions rise with the tokens and need no mask of their own; positions from a caller may need it."""
+    """Drawn positions rise with the tokens and need no mask of their own; positions from a caller
+    may need it.
+    """
     inputs, rngs = tokens(12), {"dropout": jax.random.key(0)}
     found = []
     for attention in ("saved", "reference"):
         keys = {"model__max_position": 256, "model__attention": attention, "model__dropout": 0.1}
         model, variables = make(tiny_config, "rotary", **keys)
         found.append(model.apply(variables, inputs, deterministic=False, rngs=rngs))
-        assert np.abs(found[-1] - model.apply(variables, inputs)).max() > 0.1  # dropout and draws do act
+        # dropout and draws do act
+        assert np.abs(found[-1] - model.apply(variables, inputs)).max() > 0.1
     np.testing.assert_allclose(*found, atol=2e-5)
-    # In evaluation they are evenly spread: of N = 256, the i-th of n, from 1, is at i (N + 1) / (n + 1).
+    # In evaluation they are evenly spread: of N = 256, the i-th of n, from 1, is at i (N + 1) / (n
+    # + 1).
     model, variables = make(tiny_config, "rotary", model__max_position=256)
     plain, placed = make(tiny_config, "rotary")[0], (np.arange(12) + 1) * 257 // 13 - 1
     expected = plain.apply(variables, inputs, positions=jnp.asarray(placed))
     np.testing.assert_allclose(model.apply(variables, inputs), expected, atol=2e-5)
     with pytest.raises(ValueError, match="max_position=256 is less than a sequence of 257 tokens"):
         model.apply(variables, tokens(257))
-    model, variables = make(tiny_config, "rotary", model__max_position=256, model__attention="saved")
-    with pytest.raises(ValueError, match="'saved' can't do this call: positions are not known when it is traced"):
+    model, variables = make(
+        tiny_config, "rotary", model__max_position=256, model__attention="saved"
+    )
+    with pytest.raises(
+        ValueError, match="'saved' can't do this call: positions are not known when it is traced"
+    ):
         model.apply(variables, inputs, positions=jnp.arange(12))
 
 
 def test_each_method_computes_something_of_its_own(tiny_config) -> None:
     """An ignored position option (llm-foundry #1289) gives two methods the same logits.
 
-    Equal are only learned slopes, which start as the fixed slopes, and methods that differ beyond the training length:
-    they stretch rotary's angles or flatten ALiBi's slopes.
+    Equal are only learned slopes, which start as the fixed slopes, and methods that differ beyond
+    the training length: they stretch rotary's angles or flatten ALiBi's slopes.
     """
     inputs = tokens(12)
     logits = {}
@@ -105,13 +125,19 @@ def test_one_model_at_many_lengths(tiny_config, position: str) -> None:
     inputs = tokens(1025, batch=1)
     for length in (512, 513, 1025):
         # Dense attention of a new model, which has seen no other length.
-        fresh = build_model(tiny_config(position=position, **small, model__attention="reference"), VOCABULARY)
+        fresh = build_model(
+            tiny_config(position=position, **small, model__attention="reference"), VOCABULARY
+        )
         alone = jax.jit(lambda x, fresh=fresh: fresh.apply(variables, x))(inputs[:, :length])
-        np.testing.assert_allclose(apply(variables, inputs[:, :length]), alone, atol=2e-5, err_msg=str(length))
+        np.testing.assert_allclose(
+            apply(variables, inputs[:, :length]), alone, atol=2e-5, err_msg=str(length)
+        )
 
 
 def test_bf16_logits_stay_near_float32_at_16k_tokens(tiny_config) -> None:
-    """A bias or softmax in bf16 loses the order of far keys; the products alone cost a few hundredths."""
+    """A bias or softmax in bf16 loses the order of far keys; the products alone cost a few
+    hundredths.
+    """
     small = {"model__num_layers": 1, "model__width": 32, "model__num_heads": 1}
     logits, inputs = {}, tokens(16_384, batch=1)
     for dtype in ("float32", "bfloat16"):
@@ -128,7 +154,9 @@ def test_bf16_logits_stay_near_float32_at_16k_tokens(tiny_config) -> None:
 
 
 def test_the_bias_stays_float32_when_all_parameters_are_cast_to_bf16(tiny_config) -> None:
-    """Casting a whole model is common; in bf16, neighbours beyond 256 tokens would get the same bias."""
+    """Casting a whole model is common; in bf16, neighbours beyond 256 tokens would get the same
+    bias.
+    """
     model, variables = make(tiny_config, "alibi", model__dtype="bfloat16")
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables["params"])
     bias = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.position.bias({}))
@@ -136,15 +164,21 @@ def test_the_bias_stays_float32_when_all_parameters_are_cast_to_bf16(tiny_config
     block = bias(jnp.asarray([40_000]), jnp.asarray(keys))
     assert block.dtype == jnp.float32
     # Slopes 2^-4 and 2^-8 of 2 heads are exact in bf16, distances in float32.
-    np.testing.assert_array_equal(block, -np.asarray([2.0**-4, 2.0**-8])[:, None, None] * (40_000 - keys))
+    np.testing.assert_array_equal(
+        block, -np.asarray([2.0**-4, 2.0**-8])[:, None, None] * (40_000 - keys)
+    )
     assert jax.jit(model.apply)({"params": params}, tokens(12)).dtype == jnp.float32
 
 
 def test_memory_of_a_training_step_grows_linearly_with_the_length(tiny_config) -> None:
-    """Logits kept for the backward pass would make it four times as much; 4 heads at 16k of them are 4 GiB."""
+    """Logits kept for the backward pass would make it four times as much; 4 heads at 16k of them
+    are 4 GiB.
+    """
     used = {}
     for length in (8_192, 16_384):  # both beyond what the faster backends may keep
-        config = tiny_config(train_length=length, model__num_layers=1, model__width=32, model__num_heads=4)
+        config = tiny_config(
+            train_length=length, model__num_layers=1, model__width=32, model__num_heads=4
+        )
         model = build_model(config, 64)
         params = jax.eval_shape(model.init, jax.random.key(0), tokens(4))["params"]
         inputs = jax.ShapeDtypeStruct((1, length), jnp.int32)
@@ -166,7 +200,9 @@ def test_a_window_is_what_each_layer_sees(tiny_config) -> None:
     def last_logits(rows: jax.Array) -> jax.Array:
         params = variables["params"] | {"embedding": jnp.concatenate([embedding, rows])}
         wide = model.clone(vocab_size=VOCABULARY + 12)
-        return wide.apply({"params": params}, VOCABULARY + jnp.arange(12)[None])[0, -1, :VOCABULARY].sum()
+        return wide.apply({"params": params}, VOCABULARY + jnp.arange(12)[None])[
+            0, -1, :VOCABULARY
+        ].sum()
 
     reach = jnp.abs(jax.jit(jax.grad(last_logits))(embedding[tokens(12, batch=1)[0]])).sum(-1)
     np.testing.assert_array_equal(reach[:7], 0.0)
@@ -197,7 +233,9 @@ def test_learned_positions_end_with_an_error(tiny_config) -> None:
 
 
 @pytest.mark.parametrize("embedding", ["tied", "adaptive"])
-def test_plain_products_are_the_same_and_differentiable_in_forward_mode(tiny_config, embedding: str) -> None:
+def test_plain_products_are_the_same_and_differentiable_in_forward_mode(
+    tiny_config, embedding: str
+) -> None:
     keys = {"model__embedding": embedding, "model__cutoffs": "10:20", "model__adaptive_factor": 2}
     model, variables = make(tiny_config, "alibi", **keys)
     inputs = tokens(12)
@@ -206,17 +244,26 @@ def test_plain_products_are_the_same_and_differentiable_in_forward_mode(tiny_con
         return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
 
     params = variables["params"]
-    direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape), params)
+    direction = jax.tree.map(
+        lambda x: jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape), params
+    )
     value, gradient = jax.jit(jax.value_and_grad(lambda params: loss(params, model)))(params)
     plain = changed(model, products="plain")
-    tangent = jax.jit(lambda params, direction: jax.jvp(lambda p: loss(p, plain), (params,), (direction,)))
+    tangent = jax.jit(
+        lambda params, direction: jax.jvp(lambda p: loss(p, plain), (params,), (direction,))
+    )
     got, along = tangent(params, direction)
-    expected = sum(jnp.vdot(g, d) for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    expected = sum(
+        jnp.vdot(g, d)
+        for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True)
+    )
     np.testing.assert_allclose(got, value, rtol=1e-6)
     np.testing.assert_allclose(along, expected, rtol=1e-4)
 
 
-def test_a_layer_that_is_recomputed_knows_slopes_and_positions_too(tiny_config, monkeypatch) -> None:
+def test_a_layer_that_is_recomputed_knows_slopes_and_positions_too(
+    tiny_config, monkeypatch
+) -> None:
     """Without them attention takes the slow backends, and skips nothing."""
     known = []
 
@@ -228,7 +275,10 @@ def test_a_layer_that_is_recomputed_knows_slopes_and_positions_too(tiny_config, 
     monkeypatch.setattr(sys.modules["alibi.attention.attend"], "compute", spy)
     for remat in (False, True):
         model, variables = make(tiny_config, "alibi", model__remat=remat)
-        jax.eval_shape(lambda params, model=model: model.apply({"params": params}, tokens(12)), variables["params"])
+        jax.eval_shape(
+            lambda params, model=model: model.apply({"params": params}, tokens(12)),
+            variables["params"],
+        )
     assert set(known) == {(True, True, "saved")}
 
 
@@ -243,7 +293,9 @@ def test_each_dropout_acts(tiny_config, rate: str) -> None:
 
 
 def test_parameter_count(tiny_config) -> None:
-    """V w + layers (4 w^2 + 4 w + 2 w f + f + w + 4 w) + 2 w, counted by hand: tied embeddings, biases, norms."""
+    """V w + layers (4 w^2 + 4 w + 2 w f + f + w + 4 w) + 2 w, counted by hand: tied embeddings,
+    biases, norms.
+    """
     config = tiny_config(model__width=32, model__num_layers=3, model__feed_forward=64)
     layer = 4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32
     assert count_parameters(build_model(config, VOCABULARY)) == VOCABULARY * 32 + 3 * layer + 64
@@ -254,14 +306,24 @@ def test_the_nll_is_that_of_the_logits(tiny_config) -> None:
     inputs, targets = tokens(12), tokens(12) % 7
     every = jax.jit(functools.partial(model.apply, method="token_nll"))(variables, inputs, targets)
     log_probs = jax.nn.log_softmax(jax.jit(model.apply)(variables, inputs))
-    np.testing.assert_allclose(every, -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0], atol=1e-5)
+    np.testing.assert_allclose(
+        every, -jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0], atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
     ("position", "packed", "window"),
-    [("alibi", False, 0), ("fox", False, 0), ("shaw", False, 0), ("alibi", True, 0), ("rotary", False, 4)],
+    [
+        ("alibi", False, 0),
+        ("fox", False, 0),
+        ("shaw", False, 0),
+        ("alibi", True, 0),
+        ("rotary", False, 4),
+    ],
 )
-def test_the_last_positions_alone_equal_those_of_all(tiny_config, position: str, packed: bool, window: int) -> None:
+def test_the_last_positions_alone_equal_those_of_all(
+    tiny_config, position: str, packed: bool, window: int
+) -> None:
     """Fewer queries than keys in the last layer: an offset wrong by 1 would show."""
     model, variables = make(tiny_config, position, model__window=window)
     inputs, targets = tokens(12), tokens(12) % 7
@@ -270,7 +332,9 @@ def test_the_last_positions_alone_equal_those_of_all(tiny_config, position: str,
     @jax.jit
     def both(variables: dict) -> list[jax.Array]:
         some = (targets, targets[:, -5:])
-        return [model.apply(variables, inputs, part, **segments, method="token_nll") for part in some]
+        return [
+            model.apply(variables, inputs, part, **segments, method="token_nll") for part in some
+        ]
 
     every, last = both(variables)
     np.testing.assert_allclose(last, every[:, -5:], atol=1e-5)

@@ -31,11 +31,20 @@ def read_in_pieces(model, params, tokens, pieces, slots, *, total=None):
 
 @pytest.mark.parametrize(
     ("position", "keys"),
-    [("fox", {}), ("rotary", {"max_position": 256}), ("alibi", {"logit_scale": "ssmax"}), ("rotary", {"window": 3})],
+    [
+        ("fox", {}),
+        ("rotary", {"max_position": 256}),
+        ("alibi", {"logit_scale": "ssmax"}),
+        ("rotary", {"window": 3}),
+    ],
 )
-def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(tiny_config, position: str, keys: dict) -> None:
+def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(
+    tiny_config, position: str, keys: dict
+) -> None:
     """Plain methods and padding are in `check_position_method`."""
-    model, params = make(tiny_config, position, **{f"model__{key}": value for key, value in keys.items()})
+    model, params = make(
+        tiny_config, position, **{f"model__{key}": value for key, value in keys.items()}
+    )
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, 16))
     whole = jax.jit(model.apply)({"params": params}, tokens)
     got = read_in_pieces(model, params, tokens, [7, 5, 1, 1, 1, 1], slots=16)
@@ -49,14 +58,18 @@ def test_a_ring_of_slots_serves_a_window(tiny_config) -> None:
     whole = jax.jit(model.apply)({"params": params}, tokens)
     got = read_in_pieces(model, params, tokens, [4, 3, 4, 1, 1, 3], slots=7, total=16)
     np.testing.assert_allclose(got, whole, atol=2e-5)
-    with pytest.raises(ValueError, match=r"5 tokens at one time would overwrite .* at most 4 tokens at a time"):
+    with pytest.raises(
+        ValueError, match=r"5 tokens at one time would overwrite .* at most 4 tokens at a time"
+    ):
         read_in_pieces(model, params, tokens, [5], slots=7, total=16)
 
 
 def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
     model, params = make(tiny_config, "alibi")
     tokens = np.zeros((1, 9), np.int32)
-    with pytest.raises(ValueError, match=r"a prompt of 9 tokens is longer than the cache, which has 8 slots"):
+    with pytest.raises(
+        ValueError, match=r"a prompt of 9 tokens is longer than the cache, which has 8 slots"
+    ):
         read_in_pieces(model, params, tokens, [9], slots=8)
     with pytest.raises(ValueError, match=r"8 slots can't serve 16 tokens: only a sliding window"):
         read_in_pieces(model, params, tokens, [1], slots=8, total=16)
@@ -73,7 +86,11 @@ def test_the_likeliest_tokens_are_those_of_the_full_forward(tiny_config, positio
     """At each step; two prompts in chunks of 4, of 9 tokens and of 3 after padding."""
     model, params = make(tiny_config, position)
     # Of weak layers the tied embedding would repeat each token.
-    params |= {name: jax.tree.map(lambda x: 8 * x, of) for name, of in params.items() if name.startswith("layers")}
+    params |= {
+        name: jax.tree.map(lambda x: 8 * x, of)
+        for name, of in params.items()
+        if name.startswith("layers")
+    }
     prompt = np.random.default_rng(3).integers(0, VOCABULARY, (2, 9))
     positions = np.stack([np.arange(9), np.arange(9) - 6])
     new = np.asarray(generate(model, params, prompt, 12, chunk=4, positions=positions))
@@ -91,15 +108,23 @@ def test_with_a_total_prompts_of_all_lengths_share_their_programs(tiny_config, c
     """And have the same answers; with a window too, whose ring of slots padding goes through."""
     for overrides in ({}, {"model__window": 4}):
         model, params = make(tiny_config, "alibi", **overrides)
-        params |= {name: jax.tree.map(lambda x: 8 * x, of) for name, of in params.items() if name.startswith("layers")}
+        params |= {
+            name: jax.tree.map(lambda x: 8 * x, of)
+            for name, of in params.items()
+            if name.startswith("layers")
+        }
         compiled = []
         for length in (2, 7):
             prompt = np.random.default_rng(length).integers(0, VOCABULARY, (2, length))
             alone = np.asarray(generate(model, params, prompt, 5, chunk=3))
             caplog.clear()
             with jax.log_compiles():
-                np.testing.assert_array_equal(generate(model, params, prompt, 5, chunk=3, total=16), alone)
-            compiled.append(set(re.findall(r"Finished XLA compilation of (\S+)", "\n".join(caplog.messages))))
+                np.testing.assert_array_equal(
+                    generate(model, params, prompt, 5, chunk=3, total=16), alone
+                )
+            compiled.append(
+                set(re.findall(r"Finished XLA compilation of (\S+)", "\n".join(caplog.messages)))
+            )
         assert {"jit(read)", "jit(decode)"} <= compiled[0]
         assert compiled[1] == set()
 
@@ -114,7 +139,9 @@ def test_layers_as_a_loop_generate_the_same_tokens_one_by_one(tiny_config) -> No
     assert one_by_one == model
     jax.tree.map(np.testing.assert_array_equal, restored, params)
     prompt = np.random.default_rng(3).integers(0, VOCABULARY, (2, 6))
-    np.testing.assert_array_equal(generate(scanned, stack, prompt, 5), generate(model, params, prompt, 5))
+    np.testing.assert_array_equal(
+        generate(scanned, stack, prompt, 5), generate(model, params, prompt, 5)
+    )
 
 
 def test_no_token_is_read_after_the_last_one_drawn(tiny_config) -> None:
@@ -131,7 +158,9 @@ def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch
     prompt = np.random.default_rng(4).integers(0, VOCABULARY, (1, 11))
     made = []
     decoding = "alibi.generation.decoding"
-    monkeypatch.setattr(f"{decoding}.new_cache", lambda *sizes: made.append(sizes[1:]) or new_cache(*sizes))
+    monkeypatch.setattr(
+        f"{decoding}.new_cache", lambda *sizes: made.append(sizes[1:]) or new_cache(*sizes)
+    )
     new = np.asarray(generate(model, params, prompt, 10, chunk=3))
     assert made == [(1, 6, 21)]
     logits = jax.jit(model.apply)({"params": params}, np.concatenate([prompt, new], axis=1))
@@ -146,11 +175,16 @@ def test_tokens_are_drawn_by_temperature_and_key(tiny_config) -> None:
     np.testing.assert_array_equal(drawn, draw(temperature=2.0, key=jax.random.key(0)))
     assert (drawn != np.asarray(draw(temperature=2.0, key=jax.random.key(1)))).any(axis=0).all()
     np.testing.assert_array_equal(draw(temperature=1e-6, key=jax.random.key(0)), draw())
-    # Of 256 draws, how many are among the likelier half: what softmax says, within four standard deviations.
-    logits = np.asarray(jax.jit(model.apply)({"params": params}, prompt[:1]), np.float64)[0, -1] / 2.0
+    # Of 256 draws, how many are among the likelier half: what softmax says, within four standard
+    # deviations.
+    logits = (
+        np.asarray(jax.jit(model.apply)({"params": params}, prompt[:1]), np.float64)[0, -1] / 2.0
+    )
     expected = np.exp(logits) / np.exp(logits).sum()
     likely = np.argsort(expected)[VOCABULARY // 2 :]
-    assert np.isin(drawn[:, 0], likely).mean() == pytest.approx(expected[likely].sum(), abs=4 * 0.5 / 16)
+    assert np.isin(drawn[:, 0], likely).mean() == pytest.approx(
+        expected[likely].sum(), abs=4 * 0.5 / 16
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +193,10 @@ def test_tokens_are_drawn_by_temperature_and_key(tiny_config) -> None:
         ({"new_tokens": 0}, "new_tokens is 0 and must be at least 1"),
         ({"new_tokens": 1, "chunk": 0}, "chunk is 0"),
         ({"new_tokens": 4, "total": 6}, "total=6 must be at least the 7 tokens"),
-        ({"new_tokens": 1, "temperature": -1.0}, "temperature=-1.0 must be 0, or above 0 with a key"),
+        (
+            {"new_tokens": 1, "temperature": -1.0},
+            "temperature=-1.0 must be 0, or above 0 with a key",
+        ),
         ({"new_tokens": 1, "temperature": 1.0}, "temperature=1.0 must be 0, or above 0 with a key"),
         ({"new_tokens": 14}, "16 positions and got a sequence of 17"),
     ],
@@ -174,12 +211,22 @@ def test_what_generation_refuses(tiny_config, arguments: dict, message: str) -> 
 def test_a_prompt_that_cannot_be(tiny_config, array) -> None:
     """Ids beyond the vocabulary would be clamped to its last word, or count from its end."""
     model, params = make(tiny_config, "alibi")
-    with pytest.raises(ValueError, match=r"the prompt has shape \(3,\) and must be \[batch, length\]"):
+    with pytest.raises(
+        ValueError, match=r"the prompt has shape \(3,\) and must be \[batch, length\]"
+    ):
         generate(model, params, array([1, 2, 3]), 1)
     for wrong in (VOCABULARY, -1):
         prompt = array([[wrong, 2, 3], [4, 5, 6]])
-        with pytest.raises(ValueError, match=f"the prompt holds the id {wrong}, and ids must be from 0 to 39; encode"):
+        with pytest.raises(
+            ValueError,
+            match=f"the prompt holds the id {wrong}, and ids must be from 0 to 39; encode",
+        ):
             generate(model, params, prompt, 1)
         positions = array([[-1, 0, 1], [0, 1, 2]])
-        assert generate(model, params, prompt, 1, positions=positions).shape == (2, 1), "padding may be anything"
-    assert jax.jit(lambda prompt: generate(model, params, prompt, 1))(array([[1, 2]])).shape == (1, 1)
+        assert generate(model, params, prompt, 1, positions=positions).shape == (2, 1), (
+            "padding may be anything"
+        )
+    assert jax.jit(lambda prompt: generate(model, params, prompt, 1))(array([[1, 2]])).shape == (
+        1,
+        1,
+    )

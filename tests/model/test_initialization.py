@@ -17,7 +17,13 @@ DEVIATIONS = 5.0  # of the estimate of a mean or a standard deviation: one in tw
 def params() -> dict:
     config = read_config(wikitext103.get_config())
     config = replaced(
-        config, {"model.num_layers": 2, "model.width": WIDTH, "model.feed_forward": HIDDEN, "model.cutoffs": CUTOFFS}
+        config,
+        {
+            "model.num_layers": 2,
+            "model.width": WIDTH,
+            "model.feed_forward": HIDDEN,
+            "model.cutoffs": CUTOFFS,
+        },
     )
     model = build_model(config, VOCABULARY)
     return jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
@@ -71,12 +77,16 @@ def test_layers(params) -> None:
             np.testing.assert_array_equal(layer[name]["scale"], 1.0)
             np.testing.assert_array_equal(layer[name]["bias"], 0.0)
     assert "final_norm" not in params
-    assert not np.array_equal(params["layers_0"]["up"]["kernel"], params["layers_1"]["up"]["kernel"])
+    assert not np.array_equal(
+        params["layers_0"]["up"]["kernel"], params["layers_1"]["up"]["kernel"]
+    )
 
 
 def test_the_default_is_xavier_with_biases_of_zero() -> None:
     model = build_model(make_config("model.num_layers=1"), 256)
-    layer = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]["layers_0"]
+    layer = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"][
+        "layers_0"
+    ]
     check_uniform(layer["attention"]["query"]["kernel"], xavier(128, 128))
     check_uniform(layer["up"]["kernel"], xavier(128, 512))
     for bias in (layer["attention"]["query"]["bias"], layer["up"]["bias"], layer["down"]["bias"]):

@@ -15,7 +15,9 @@ from alibi.training.step import abstract_state, make_train_step
 @pytest.mark.parametrize("chunk_tokens", [0, 1, 6, 1000])
 def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
     rng = np.random.default_rng(0)
-    features, embedding = (rng.standard_normal(shape, np.float32) for shape in ((2, 11, 8), (20, 8)))
+    features, embedding = (
+        rng.standard_normal(shape, np.float32) for shape in ((2, 11, 8), (20, 8))
+    )
     numbers = rng.integers(0, 20, (2, 11))
     numbers[1, 9:] = -1
     targets = jnp.asarray(numbers)
@@ -24,7 +26,9 @@ def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
         return chunked_token_nll(lambda x: x @ embedding.T, features, targets, chunk_tokens)
 
     def whole(features: jax.Array, embedding: jax.Array) -> jax.Array:
-        picked = jnp.take_along_axis(jax.nn.log_softmax(features @ embedding.T), targets[..., None], -1)[..., 0]
+        picked = jnp.take_along_axis(
+            jax.nn.log_softmax(features @ embedding.T), targets[..., None], -1
+        )[..., 0]
         return jnp.where(targets < 0, 0.0, -picked)
 
     @jax.jit
@@ -32,7 +36,9 @@ def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
         ways = [jax.vjp(way, *arrays) for way in (chunked, whole)]
         return [(values, back(jnp.ones_like(values))) for values, back in ways]
 
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *both(features, embedding))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *both(features, embedding)
+    )
 
 
 def test_huge_logits_stay_finite() -> None:
@@ -41,14 +47,20 @@ def test_huge_logits_stay_finite() -> None:
 
 
 def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_4_gib(tiny_config) -> None:
-    """All logits of 16,384 tokens at 33,280 words would alone be 2 GiB, and their gradient as much again."""
-    config = tiny_config(length=128, train__batch_tokens=16_384, model__width=128, model__num_heads=8, mesh__data=1)
+    """All logits of 16,384 tokens at 33,280 words would alone be 2 GiB, and their gradient as much
+    again.
+    """
+    config = tiny_config(
+        length=128, train__batch_tokens=16_384, model__width=128, model__num_heads=8, mesh__data=1
+    )
     model = build_model(config, vocab_size=33_280)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     state = abstract_state(model, optimizer, mesh)
     batch = jax.ShapeDtypeStruct((1, 128, 128), jnp.int32)
-    memory = make_train_step(model, optimizer, 0).lower(state, batch, batch).compile().memory_analysis()
+    memory = (
+        make_train_step(model, optimizer, 0).lower(state, batch, batch).compile().memory_analysis()
+    )
     total = memory.temp_size_in_bytes + memory.argument_size_in_bytes
     assert total < 4 * 2**30
     assert total < 3 * 2**30, "the logits of a chunk of 2,048 tokens are 0.25 GiB"

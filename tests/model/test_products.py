@@ -39,7 +39,9 @@ def test_value_and_gradients_are_those_of_lax(lhs_shape, rhs_shape, dimensions):
     @functools.partial(jax.jit, static_argnums=0)
     def value_and_gradients(product, *operands):
         out, vjp = jax.vjp(functools.partial(product, dimension_numbers=dimensions), *operands)
-        return out, *vjp(jnp.asarray(np.random.default_rng(1).standard_normal(out.shape), jnp.float32))
+        return out, *vjp(
+            jnp.asarray(np.random.default_rng(1).standard_normal(out.shape), jnp.float32)
+        )
 
     expected, actual = (
         value_and_gradients(product, *_operands(lhs_shape, rhs_shape))
@@ -57,13 +59,21 @@ def test_bfloat16_keeps_the_dtypes_of_lax_and_rounds_once(element_type):
 
     @functools.partial(jax.jit, static_argnums=0)
     def value_and_gradients(product, x, kernel):
-        applied = functools.partial(product, dimension_numbers=dimensions, preferred_element_type=element_type)
+        applied = functools.partial(
+            product, dimension_numbers=dimensions, preferred_element_type=element_type
+        )
         out, vjp = jax.vjp(applied, x, kernel)
         return out, *vjp(jnp.ones_like(out))
 
-    of_lax, actual = (value_and_gradients(product, x, kernel) for product in (lax.dot_general, flat_dot_general))
+    of_lax, actual = (
+        value_and_gradients(product, x, kernel) for product in (lax.dot_general, flat_dot_general)
+    )
     assert [a.dtype for a in actual] == [a.dtype for a in of_lax]
-    rows, weights, ones = np.asarray(x, np.float64), np.asarray(kernel, np.float64), np.ones((2, 3, 4))
+    rows, weights, ones = (
+        np.asarray(x, np.float64),
+        np.asarray(kernel, np.float64),
+        np.ones((2, 3, 4)),
+    )
     exact = rows @ weights, ones @ weights.T, rows.reshape(6, 8).T @ ones.reshape(6, 4)
     for got, right in zip(actual, exact, strict=True):
         np.testing.assert_allclose(np.asarray(got, np.float64), right, rtol=2**-8, atol=1e-6)
@@ -107,7 +117,9 @@ def test_layer_norm_by_rows_is_that_of_flax(shape):
         return Products.of("auto").norm(functools.partial(norm.apply, params), x)
 
     expected, actual = (value_and_gradients(apply, params, x) for apply in (norm.apply, rowwise))
-    jax.tree.map(lambda got, right: np.testing.assert_allclose(got, right, atol=2e-5), actual, expected)
+    jax.tree.map(
+        lambda got, right: np.testing.assert_allclose(got, right, atol=2e-5), actual, expected
+    )
 
 
 def test_dots_of_rows_are_float32():

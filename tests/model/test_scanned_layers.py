@@ -26,7 +26,9 @@ def test_remat_changes_nothing(tiny_config) -> None:
 
 @pytest.mark.parametrize("layers", [2, 1])
 def test_scanned_layers_score_the_last_tokens_as_unrolled_ones_do(tiny_config, layers: int) -> None:
-    """With the same parameters. `check_position_method` compares scores of all tokens, for each method."""
+    """With the same parameters. `check_position_method` compares scores of all tokens, for each
+    method.
+    """
     model, variables = make(tiny_config, "alibi", model__num_layers=layers)
     scanned = changed(model, scan_layers=True)
     inputs, params = tokens(12), variables["params"]
@@ -49,18 +51,30 @@ def test_scanned_layers_of_another_number_are_refused(tiny_config) -> None:
     params = stacked(variables["params"])
     for layers in (2, 4):
         with pytest.raises(
-            ValueError, match=f"are those of 3 layers, and the model has {layers}; set model.num_layers"
+            ValueError,
+            match=f"are those of 3 layers, and the model has {layers}; set model.num_layers",
         ):
-            changed(model, scan_layers=True, num_layers=layers).apply({"params": params}, tokens(12))
+            changed(model, scan_layers=True, num_layers=layers).apply(
+                {"params": params}, tokens(12)
+            )
 
 
 def test_the_last_tokens_copy_no_part_of_the_stack(tiny_config) -> None:
-    """Where only these are scored, the last layer is a program of its own, and the loop takes the others."""
-    model = changed(make(tiny_config, "alibi", model__num_layers=1)[0], scan_layers=True, num_layers=8)
+    """Where only these are scored, the last layer is a program of its own, and the loop takes the
+    others.
+    """
+    model = changed(
+        make(tiny_config, "alibi", model__num_layers=1)[0], scan_layers=True, num_layers=8
+    )
     inputs = tokens(12)
     params = jax.eval_shape(model.init, jax.random.key(0), inputs)["params"]
-    score = jax.jit(lambda params, scored: model.apply({"params": params}, inputs, scored, method="token_nll"))
-    held = [score.lower(params, inputs[:, -n:]).compile().memory_analysis().temp_size_in_bytes for n in (12, 5)]
+    score = jax.jit(
+        lambda params, scored: model.apply({"params": params}, inputs, scored, method="token_nll")
+    )
+    held = [
+        score.lower(params, inputs[:, -n:]).compile().memory_analysis().temp_size_in_bytes
+        for n in (12, 5)
+    ]
     of_layer = sum(4 * leaf.size for leaf in jax.tree.leaves(params["layers"])) // 8
     assert held[1] - held[0] < 3 * of_layer, "two layers' parameters at most, not seven"
 
@@ -69,6 +83,8 @@ def test_dropout_of_scanned_layers_differs_between_them(tiny_config) -> None:
     model, variables = make(tiny_config, "alibi", model__dropout=0.5)
     apply = jax.jit(functools.partial(changed(model, scan_layers=True).apply, deterministic=False))
     variables = {"params": stacked(variables["params"])}
-    one, same, other = (apply(variables, tokens(12), rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1))
+    one, same, other = (
+        apply(variables, tokens(12), rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1)
+    )
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 1e-3

@@ -7,7 +7,14 @@ import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.model.flops import keys_seen
-from alibi.paper.costs import PROCESSORS, describe_costs, describe_text, evaluation_cost, overview, training_cost
+from alibi.paper.costs import (
+    PROCESSORS,
+    describe_costs,
+    describe_text,
+    evaluation_cost,
+    overview,
+    training_cost,
+)
 from alibi.paper.definitions import TABLES
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.results import compare_with_paper, write_table
@@ -19,8 +26,25 @@ from alibi.sweeps.definition import load_config
 from alibi.sweeps.state import evaluation_command
 from tests.reporting.rowmaker import append_rows, make_row
 
-# Position methods x train lengths; table 5 trains ALiBi and sinusoidal at 8 lengths, rotary and T5 at 3.
-RUNS = {1: 12, 2: 4, 3: 4, 4: 4, 5: 22, 6: 5, 7: 5, 8: 6, 9: 3, 10: 3, 11: 4, 12: 6, 13: 3, 14: 3, 15: 3}
+# Position methods x train lengths; table 5 trains ALiBi and sinusoidal at 8 lengths, rotary and T5
+# at 3.
+RUNS = {
+    1: 12,
+    2: 4,
+    3: 4,
+    4: 4,
+    5: 22,
+    6: 5,
+    7: 5,
+    8: 6,
+    9: 3,
+    10: 3,
+    11: 4,
+    12: 6,
+    13: 3,
+    14: 3,
+    15: 3,
+}
 # Rows of others' systems: table 7 has eight, table 10 four.
 OTHERS = {7: 8, 10: 4}
 
@@ -29,7 +53,11 @@ OTHERS = {7: 8, 10: 4}
 def tables(tmp_path_factory):
     """Every table at both scales, in a directory where nothing has been run."""
     workdir = tmp_path_factory.mktemp("reproduce")
-    return {(number, scale): Reproduction(number, scale, workdir) for number in TABLES for scale in SCALES}
+    return {
+        (number, scale): Reproduction(number, scale, workdir)
+        for number in TABLES
+        for scale in SCALES
+    }
 
 
 @pytest.mark.parametrize("number", TABLES)
@@ -44,7 +72,10 @@ def test_every_printed_cell_is_measured_or_of_anothers_system(tables, number):
         if printed and (row, column) not in table.quantities
     }
     assert len(left_out) == OTHERS.get(number, 0)
-    assert all("et al." in label or "& Auli" in label for label in (table.paper.rows[row][0] for row in left_out))
+    assert all(
+        "et al." in label or "& Auli" in label
+        for label in (table.paper.rows[row][0] for row in left_out)
+    )
 
 
 def test_tables_share_the_runs_of_their_setting(tables):
@@ -67,8 +98,11 @@ def test_other_overrides_and_files_have_runs_of_their_own(tmp_path):
     directories = [Reproduction(2, "small", tmp_path, **setting).directory for setting in settings]
     assert len(set(directories)) == len(settings)
     assert directories[0].name == Reproduction(5, "small", tmp_path).directory.name == "wikitext103"
-    assert directories[2].name == "wikitext103-seed=1_train.steps=600", "a comma would part it in --workdirs"
-    same = {"overrides": "mesh.data=1,seed=1,train.steps=600"}  # in another order, and how it is computed
+    assert directories[2].name == "wikitext103-seed=1_train.steps=600", (
+        "a comma would part it in --workdirs"
+    )
+    # in another order, and how it is computed
+    same = {"overrides": "mesh.data=1,seed=1,train.steps=600"}
     assert Reproduction(2, "small", tmp_path, **same).directory == directories[2]
     assert all(len(directory.name) < 120 for directory in directories)
 
@@ -94,12 +128,19 @@ def test_lengths_strides_and_splits(tables):
 
     assert evaluations(5, "paper", "alibi-L1536-seed0") == [((1536, 2048, 3072), None, "valid")]
     assert evaluations(5, "paper", "sinusoidal-L64-seed0") == [((64,), None, "valid")]
-    assert evaluations(6, "paper", "alibi-L512-seed0") == [((3072,), None, "valid"), ((3072,), None, "test")]
-    assert evaluations(7, "small", "alibi-L32-seed0") == [((192,), 32, "valid"), ((192,), 32, "test")]
+    assert evaluations(6, "paper", "alibi-L512-seed0") == [
+        ((3072,), None, "valid"),
+        ((3072,), None, "test"),
+    ]
+    assert evaluations(7, "small", "alibi-L32-seed0") == [
+        ((192,), 32, "valid"),
+        ((192,), 32, "test"),
+    ]
     assert evaluations(13, "small", "sinusoidal-L64-seed0") == [((64, 96, 128, 192), 1, "valid")]
     (rotary,) = evaluations(2, "paper", "rotary-L512-seed0")
     assert (len(rotary[0]), rotary[0][0], rotary[0][-1]) == (35, 512, 15512)
-    # T5 has no words per second where it ran out of memory, but a cell that says so: it is tried here.
+    # T5 has no words per second where it ran out of memory, but a cell that says so: it is tried
+    # here.
     assert evaluations(2, "paper", "t5-L512-seed0")[0][0][-1] == 15512
 
 
@@ -109,11 +150,18 @@ def test_an_address_that_cannot_hold_runs_is_refused_before_any_plan():
 
 
 def test_the_list_names_directories_that_it_does_not_look_into(tmp_path):
-    """Else runs with --overrides look as if they had never been, unless the same overrides are given again."""
-    plain, short = (Reproduction(2, "small", tmp_path, overrides=keys) for keys in ("", "train.steps=600"))
+    """Else runs with --overrides look as if they had never been, unless the same overrides are
+    given again.
+    """
+    plain, short = (
+        Reproduction(2, "small", tmp_path, overrides=keys) for keys in ("", "train.steps=600")
+    )
     assert len(overview([plain]).splitlines()) == 2
     rows = [make_row(eval_length=length, perplexity=8.0) for length in (32, 33, 34)]
-    again, failed = make_row(eval_length=32, perplexity=9.0), make_row(eval_length=35, perplexity=None, error="no")
+    again, failed = (
+        make_row(eval_length=32, perplexity=9.0),
+        make_row(eval_length=35, perplexity=None, error="no"),
+    )
     append_rows(short.directory / "results.jsonl", [*rows, again, failed])
     (tmp_path / "small" / "cc100-empty").mkdir()
     said = "Of other --overrides or files, and not counted here:"
@@ -139,10 +187,13 @@ def test_costs_of_the_papers_model(tables):
     # 286,000 updates of 8 x 9,216 tokens at table 1's 28.3k words per second.
     assert (cost.tokens, round(cost.hours)) == (21_086_208_000, 207)
     # What the peak's share assumes agrees with what the paper measured, within a tenth.
-    assert training_cost(run, text.vocab_size, PROCESSORS["paper"]).hours == pytest.approx(cost.hours, rel=0.1)
+    assert training_cost(run, text.vocab_size, PROCESSORS["paper"]).hours == pytest.approx(
+        cost.hours, rel=0.1
+    )
     (once,) = (one for one in run.evaluations if one.split == "valid")
     single = evaluation_cost(run, once, text, PROCESSORS["paper"])
-    # Two for each of 16 x 12,582,912 + 20,002 x 1,024 + 1,048,576 weights, and attention to 1,536.5 positions.
+    # Two for each of 16 x 12,582,912 + 20,002 x 1,024 + 1,048,576 weights, and attention to 1,536.5
+    # positions.
     weights = 16 * 12_582_912 + 20_002 * 1_024 + 1_048_576 + 2 * 16 * 1_024 * 3_073 / 2
     assert single.tokens == 217_646
     assert single.flops == pytest.approx(217_646 * 2 * weights, rel=1e-9)
@@ -158,7 +209,9 @@ def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
     files = {split: str(tmp_path / f"{split}.txt") for split in ("train", "valid", "test")}
     for split, place in files.items():
         pathlib.Path(place).write_text(f"a b a {split}\n" * 3)
-    table = Reproduction(6, "paper", tmp_path, files=files, overrides=f"data.cache_dir={tmp_path / 'cache'}")
+    table = Reproduction(
+        6, "paper", tmp_path, files=files, overrides=f"data.cache_dir={tmp_path / 'cache'}"
+    )
     text = describe_text(table)
     # Four special entries, a, b and train, padded to 8; three lines of four words and their ends.
     assert (text.vocab_size, text.tokens) == (8, {"valid": 15, "test": 15})
@@ -181,14 +234,18 @@ def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     assert "21,086,208,000 tokens" in printed
     assert "evaluate test at 3,072, stride 512: 245,569 tokens" in printed
     assert "0 of 5 runs are trained" in printed
-    unknown = describe_costs(Reproduction(9, "paper", tmp_path, overrides=thin), PROCESSORS["paper"], measured=True)
+    unknown = describe_costs(
+        Reproduction(9, "paper", tmp_path, overrides=thin), PROCESSORS["paper"], measured=True
+    )
     assert "data.train=TRAIN" in unknown
     assert "this text's size is not published" in unknown
     assert "231,235,584" in unknown  # not the 247M that the paper prints
 
 
 def finish(table, run_name, rows, **status):
-    """Writes the work directory of a finished run and its `rows` (length, perplexity, other changed keys)."""
+    """Writes the work directory of a finished run and its `rows` (length, perplexity, other changed
+    keys).
+    """
     run = next(run for run in table.sweep.runs if run.name == run_name)
     directory = RunDirectory(table.directory / "runs" / run.name)
     directory.check(run.config)
@@ -197,11 +254,16 @@ def finish(table, run_name, rows, **status):
     steps = run.config.train.steps
     directory.write("provenance.json", {"parameters": 246_933_504, "device_count": 8, "cores": 64})
     (directory.checkpoints / str(steps)).mkdir(parents=True, exist_ok=True)
-    directory.write_status("finished", step=steps, steps=steps, **({"tokens_per_second": 160_000.0} | status))
+    directory.write_status(
+        "finished", step=steps, steps=steps, **({"tokens_per_second": 160_000.0} | status)
+    )
     known = {"run": run.name, "step": steps, "config_hash": config_hash(run.config)}
     append_rows(
         table.directory / "results.jsonl",
-        [make_row(eval_length=length, perplexity=value, **(known | changed)) for length, value, changed in rows],
+        [
+            make_row(eval_length=length, perplexity=value, **(known | changed))
+            for length, value, changed in rows
+        ],
     )
 
 
@@ -222,7 +284,9 @@ def test_results_are_found_by_length_stride_and_split(tmp_path):
     finish(table, "alibi-L512-seed0", rows)
     finish(table, "t5-L3072-seed0", [(3072, None, sliding | {"error": "out of memory"})])
     found = compare_with_paper(table)
-    by_label = {labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)}
+    by_label = {
+        labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)
+    }
     assert ours(by_label["ALiBi, L = 512, L_valid = 3072"]) == [246_933_504, 18.25, 19.0]
     assert found.cells[11][1][2].value == pytest.approx(18.25 - 18.30)
     assert by_label["T5 Bias, L = 3072"][1][1] == Missing(Absence.FAILED, "out of memory")
@@ -236,7 +300,8 @@ def test_speed_and_memory_come_from_the_training(tmp_path):
     speed = {"tokens_per_second": 90_000.0, "device": {"kind": "TPU v5 lite", "count": 4}}
     finish(table, "sinusoidal-L512-seed0", [(512, 20.0, speed)], peak_memory_bytes=16e9)
     found = compare_with_paper(table)
-    # Words per second of one of the eight devices, and of the four that evaluated: the paper's are of one.
+    # Words per second of one of the eight devices, and of the four that evaluated: the paper's are
+    # of one.
     assert ours(found.cells[0]) == [20_000.0, 22_500.0, 16e9]
     assert "trained with 64 CPU cores" in found.caption
     assert "is marked" not in found.caption  # there are no perplexities
@@ -248,19 +313,31 @@ def test_speed_and_memory_come_from_the_training(tmp_path):
 
 def test_a_small_table_says_what_its_lengths_are(tmp_path):
     table = Reproduction(7, "small", tmp_path)
-    rows = [(192, 80.0, {"mode": "sliding", "stride": 32, "split": split}) for split in ("valid", "test")]
+    rows = [
+        (192, 80.0, {"mode": "sliding", "stride": 32, "split": split})
+        for split in ("valid", "test")
+    ]
     finish(table, "alibi-L32-seed0", rows)
     found = compare_with_paper(table)
     assert texts(found.labels)[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
-    for text in ("windows of stride 512 (32)", "split valid and test", "; sliding windows of stride 32;"):
+    for text in (
+        "windows of stride 512 (32)",
+        "split valid and test",
+        "; sliding windows of stride 32;",
+    ):
         assert text in found.caption
     # 960 is the most that whole sequences of 192 leave of 1,024.
     assert "updates of 960 tokens at L = 192 and 1,024 tokens at L = 32" in found.caption
     assert found.caption.endswith("The best perplexity of each column is marked.")
-    assert "the paper's 35 lengths round to 30 here" in compare_with_paper(Reproduction(2, "small", tmp_path)).caption
+    assert (
+        "the paper's 35 lengths round to 30 here"
+        in compare_with_paper(Reproduction(2, "small", tmp_path)).caption
+    )
     last = compare_with_paper(Reproduction(12, "small", tmp_path)).header[-1]
     assert heading_text(last) == "L_valid = 2048 (128)"
-    strides = [compare_with_paper(Reproduction(number, "small", tmp_path)).stride for number in (5, 7, 13)]
+    strides = [
+        compare_with_paper(Reproduction(number, "small", tmp_path)).stride for number in (5, 7, 13)
+    ]
     assert strides == [None, 32, 1]  # what figures say of their windows
     label = find_setting("wikitext103", "small").label("stride 1, L = 1,024, 1.3B")
     assert heading_text(label) == "stride 1, L = 1,024 (64), 1.3B"
@@ -268,7 +345,9 @@ def test_a_small_table_says_what_its_lengths_are(tmp_path):
 
 def test_ratios_of_table_12_are_to_the_run_trained_at_the_length(tmp_path):
     found = compare_with_paper(Reproduction(12, "paper", tmp_path))
-    rows = {labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)}
+    rows = {
+        labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)
+    }
     trained = [*[512] * 4, 1024, 2048]
     for column, (cell, length) in enumerate(zip(found.cells[1], trained, strict=True)):
         reference = rows[f"Sinusoidal, L_train = {length}"][column]
@@ -276,7 +355,11 @@ def test_ratios_of_table_12_are_to_the_run_trained_at_the_length(tmp_path):
 
 
 def test_a_run_of_another_config_does_not_count(tmp_path):
-    finish(Reproduction(6, "small", tmp_path, overrides="train.steps=300"), "alibi-L32-seed0", [(192, 90.0, {})])
+    finish(
+        Reproduction(6, "small", tmp_path, overrides="train.steps=300"),
+        "alibi-L32-seed0",
+        [(192, 90.0, {})],
+    )
     found = compare_with_paper(Reproduction(6, "small", tmp_path))
     assert not any(isinstance(cell[1], Number) for cells in found.cells for cell in cells if cell)
 
@@ -290,14 +373,23 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
     assert markdown.startswith("**SMALL SCALE, NOT THE PAPER'S. Table 2 of the paper")
     # 712 of the paper's tokens are 44.5 here, and round to the even 44.
     line = next(line for line in markdown.splitlines() if line.startswith("| 712 (44) |"))
-    assert "19.14 (\N{MULTIPLICATION SIGN}0.97) / **190.00 (\N{MULTIPLICATION SIGN}0.95)** / -0.02" in line
+    assert (
+        "19.14 (\N{MULTIPLICATION SIGN}0.97) / **190.00 (\N{MULTIPLICATION SIGN}0.95)** / -0.02"
+        in line
+    )
     assert "- t5-L32-seed0: no memory" in markdown
     assert "SMALL SCALE" in (table.outputs / "table02.tex").read_text()
     with (table.outputs / "table02.csv").open() as file:
         assert {row[0] for row in list(csv.reader(file))[1:]} == {"small"}
     assert (table.outputs / "table02.png").exists()
     assert str(table.outputs / "table02.md") in text
-    assert overview([table]).splitlines()[1].split()[:5] == ["2", "wikitext103", "1/4", "2/120", "yes"]
+    assert overview([table]).splitlines()[1].split()[:5] == [
+        "2",
+        "wikitext103",
+        "1/4",
+        "2/120",
+        "yes",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -319,7 +411,8 @@ def test_texts_that_must_be_named(tmp_path):
         find_setting("wikitext103", "small").check_files({"train": "a.txt"})
     with pytest.raises(ValueError, match="--train_file=a,b holds a comma"):
         _ = Reproduction(2, "small", tmp_path, files={"train": "a,b"}).sweep
-    find_setting("cc100", "small").check_files({"train": "a", "valid": "b"})  # tables 11 and 12 score no test text
+    # tables 11 and 12 score no test text
+    find_setting("cc100", "small").check_files({"train": "a", "valid": "b"})
     files = {"train": "a", "valid": "b", "test": "c"}
     data = Reproduction(2, "small", tmp_path, files=files).sweep.runs[0].config.data
     assert {key: data[key] for key in ("corpus", *files)} == {"corpus": "text"} | files

@@ -51,15 +51,21 @@ def test_each_name_is_of_one_kind() -> None:
         assert kind.usable_memory < kind.memory
 
 
-def test_mfu_where_the_device_is_known(tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mfu_where_the_device_is_known(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if CPUs were in the table: the share counts the operations of the model."""
     on_one_device(monkeypatch)
     known = DeviceKind("cpu", (), 2e12, 1e12, 2**30, 1e9, "https://")
     monkeypatch.setattr(device_kinds, "DEVICE_KINDS", (known,))
     config = tiny_config(train__steps=4, log__every_steps=2)
     loop.train(config, str(tmp_path / "run"))
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     shares = [row for row in rows if "tokens_per_second" in row]
     assert shares
     for row in shares:
-        assert row["mfu"] == pytest.approx(row["tokens_per_second"] * model_flops(config, 256) / 1e12)
+        assert row["mfu"] == pytest.approx(
+            row["tokens_per_second"] * model_flops(config, 256) / 1e12
+        )

@@ -23,7 +23,9 @@ VOCABULARY = 512
 
 def medium(**overrides: Any) -> Config:
     """Returns a config of two layers whose activations are most of the memory of a step."""
-    return make_config("length=64,train.batch_tokens=8192,model.num_layers=2,model.num_heads=4", **overrides)
+    return make_config(
+        "length=64,train.batch_tokens=8192,model.num_layers=2,model.num_heads=4", **overrides
+    )
 
 
 def planned(config: Config, devices: int = 8, kind: str = "L4") -> TrainingPlan:
@@ -31,10 +33,12 @@ def planned(config: Config, devices: int = 8, kind: str = "L4") -> TrainingPlan:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "tolerance"), [({"data": 2, "fsdp": 4}, 0.25), ({"data": 2, "fsdp": 2, "tensor": 2}, 0.35)]
+    ("mesh", "tolerance"),
+    [({"data": 2, "fsdp": 4}, 0.25), ({"data": 2, "fsdp": 2, "tensor": 2}, 0.35)],
 )
 def test_against_the_compiled_step(mesh: dict[str, int], tolerance: float) -> None:
-    """Parameters and optimizer state to the byte; the whole step, without remat, as far as eight CPU devices tell.
+    """Parameters and optimizer state to the byte; the whole step, without remat, as far as eight
+    CPU devices tell.
 
     On CPUs XLA keeps elementwise results; accelerators compute them again.
     """
@@ -46,10 +50,17 @@ def test_against_the_compiled_step(mesh: dict[str, int], tolerance: float) -> No
     shape = 1, config.train.batch_tokens // config.train_length, config.train_length
     tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=batch_sharding(real, leading=1))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    step = make_train_step(model, optimizer, 0, state_shardings=shardings).lower(state, tokens, tokens).compile()
+    step = (
+        make_train_step(model, optimizer, 0, state_shardings=shardings)
+        .lower(state, tokens, tokens)
+        .compile()
+    )
     memory, analysis = planned(config).memory, step.memory_analysis()
-    batch = 2 * 4 * config.train.batch_tokens // (mesh["data"] * mesh["fsdp"])  # inputs and targets, int32
-    assert memory.parameters + memory.optimizer + 4 + batch == analysis.argument_size_in_bytes, "4: the update's number"
+    # inputs and targets, int32
+    batch = 2 * 4 * config.train.batch_tokens // (mesh["data"] * mesh["fsdp"])
+    assert memory.parameters + memory.optimizer + 4 + batch == analysis.argument_size_in_bytes, (
+        "4: the update's number"
+    )
     whole = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     assert memory.total == pytest.approx(whole, rel=tolerance)
     # FLOPs are of each device; XLA also counts norms and the optimizer.
@@ -62,30 +73,43 @@ def test_activations_of_a_layer_by_hand() -> None:
     tokens, width, features, heads = 4096, 128, 512, 4
 
     def activations(layers: int, **overrides: Any) -> int:
-        sizes = {"model__num_layers": layers, "train__batch_tokens": 8 * tokens, "train_length": 1024}
+        sizes = {
+            "model__num_layers": layers,
+            "train__batch_tokens": 8 * tokens,
+            "train_length": 1024,
+        }
         return planned(medium(**sizes, **overrides)).memory.activations
 
     layer = 4 * (4 * width + 4 * width + width + heads + 2 * features)
     assert activations(3) - activations(2) == tokens * layer
-    assert activations(3, model__remat=True) - activations(2, model__remat=True) == tokens * 4 * width
-    halved = 4 * 4 * width + (layer - 4 * 4 * width) // 2  # and each device has twice as many tokens
+    assert (
+        activations(3, model__remat=True) - activations(2, model__remat=True) == tokens * 4 * width
+    )
+    # and each device has twice as many tokens
+    halved = 4 * 4 * width + (layer - 4 * 4 * width) // 2
     assert activations(3, mesh__tensor=2) - activations(2, mesh__tensor=2) == 2 * tokens * halved
     dropped = {"model__dropout": 0.1, "model__activation_dropout": 0.1}
-    assert activations(3, **dropped) - activations(2, **dropped) == tokens * (layer + 2 * width + features)
+    assert activations(3, **dropped) - activations(2, **dropped) == tokens * (
+        layer + 2 * width + features
+    )
 
 
 def test_hours_and_checkpoints_by_hand() -> None:
     config = load_config(str(ROOT / "configs/cc100_1b3.py"))
     plan = make_plan(config, 256, "TPU v5 lite")
-    # 25 layers of 4 x 2048^2 + 2 x 2048 x 8192 weights, 50,264 x 2048 of the softmax, half of 512 keys for each query.
+    # 25 layers of 4 x 2048^2 + 2 x 2048 x 8192 weights, 50,264 x 2048 of the softmax, half of 512
+    # keys for each query.
     per_token = 6 * (25 * (4 * 2048**2 + 2 * 2048 * 8192) + 50_264 * 2048 + 25 * 2 * 2048 * 256.5)
     assert plan.flops_per_token == pytest.approx(per_token)
     assert plan.tokens == 50_000 * 2_097_152
     assert plan.hours(0.5) == pytest.approx(plan.tokens * per_token / (256 * 197e12 * 0.5) / 3600)
-    assert plan.checkpoint_bytes == pytest.approx(3 * 4 * plan.parameters, rel=1e-6), "Adam has two numbers for each"
+    assert plan.checkpoint_bytes == pytest.approx(3 * 4 * plan.parameters, rel=1e-6), (
+        "Adam has two numbers for each"
+    )
     assert "; 50 or more are written" in describe(plan)
     assert plan.micro_batches == 1
-    # XLA's own figure of this step, compiled for such a slice by libtpu 0.0.42 with model.scan_layers.
+    # XLA's own figure of this step, compiled for such a slice by libtpu 0.0.42 with
+    # model.scan_layers.
     assert plan.memory.total == pytest.approx(3.235 * GIB, rel=0.1)
     assert "at 50% of the peak" in describe(plan)
 
@@ -96,7 +120,10 @@ def test_hours_and_checkpoints_by_hand() -> None:
         # 2^19 tokens a device keep 42 GiB, 2^17 a quarter of that.
         ({"model__width": 1024, "train__batch_tokens": 2**22}, {"train.max_device_tokens": 2**17}),
         # Four numbers of 4 bytes for each of 1.2e9 parameters are 18 GiB.
-        ({"model__width": 10_000, "model__num_layers": 1, "model__feed_forward": 40_000}, {"mesh.fsdp": 2}),
+        (
+            {"model__width": 10_000, "model__num_layers": 1, "model__feed_forward": 40_000},
+            {"mesh.fsdp": 2},
+        ),
     ],
 )
 def test_the_first_change_that_fits(overrides: dict[str, Any], change: dict[str, Any]) -> None:
@@ -113,20 +140,33 @@ def test_the_first_change_that_fits(overrides: dict[str, Any], change: dict[str,
 
 
 def test_a_model_that_fits_nowhere() -> None:
-    plan = planned(medium(model__width=65_536, model__num_layers=1, train__batch_tokens=512), devices=1, kind="T4")
+    plan = planned(
+        medium(model__width=65_536, model__num_layers=1, train__batch_tokens=512),
+        devices=1,
+        kind="T4",
+    )
     assert plan.change == {}
     assert "does not fit, nor on more devices" in describe(plan)
 
 
 def test_the_devices_that_would_suffice() -> None:
-    """Four numbers of 4 bytes for each of 1.2e9 parameters are 18 GiB: two devices of 11.25 GiB hold half of them each.
+    """Four numbers of 4 bytes for each of 1.2e9 parameters are 18 GiB: two devices of 11.25 GiB
+    hold half of them each.
 
     But a layer's parameters are also gathered when needed, and these are all of a layer.
     """
-    config = medium(model__width=10_000, model__num_layers=1, model__feed_forward=40_000, train__batch_tokens=1024)
+    config = medium(
+        model__width=10_000,
+        model__num_layers=1,
+        model__feed_forward=40_000,
+        train__batch_tokens=1024,
+    )
     plan = planned(config, devices=1, kind="T4")
     assert plan.devices_needed == 4
-    assert "does not fit on 1 in any way; it would on 4 with --config.train.max_device_tokens=64" in describe(plan)
+    assert (
+        "does not fit on 1 in any way; it would on 4 with --config.train.max_device_tokens=64"
+        in describe(plan)
+    )
     assert planned(replaced(config, plan.change or {}), devices=4, kind="T4").fits
 
 
@@ -151,11 +191,17 @@ def test_vocabularies_that_need_no_text() -> None:
     assert not Vocabulary.of(load_config(str(ROOT / "configs/wikitext103.py")).data).assumed
 
 
-def test_the_command_lines(run_script, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_the_command_lines(
+    run_script, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     """Neither needs a work directory or makes anything; --print_config prints a config file."""
     monkeypatch.chdir(tmp_path)
-    run = functools.partial(run_script, ROOT / "train.py", f"--config={ROOT / 'configs/quickstart.py'}")
-    printed = run("--print_config", "--config.train.steps=123", "--config.position_options.num_buckets=64")
+    run = functools.partial(
+        run_script, ROOT / "train.py", f"--config={ROOT / 'configs/quickstart.py'}"
+    )
+    printed = run(
+        "--print_config", "--config.train.steps=123", "--config.position_options.num_buckets=64"
+    )
     (tmp_path / "mine.py").write_text(printed.stdout)
     config = load_config(str(tmp_path / "mine.py"))
     assert (config.train.steps, config.position_options) == (123, {"num_buckets": 64})
@@ -164,15 +210,23 @@ def test_the_command_lines(run_script, monkeypatch: pytest.MonkeyPatch, tmp_path
     plan = run(*devices)
     assert plan.stdout.startswith("devices  2 x H100: 80 GiB, 3,350 GB/s, 494.7 TFLOP/s in float32")
     assert plan.stderr == ""
-    for ignored in (["--device_kind=H100", "--workdir=x"], ["--plan", "--devices=2"], [*devices, "--print_config"]):
+    for ignored in (
+        ["--device_kind=H100", "--workdir=x"],
+        ["--plan", "--devices=2"],
+        [*devices, "--print_config"],
+    ):
         assert run(*ignored).returncode == 1
     started = run(*devices, "--init_from=nowhere")
     assert started.returncode == 1
-    assert "is no work directory of a run: config.json is missing" in started.stderr, "as in training"
+    assert "is no work directory of a run: config.json is missing" in started.stderr, (
+        "as in training"
+    )
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("[!_b]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("[!_b]*.py")), ids=lambda path: path.stem
+)
 def test_configs_as_files(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     config = load_config(f"{path}:position=alibi,position_options.slopes=0.5:0.25,length=64")
     (tmp_path / "same.py").write_text(as_file(config))

@@ -1,13 +1,14 @@
 """Makes bias_peers.npz: biases of the same inputs by `transformers` and `x-transformers`.
 
-They need PyTorch, which is no requirement of the project, so they run once, in an environment of their own:
+They need PyTorch, which is no requirement of the project, so they run once, in an environment of
+their own:
 
     python -m venv peers
     peers/bin/pip install torch==2.13.0+cpu transformers==5.23.0 x-transformers==2.31.10
     peers/bin/python tests/positions/make_bias_peers.py
 
-The file holds their inputs, their biases, and under `NAME gradient INPUT` the gradients of the product of a bias with
-`NAME weights`; float32, positions from 0 on.
+The file holds their inputs, their biases, and under `NAME gradient INPUT` the gradients of the
+product of a bias with `NAME weights`; float32, positions from 0 on.
 """
 
 import pathlib
@@ -25,10 +26,14 @@ FARTHEST = 300
 
 
 def numbers(*shape: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)).requires_grad_()
+    return torch.from_numpy(
+        np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+    ).requires_grad_()
 
 
-def with_gradients(name: str, bias: torch.Tensor, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def with_gradients(
+    name: str, bias: torch.Tensor, inputs: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     weights = numbers(*bias.shape).detach()
     (bias * weights).sum().backward()
     found = {"": bias, " weights": weights} | {f" {key}": x for key, x in inputs.items()}
@@ -47,7 +52,10 @@ def deberta(part: str) -> dict[str, torch.Tensor]:
         hidden_dropout_prob=0.0,
     )
     layer = DisentangledSelfAttention(config)
-    inputs = {"query": numbers(1, HEADS, LENGTH, HEAD_DIM), "key": numbers(2, HEADS, LENGTH, HEAD_DIM)[:1].detach()}
+    inputs = {
+        "query": numbers(1, HEADS, LENGTH, HEAD_DIM),
+        "key": numbers(2, HEADS, LENGTH, HEAD_DIM)[:1].detach(),
+    }
     inputs |= {"table": numbers(2 * CLIP, WIDTH), "kernel": numbers(HEADS * HEAD_DIM, WIDTH)}
     inputs = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
     projection = layer.pos_proj if part == "c2p" else layer.pos_q_proj
@@ -69,7 +77,12 @@ def fox() -> dict[str, torch.Tensor]:
     weights = numbers(*bias.shape).detach().tril()
     (bias * weights).sum().backward()
     linear = layer.to_forget_gates[0]
-    found = {"fox": bias, "fox weights": weights, "fox x": inputs["x"], "fox gradient x": inputs["x"].grad}
+    found = {
+        "fox": bias,
+        "fox weights": weights,
+        "fox x": inputs["x"],
+        "fox gradient x": inputs["x"].grad,
+    }
     for name, x in (("kernel", linear.weight), ("bias", linear.bias)):
         found |= {f"fox {name}": x, f"fox gradient {name}": x.grad}
     return found
@@ -81,7 +94,9 @@ def t5(causal: bool) -> dict[str, torch.Tensor]:
     buckets = T5Attention._relative_position_bucket(-distance, bidirectional=not causal)
     layer = x_transformers.RelativePositionBias(1.0, causal=causal, heads=HEADS)
     table = layer.relative_attention_bias.weight
-    return {f"{name} buckets": buckets} | with_gradients(name, layer(LENGTH, LENGTH), {"table": table})
+    return {f"{name} buckets": buckets} | with_gradients(
+        name, layer(LENGTH, LENGTH), {"table": table}
+    )
 
 
 def main() -> None:

@@ -1,13 +1,16 @@
-"""Makes rotary_peers.npz: logits of the same queries and keys by `transformers` and `x-transformers`.
+"""Makes rotary_peers.npz: logits of the same queries and keys by `transformers` and
+`x-transformers`.
 
-They need PyTorch, which is no requirement of the project, so they run once, in an environment of their own:
+They need PyTorch, which is no requirement of the project, so they run once, in an environment of
+their own:
 
     python -m venv peers
     peers/bin/pip install torch==2.13.0+cpu transformers==5.23.0 x-transformers==2.31.10
     peers/bin/python tests/positions/make_rotary_peers.py
 
-For each case of `CASES` the file holds the logits of all queries and keys, and the gradients of their product with
-`weights`; float32, positions 0 to 23, after a training length of 16, one head of 16 features.
+For each case of `CASES` the file holds the logits of all queries and keys, and the gradients of
+their product with `weights`; float32, positions 0 to 23, after a training length of 16, one head of
+16 features.
 """
 
 import json
@@ -25,20 +28,24 @@ ROTARY = {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
 CASES = {
     "rotary": ROTARY | {"rope_type": "default"},
     "rotary share=0.5": ROTARY | {"rope_type": "default", "partial_rotary_factor": 0.5},
-    "rotary share=0.75 share_of=frequencies": ROTARY | {"rope_type": "proportional", "partial_rotary_factor": 0.75},
+    "rotary share=0.75 share_of=frequencies": ROTARY
+    | {"rope_type": "proportional", "partial_rotary_factor": 0.75},
     "rotary_interpolated factor=4.0": ROTARY | {"rope_type": "linear", "factor": 4.0},
     "rotary_ntk": ROTARY | {"rope_type": "dynamic", "factor": 1.0},
     "yarn factor=4.0": ROTARY | {"rope_type": "yarn", "factor": 4.0},
     # With a base of 10 the ramp has a pair on each side and several inside.
     "yarn factor=2.5 base=10.0 fast=8.0": ROTARY
     | {"rope_type": "yarn", "factor": 2.5, "rope_theta": 10.0, "beta_fast": 8.0},
-    "yarn factor=4.0 share=0.5": ROTARY | {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.5},
+    "yarn factor=4.0 share=0.5": ROTARY
+    | {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.5},
     "xpos": None,
     "xpos scale_base=16.0": None,
 }
 
 
-def by_transformers(query: torch.Tensor, key: torch.Tensor, rope: dict) -> tuple[torch.Tensor, torch.Tensor]:
+def by_transformers(
+    query: torch.Tensor, key: torch.Tensor, rope: dict
+) -> tuple[torch.Tensor, torch.Tensor]:
     rope = dict(rope)
     if rope["rope_type"] == "yarn":
         rope["original_max_position_embeddings"] = TRAIN_LENGTH
@@ -52,7 +59,9 @@ def by_transformers(query: torch.Tensor, key: torch.Tensor, rope: dict) -> tuple
     return modeling_gpt_neox.apply_rotary_pos_emb(query, key, cos, sin)
 
 
-def by_x_transformers(query: torch.Tensor, key: torch.Tensor, scale_base: float) -> tuple[torch.Tensor, torch.Tensor]:
+def by_x_transformers(
+    query: torch.Tensor, key: torch.Tensor, scale_base: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     rotary = x_transformers.RotaryEmbedding(HEAD_DIM, use_xpos=True, scale_base=scale_base)
     angles, scale = rotary.forward_from_seq_len(LENGTH)
     # It pairs neighbouring features.
@@ -63,7 +72,9 @@ def by_x_transformers(query: torch.Tensor, key: torch.Tensor, scale_base: float)
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    query, key = (rng.normal(size=(1, HEADS, LENGTH, HEAD_DIM)).astype(np.float32) for _ in range(2))
+    query, key = (
+        rng.normal(size=(1, HEADS, LENGTH, HEAD_DIM)).astype(np.float32) for _ in range(2)
+    )
     weights = rng.normal(size=(1, HEADS, LENGTH, LENGTH)).astype(np.float32)
     arrays = {"query": query, "key": key, "weights": weights}
     for name, rope in CASES.items():

@@ -1,4 +1,6 @@
-"""The ALiBi bias: exact at any length, of the right sign, from explicit positions; also with slopes by length."""
+"""The ALiBi bias: exact at any length, of the right sign, from explicit positions; also with slopes
+by length.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +32,18 @@ def test_formula(num_heads: int) -> None:
 
 @pytest.mark.parametrize("length", [16_384, 65_536])
 def test_nearest_keys_stay_apart_at_long_lengths(length: int) -> None:
-    """Built from positions in bf16 or fp16, neighbouring keys would be equal (Falcon, BLOOM, flash-attention)."""
+    """Built from positions in bf16 or fp16, neighbouring keys would be equal (Falcon, BLOOM,
+    flash-attention).
+    """
     bias = np.asarray(compiled_bias(16, np.asarray([length - 1]), np.arange(length - 64, length)))
     assert (np.diff(bias, axis=-1) > 0).all(), "a nearer key must have a strictly greater bias"
     np.testing.assert_array_equal(bias[..., -1], 0.0)
 
 
 def test_softmax_of_64k_positions_is_that_of_float64() -> None:
-    """In float32 the form +m j, equal in exact arithmetic, would be off by 5e-4 in L1 here; in bf16 by 1.9."""
+    """In float32 the form +m j, equal in exact arithmetic, would be off by 5e-4 in L1 here; in bf16
+    by 1.9.
+    """
     keys = np.arange(65_536)
     bias = np.asarray(compiled_bias(16, keys[-1:], keys))[:, 0]
     exact = formula(16, keys[-1:], keys)[:, 0]
@@ -50,7 +56,9 @@ def test_batched_positions_give_a_bias_for_each_entry() -> None:
     positions = np.asarray([[0, 1, 2], [5, 7, 9]])
     bias = np.asarray(compiled_bias(2, positions, positions))
     assert bias.shape == (2, 2, 3, 3)
-    np.testing.assert_allclose(bias[1], formula(2, np.array([5, 7, 9]), np.array([5, 7, 9])), rtol=1e-6)
+    np.testing.assert_allclose(
+        bias[1], formula(2, np.array([5, 7, 9]), np.array([5, 7, 9])), rtol=1e-6
+    )
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -71,9 +79,13 @@ def test_unsigned_positions_do_not_wrap(dtype: jnp.dtype) -> None:
 @pytest.mark.parametrize("heads", [1, 3, 12])
 @pytest.mark.parametrize("stretch", [0.5, 4.0])
 def test_ntk_flattens_head_h_by_a_power(heads: int, stretch: float) -> None:
-    """m_h = 2^(-8h/H) a^(-(h-1)/(H-1)); head 1 is as it was, head H is divided by a, also where H is 1."""
+    """m_h = 2^(-8h/H) a^(-(h-1)/(H-1)); head 1 is as it was, head H is divided by a, also where H
+    is 1.
+    """
     sizes = {"num_heads": heads, "head_dim": 2, "width": 2 * heads, "train_length": 16}
-    method = make_position("alibi_ntk", **sizes, options={"slopes": "closed_form"}).at_length(int(16 * stretch))
+    method = make_position("alibi_ntk", **sizes, options={"slopes": "closed_form"}).at_length(
+        int(16 * stretch)
+    )
     h, a = np.arange(1, heads + 1), max(1.0, stretch)
     expected = 2.0 ** (-8 * h / heads) * a ** -((h - 1) / max(heads - 1, 1))
     np.testing.assert_allclose(method.bias({}).slopes, expected, rtol=1e-6)
@@ -81,9 +93,15 @@ def test_ntk_flattens_head_h_by_a_power(heads: int, stretch: float) -> None:
     np.testing.assert_allclose(of_paper, alibi_slopes(heads), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("heads", "heights"), [(3, [4, 8, 2]), (12, [*range(1, 9), 0.5, 1.5, 2.5, 3.5])])
-def test_ntk_flattens_slopes_in_no_order_by_their_logarithms(heads: int, heights: list[float]) -> None:
-    """The paper's slopes of other numbers of heads are no geometric series, and don't descend: m_h is 2^-height."""
+@pytest.mark.parametrize(
+    ("heads", "heights"), [(3, [4, 8, 2]), (12, [*range(1, 9), 0.5, 1.5, 2.5, 3.5])]
+)
+def test_ntk_flattens_slopes_in_no_order_by_their_logarithms(
+    heads: int, heights: list[float]
+) -> None:
+    """The paper's slopes of other numbers of heads are no geometric series, and don't descend: m_h
+    is 2^-height.
+    """
     sizes = {"num_heads": heads, "head_dim": 2, "width": 2 * heads, "train_length": 16}
     slopes = 2.0 ** -np.asarray(heights)
     np.testing.assert_allclose(alibi_slopes(heads), slopes, rtol=1e-6)

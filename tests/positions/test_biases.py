@@ -1,4 +1,6 @@
-"""Biases against their papers' formulas in NumPy's float64, in values and derivatives, and against other libraries."""
+"""Biases against their papers' formulas in NumPy's float64, in values and derivatives, and against
+other libraries.
+"""
 
 import pathlib
 
@@ -31,7 +33,10 @@ def params_of(method: PositionMethod) -> dict[str, jax.Array]:
     """Returns the initial parameters, moved a little, so none is 0 or 1."""
     key = jax.random.key(0)
     params = jax.jit(lambda: {**method.init(key), **method.init_layer(key)})()
-    return {name: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for name, x in params.items()}
+    return {
+        name: x + 0.05 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
+        for name, x in params.items()
+    }
 
 
 def tokens() -> dict[str, np.ndarray]:
@@ -87,7 +92,8 @@ def fire(given):
     threshold = 7 * abs(given["threshold_multiple"])
     normalized = psi(abs(D)) / psi(np.maximum(threshold, QUERY))
     hidden = np.maximum(normalized[..., None] * given["hidden_kernel"] + given["hidden_bias"], 0)
-    return np.moveaxis(hidden @ given["kernel"], -1, 0)  # and a number for each head, which no softmax shows
+    # and a number for each head, which no softmax shows
+    return np.moveaxis(hidden @ given["kernel"], -1, 0)
 
 
 def shaw(given):
@@ -97,7 +103,10 @@ def shaw(given):
 
 def deberta(given):
     """Returns the bias for k = 4, without q_i . k_j / sqrt(3 head_dim)."""
-    keys, queries = (np.einsum("nw,whd->nhd", given["table"], given[f"{side}_kernel"]) for side in ("key", "query"))
+    keys, queries = (
+        np.einsum("nw,whd->nhd", given["table"], given[f"{side}_kernel"])
+        for side in ("key", "query")
+    )
     to_position = np.einsum("bihd,ijhd->bhij", given["query"], keys[np.clip(D + 4, 0, 7)])
     from_position = np.einsum("bjhd,ijhd->bhij", given["key"], queries[np.clip(4 - D, 0, 7)])
     return (to_position + from_position) / np.sqrt(3 * HEAD_DIM)
@@ -145,14 +154,20 @@ def double(given: dict[str, jax.Array]) -> dict[str, np.ndarray]:
 
 
 def check_derivatives(loss, given: dict[str, np.ndarray], gradients: dict[str, jax.Array]) -> None:
-    """Checks derivatives of a formula along a random direction of each input, by differences in float64."""
+    """Checks derivatives of a formula along a random direction of each input, by differences in
+    float64.
+    """
     rng = np.random.default_rng(2)
     for name, gradient in gradients.items():
         direction, step = rng.normal(size=np.shape(gradient)), 1e-6
-        ahead, behind = (loss(given | {name: given[name] + sign * step * direction}) for sign in (1, -1))
+        ahead, behind = (
+            loss(given | {name: given[name] + sign * step * direction}) for sign in (1, -1)
+        )
         expected = (ahead - behind) / (2 * step)
         scale = 1.0 + np.abs(np.asarray(gradient) * direction).sum()
-        assert np.sum(np.asarray(gradient) * direction) == pytest.approx(expected, abs=1e-5 * scale), name
+        assert np.sum(np.asarray(gradient) * direction) == pytest.approx(
+            expected, abs=1e-5 * scale
+        ), name
         assert np.abs(gradient).max() > 0 or expected == 0.0, name
 
 
@@ -184,12 +199,16 @@ def test_the_bias_and_its_gradients_are_those_of_the_paper(name, options, formul
 
 def attention(given, bias, causal: bool, *, parts: int = 1, clip: int = 0) -> np.ndarray:
     """The formula of attention in float64, with Shaw's values if it has a clip."""
-    logits = np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(parts * HEAD_DIM) + bias(given)
+    logits = np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(
+        parts * HEAD_DIM
+    ) + bias(given)
     weights = np.exp(np.where((D >= 0) | (not causal), logits, -np.inf))
     weights = weights / weights.sum(axis=-1, keepdims=True)
     out = np.einsum("bhij,bjhd->bihd", weights, given["value"])
     if clip:
-        out += np.einsum("bhij,ijd->bihd", weights, given["value_vectors"][np.clip(-D, -clip, clip) + clip])
+        out += np.einsum(
+            "bhij,ijd->bihd", weights, given["value_vectors"][np.clip(-D, -clip, clip) + clip]
+        )
     return out
 
 
@@ -202,7 +221,9 @@ def attention(given, bias, causal: bool, *, parts: int = 1, clip: int = 0) -> np
     ],
 )
 def test_values_and_scale_of_content_methods(name, options, bias, how, causal) -> None:
-    """Shaw's vectors also stand with the values; DeBERTa divides all of a logit's parts by sqrt(3 head_dim)."""
+    """Shaw's vectors also stand with the values; DeBERTa divides all of a logit's parts by sqrt(3
+    head_dim).
+    """
     method, sides = make(name, causal=causal, **options), tokens()
     params = params_of(method)
     wanted = np.random.default_rng(1).normal(size=(2, LENGTH, HEADS, HEAD_DIM))
@@ -211,7 +232,9 @@ def test_values_and_scale_of_content_methods(name, options, bias, how, causal) -
     def run(given):
         def loss(given):
             positions = {side: np.arange(LENGTH) for side in ("query_positions", "key_positions")}
-            attend = method_attention_fn(method, given, given["x"], **positions, options=AttentionOptions())
+            attend = method_attention_fn(
+                method, given, given["x"], **positions, options=AttentionOptions()
+            )
             out = attend(given["query"], given["key"], given["value"])
             return (out * wanted.astype(np.float32)).sum(), out
 
@@ -220,7 +243,9 @@ def test_values_and_scale_of_content_methods(name, options, bias, how, causal) -
     gradients, out = run(params | sides)
     exact = double(params | sides)
     np.testing.assert_allclose(out, attention(exact, bias, causal, **how), atol=3e-6)
-    check_derivatives(lambda given: (attention(given, bias, causal, **how) * wanted).sum(), exact, gradients)
+    check_derivatives(
+        lambda given: (attention(given, bias, causal, **how) * wanted).sum(), exact, gradients
+    )
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +256,9 @@ def peers() -> dict[str, np.ndarray]:
 
 
 def compare(name: str, peers: dict[str, np.ndarray], bias, seen: np.ndarray, **inputs: str) -> None:
-    """Compares `bias` with the peer's, where `seen`; `inputs` maps names of arrays to the peer's names."""
+    """Compares `bias` with the peer's, where `seen`; `inputs` maps names of arrays to the peer's
+    names.
+    """
     given = {ours: jnp.asarray(peers[f"{name} {theirs}"]) for ours, theirs in inputs.items()}
     weights = (peers[f"{name} weights"] * seen).astype(np.float32)
 
@@ -243,7 +270,9 @@ def compare(name: str, peers: dict[str, np.ndarray], bias, seen: np.ndarray, **i
     np.testing.assert_allclose(np.asarray(block) * seen, peers[name] * seen, atol=2e-6)
     if (weights == peers[f"{name} weights"]).all():
         for ours, theirs in inputs.items():
-            np.testing.assert_allclose(gradients[ours], peers[f"{name} gradient {theirs}"], atol=2e-5)
+            np.testing.assert_allclose(
+                gradients[ours], peers[f"{name} gradient {theirs}"], atol=2e-5
+            )
 
 
 def test_slopes_are_those_of_mpt_and_x_transformers(peers) -> None:
@@ -263,19 +292,43 @@ def test_t5_is_that_of_transformers_and_x_transformers(peers, causal: bool) -> N
     away = np.arange(-distances, distances + 1)
     of_side = 32 if causal else 16
     of_both = np.arange(32, dtype=np.float32)[:, None]
-    ours = np.asarray(T5Bias(jnp.asarray(of_both), 128, signed=not causal)(jnp.asarray(away), jnp.zeros(1, int)))
+    ours = np.asarray(
+        T5Bias(jnp.asarray(of_both), 128, signed=not causal)(jnp.asarray(away), jnp.zeros(1, int))
+    )
     differ = away[ours[0, :, 0] != peers[f"{name} buckets"]]
     exact = np.arange(of_side // 2, 129)
     places = np.log(exact / (of_side // 2)) / np.log(128 / (of_side // 2)) * (of_side // 2)
     edges = exact[np.abs(places - np.round(places)) < 1e-6]
     assert set(np.abs(differ)) <= set(edges), f"off at {differ}"
     method = make_position("t5", num_heads=2, head_dim=4, width=8, train_length=8, causal=causal)
-    compare(name, peers, lambda table: method.bias({"table": table})(*[jnp.arange(LENGTH)] * 2), 1, table="table")
+    compare(
+        name,
+        peers,
+        lambda table: method.bias({"table": table})(*[jnp.arange(LENGTH)] * 2),
+        1,
+        table="table",
+    )
 
 
 def test_t5_buckets_of_both_sides() -> None:
-    """Pinned from the definition: 8 + floor(ln(n / 8) / ln(16) * 8) from 8 on, and 16 more for keys after the query."""
-    pinned = {0: 0, 7: 7, 8: 8, 11: 8, 12: 9, 16: 10, 31: 11, 32: 12, 64: 14, 90: 14, 91: 15, 127: 15, 128: 15}
+    """Pinned from the definition: 8 + floor(ln(n / 8) / ln(16) * 8) from 8 on, and 16 more for keys
+    after the query.
+    """
+    pinned = {
+        0: 0,
+        7: 7,
+        8: 8,
+        11: 8,
+        12: 9,
+        16: 10,
+        31: 11,
+        32: 12,
+        64: 14,
+        90: 14,
+        91: 15,
+        127: 15,
+        128: 15,
+    }
     buckets = causal_buckets(16, 128)
     assert {distance: int(buckets[distance]) for distance in pinned} == pinned
     table = jnp.arange(32, dtype=jnp.float32)[:, None]
@@ -285,12 +338,17 @@ def test_t5_buckets_of_both_sides() -> None:
 
 @pytest.mark.parametrize(("part", "side"), [("c2p", "query"), ("p2c", "key")])
 def test_deberta_is_that_of_transformers(peers, part: str, side: str) -> None:
-    """Their code, as the authors', reads Qr at the row of i - j, the paper at j - i: here their table is mirrored.
+    """Their code, as the authors', reads Qr at the row of i - j, the paper at j - i: here their
+    table is mirrored.
 
     The mirrored table lacks a row for keys farther than k - 1 after the query.
     """
     clip = peers[f"{part} table"].shape[0] // 2
-    mirror = np.r_[2 * clip - 1, np.arange(2 * clip - 1, 0, -1)] if part == "p2c" else np.arange(2 * clip)
+    mirror = (
+        np.r_[2 * clip - 1, np.arange(2 * clip - 1, 0, -1)]
+        if part == "p2c"
+        else np.arange(2 * clip)
+    )
     method = Deberta(2, 4, 8, 8, max_distance=clip, causal=False)
     none = jnp.zeros((1, LENGTH, 2, 4))
 
@@ -299,9 +357,13 @@ def test_deberta_is_that_of_transformers(peers, part: str, side: str) -> None:
         kernels["key_kernel" if part == "c2p" else "query_kernel"] = kernel.T.reshape(8, 2, 4)
         params = {"table": table[mirror], **kernels}
         sides = {"query": none, "key": none} | {side: features.swapaxes(1, 2)}
-        kept = method.keep(params, jnp.zeros((1, LENGTH, 8)), sides["key"], padding=None, before=None)
+        kept = method.keep(
+            params, jnp.zeros((1, LENGTH, 8)), sides["key"], padding=None, before=None
+        )
         query = method.queries(params, sides["query"], jnp.arange(LENGTH))
-        return method.content_bias(params, query, kept, kept)(jnp.arange(LENGTH), jnp.arange(LENGTH))
+        return method.content_bias(params, query, kept, kept)(
+            jnp.arange(LENGTH), jnp.arange(LENGTH)
+        )
 
     seen = np.where(part == "p2c", -clip < D, True)
     compare(part, peers, bias, seen, table="table", kernel="kernel", features=side)
@@ -318,7 +380,9 @@ def test_fox_is_that_of_x_transformers(peers) -> None:
 
 
 def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
-    """Where positions are known, cosines are computed in float64, and the bound is the largest of all farther keys."""
+    """Where positions are known, cosines are computed in float64, and the bound is the largest of
+    all farther keys.
+    """
     positions = np.arange(65_536 - 64, 65_536)
     bias = make("sandwich").bias({}).tabulated(positions[-2:], np.arange(65_536))
     far = np.asarray(bias.values, np.float64)
@@ -335,23 +399,59 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("alibi", {"slopes": (0.5, -0.1, 0.2, 0.1)}, r"slopes=\[0.5, -0.1, 0.2, 0.1\] must be 4 finite numbers of at"),
-        ("alibi", {"slopes": (0.5, 0.1)}, "must be 4 finite numbers of at least 0, one for each head"),
-        ("alibi", {"alibi_bias_max": 0.0}, "alibi_bias_max=0.0 must be a number above 0, such as the paper's 8"),
-        ("alibi", {"alibi_bias_max": 126}, "alibi_bias_max=126.0 must be a number above 0, .* and at most 125"),
+        (
+            "alibi",
+            {"slopes": (0.5, -0.1, 0.2, 0.1)},
+            r"slopes=\[0.5, -0.1, 0.2, 0.1\] must be 4 finite numbers of at",
+        ),
+        (
+            "alibi",
+            {"slopes": (0.5, 0.1)},
+            "must be 4 finite numbers of at least 0, one for each head",
+        ),
+        (
+            "alibi",
+            {"alibi_bias_max": 0.0},
+            "alibi_bias_max=0.0 must be a number above 0, such as the paper's 8",
+        ),
+        (
+            "alibi",
+            {"alibi_bias_max": 126},
+            "alibi_bias_max=126.0 must be a number above 0, .* and at most 125",
+        ),
         ("alibi_ntk", {"alibi_bias_max": 400}, "the flattest slope is 2.-alibi_bias_max"),
         ("alibi", {"alibi_bias_max": 16, "slopes": (1, 1, 1, 1)}, "changes named slopes"),
-        ("alibi_learned", {"slopes": (0.5, 1.3e-38, 1, 1)}, r"must be above 0 \(in float32, at least 2.-125\)"),
-        ("alibi", {"slopes": (0.5, 1e-50, 1, 1)}, "must be 0 or of a size from 1.2e-38 to 3.4e.38, as in float32"),
+        (
+            "alibi_learned",
+            {"slopes": (0.5, 1.3e-38, 1, 1)},
+            r"must be above 0 \(in float32, at least 2.-125\)",
+        ),
+        (
+            "alibi",
+            {"slopes": (0.5, 1e-50, 1, 1)},
+            "must be 0 or of a size from 1.2e-38 to 3.4e.38, as in float32",
+        ),
         (
             "alibi_learned",
             {"causal": False, "slopes_after": (0.5, 0, 1, 1)},
             r"slopes=\[0.5, 0.0, 1.0, 1.0\], which must",
         ),
-        ("alibi", {"slopes_after": "paper"}, "slopes_after='paper' are for keys after the query, which causal=True"),
+        (
+            "alibi",
+            {"slopes_after": "paper"},
+            "slopes_after='paper' are for keys after the query, which causal=True",
+        ),
         ("alibi", {"causal": False, "slopes_after": "pape"}, "slope convention 'pape' is unknown"),
-        ("alibi_ntk", {"slopes": (0.5, 0.0, 1, 1)}, "AlibiNtk takes logarithms of slopes=.* must be above 0"),
-        ("kerple_power", {"exponent": 2.5}, "exponent above 0 and of at most 2, such as 1, or None .* and got 2.5"),
+        (
+            "alibi_ntk",
+            {"slopes": (0.5, 0.0, 1, 1)},
+            "AlibiNtk takes logarithms of slopes=.* must be above 0",
+        ),
+        (
+            "kerple_power",
+            {"exponent": 2.5},
+            "exponent above 0 and of at most 2, such as 1, or None .* and got 2.5",
+        ),
         ("kerple_power", {"exponent": 0.0}, "exponent above 0 and of at most 2"),
         (
             "sandwich",
@@ -359,10 +459,22 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
             "sandwich needs an even number of features from 2 to 8,192, such as 128, and got 7",
         ),
         ("t5", {"causal": False, "num_buckets": 5}, "with causal=False an even num_buckets >= 4"),
-        ("deberta", {"max_distance": -1}, "deberta needs a max_distance from 1 to 1,048,576 tokens, or 0"),
+        (
+            "deberta",
+            {"max_distance": -1},
+            "deberta needs a max_distance from 1 to 1,048,576 tokens, or 0",
+        ),
         ("fox", {"causal": False}, "fox needs causal=True"),
-        ("fire", {"threshold": 0}, "fire needs a threshold from 1 to 16,777,216 tokens, such as 512, and got 0"),
-        ("shaw", {"max_distance": 0}, "shaw needs a max_distance from 1 to 1,048,576 tokens, such as 16, and got 0"),
+        (
+            "fire",
+            {"threshold": 0},
+            "fire needs a threshold from 1 to 16,777,216 tokens, such as 512, and got 0",
+        ),
+        (
+            "shaw",
+            {"max_distance": 0},
+            "shaw needs a max_distance from 1 to 1,048,576 tokens, such as 16, and got 0",
+        ),
         ("rotary_ntk", {"base": 0.0}, "rotary needs a base above 0"),
         ("rotary", {"bass": 3.0}, "has no option 'bass'; did you mean 'base'"),
     ],
@@ -373,14 +485,26 @@ def test_options_that_are_refused(name: str, options: dict[str, object], message
 
 
 def test_parameters_start_as_in_the_papers() -> None:
-    key, many = jax.random.key(0), {"num_heads": 2000, "head_dim": 8, "width": 16_000, "train_length": 16}
+    key, many = (
+        jax.random.key(0),
+        {"num_heads": 2000, "head_dim": 8, "width": 16_000, "train_length": 16},
+    )
     start = make_position("kerple_power", **many).init(key)
     logarithmic = make_position("kerple_log", **many).init(key)
-    for of_heads, most in ((start["r1"], 1.0), (start["r2"], 2.0), (logarithmic["r1"], 2.0), (logarithmic["r2"], 1.0)):
+    for of_heads, most in (
+        (start["r1"], 1.0),
+        (start["r2"], 2.0),
+        (logarithmic["r1"], 2.0),
+        (logarithmic["r2"], 1.0),
+    ):
         assert (of_heads.min(), of_heads.max()) == pytest.approx((0.01, most), abs=0.01), "uniform"
         assert of_heads.mean() == pytest.approx(most / 2, abs=0.05)
-    np.testing.assert_allclose(np.exp(make("alibi_learned").init(key)["log_slopes"]), PAPER, rtol=1e-6)
-    fire, fox, shaw = ({**make(name).init(key), **make(name).init_layer(key)} for name in ("fire", "fox", "shaw"))
+    np.testing.assert_allclose(
+        np.exp(make("alibi_learned").init(key)["log_slopes"]), PAPER, rtol=1e-6
+    )
+    fire, fox, shaw = (
+        {**make(name).init(key), **make(name).init_layer(key)} for name in ("fire", "fox", "shaw")
+    )
     assert (fire["c"], fire["threshold_multiple"]) == (np.float32(0.1), 1.0)
     assert fire["hidden_kernel"].shape == (32,)
     assert make("fire").options()["threshold"] == 512

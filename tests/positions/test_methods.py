@@ -13,7 +13,14 @@ import pytest
 from alibi import alibi_slopes
 from alibi.config.fields import annotations, read
 from alibi.model.positions import randomised_positions
-from alibi.positions import METHODS, DistanceBias, PositionMethod, make_position, method_class, per_head
+from alibi.positions import (
+    METHODS,
+    DistanceBias,
+    PositionMethod,
+    make_position,
+    method_class,
+    per_head,
+)
 
 
 def make(name: str, **options: object) -> PositionMethod:
@@ -39,15 +46,21 @@ def test_learned_table_ends_at_the_training_length() -> None:
     rows = np.asarray(params["table"])[4:7]
     np.testing.assert_allclose(embed(params, x, np.asarray([4, 5, 6])), x + rows[None], rtol=1e-6)
     outside = embed(params, x, np.asarray([15, 16, -1]))
-    assert np.isnan(outside).any(axis=(0, 2)).tolist() == [False, True, True], "never a neighbour's row"
+    assert np.isnan(outside).any(axis=(0, 2)).tolist() == [False, True, True], (
+        "never a neighbour's row"
+    )
     for longest, longer in ((16, method), (32, make("learned", num_positions=32))):
         longer.check_length(longest)
-        with pytest.raises(ValueError, match=f"{longest} positions and got .*; use {longest} or fewer, or train it"):
+        with pytest.raises(
+            ValueError, match=f"{longest} positions and got .*; use {longest} or fewer, or train it"
+        ):
             longer.check_length(longest + 1)
 
 
 def test_random_slopes_are_options_of_the_method() -> None:
-    np.testing.assert_array_equal(make("alibi", slopes="random", draw=3).bias({}).slopes, alibi_slopes(4, "random", 3))
+    np.testing.assert_array_equal(
+        make("alibi", slopes="random", draw=3).bias({}).slopes, alibi_slopes(4, "random", 3)
+    )
     with pytest.raises(ValueError, match="draw=-1"):
         make("alibi", slopes="random", draw=-1)
 
@@ -97,17 +110,37 @@ def test_unknown_names_suggest_the_nearest() -> None:
             {"base": float("nan")},
             "option base=nan of position method 'rotary' must be 0 or of a size from 1.2e-38",
         ),
-        ("xpos", {"scale_base": 1e308}, "must be 0 or of a size from 1.2e-38 to 3.4e+38, as in float32"),
+        (
+            "xpos",
+            {"scale_base": 1e308},
+            "must be 0 or of a size from 1.2e-38 to 3.4e+38, as in float32",
+        ),
         (
             "sinusoidal",
             {"max_period": 1e-45},
             "option max_period=1e-45 of position method 'sinusoidal' must be 0 or of",
         ),
-        ("rotary_ntk", {"factor": 10**400}, "of position method 'rotary_ntk' must be 0 or of a size from"),
+        (
+            "rotary_ntk",
+            {"factor": 10**400},
+            "of position method 'rotary_ntk' must be 0 or of a size from",
+        ),
         ("rotary", {"share_of": 3}, "must be of type str, such as 'features'"),
-        ("alibi", {"slopes": ("x", 1, 1, 1)}, "must be of type str | tuple[float | int, ...], such as 'paper'"),
-        ("alibi", {"slopes": (True, 1, 1, 1)}, "must be of type str | tuple[float | int, ...], such as 'paper'"),
-        ("alibi", {"causal": False, "slopes_after": {1, 2}}, "must be of type str | tuple[float | int, ...] | None"),
+        (
+            "alibi",
+            {"slopes": ("x", 1, 1, 1)},
+            "must be of type str | tuple[float | int, ...], such as 'paper'",
+        ),
+        (
+            "alibi",
+            {"slopes": (True, 1, 1, 1)},
+            "must be of type str | tuple[float | int, ...], such as 'paper'",
+        ),
+        (
+            "alibi",
+            {"causal": False, "slopes_after": {1, 2}},
+            "must be of type str | tuple[float | int, ...] | None",
+        ),
     ],
 )
 def test_options_of_another_type_are_named(name: str, options: dict[str, Any], needed: str) -> None:
@@ -124,7 +157,8 @@ WHOLE = [
     for option, kind in annotations(method_class(name)).items()
     if kind is int and option in method_class(name).options()
 ]
-LARGEST = {"num_buckets": 254, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}  # others: 2^24
+# others: 2^24
+LARGEST = {"num_buckets": 254, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}
 
 
 @pytest.mark.parametrize(("name", "option"), WHOLE)
@@ -171,16 +205,28 @@ class Elsewhere(PositionMethod):
 def test_options_are_read_as_they_are_annotated(option: str, value: Any, taken: Any) -> None:
     annotated = dict(annotations(Annotated))
     refused = taken is None and value is not None
-    with pytest.raises(ValueError, match="must be of type") if refused else contextlib.nullcontext():
+    with (
+        pytest.raises(ValueError, match="must be of type") if refused else contextlib.nullcontext()
+    ):
         got = read(option, value, annotated[option], Annotated.options()[option])
         assert (got, type(got)) == (taken, type(taken))
 
 
 def test_an_annotation_that_names_what_is_not_there_leaves_the_type_of_the_default() -> None:
     assert annotations(Elsewhere)["size"] is int
-    assert make_position(Elsewhere, num_heads=1, head_dim=2, width=2, train_length=4, options={"size": 5}).size == 5
-    with pytest.raises(ValueError, match="option size='x' of position method 'Elsewhere' must be of type int, such as"):
-        make_position(Elsewhere, num_heads=1, head_dim=2, width=2, train_length=4, options={"size": "x"})
+    assert (
+        make_position(
+            Elsewhere, num_heads=1, head_dim=2, width=2, train_length=4, options={"size": 5}
+        ).size
+        == 5
+    )
+    with pytest.raises(
+        ValueError,
+        match="option size='x' of position method 'Elsewhere' must be of type int, such as",
+    ):
+        make_position(
+            Elsewhere, num_heads=1, head_dim=2, width=2, train_length=4, options={"size": "x"}
+        )
 
 
 def test_a_function_of_distance_is_evaluated_once_a_distance() -> None:

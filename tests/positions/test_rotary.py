@@ -20,14 +20,23 @@ HEADS, HEAD_DIM, TRAIN_LENGTH, LENGTH = 2, 16, 16, 24
 HALF = HEAD_DIM // 2
 
 
-def make(name: str, *, heads: int = HEADS, length: int = LENGTH, **options: object) -> PositionMethod:
-    sizes = {"num_heads": heads, "head_dim": HEAD_DIM, "width": heads * HEAD_DIM, "train_length": TRAIN_LENGTH}
+def make(
+    name: str, *, heads: int = HEADS, length: int = LENGTH, **options: object
+) -> PositionMethod:
+    sizes = {
+        "num_heads": heads,
+        "head_dim": HEAD_DIM,
+        "width": heads * HEAD_DIM,
+        "train_length": TRAIN_LENGTH,
+    }
     return make_position(name, **sizes, options=options).at_length(length)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def logits_and_gradients(method: PositionMethod, params, query, key, weights, known=True):
-    """The logits before their scaling, `[batch, heads, q, k]`, and the gradients of their product with `weights`."""
+    """The logits before their scaling, `[batch, heads, q, k]`, and the gradients of their product
+    with `weights`.
+    """
 
     def product(params, query, key):
         positions = (np if known else jnp).arange(query.shape[1])
@@ -76,27 +85,61 @@ CASES = [
     ("rotary_ntk", {"factor": 4.0}, series(10_000 * 4 ** (HEAD_DIM / (HEAD_DIM - 2))), 1.0, 1.0),
     ("rotary_ntk", {}, series(10_000 * S ** (HEAD_DIM / (HEAD_DIM - 2))), 1.0, 1.0),
     ("rotary_ntk", {"original_length": 48}, series(), 1.0, 1.0),
-    ("yarn", {"factor": 4.0, **FAST}, yarn_series(4, 8, 0.25, 10, 16), 1.0, (0.1 * np.log(4) + 1) ** 2),
+    (
+        "yarn",
+        {"factor": 4.0, **FAST},
+        yarn_series(4, 8, 0.25, 10, 16),
+        1.0,
+        (0.1 * np.log(4) + 1) ** 2,
+    ),
     ("yarn", FAST, yarn_series(S, 8, 0.25, 10, 16), 1.0, (0.1 * np.log(S) + 1) ** 2),
-    ("yarn", {"original_length": 64, "factor": 2, "temperature": 0.0}, yarn_series(2, 32, 1, 10_000, 64), 1.0, 1.0),
-    ("xpos", {}, series(), [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) for k in range(HALF)], 1.0),
+    (
+        "yarn",
+        {"original_length": 64, "factor": 2, "temperature": 0.0},
+        yarn_series(2, 32, 1, 10_000, 64),
+        1.0,
+        1.0,
+    ),
+    (
+        "xpos",
+        {},
+        series(),
+        [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) for k in range(HALF)],
+        1.0,
+    ),
     # Of pairs that aren't turned nothing decays either.
     (
         "xpos",
         {"share": 0.5, "share_of": "frequencies"},
         [*series()[: HALF // 2], *[0.0] * (HALF - HALF // 2)],
-        [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) if k < HALF // 2 else 1.0 for k in range(HALF)],
+        [
+            ((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) if k < HALF // 2 else 1.0
+            for k in range(HALF)
+        ],
         1.0,
     ),
-    ("xpos", {"scale_base": 8}, series(), [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 8) for k in range(HALF)], 1.0),
+    (
+        "xpos",
+        {"scale_base": 8},
+        series(),
+        [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 8) for k in range(HALF)],
+        1.0,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "options", "angles", "decay", "factor"), CASES)
-def test_logits_and_gradients_are_those_of_the_formula(name, options, angles, decay, factor) -> None:
-    """The logit of i and j: the sum over pairs of Re(q conj(k) e^(i (i-j) theta)) zeta^(i-j), times the square of a."""
+def test_logits_and_gradients_are_those_of_the_formula(
+    name, options, angles, decay, factor
+) -> None:
+    """The logit of i and j: the sum over pairs of Re(q conj(k) e^(i (i-j) theta)) zeta^(i-j), times
+    the square of a.
+    """
     query, key, weights = inputs()
-    complexes = [x[..., :HALF].astype(np.float64) + 1j * x[..., HALF:].astype(np.float64) for x in (query, key)]
+    complexes = [
+        x[..., :HALF].astype(np.float64) + 1j * x[..., HALF:].astype(np.float64)
+        for x in (query, key)
+    ]
     distance = np.arange(LENGTH)[:, None, None] - np.arange(LENGTH)[None, :, None]
     turn = factor * np.asarray(decay) ** distance * np.exp(1j * distance * np.asarray(angles))
     expected = np.einsum("bqhp,bkhp,qkp->bhqk", complexes[0], complexes[1].conj(), turn).real
@@ -116,34 +159,49 @@ def peer_arrays() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", json.loads(str(peer_arrays()["cases"])))
 def test_the_peers_compute_the_same(case: str) -> None:
-    """`transformers` (default, partial, proportional, linear, dynamic, yarn) and `x-transformers` (xPos)."""
+    """`transformers` (default, partial, proportional, linear, dynamic, yarn) and `x-transformers`
+    (xPos).
+    """
     arrays, (name, *words) = peer_arrays(), case.split()
     config = make_config()
     for word in words:
-        config = replaced(config, {f"position_options.{word.partition('=')[0]}": word.partition("=")[2]})
+        config = replaced(
+            config, {f"position_options.{word.partition('=')[0]}": word.partition("=")[2]}
+        )
     method = make(name, heads=1, **config.position_options)
     query, key = (np.swapaxes(arrays[side], 1, 2) for side in ("query", "key"))
     logits, (_, *gradients) = logits_and_gradients(method, {}, query, key, arrays["weights"])
     np.testing.assert_allclose(logits, arrays[f"{case}/logits"], atol=2e-5)
     for side, gradient in zip(("query", "key"), gradients, strict=True):
-        np.testing.assert_allclose(np.swapaxes(gradient, 1, 2), arrays[f"{case}/{side}_gradient"], atol=5e-5)
+        np.testing.assert_allclose(
+            np.swapaxes(gradient, 1, 2), arrays[f"{case}/{side}_gradient"], atol=5e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["rotary", "yarn", "xpos"])
-def test_sines_of_known_positions_are_constants_of_the_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA's CPU backend would compute them for each sequence and head. The program computes a large table."""
+def test_sines_of_known_positions_are_constants_of_the_program(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA's CPU backend would compute them for each sequence and head. The program computes a large
+    table.
+    """
     method, arguments = make(name), ({}, *map(jnp.asarray, inputs()))
     traced, known = (logits_and_gradients(method, *arguments, known) for known in (False, True))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), known, traced)
 
     def computes_sines(length: int, known: bool) -> bool:
         program = logits_and_gradients.lower(make(name, length=length), *arguments, known).compile()
-        return any(operation in program.as_text() for operation in ("cosine(", "sine(", "exponential("))
+        return any(
+            operation in program.as_text() for operation in ("cosine(", "sine(", "exponential(")
+        )
 
     assert not computes_sines(LENGTH, known=True)
     traced_program = logits_and_gradients.lower(method, *arguments, True).as_text()
     tables = 4 if name == "xpos" else 2  # of queries and keys, which decay by their inverses
-    assert len(re.findall(rf'constant dense<"\w*"> : tensor<1x{LENGTH}x1x{HALF}xf32>', traced_program)) == tables
+    assert (
+        len(re.findall(rf'constant dense<"\w*"> : tensor<1x{LENGTH}x1x{HALF}xf32>', traced_program))
+        == tables
+    )
     assert computes_sines(LENGTH, known=False)
     monkeypatch.setattr(rotary, "MOST_IN_TABLE", LENGTH * HALF - 1)
     assert computes_sines(LENGTH + 1, known=True)  # another length, of which no program was made
@@ -190,11 +248,19 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
 
 @pytest.mark.parametrize("rule", ["log_n", "ssmax"])
 def test_logits_grow_with_the_logarithm_of_the_keys_seen(rule: str) -> None:
-    """Query i sees i + 1 = n keys and is multiplied by max(1, ln n / ln L), or by s ln n of its head."""
+    """Query i sees i + 1 = n keys and is multiplied by max(1, ln n / ln L), or by s ln n of its
+    head.
+    """
     query, s, log_n = inputs()[0], np.asarray([0.3, 0.7]), np.log(np.arange(1, LENGTH + 1))
     params = {"ssmax": jnp.asarray(s, jnp.float32)}
-    factor = np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None] if rule == "log_n" else s * log_n[:, None]
-    scaled = jax.jit(scaled_queries, static_argnums=(0, 1))(rule, TRAIN_LENGTH, params, query, np.arange(LENGTH))
+    factor = (
+        np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None]
+        if rule == "log_n"
+        else s * log_n[:, None]
+    )
+    scaled = jax.jit(scaled_queries, static_argnums=(0, 1))(
+        rule, TRAIN_LENGTH, params, query, np.arange(LENGTH)
+    )
     np.testing.assert_allclose(scaled, query * factor[None, :, :, None], rtol=1e-5, atol=1e-6)
 
 
@@ -203,31 +269,51 @@ def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1024}
     start = init_layer(make_position("fox", **sizes), "ssmax", jax.random.key(0))
     assert set(start) == {"kernel", "bias", "ssmax"}
-    np.testing.assert_allclose(start["ssmax"], np.full(2, 1 / np.log(np.arange(1, 1025)).mean()), rtol=1e-6)
+    np.testing.assert_allclose(
+        start["ssmax"], np.full(2, 1 / np.log(np.arange(1, 1025)).mean()), rtol=1e-6
+    )
     np.testing.assert_allclose(start["ssmax"], 0.168, atol=5e-4)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("rotary", {"share": 0.0}, "share above 0 and at most 1 that makes whole pairs of features, such as 0.5"),
+        (
+            "rotary",
+            {"share": 0.0},
+            "share above 0 and at most 1 that makes whole pairs of features, such as 0.5",
+        ),
         ("rotary", {"share": 1.25}, "and got share=1.25"),
         ("yarn", {"share": 0.3}, "and got share=0.3"),
-        ("rotary", {"share_of": "heads"}, "share_of features or frequencies and got share_of='heads'"),
-        ("rotary_ntk", {"factor": 0.5}, "factor of at least 1, or None for a dynamic one, and got 0.5"),
+        (
+            "rotary",
+            {"share_of": "heads"},
+            "share_of features or frequencies and got share_of='heads'",
+        ),
+        (
+            "rotary_ntk",
+            {"factor": 0.5},
+            "factor of at least 1, or None for a dynamic one, and got 0.5",
+        ),
         ("rotary_ntk", {"share": 0.125}, "rotary_ntk needs a head_dim of at least 4 and got 2"),
         (
             "rotary_interpolated",
             {"original_length": -1},
             "original_length from 1 to 16,777,216 tokens, or 0 .* and got -1",
         ),
-        ("yarn", {"slow": 32.0}, "0 < slow < fast turns, such as 1 and 32, and got slow=32.0, fast=32.0"),
+        (
+            "yarn",
+            {"slow": 32.0},
+            "0 < slow < fast turns, such as 1 and 32, and got slow=32.0, fast=32.0",
+        ),
         ("yarn", {"base": 1.0}, "yarn needs a base above 1, such as 10000, and got base=1.0"),
         ("yarn", {"temperature": -0.1}, "temperature of at least 0, such as 0.1, and got -0.1"),
         ("xpos", {"scale_base": -512.0}, "or its decay would grow with distance; got -512.0"),
     ],
 )
-def test_options_that_are_refused(unchecked: None, name: str, options: dict[str, object], message: str) -> None:
+def test_options_that_are_refused(
+    unchecked: None, name: str, options: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make(name, **options)
 
@@ -236,7 +322,10 @@ def test_sizes_that_are_refused() -> None:
     for name in ("rotary", "yarn", "rotary_ntk", "xpos"):
         with pytest.raises(ValueError, match="even head_dim and got 5; change num_heads or width"):
             make_position(name, num_heads=2, head_dim=5, width=10, train_length=8)
-    with pytest.raises(ValueError, match="xpos needs causal=True: its products with keys after the query would grow"):
+    with pytest.raises(
+        ValueError,
+        match="xpos needs causal=True: its products with keys after the query would grow",
+    ):
         make_position("xpos", num_heads=2, head_dim=4, width=8, train_length=8, causal=False)
 
 
@@ -245,10 +334,19 @@ def test_sizes_that_are_refused() -> None:
     [
         ("model.logit_scale=log", "model.logit_scale='log'"),
         ("model.logit_scale=log_n,length=1", "needs a train_length of at least 2"),
-        ("model.logit_scale=log_n,model.window=8", "model.logit_scale=log_n, model.window=8 exclude each other"),
-        ("model.max_position=256,model.window=8", "model.max_position=256, model.window=8 exclude each other"),
+        (
+            "model.logit_scale=log_n,model.window=8",
+            "model.logit_scale=log_n, model.window=8 exclude each other",
+        ),
+        (
+            "model.max_position=256,model.window=8",
+            "model.max_position=256, model.window=8 exclude each other",
+        ),
         ("model.max_position=256,model.logit_scale=ssmax", "exclude each other"),
-        ("model.max_position=100", "model.max_position=100 must be at least train_length=128, or 0"),
+        (
+            "model.max_position=100",
+            "model.max_position=100 must be at least train_length=128, or 0",
+        ),
         ("model.max_position=131072,position=xpos", "XPos has 65391 positions"),
     ],
 )

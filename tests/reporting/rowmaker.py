@@ -9,8 +9,12 @@ from typing import Any
 from alibi.reporting.rows import Row
 
 
-def make_row(position: str = "alibi", eval_length: int = 128, perplexity: float | None = 8.0, **changed: Any) -> Row:
-    """Returns a row of a run at L = 128 over 1,000 tokens of a byte each, with the values `changed`."""
+def make_row(
+    position: str = "alibi", eval_length: int = 128, perplexity: float | None = 8.0, **changed: Any
+) -> Row:
+    """Returns a row of a run at L = 128 over 1,000 tokens of a byte each, with the values
+    `changed`.
+    """
     known = perplexity is not None
     row = {
         "run": f"{position}-L128-seed{changed.get('seed', 0)}",

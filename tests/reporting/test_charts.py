@@ -74,13 +74,19 @@ def test_both_axes_are_logarithmic_with_the_lengths_as_ticks_and_l_marked():
     ],
 )
 def test_train_lengths_are_written_if_they_do_not_run_into_each_other(lengths, written):
-    rows = [make_row("alibi", at, 8.0, run=f"alibi-L{of}", train_length=of) for of in lengths for at in (64, 512, 1024)]
+    rows = [
+        make_row("alibi", at, 8.0, run=f"alibi-L{of}", train_length=of)
+        for of in lengths
+        for at in (64, 512, 1024)
+    ]
     assert train_lengths(panels(rows)[0]) == dict(zip(lengths, written, strict=True))
 
 
 def test_a_method_looks_the_same_in_every_figure_and_runs_of_one_method_differ():
     assert styles_of(figure_of(ROWS))["alibi"] == styles_of(figure_of(ROWS[3:6]))["alibi"]
-    windowed = [make_row("sinusoidal", 128 * 2**i, 8.0 + i, run="sinusoidal-window") for i in range(3)]
+    windowed = [
+        make_row("sinusoidal", 128 * 2**i, 8.0 + i, run="sinusoidal-window") for i in range(3)
+    ]
     assert styles_of(figure_of([*ROWS[3:6], *windowed])).keys() == {"sinusoidal-window", "alibi"}
 
 
@@ -108,7 +114,9 @@ def test_labels_keep_their_order_and_distance_and_stay_inside():
     assert placed[0] == 0.1
 
 
-@pytest.mark.parametrize("kind", [tables.PERPLEXITY, tables.CONTEXT_GAIN], ids=["perplexity", "gain"])
+@pytest.mark.parametrize(
+    "kind", [tables.PERPLEXITY, tables.CONTEXT_GAIN], ids=["perplexity", "gain"]
+)
 def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
     names = [f"method-{number:02}" for number in range(17)]
     order = [*names[8:], *names[:8]]
@@ -120,10 +128,14 @@ def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
     if kind is tables.CONTEXT_GAIN:
         gains = [0.0 if row.eval_length == 128 else 5.0 - row.perplexity for row in rows]
         uses = [ContextUse(100, 128, gain, (gain - 0.1, gain + 0.1)) for gain in gains]
-        rows = [dataclasses.replace(row, context_use=use) for row, use in zip(rows, uses, strict=True)]
+        rows = [
+            dataclasses.replace(row, context_use=use) for row, use in zip(rows, uses, strict=True)
+        ]
     parts = length_figure(panels(rows, kind)[0])["concat"]
     assert [list(styles_of(part)) for part in parts] == [order[:5], order[5:11], order[11:]]
-    highest = [part["layer"][-2]["layer"][0]["encoding"]["y"]["scale"]["domain"][1] for part in parts]
+    highest = [
+        part["layer"][-2]["layer"][0]["encoding"]["y"]["scale"]["domain"][1] for part in parts
+    ]
     if kind is tables.PERPLEXITY:
         assert highest[0] < 10 < highest[1] < 17 < highest[2], "each part has its own scale"
 
@@ -131,7 +143,12 @@ def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
 def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
     """From rows in the order of measurement, with a length which a run lacks."""
     rows = [
-        make_row(position, length, mode="passkey", passkey={"distance": distance, "prompts": 9, "accuracy": share})
+        make_row(
+            position,
+            length,
+            mode="passkey",
+            passkey={"distance": distance, "prompts": 9, "accuracy": share},
+        )
         for length, distance, position, share in (
             (128, 64, "alibi", 1.0),
             (128, 64, "rotary", 0.75),
@@ -142,14 +159,19 @@ def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
     table = passkey_table(rows)
     assert list(table.labels) == [("alibi", 128), ("alibi", 256), ("rotary", 128)]
     spec = passkey_figure(table)
-    found = [(one["run"], one["window"], one["distance"], one["text"]) for one in spec["data"]["values"]]
+    found = [
+        (one["run"], one["window"], one["distance"], one["text"]) for one in spec["data"]["values"]
+    ]
     assert found == [
         ("alibi", 128, 64, "100%"),
         ("alibi", 256, 64, "50%"),
         ("alibi", 256, 128, "25%"),
         ("rotary", 128, 64, "75%"),
     ]
-    assert [part["title"]["text"] for part in spec["hconcat"]] == ["windows of 128", "windows of 256"]
+    assert [part["title"]["text"] for part in spec["hconcat"]] == [
+        "windows of 128",
+        "windows of 256",
+    ]
     assert png(spec).startswith(b"\x89PNG")
 
 
@@ -160,13 +182,21 @@ def test_a_bias_is_relative_to_the_querys_own_key_and_hidden_keys_are_white():
     assert {(cell["q"], cell["k"]): cell["added"] for cell in cells} == {
         (0, 0): 0, (1, 0): -1, (1, 1): 0, (2, 0): -2, (2, 1): -1, (2, 2): 0
     }  # fmt: skip
-    assert [(value["distance"], value["added"]) for value in curves["data"]["values"]] == [(2, -2), (1, -1), (0, 0)]
+    assert [(value["distance"], value["added"]) for value in curves["data"]["values"]] == [
+        (2, -2),
+        (1, -1),
+        (0, 0),
+    ]
     pictures, _ = bias_figure("name", np.zeros((2, 130, 130)), causal=False)["vconcat"]
-    assert [len(part["data"]["values"]) for part in pictures["hconcat"]] == [44**2] * 2, "every third token"
+    assert [len(part["data"]["values"]) for part in pictures["hconcat"]] == [44**2] * 2, (
+        "every third token"
+    )
 
 
 def by_context(ends, length=8, stride=8, run="run"):
-    """Returns the rows of a scoring; by the end of a range: the mean of its 10 tokens, half of its interval or None."""
+    """Returns the rows of a scoring; by the end of a range: the mean of its 10 tokens, half of its
+    interval or None.
+    """
     of, low, rows = Scoring(run, 1, "t", "c", length, stride), 0, []
     for end, (mean, half) in ends.items():
         rows.append(ByContext(of, low + 1, end, 10, 10 * mean, half and (mean - half, mean + half)))
@@ -201,7 +231,9 @@ def test_a_range_is_drawn_up_to_a_tenth_of_the_surest_cost():
 
 
 def test_noise_does_not_raise_its_own_measure():
-    """Ranges of a few tokens have means from 3 to 12: the spread of all means would let all of them in."""
+    """Ranges of a few tokens have means from 3 to 12: the spread of all means would let all of them
+    in.
+    """
     noise = {1: (12.0, 7.0), 2: (3.0, 2.5), 4: (9.0, 4.0), 8: (6.5, 1.0), 16: (5.0, 0.06)}
     lines, _ = drawn([*by_context(KNOWN), *by_context(noise, length=16, stride=16)])
     assert lines == {"L = 8": [1, 2, 4, 8], "L = 16": [16]}
@@ -214,6 +246,13 @@ def test_a_sliding_window_is_the_level_of_its_last_range():
 
 
 def test_lines_are_named_by_differing_facts():
-    rows = [row for run in ("a", "b") for stride in (8, 1) for row in by_context(KNOWN, stride=stride, run=run)]
-    assert drawn(rows)[0].keys() == {f"{run}, L = 8{end}" for run in ("a", "b") for end in ("", ", stride 1")}
+    rows = [
+        row
+        for run in ("a", "b")
+        for stride in (8, 1)
+        for row in by_context(KNOWN, stride=stride, run=run)
+    ]
+    assert drawn(rows)[0].keys() == {
+        f"{run}, L = 8{end}" for run in ("a", "b") for end in ("", ", stride 1")
+    }
     assert png(context_figure(rows)).startswith(b"\x89PNG")

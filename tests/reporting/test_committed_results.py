@@ -14,7 +14,14 @@ from alibi.paper import results
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import report
 from alibi.reporting.report import write_report
-from alibi.reporting.rows import ByContext, ByPosition, EarlyTokenCurse, GainShare, Scoring, read_rows
+from alibi.reporting.rows import (
+    ByContext,
+    ByPosition,
+    EarlyTokenCurse,
+    GainShare,
+    Scoring,
+    read_rows,
+)
 from alibi.reporting.tables import MEMORY, TRAINING_SPEED
 from alibi.runs import evaluation_hash
 from alibi.sweeps.definition import load_sweep
@@ -24,7 +31,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 ROWS = RESULTS / "quickstart" / "results.jsonl"
 SMALL = RESULTS / "tables-small"
-CURSE = [json.loads(line) for line in (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()]
+CURSE = [
+    json.loads(line)
+    for line in (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()
+]
 # The reports, and the sweeps that they are of.
 REPORTS = {
     "quickstart": "quickstart",
@@ -32,8 +42,8 @@ REPORTS = {
     "negative-results": "negative_results",
     "passkey": "passkey",
 }
-# The rows of each table by scale and number, the updates of its runs (those of table 2 are the config's own), the cores
-# of its caption.
+# The rows of each table by scale and number, the updates of its runs (those of table 2 are the
+# config's own), the cores of its caption.
 LATER = "results-600-updates-tables-4-13-14.jsonl"
 TABLES = {
     ("small", 1): ("results-200-updates-table-1.jsonl", 200, 2),
@@ -53,10 +63,14 @@ def test_alibi_extrapolates_and_sinusoidal_does_not():
 
 
 def test_the_table_of_the_readme_is_theirs():
-    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
+    lines = [
+        line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")
+    ]
     rows = read_rows(ROWS)
     for position in ("sinusoidal", "rotary", "t5", "alibi"):
-        of_method = sorted((row for row in rows if row.position == position), key=lambda row: row.eval_length)
+        of_method = sorted(
+            (row for row in rows if row.position == position), key=lambda row: row.eval_length
+        )
         own = of_method[0].perplexity
         cells = [f"{row.perplexity:.2f} (×{row.perplexity / own:.2f})" for row in of_method]
         (line,) = (line.replace("*", "") for line in lines if line.startswith(f"| {position} |"))
@@ -75,8 +89,8 @@ def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatc
 def copy_rows(table, rows):
     """Copies the rows of `table` from a committed file, as rows of its runs here.
 
-    A config's hash depends on the names of the user's text files, as in the rows of the medium scale; the hash
-    of the run of the same name replaces it.
+    A config's hash depends on the names of the user's text files, as in the rows of the medium
+    scale; the hash of the run of the same name replaces it.
     """
     table.directory.mkdir(parents=True)
     copied = [json.loads(line) for line in rows.read_text().splitlines()]
@@ -85,11 +99,15 @@ def copy_rows(table, rows):
         copied = [row for row in copied if row["run"] in hashes]
         assert len({(row["run"], row["config_hash"]) for row in copied}) == len(hashes)
         copied = [row | {"config_hash": hashes[row["run"]]} for row in copied]
-    (table.directory / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in copied))
+    (table.directory / "results.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in copied)
+    )
 
 
 def leave_finished_runs(table, folder, cores):
-    """Writes work directories of a table's runs, which are not committed, with the numbers of its CSV."""
+    """Writes work directories of a table's runs, which are not committed, with the numbers of its
+    CSV.
+    """
     first = table.definition.labels + 1  # the scale stands before the labels
     with (folder / f"table{table.number:02d}.csv").open() as file:
         printed = list(csv.reader(file))[1:]
@@ -104,7 +122,9 @@ def leave_finished_runs(table, folder, cores):
         directory.check(run.config)
         directory.claim(run.config, ByteTokenizer())
         directory.release()
-        made = {"parameters": parameters[run.name], "device_count": 1} | ({"cores": cores} if cores else {})
+        made = {"parameters": parameters[run.name], "device_count": 1} | (
+            {"cores": cores} if cores else {}
+        )
         directory.write("provenance.json", made)
         memory = measured.get((model, MEMORY))
         more = {"peak_memory_bytes": memory} if memory else {}
@@ -121,8 +141,12 @@ def test_tables_are_made_of_their_rows_byte_for_byte(scale, number, tmp_path, mo
     monkeypatch.setattr(results, "png", lambda spec: b"")
     results.write_table(table, {})
     for suffix in (".md", ".tex", ".csv"):
-        made, kept = (place.joinpath(f"table{number:02d}{suffix}").read_text() for place in (table.outputs, folder))
-        if (number, suffix) == (1, ".csv"):  # its speeds are kept with six digits, and differences made of more
+        made, kept = (
+            place.joinpath(f"table{number:02d}{suffix}").read_text()
+            for place in (table.outputs, folder)
+        )
+        # its speeds are kept with six digits, and differences made of more
+        if (number, suffix) == (1, ".csv"):
             made, kept = (re.sub(r"[+-]0[.]\d+", "", text) for text in (made, kept))
         assert made == kept, suffix
 
@@ -140,9 +164,15 @@ def typed(one):
     if one["analysis"] == "by_position":
         return ByPosition(of, one["position"], one["tokens"], one["nll_nats"])
     if one["analysis"] == "by_context":
-        found = (one[key] for key in ("context_from", "context_to", "tokens", "nll_nats", "interval"))
+        found = (
+            one[key] for key in ("context_from", "context_to", "tokens", "nll_nats", "interval")
+        )
         return ByContext(of, *found)
-    keys = [field.name for field in dataclasses.fields(EarlyTokenCurse) if field.name not in ("of", "gain_by_context")]
+    keys = [
+        field.name
+        for field in dataclasses.fields(EarlyTokenCurse)
+        if field.name not in ("of", "gain_by_context")
+    ]
     shares = tuple(GainShare(**share) for share in one["gain_by_context"])
     return EarlyTokenCurse(of, **{key: one[key] for key in keys}, gain_by_context=shares)
 
@@ -154,7 +184,9 @@ def test_the_rows_by_context_are_typed_and_written_as_they_were():
 
 
 def test_ranges_of_several_blocks_have_an_interval_around_their_mean():
-    ranges = [one for one in CURSE if one["analysis"] == "by_context" and one["mode"] == "nonoverlapping"]
+    ranges = [
+        one for one in CURSE if one["analysis"] == "by_context" and one["mode"] == "nonoverlapping"
+    ]
     assert {one["eval_length"] for one in ranges} == {32, 64, 128, 256, 512}
     for one in ranges:
         low, high = one["interval"]
@@ -166,11 +198,17 @@ def test_only_gains_that_are_known_have_shares_and_the_readme_says_them():
     lines = []
     for one in gains:
         low, high = one["gain_interval"]
-        known = {one["composition_share"] is not None, *(part["share"] is not None for part in one["gain_by_context"])}
+        known = {
+            one["composition_share"] is not None,
+            *(part["share"] is not None for part in one["gain_by_context"]),
+        }
         assert known == {low > abs(one["gain_nats"]) / 2}
         shares = (
-            "-" if share is None else f"{share:.0%}" for share in (one["composition_share"], one["sliding_share"])
+            "-" if share is None else f"{share:.0%}"
+            for share in (one["composition_share"], one["sliding_share"])
         )
         gain = f"{one['gain_nats']:.4f} [{low:.4f}, {high:.4f}]"
-        lines.append(f"| {one['eval_length']} to {one['longer_length']} | {gain} | {' | '.join(shares)} |")
+        lines.append(
+            f"| {one['eval_length']} to {one['longer_length']} | {gain} | {' | '.join(shares)} |"
+        )
     assert "\n".join(["|---|---|--:|--:|", *lines, ""]) in (SMALL / "README.md").read_text()

@@ -1,4 +1,6 @@
-"""Our numbers beside the paper's: exact Markdown, text, CSV and LaTeX; best, missing and incomparable numbers."""
+"""Our numbers beside the paper's: exact Markdown, text, CSV and LaTeX; best, missing and
+incomparable numbers.
+"""
 
 import csv
 import io
@@ -31,8 +33,14 @@ def number(value, kind):
 
 def cells(columns, rows, references, ratios):
     """The cells of (printed, ours) or None by row and column."""
-    paper = [[one and published(one[0], kind) for one, kind in zip(row, columns, strict=True)] for row in rows]
-    ours = [[one and number(one[1], kind) for one, kind in zip(row, columns, strict=True)] for row in rows]
+    paper = [
+        [one and published(one[0], kind) for one, kind in zip(row, columns, strict=True)]
+        for row in rows
+    ]
+    ours = [
+        [one and number(one[1], kind) for one, kind in zip(row, columns, strict=True)]
+        for row in rows
+    ]
     return compare(paper, ours, references, ratios=ratios)
 
 
@@ -85,7 +93,16 @@ def test_markdown_and_text_mark_the_best():
 def test_csv_has_three_columns_for_each_of_the_papers_and_says_its_scale():
     header, *rows = csv.reader(io.StringIO(to_csv(compared())))
     assert header[:5] == ["Scale", "Model", "Valid: paper", "Valid: ours", "Valid: difference"]
-    assert rows[0] == ["paper", "Sinusoidal, L = 3072", "18.67", "18.6", "-0.07", "15.3k", "13770", "-0.1"]
+    assert rows[0] == [
+        "paper",
+        "Sinusoidal, L = 3072",
+        "18.67",
+        "18.6",
+        "-0.07",
+        "15.3k",
+        "13770",
+        "-0.1",
+    ]
     assert rows[1] == ["paper", "ALiBi", "17.60", "17.75", "+0.15", "15.5k", "not run yet", ""]
     assert rows[3] == ["paper", "kNN & co.", "15.81", "not run here", "", "", "", ""]
 
@@ -115,16 +132,28 @@ def test_latex():
 
 def test_at_another_scale_ratios_are_compared_and_values_are_not():
     first, second = to_markdown(compared(ratios=True, scale="small")).splitlines()[4:6]
-    assert first == "| Sinusoidal, L = 3072 | 18.67 (×1.00) / 18.60 (×1.00) | 15.3k (×1.00) / 13.8k (×1.00) |"
+    assert (
+        first
+        == "| Sinusoidal, L = 3072 | 18.67 (×1.00) / 18.60 (×1.00) | 15.3k (×1.00) / 13.8k (×1.00) |"
+    )
     # 17.75 / 18.60 - 17.60 / 18.67 = 0.9543 - 0.9427.
     assert second.split(" | ")[1] == "17.60 (×0.94) / **17.75 (×0.95)** / +0.01"
-    assert r"17.60 ($\times$0.94) & \textbf{17.75 ($\times$0.95)} & +0.01" in to_latex(compared(ratios=True))
+    assert r"17.60 ($\times$0.94) & \textbf{17.75 ($\times$0.95)} & +0.01" in to_latex(
+        compared(ratios=True)
+    )
     assert "Valid: difference of ratios" in to_csv(compared(ratios=True))
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("19.73", 19.73), ("28.5k", 28500.0), ("247M", 247e6), ("15.3 GB", 15.3e9), ("OOM", None), ("", None)],
+    [
+        ("19.73", 19.73),
+        ("28.5k", 28500.0),
+        ("247M", 247e6),
+        ("15.3 GB", 15.3e9),
+        ("OOM", None),
+        ("", None),
+    ],
 )
 def test_printed_numbers_are_read(text, value):
     assert parse_printed(text) == (None if value is None else pytest.approx(value, rel=1e-12))

@@ -23,17 +23,22 @@ from tests.reporting.rowmaker import append_rows, make_row
 ROOT = pathlib.Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "quickstart" / "report.html"
 
-# The lowest perplexity is alibi's at 512; sinusoidal has two seeds, and one length at which it failed.
+# The lowest perplexity is alibi's at 512; sinusoidal has two seeds, and one length at which it
+# failed.
 PERPLEXITIES = {"sinusoidal": [8.0, 80.0, 900.0], "alibi": [8.1, 7.9, 7.8], "t5": [8.2, 9.0, 11.0]}
 ROWS = [
-    make_row(position, 128 * 2**i, value) for position, values in PERPLEXITIES.items() for i, value in enumerate(values)
+    make_row(position, 128 * 2**i, value)
+    for position, values in PERPLEXITIES.items()
+    for i, value in enumerate(values)
 ] + [make_row("sinusoidal", 128, 10.0, seed=1), make_row("<b>", 128, 20.0, run="<b>&odd")]
 
 
 def source(position: str, store: pathlib.Path | None = None, seed: int = 0) -> RunSource:
     config = {"position": position, "seed": seed, "train.steps": 20}
     name = f"{position}-L128-seed{seed}"
-    return RunSource(name, config, f"python train.py --workdir=runs/{name}", resolve(store) if store else None)
+    return RunSource(
+        name, config, f"python train.py --workdir=runs/{name}", resolve(store) if store else None
+    )
 
 
 def log(folder: pathlib.Path, rows: list[dict[str, Any]]) -> pathlib.Path:
@@ -47,16 +52,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The report of ROWS, with metrics of a single run."""
     folder = tmp_path_factory.mktemp("report")
     append_rows(folder / "results.jsonl", ROWS)
-    metrics = [{"step": step, "train_nll": 5.0 - step / 10, "train_tokens": 100.0} for step in (10, 20)]
-    runs = [source("alibi", log(folder / "runs" / "alibi", [*metrics, {"step": 20, "valid_nll": 3.5}])), source("t5")]
+    metrics = [
+        {"step": step, "train_nll": 5.0 - step / 10, "train_tokens": 100.0} for step in (10, 20)
+    ]
+    runs = [
+        source("alibi", log(folder / "runs" / "alibi", [*metrics, {"step": 20, "valid_nll": 3.5}])),
+        source("t5"),
+    ]
     write_report(folder, "A title & more", {"none-L128-seed0": "no memory\nleft"}, runs)
     return folder / "report.html"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright: pip install playwright"
+    )
+    found = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     with api.sync_playwright() as playwright:
         own = playwright.chromium.executable_path
         if not found and not pathlib.Path(own).exists():
@@ -93,7 +109,10 @@ def show(browser: Any) -> Iterator[Any]:
         shown = Shown(context.new_page(), [], [])
         shown.page.on("request", lambda request: shown.asked.append(request.url))
         shown.page.on("pageerror", lambda error: shown.errors.append(str(error)))
-        shown.page.on("console", lambda message: shown.errors.extend([message.text] * (message.type == "error")))
+        shown.page.on(
+            "console",
+            lambda message: shown.errors.extend([message.text] * (message.type == "error")),
+        )
         shown.page.goto(file.as_uri())
         shown.page.wait_for_selector(".chart .mark-line path")
         return shown
@@ -115,14 +134,20 @@ def test_methods_are_switched_on_and_off_in_every_chart(shown):
     ]  # fmt: skip
     assert shown.lines() == 4
     shown.page.get_by_role("checkbox", name="sinusoidal").uncheck()
-    shown.page.wait_for_function("document.querySelectorAll('.chart[data-chart=\"0\"] .mark-line path').length == 3")
+    shown.page.wait_for_function(
+        "document.querySelectorAll('.chart[data-chart=\"0\"] .mark-line path').length == 3"
+    )
     # The training curves are drawn of alibi's run alone, the one with metrics.
     shown.chart(2).locator(".mark-line path").wait_for()
     assert shown.lines(2) == 1
     shown.page.get_by_role("checkbox", name="alibi").uncheck()
-    shown.page.wait_for_function("document.querySelectorAll('.chart[data-chart=\"2\"] .mark-line path').length == 0")
+    shown.page.wait_for_function(
+        "document.querySelectorAll('.chart[data-chart=\"2\"] .mark-line path').length == 0"
+    )
     shown.page.get_by_role("button", name="all").click()
-    shown.page.wait_for_function("document.querySelectorAll('.chart[data-chart=\"0\"] .mark-line path').length == 4")
+    shown.page.wait_for_function(
+        "document.querySelectorAll('.chart[data-chart=\"0\"] .mark-line path').length == 4"
+    )
     assert not [error for error in shown.errors if "Content Security" not in error]
 
 
@@ -138,17 +163,24 @@ def test_axes_are_logarithmic_and_markers_tell_their_numbers(shown):
     for label, transform in places:
         run, length = re.search(r"run: ([^;]+); evaluation length: ([\d,]+)", label).groups()
         at[run, int(length.replace(",", ""))] = tuple(map(float, re.findall(r"[-\d.]+", transform)))
-    # Doubling the length is a step of the same width; perplexity times ten is one of the same height.
+    # Doubling the length is a step of the same width; perplexity times ten is one of the same
+    # height.
     assert at["alibi", 256][0] - at["alibi", 128][0] == pytest.approx(
         at["alibi", 512][0] - at["alibi", 256][0], abs=0.1
     )
-    tenfold = (at["sinusoidal", 256][1] - at["alibi", 512][1]) / (at["sinusoidal", 512][1] - at["sinusoidal", 256][1])
+    tenfold = (at["sinusoidal", 256][1] - at["alibi", 512][1]) / (
+        at["sinusoidal", 512][1] - at["sinusoidal", 256][1]
+    )
     assert tenfold == pytest.approx(math.log(80 / 7.8) / math.log(900 / 80), rel=1e-2)
-    shown.chart().locator(".mark-symbol path[aria-label*='run: sinusoidal; evaluation length: 512']").hover()
+    shown.chart().locator(
+        ".mark-symbol path[aria-label*='run: sinusoidal; evaluation length: 512']"
+    ).hover()
     tip = shown.page.locator("#vg-tooltip-element.visible")
     tip.wait_for()
     assert {"sinusoidal", "512", "900.00", "×100"} <= {*tip.locator("td").all_text_contents()}
-    assert any("Perplexity: 9.00 ± 1.41; of its own at L: ×1.00; seeds: 2" in label for label in labels)
+    assert any(
+        "Perplexity: 9.00 ± 1.41; of its own at L: ×1.00; seeds: 2" in label for label in labels
+    )
     assert "bands: mean and standard deviation over seeds" in shown.chart().inner_text()
 
 
@@ -157,7 +189,9 @@ def test_tables_are_sorted_by_a_click_on_a_heading(shown):
     # As the rows have them, until a heading is clicked.
     assert shown.column(0) == ["sinusoidal", "alibi", "t5", "<b>&odd"]
     heading.click()
-    assert shown.column(0) == ["alibi", "t5", "sinusoidal", "<b>&odd"], "what has no number comes last"
+    assert shown.column(0) == ["alibi", "t5", "sinusoidal", "<b>&odd"], (
+        "what has no number comes last"
+    )
     assert heading.locator("xpath=..").get_attribute("aria-sort") == "ascending"
     heading.click()
     assert shown.column(0) == ["sinusoidal", "t5", "alibi", "<b>&odd"]
@@ -189,9 +223,14 @@ def test_what_failed_and_each_run_stand_in_the_page(shown):
     assert run.locator("code").inner_text() == "python train.py --workdir=runs/alibi-L128-seed0"
     assert run.locator("pre").nth(1).inner_text() == 'position = "alibi"', "the keys that differ"
     run.get_by_text("its whole config").click()
-    assert run.locator("pre").nth(2).inner_text() == 'position = "alibi"\nseed = 0\ntrain.steps = 20'
+    assert (
+        run.locator("pre").nth(2).inner_text() == 'position = "alibi"\nseed = 0\ntrain.steps = 20'
+    )
     assert "none-L128-seed0: no memory left" in shown.page.locator("main").inner_text()
-    assert "Without metrics here: t5-L128-seed0." in shown.page.locator("figcaption:visible").last.inner_text()
+    assert (
+        "Without metrics here: t5-L128-seed0."
+        in shown.page.locator("figcaption:visible").last.inner_text()
+    )
 
 
 def test_the_committed_page_of_the_quickstart_is_drawn(show):
@@ -199,7 +238,9 @@ def test_the_committed_page_of_the_quickstart_is_drawn(show):
     assert shown.lines() == 4
     assert shown.asked == [COMMITTED.as_uri()]
     assert not shown.errors
-    assert "Training" not in shown.page.locator("h2").all_text_contents(), "its metrics are not committed"
+    assert "Training" not in shown.page.locator("h2").all_text_contents(), (
+        "its metrics are not committed"
+    )
 
 
 def test_the_chart_has_the_numbers_of_the_rows():
@@ -215,7 +256,9 @@ def test_the_chart_has_the_numbers_of_the_rows():
 
 
 def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, monkeypatch):
-    """Keys alone, another length's perplexity, a curve alone as of a run that failed: each is a checkbox."""
+    """Keys alone, another length's perplexity, a curve alone as of a run that failed: each is a
+    checkbox.
+    """
     monkeypatch.setattr(report, "png", lambda spec: b"")
     key = {"distance": 64, "prompts": 9, "accuracy": 0.5}
     rows = [
@@ -224,11 +267,16 @@ def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, mo
     ]
     append_rows(tmp_path / "results.jsonl", rows)
     runs = [
-        source(position, log(tmp_path / position, [{"step": 1, "train_nll": 4.0}])) for position in ("alibi", "none")
+        source(position, log(tmp_path / position, [{"step": 1, "train_nll": 4.0}]))
+        for position in ("alibi", "none")
     ]
     write_report(tmp_path, "Keys", {"none-L128-seed0": "diverged"}, runs)
     page = (tmp_path / "report.html").read_text()
-    assert re.findall(r'name="method" value="(.*?)"', page) == ["t5-L256", "alibi-L128", "none-L128-seed0"]
+    assert re.findall(r'name="method" value="(.*?)"', page) == [
+        "t5-L256",
+        "alibi-L128",
+        "none-L128-seed0",
+    ]
     assert "Without metrics here" not in page.partition('<script type="application/json"')[0]
 
 
@@ -239,19 +287,32 @@ def test_the_committed_page_is_made_of_the_committed_rows(tmp_path, monkeypatch)
     made, kept = (file.read_text() for file in (tmp_path / "report.html", COMMITTED))
     # Then come the configs of the runs, with every key that there was.
     assert made.partition("</main>")[0].rstrip() == kept.partition("<section><h2>Runs")[0].rstrip()
-    charts, kept_charts = (re.findall(r'id="charts">(.*)</script>', page)[0] for page in (made, kept))
+    charts, kept_charts = (
+        re.findall(r'id="charts">(.*)</script>', page)[0] for page in (made, kept)
+    )
     assert charts == kept_charts
-    drawn = {(one["run"], one["length"]): one["value"] for one in json.loads(charts)[0]["data"]["values"]}
-    assert drawn == {(row.position, row.eval_length): row.perplexity for row in read_rows(tmp_path / "results.jsonl")}
+    drawn = {
+        (one["run"], one["length"]): one["value"] for one in json.loads(charts)[0]["data"]["values"]
+    }
+    assert drawn == {
+        (row.position, row.eval_length): row.perplexity
+        for row in read_rows(tmp_path / "results.jsonl")
+    }
 
 
 def test_a_long_training_curve_is_thinned_by_means_over_tokens(tmp_path):
-    folder = log(tmp_path, [{"step": 1, "train_nll": 4.0, "train_tokens": 30.0}, {"step": 2, "valid_nll": 3.0}])
+    folder = log(
+        tmp_path,
+        [{"step": 1, "train_nll": 4.0, "train_tokens": 30.0}, {"step": 2, "valid_nll": 3.0}],
+    )
     train, valid = training_curve(resolve(folder))
     assert train == {"step": 1, "nats": 4.0, "split": "train"}
     assert valid == {"step": 2, "nats": 3.0, "split": "valid"}
     count = 2 * MOST_POINTS
-    rows = ({"step": step, "train_nll": float(step % 2), "train_tokens": 1.0 + 2 * (step % 2)} for step in range(count))
+    rows = (
+        {"step": step, "train_nll": float(step % 2), "train_tokens": 1.0 + 2 * (step % 2)}
+        for step in range(count)
+    )
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     points = training_curve(resolve(tmp_path))
     # Of each two rows one token costs 0 nats and three cost 1.

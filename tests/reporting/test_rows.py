@@ -39,7 +39,9 @@ def test_a_results_file_of_before_stays_what_it_was_and_comes_first(tmp_path):
     assert not (tmp_path / "rows").exists()
     record_row(tmp_path, make_row("t5"))
     for _ in range(2):
-        assert merge_rows(tmp_path) == [*old, make_row("t5")] == read_rows(tmp_path / "results.jsonl")
+        assert (
+            merge_rows(tmp_path) == [*old, make_row("t5")] == read_rows(tmp_path / "results.jsonl")
+        )
     (tmp_path / "results.jsonl").unlink()  # it is made of the others
     assert find_rows(tmp_path) == [*old, make_row("t5")]
 
@@ -95,7 +97,9 @@ def test_a_row_without_a_key_is_refused():
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.glob("results/**/results*.jsonl")), ids=lambda file: file.parent.name)
+@pytest.mark.parametrize(
+    "file", sorted(ROOT.glob("results/**/results*.jsonl")), ids=lambda file: file.parent.name
+)
 def test_committed_rows_are_written_again_as_they_are(file):
     lines = file.read_text().splitlines()
     assert [json.dumps(row.to_json()) for row in read_rows(file)] == lines
@@ -127,21 +131,31 @@ def test_rows_of_a_run_under_another_method_are_cells_and_series_of_their_own():
         for override in (Override("yarn", (("factor", 4), ("base", 1e4))), Override(window=64))
     ]
     assert latest([trained, *tested]) == [trained, *tested]
-    assert [row.series for row in tested] == ["rotary-L128 as yarn(base=10000, factor=4)", "rotary-L128 with window 64"]
+    assert [row.series for row in tested] == [
+        "rotary-L128 as yarn(base=10000, factor=4)",
+        "rotary-L128 with window 64",
+    ]
     assert [Row.from_json(json.loads(json.dumps(row.to_json()))) for row in tested] == tested
-    again = dataclasses.replace(tested[0], override=Override("yarn", (("base", 10_000), ("factor", 4.0))))
+    again = dataclasses.replace(
+        tested[0], override=Override("yarn", (("base", 10_000), ("factor", 4.0)))
+    )
     assert again.measurement == tested[0].measurement, "the same numbers in another order"
     assert "override" not in trained.to_json()
 
 
 def test_an_override_is_read_as_it_was_written_however_deep_its_lists_are():
-    """JSON has lists only: a list left within a tuple would be another override, and measured anew each time."""
+    """JSON has lists only: a list left within a tuple would be another override, and measured anew
+    each time.
+    """
     options = (("pairs", ("draw", 3, "slopes", (0.5, 0.25))),)
     override = Override("mine", options, logit_scale="log_n", max_position=0)
     row = dataclasses.replace(make_row("alibi"), override=override)
     found = Row.from_json(json.loads(json.dumps(row.to_json())))
     assert found == row
-    assert str(found.override) == "as mine(pairs=draw:3:slopes:0.5:0.25) with logit_scale log_n, max_position off"
+    assert (
+        str(found.override)
+        == "as mine(pairs=draw:3:slopes:0.5:0.25) with logit_scale log_n, max_position off"
+    )
     assert found.measurement == row.measurement
 
 

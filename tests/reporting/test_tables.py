@@ -1,9 +1,18 @@
-"""Tables print the values of the rows, ratios, the best, errors, and captions with the facts of the numbers."""
+"""Tables print the values of the rows, ratios, the best, errors, and captions with the facts of the
+numbers.
+"""
 
 import pytest
 
 from alibi.reporting.panels import build_table, explanation, panels, series_names
-from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, Absence, Missing, Number, write_perplexity
+from alibi.reporting.tables import (
+    BITS_PER_BYTE,
+    PERPLEXITY,
+    Absence,
+    Missing,
+    Number,
+    write_perplexity,
+)
 from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 from tests.reporting.rowmaker import make_row
 
@@ -48,7 +57,9 @@ def body(table):
 
 
 def test_cells_are_numbers_of_a_kind_or_say_why_there_is_none():
-    (panel,) = panels([*ROWS[:5], make_row("learned", 256, None, error="learned has 128 positions", limit=True)])
+    (panel,) = panels(
+        [*ROWS[:5], make_row("learned", 256, None, error="learned has 128 positions", limit=True)]
+    )
     cells = build_table(panel).cells
     assert cells[0][1] == (Number((1234.0,), PERPLEXITY, ratio=1234.0 / 8.0),)
     assert cells[1][1] == (Number((8.1,), PERPLEXITY, ratio=8.1 / 9.0, best=True),)
@@ -71,7 +82,9 @@ def test_each_format_of_a_table_of_ours():
 
 
 def test_bits_per_byte_and_a_cell_that_was_not_evaluated():
-    (panel,) = panels([make_row(eval_length=128, perplexity=8.0), make_row("t5", 256, 4.0)], BITS_PER_BYTE)
+    (panel,) = panels(
+        [make_row(eval_length=128, perplexity=8.0), make_row("t5", 256, 4.0)], BITS_PER_BYTE
+    )
     table = build_table(panel)
     # log2(8) = 3; without a value at its own L there is no ratio; a best needs two to compare.
     assert (table.labels, table.header) == ((("alibi", 128), ("t5", 128)), (128, 256))
@@ -81,7 +94,13 @@ def test_bits_per_byte_and_a_cell_that_was_not_evaluated():
 
 
 def test_runs_that_differ_only_in_their_seed_become_mean_and_standard_deviation():
-    (panel,) = panels([make_row(perplexity=8.0), make_row(perplexity=9.0, seed=1), make_row(perplexity=10.0, seed=2)])
+    (panel,) = panels(
+        [
+            make_row(perplexity=8.0),
+            make_row(perplexity=9.0, seed=1),
+            make_row(perplexity=10.0, seed=2),
+        ]
+    )
     table = build_table(panel)
     ((number,),) = table.cells[0]
     assert (number.mean, number.deviation, len(number.values)) == (9.0, 1.0, 3)
@@ -91,7 +110,9 @@ def test_runs_that_differ_only_in_their_seed_become_mean_and_standard_deviation(
 
 
 def test_one_failed_seed_does_not_hide_the_others():
-    (panel,) = panels([make_row(perplexity=8.0), make_row(perplexity=None, seed=1, error="no memory left")])
+    (panel,) = panels(
+        [make_row(perplexity=8.0), make_row(perplexity=None, seed=1, error="no memory left")]
+    )
     assert body(build_table(panel)) == ["| alibi | 128 | 8.00 (×1.00) |"]
 
 
@@ -160,7 +181,10 @@ def test_a_pipe_or_newline_in_an_error_does_not_break_the_markdown():
     [
         # One train length, and a key that all share: neither tells the runs apart.
         (("alibi-L128-clip_norm=0.5", "t5-L128-clip_norm=0.5"), ("alibi", "t5")),
-        (("alibi-L128-steps=1e-3", "alibi-L128-steps=1e-4"), ("alibi-steps=1e-3", "alibi-steps=1e-4")),
+        (
+            ("alibi-L128-steps=1e-3", "alibi-L128-steps=1e-4"),
+            ("alibi-steps=1e-3", "alibi-steps=1e-4"),
+        ),
         (("alibi-L128-window=8-steps=9", "t5-L128-steps=9"), ("alibi-window=8", "t5")),
         # Names that a user gave say what he wants, and names that would be the same stay whole.
         (("sinusoidal", "sinusoidal-window"), ("sinusoidal", "sinusoidal-window")),
@@ -178,5 +202,10 @@ def test_train_lengths_stand_in_names_where_there_are_several():
 
 
 def test_a_method_that_another_is_tested_as_keeps_what_it_is_tested_as():
-    as_yarn = make_row(run="rotary-L128", override={"position": "yarn", "options": {"factor": 4}, "window": None})
-    assert [*series_names([make_row(run="rotary-L128"), as_yarn]).values()] == ["rotary", "rotary as yarn(factor=4)"]
+    as_yarn = make_row(
+        run="rotary-L128", override={"position": "yarn", "options": {"factor": 4}, "window": None}
+    )
+    assert [*series_names([make_row(run="rotary-L128"), as_yarn]).values()] == [
+        "rotary",
+        "rotary as yarn(factor=4)",
+    ]

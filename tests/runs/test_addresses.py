@@ -14,25 +14,38 @@ from alibi.reporting.report import training_curve
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from alibi.storage.claims import CLAIMS, Claim, LostError, is_held
-from alibi.storage.files import append_row, check_writable, drop_rows, listed, made_whole, read_rows, resolve
+from alibi.storage.files import (
+    append_row,
+    check_writable,
+    drop_rows,
+    listed,
+    made_whole,
+    read_rows,
+    resolve,
+)
 from alibi.training import loop
 from tests.training.runs import on_one_device, stop_at
 
-server = pytest.importorskip("gcp_storage_emulator.server", reason="install it by bash scripts/setup.sh --test")
+server = pytest.importorskip(
+    "gcp_storage_emulator.server", reason="install it by bash scripts/setup.sh --test"
+)
 
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """The address of an empty bucket."""
-    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)  # it logs requests for missing objects
+    # it logs requests for missing objects
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     with server.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket") as emulator:
-        emulator._api._httpd.handle_error = lambda *_: None  # clients hang up when they have read enough
+        # clients hang up when they have read enough
+        emulator._api._httpd.handle_error = lambda *_: None
         url = "http://{}:{}".format(*emulator._api._httpd.server_address)
         with pytest.MonkeyPatch.context() as patch:
             for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
                 patch.setenv(name, url)
             patch.setenv("FSSPEC_GCS_TOKEN", "anon")
-            # Otherwise gcsfs asks for the kind of the bucket by gRPC, which the emulator does not know.
+            # Otherwise gcsfs asks for the kind of the bucket by gRPC, which the emulator does not
+            # know.
             patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
             yield "gs://bucket"
 
@@ -58,13 +71,17 @@ def test_files_rows_and_claims(bucket: str) -> None:
     assert is_held(place) is None
     newer = Claim(place, "training")
     newer.check()
-    with pytest.raises(LostError, match="a process that started later is training in gs://bucket/deep/place"):
+    with pytest.raises(
+        LostError, match="a process that started later is training in gs://bucket/deep/place"
+    ):
         older.check()
     newer.release()
     assert listed(place / CLAIMS) == []
 
 
-def test_a_run_stops_resumes_and_is_evaluated(bucket: str, tiny_config, tmp_path, monkeypatch) -> None:
+def test_a_run_stops_resumes_and_is_evaluated(
+    bucket: str, tiny_config, tmp_path, monkeypatch
+) -> None:
     """With the parameters, metrics and rows of a run in a directory."""
     on_one_device(monkeypatch)
     config = tiny_config(log__tensorboard=True)
@@ -89,10 +106,20 @@ def test_a_run_stops_resumes_and_is_evaluated(bucket: str, tiny_config, tmp_path
     found = {}
     for run, output in ((here, tmp_path / "out"), (there, resolve(f"{bucket}/deep/out"))):
         for _ in range(2):  # the second one finds all done
-            assert evaluate_runs([run.path], Options(output_dir=output, lengths=(16,), dump_nll=True)) == []
+            assert (
+                evaluate_runs([run.path], Options(output_dir=output, lengths=(16,), dump_nll=True))
+                == []
+            )
         (row,) = find_rows(output)
         (dump,) = find_dumps([f"{output}/nll/*.npz"])
         found[run] = row.nll_nats, dump.nll_nats.tolist()
     assert found[here] == found[there]
     names = [path.name for path in listed(resolve(f"{bucket}/deep/out"))]
-    assert names == ["extrapolation.png", "nll", "report.html", "report.md", "results.jsonl", "rows"]
+    assert names == [
+        "extrapolation.png",
+        "nll",
+        "report.html",
+        "report.md",
+        "results.jsonl",
+        "rows",
+    ]

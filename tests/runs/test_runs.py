@@ -12,9 +12,17 @@ from alibi.runs import RunDirectory, git_commit
         ("config.json", "[1]", "config.json is damaged (it is no object)"),
         ("config.json", "{}", "config.json is damaged (it lacks "),
         ("status.json", '{"state": ', "status.json is damaged (Expecting value"),
-        ("status.json", '{"state": "running"}', "status.json is damaged (it lacks step, steps, reason)"),
+        (
+            "status.json",
+            '{"state": "running"}',
+            "status.json is damaged (it lacks step, steps, reason)",
+        ),
         ("provenance.json", "{}", "provenance.json is damaged (it lacks corpus)"),
-        ("tokenizer/tokenizer_config.json", "{}", "tokenizer holds no saved tokenizer, or a damaged one ("),
+        (
+            "tokenizer/tokenizer_config.json",
+            "{}",
+            "tokenizer holds no saved tokenizer, or a damaged one (",
+        ),
     ],
 )
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, content, message):
@@ -26,10 +34,14 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, co
     readers = {
         "config.json": run.config,
         "status.json": run.status,
-        "provenance.json": lambda: run.check_corpus({"train": {"sha256": "a", "tokenizer_fingerprint": "b"}}),
+        "provenance.json": lambda: run.check_corpus(
+            {"train": {"sha256": "a", "tokenizer_fingerprint": "b"}}
+        ),
         "tokenizer/tokenizer_config.json": run.tokenizer,
     }
-    with pytest.raises(ValueError, match=r"; restore .*, or train the run again elsewhere") as raised:
+    with pytest.raises(
+        ValueError, match=r"; restore .*, or train the run again elsewhere"
+    ) as raised:
         readers[name]()
     assert f"{run.path}/{message}" in str(raised.value)
 

@@ -1,4 +1,6 @@
-"""Files are written whole, rows of a log are found again, and a single process at a time may write in a place."""
+"""Files are written whole, rows of a log are found again, and a single process at a time may write
+in a place.
+"""
 
 import concurrent.futures
 import errno
@@ -57,7 +59,9 @@ def test_a_directory_replaces_an_empty_one_only(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["other"]
 
 
-def test_a_folder_is_made_and_listed_without_files_that_are_being_written(tmp_path: pathlib.Path) -> None:
+def test_a_folder_is_made_and_listed_without_files_that_are_being_written(
+    tmp_path: pathlib.Path,
+) -> None:
     folder = epath.Path(tmp_path / "new")
     assert listed(folder) == []
     check_writable(folder)
@@ -71,7 +75,10 @@ def test_a_log_forgets_the_rows_after_a_step(tmp_path: pathlib.Path) -> None:
     log = epath.Path(tmp_path / "run" / "metrics.jsonl")
     drop_rows(log, 1)
     assert read_rows(log) == []
-    rows = [{"step": step, "value": value} for step, value in ((5, 0.5), (5, 0.25), (10, 1.0), (15, 2.0))]
+    rows = [
+        {"step": step, "value": value}
+        for step, value in ((5, 0.5), (5, 0.25), (10, 1.0), (15, 2.0))
+    ]
     for row in rows:
         append_row(log, row)
     assert read_rows(log) == rows
@@ -156,7 +163,10 @@ def test_without_locks_the_newest_claim_wins(place: epath.Path) -> None:
     assert is_held(place) is None
     newer = Claim(place, "training")
     newer.check()
-    with pytest.raises(LostError, match=r"a process that started later is training in .* \(00000002-.*this one stops"):
+    with pytest.raises(
+        LostError,
+        match=r"a process that started later is training in .* \(00000002-.*this one stops",
+    ):
         older.check()
     older.release()  # takes nothing from the newer one
     newer.check()

@@ -12,7 +12,11 @@ QUICKSTART = PROJECT / "configs" / "sweeps" / "quickstart.py"
 
 
 def sweep_of(**changed):
-    definition = {"config": "configs/quickstart.py", "product": {"position": ["alibi", "t5"]}, "multiples": [1, 2]}
+    definition = {
+        "config": "configs/quickstart.py",
+        "product": {"position": ["alibi", "t5"]},
+        "multiples": [1, 2],
+    }
     return make_sweep(definition | changed, title="test")
 
 
@@ -23,7 +27,12 @@ def finish(sweep, workdir, name, **status):
     directory.check(run.config)
     directory.claim(run.config, ByteTokenizer())
     steps = run.config.train.steps
-    status = {"state": "finished", "step": steps, "steps": steps, "tokens_per_second": 2048.0} | status
+    status = {
+        "state": "finished",
+        "step": steps,
+        "steps": steps,
+        "tokens_per_second": 2048.0,
+    } | status
     (directory.checkpoints / str(status["step"])).mkdir(parents=True)
     directory.write_status(**status)
     directory.release()

@@ -21,10 +21,16 @@ def test_the_quickstart_is_four_methods_at_128_up_to_16_times_that():
     ]
     for run in sweep.runs:
         (evaluation,) = run.evaluations
-        assert (evaluation.lengths, evaluation.stride, evaluation.split) == ((128, 256, 512, 1024, 2048), None, "valid")
+        assert (evaluation.lengths, evaluation.stride, evaluation.split) == (
+            (128, 256, 512, 1024, 2048),
+            None,
+            "valid",
+        )
 
 
-@pytest.mark.parametrize("path", sorted(QUICKSTART.parent.glob("[!_]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(QUICKSTART.parent.glob("[!_]*.py")), ids=lambda path: path.stem
+)
 def test_every_sweep_of_the_project_can_be_run(path):
     """Their configs, options and names are checked when they are read."""
     assert load_sweep(path).runs
@@ -40,7 +46,9 @@ def test_what_the_paper_tried_is_part_of_the_study_of_all_methods():
     for name, run in runs.items():
         assert (run.config, run.evaluations) == (of_study[name].config, of_study[name].evaluations)
     for method in ("sinusoidal", "rotary", "alibi"):
-        tested = [one.override and one.override.window for one in runs[f"{method}-seed0"].evaluations]
+        tested = [
+            one.override and one.override.window for one in runs[f"{method}-seed0"].evaluations
+        ]
         assert tested[0] is None
         assert 128 in tested
     slopes = [runs[f"alibi-random-seed{seed}"].config.position_options for seed in range(3)]
@@ -51,7 +59,13 @@ def test_products_explicit_runs_and_evaluations_of_their_own():
     sweep = sweep_of(
         product={"position": ["alibi"], "train_length": [64, 128], "seed": [0, 1]},
         runs=[
-            {"position": "none", "model.dropout": 0.1, "lengths": [300], "stride": [1, 100], "split": "train"},
+            {
+                "position": "none",
+                "model.dropout": 0.1,
+                "lengths": [300],
+                "stride": [1, 100],
+                "split": "train",
+            },
             {
                 "position": "alibi",
                 "name": "mine",
@@ -74,11 +88,16 @@ def test_products_explicit_runs_and_evaluations_of_their_own():
         ((300,), 1, "train"),
         ((300,), 100, "train"),
     ]
-    assert [(e.lengths, e.stride) for e in sweep.runs[5].evaluations] == [((128,), None), ((512,), 64)]
+    assert [(e.lengths, e.stride) for e in sweep.runs[5].evaluations] == [
+        ((128,), None),
+        ((512,), 64),
+    ]
 
 
 def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
-    run = sweep_of(runs=[{"data.train": "a.txt,b.txt", "seed": 3, "name": "x"}], product={"seed": [0]}).runs[1]
+    run = sweep_of(
+        runs=[{"data.train": "a.txt,b.txt", "seed": 3, "name": "x"}], product={"seed": [0]}
+    ).runs[1]
     assert run.config_flags() == [
         f"--config={PROJECT / 'configs/quickstart.py'}:seed=3",
         "--config.data.train=a.txt,b.txt",
@@ -95,7 +114,10 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
             {"product": {"position": ["alibi", "sinusodial"]}},
             r"run \(position=sinusodial\): .*did you mean 'sinusoidal'",
         ),
-        ({"product": {"model.widht": [64]}}, "unknown config key 'model.widht'; did you mean 'model.width'"),
+        (
+            {"product": {"model.widht": [64]}},
+            "unknown config key 'model.widht'; did you mean 'model.width'",
+        ),
         ({"product": {"position": "alibi"}}, "product key 'position' needs a list of values"),
         ({"product": {"model.num_heads": [3]}}, "num_heads=3 does not divide model.width=128"),
         ({"product": {"train_length": [100]}}, "batch_tokens=2048 must be a multiple of 100"),
@@ -106,7 +128,10 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
         ({"stride": 64.0}, "stride=64.0 must be a whole number"),
         ({"split": "train2"}, "split 'train2' is unknown; use one of train, valid, test"),
         ({"split": "test"}, "data.test is empty"),
-        ({"passkey": True, "split": "test"}, "an evaluation of passkeys has lengths and an override alone"),
+        (
+            {"passkey": True, "split": "test"},
+            "an evaluation of passkeys has lengths and an override alone",
+        ),
         ({"passkey": True, "config": "configs/books.py"}, "data.tokenizer=words with passkeys"),
         ({"product": {"seed": [0]}, "runs": [{"seed": 0}]}, "runs of equal name: alibi-L128-seed0"),
         ({"runs": [{"name": "../x"}]}, "must do as a directory's name"),
@@ -124,7 +149,10 @@ def test_a_bad_sweep_is_refused_before_the_first_run(changed, message):
         ("x = 1", r"has no get_sweep\(\)"),
         ("def get_sweep(:", "fails at line 1: SyntaxError"),
         ("def get_sweep():\n    return 3", "must return a dictionary, not int"),
-        ("def get_sweep():\n    return {'config': 'configs/quickstart.py'}", "the sweep has no runs"),
+        (
+            "def get_sweep():\n    return {'config': 'configs/quickstart.py'}",
+            "the sweep has no runs",
+        ),
         ("def get_sweep():\n    return {'runs': [{}]}", "the sweep names no config"),
     ],
 )
@@ -152,7 +180,12 @@ def test_an_override_that_the_run_cannot_take_is_told_of_with_the_sweep(override
 
 @pytest.mark.parametrize(
     ("task", "positions"),
-    [("0/3", ["alibi", "rotary"]), ("2/3", ["none", "learned"]), ("5/8", ["learned"]), ("t5-L128-seed0", ["t5"])],
+    [
+        ("0/3", ["alibi", "rotary"]),
+        ("2/3", ["none", "learned"]),
+        ("5/8", ["learned"]),
+        ("t5-L128-seed0", ["t5"]),
+    ],
 )
 def test_a_task_has_every_nth_run_or_the_named_one(task, positions):
     sweep = sweep_of(product={"position": SIX}, multiples=[1])
@@ -165,7 +198,10 @@ def test_a_task_has_every_nth_run_or_the_named_one(task, positions):
         ("6/7", "there are 6 runs; give I/N with I from 0 to 5"),
         ("3/3", "there are 6 runs; give I/N with I from 0 to 2"),
         ("0/0", "--task=0/0: there are 6 runs"),
-        ("t5-L128", "neither a part of the sweep, such as 0/6, nor one of its 6 runs; did you mean 't5-L128-seed0'"),
+        (
+            "t5-L128",
+            "neither a part of the sweep, such as 0/6, nor one of its 6 runs; did you mean 't5-L128-seed0'",
+        ),
     ],
 )
 def test_a_task_that_does_not_exist(task, message):

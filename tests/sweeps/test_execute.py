@@ -1,4 +1,6 @@
-"""A sweep and its tasks: no run is made twice, failures differ from stops, and a single report is written."""
+"""A sweep and its tasks: no run is made twice, failures differ from stops, and a single report is
+written.
+"""
 
 import concurrent.futures
 import contextlib
@@ -23,7 +25,9 @@ from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
 
 class Trainer(contextlib.AbstractContextManager):
-    """Takes the place of processes: trains a run, or makes its row, in `seconds`; or takes its end of `ends`."""
+    """Takes the place of processes: trains a run, or makes its row, in `seconds`; or takes its end
+    of `ends`.
+    """
 
     stopped = False
 
@@ -35,7 +39,9 @@ class Trainer(contextlib.AbstractContextManager):
         return None
 
     def run(self, command, slot):
-        name = next(run.name for run in self.sweep.runs if f"runs/{run.name}" in " ".join(command.flags))
+        name = next(
+            run.name for run in self.sweep.runs if f"runs/{run.name}" in " ".join(command.flags)
+        )
         position = name.partition("-")[0]
         self.commands.append((command.script, position))
         time.sleep(self.seconds)
@@ -49,8 +55,12 @@ class Trainer(contextlib.AbstractContextManager):
         return Ended(0)
 
 
-def sweeper_of(sweep, workdir, trainer=None, report=lambda failures: f"failures: {failures}", **options):
-    return Sweeper(sweep, workdir, processes=trainer or Trainer(sweep, workdir), report=report, **options)
+def sweeper_of(
+    sweep, workdir, trainer=None, report=lambda failures: f"failures: {failures}", **options
+):
+    return Sweeper(
+        sweep, workdir, processes=trainer or Trainer(sweep, workdir), report=report, **options
+    )
 
 
 def of_methods(*methods, **changed):
@@ -58,23 +68,34 @@ def of_methods(*methods, **changed):
 
 
 def made(*positions):
-    return {(script, position) for script in ("train.py", "eval_extrapolation.py") for position in positions}
+    return {
+        (script, position)
+        for script in ("train.py", "eval_extrapolation.py")
+        for position in positions
+    }
 
 
 def test_a_limit_is_no_failure_of_a_run(tmp_path):
-    """The evaluation alone fails if a text is too short for all its lengths; in a sweep its row says so for good."""
+    """The evaluation alone fails if a text is too short for all its lengths; in a sweep its row
+    says so for good.
+    """
     sweep = of_methods("alibi")
     finish(sweep, tmp_path, "alibi-L128-seed0")
     short = Ended(1, "the text has 60 tokens")
-    assert sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": short})).execute() == {
-        "alibi-L128-seed0": "the text has 60 tokens"
-    }
+    assert sweeper_of(
+        sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": short})
+    ).execute() == {"alibi-L128-seed0": "the text has 60 tokens"}
 
     def end(command):
-        append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", 128, None, error="short", limit=True)])
+        append_rows(
+            tmp_path / "results.jsonl",
+            [result(sweep, "alibi", 128, None, error="short", limit=True)],
+        )
         return short
 
-    assert sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": end})).execute() == {}
+    assert (
+        sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": end})).execute() == {}
+    )
 
 
 def test_a_full_disk_is_a_failure_of_the_run_that_met_it(tmp_path):
@@ -104,7 +125,9 @@ def test_paths_that_flags_or_checkpoints_cannot_have_are_refused(tmp_path):
 
 
 def test_a_sweep_says_how_long_it_took_for_which_runs(tmp_path, monkeypatch, capsys):
-    """The first of three runs is trained and evaluated, the second trained, the third neither: 2 h 0 min and 59 s."""
+    """The first of three runs is trained and evaluated, the second trained, the third neither: 2 h
+    0 min and 59 s.
+    """
     sweep = of_methods("alibi", "t5", "none")
     for position in ("alibi", "t5"):
         finish(sweep, tmp_path, f"{position}-L128-seed0")
@@ -118,11 +141,16 @@ def test_a_sweep_says_how_long_it_took_for_which_runs(tmp_path, monkeypatch, cap
             return super().run(command, slot)
 
     assert sweeper_of(sweep, tmp_path, Slow(sweep, tmp_path), lambda _: "report").execute() == {}
-    assert capsys.readouterr().out.endswith("\nreport\ntook 2 h 4 min; runs trained: 1, evaluated: 2\n")
+    assert capsys.readouterr().out.endswith(
+        "\nreport\ntook 2 h 4 min; runs trained: 1, evaluated: 2\n"
+    )
 
 
 def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):
-    sweep, ends = of_methods("t5", "alibi"), {"t5": Ended(REQUEUE, "process 1 was lost: no heartbeat")}
+    sweep, ends = (
+        of_methods("t5", "alibi"),
+        {"t5": Ended(REQUEUE, "process 1 was lost: no heartbeat")},
+    )
     sweeper = sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends=ends))
     assert run_sweeper(sweeper) == REQUEUE
     assert sweeper.unfinished == ["t5-L128-seed0"]
@@ -134,11 +162,15 @@ def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):
 
 @pytest.mark.parametrize(("code", "primary"), [(REQUEUE, True), (-6, False)])
 def test_on_several_hosts_a_lost_process_stops_the_sweep(tmp_path, code, primary):
-    """The next run would wait in vain. JAX ends a process by SIGABRT if the first process's run does not come."""
+    """The next run would wait in vain. JAX ends a process by SIGABRT if the first process's run
+    does not come.
+    """
     sweep = of_methods("t5", "alibi")
     trainer = Trainer(sweep, tmp_path, ends={"t5": Ended(code)})
     with pytest.raises(Interrupted):
-        run_sweeper(sweeper_of(sweep, tmp_path, trainer, flags=("--multihost=True",), primary=primary))
+        run_sweeper(
+            sweeper_of(sweep, tmp_path, trainer, flags=("--multihost=True",), primary=primary)
+        )
     assert len(trainer.commands) == 1
 
 
@@ -151,11 +183,16 @@ def test_on_several_hosts_a_run_of_another_process_ends_the_sweep(tmp_path):
 
 
 def test_tasks_that_overlap_make_each_run_once_and_one_of_them_reports(tmp_path):
-    """Two tasks of the whole sweep and a third of a run, at the same time, as of a job submitted twice."""
+    """Two tasks of the whole sweep and a third of a run, at the same time, as of a job submitted
+    twice.
+    """
     sweep = of_methods("alibi", "t5", "none")
     trainer, reports = Trainer(sweep, tmp_path, seconds=0.3), []
     shares = [sweep.share(task) for task in ("0/1", "0/1", "none-L128-seed0")]
-    tasks = [sweeper_of(sweep, tmp_path, trainer, lambda _: reports.append(1) or "", share=share) for share in shares]
+    tasks = [
+        sweeper_of(sweep, tmp_path, trainer, lambda _: reports.append(1) or "", share=share)
+        for share in shares
+    ]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         codes = list(pool.map(run_sweeper, tasks))
     assert set(codes) <= {0, REQUEUE}, "a held run may be begun again"
@@ -170,8 +207,13 @@ def test_tasks_that_overlap_make_each_run_once_and_one_of_them_reports(tmp_path)
 
 def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys):
     sweep = of_methods("alibi", "t5", "none")
-    held, trainer = Claim(resolve(tmp_path) / TASKS / sweep.runs[0].name, "at work"), Trainer(sweep, tmp_path)
-    task = sweeper_of(sweep, tmp_path, trainer, lambda _: pytest.fail("not all ended"), share=sweep.runs)
+    held, trainer = (
+        Claim(resolve(tmp_path) / TASKS / sweep.runs[0].name, "at work"),
+        Trainer(sweep, tmp_path),
+    )
+    task = sweeper_of(
+        sweep, tmp_path, trainer, lambda _: pytest.fail("not all ended"), share=sweep.runs
+    )
     assert run_sweeper(task) == REQUEUE, "if its owner was killed, the next start goes on"
     assert set(trainer.commands) == made("t5", "none")
     printed = capsys.readouterr()
@@ -194,7 +236,9 @@ def test_without_locks_the_process_that_started_last_goes_on(tmp_path, monkeypat
         Claim(resolve(tmp_path) / TASKS / "alibi-L128-seed0", "at work")
         return Ended(1, "another start has begun since")
 
-    first = sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": taken_over}), share=sweep.runs)
+    first = sweeper_of(
+        sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": taken_over}), share=sweep.runs
+    )
     assert run_sweeper(first) == 0
     assert first.left == ["alibi-L128-seed0"]
     assert read_failures(tmp_path) == {}
@@ -216,12 +260,16 @@ def test_codes_say_whether_to_requeue_and_failures_of_all_tasks_are_reported(tmp
 
 
 def test_a_changed_sweep_is_refused_with_the_runs_that_differ(tmp_path):
-    """A task never replaces the record of another sweep; a whole sweep does, unless a task is at work."""
+    """A task never replaces the record of another sweep; a whole sweep does, unless a task is at
+    work.
+    """
     before, now = of_methods("alibi", "t5"), of_methods("alibi", "none", multiples=[1, 2])
     place = resolve(tmp_path)
     record_sweep(place, before, replace=False)
     record_sweep(place, of_methods("alibi", "t5"), replace=False)
-    differing = r"have changed since it began in .* \(alibi-L128-seed0, none-L128-seed0, t5-L128-seed0\)"
+    differing = (
+        r"have changed since it began in .* \(alibi-L128-seed0, none-L128-seed0, t5-L128-seed0\)"
+    )
     with pytest.raises(ValueError, match=differing):
         sweeper_of(now, tmp_path, share=now.runs).execute()
     with pytest.raises(ValueError, match=r"\(their order\)"):
@@ -234,7 +282,9 @@ def test_a_changed_sweep_is_refused_with_the_runs_that_differ(tmp_path):
     assert list(recorded_runs(place)) == [run.name for run in now.runs]
     (tmp_path / SWEEP_FILE).write_text("{")
     record_sweep(place, before, replace=False)
-    assert list(recorded_runs(place)) == [run.name for run in before.runs], "a damaged record is replaced"
+    assert list(recorded_runs(place)) == [run.name for run in before.runs], (
+        "a damaged record is replaced"
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,6 +298,8 @@ def test_a_changed_sweep_is_refused_with_the_runs_that_differ(tmp_path):
         (None, False, {"SLURM_PROCID": "2"}, True),  # a single process in a cluster's job
     ],
 )
-def test_one_process_of_many_writes_the_report(monkeypatch, process_id, multihost, environment, primary):
+def test_one_process_of_many_writes_the_report(
+    monkeypatch, process_id, multihost, environment, primary
+):
     monkeypatch.setattr(os, "environ", environment)
     assert is_primary(process_id, multihost) is primary

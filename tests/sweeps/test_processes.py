@@ -68,7 +68,11 @@ def test_lines_of_processes_at_a_time_are_whole_and_named(tmp_path, capfd):
 
 def test_the_reason_of_a_failed_run_of_several_hosts_is_kept(tmp_path):
     """Their stderr is another file, since JAX connected them."""
-    flags = (f"--coordinator_address=localhost:{free_port()}", "--num_processes=1", "--process_id=0")
+    flags = (
+        f"--coordinator_address=localhost:{free_port()}",
+        "--num_processes=1",
+        "--process_id=0",
+    )
     config = ("--config=configs/base.py", f"--workdir={tmp_path}/run", "--config.model.num_heads=3")
     with LocalProcesses() as processes:
         ended = processes.run(Command("train.py", (*config, *flags)))
@@ -78,7 +82,11 @@ def test_the_reason_of_a_failed_run_of_several_hosts_is_kept(tmp_path):
 
 def test_a_process_knows_that_a_sweep_waits_for_it(tmp_path, capfd):
     with LocalProcesses() as processes:
-        processes.run(Command(script(tmp_path, "import os, sys; print(sys.argv[1] in os.environ)"), (OF_SWEEP,)))
+        processes.run(
+            Command(
+                script(tmp_path, "import os, sys; print(sys.argv[1] in os.environ)"), (OF_SWEEP,)
+            )
+        )
     assert capfd.readouterr().out == "True\n"
 
 
@@ -88,7 +96,9 @@ def test_a_crash_ends_only_its_own_process(tmp_path):
         assert crashed.code == -signal.SIGKILL
         assert crashed.reason("training").startswith("training was killed by SIGKILL")
         assert processes.run(Command(script(tmp_path, ""), ())).reason("training") == ""
-    assert Ended(1).reason("training") == "training ended with exit code 1; its message stands above"
+    assert (
+        Ended(1).reason("training") == "training ended with exit code 1; its message stands above"
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process choose its cores")
@@ -103,13 +113,16 @@ def test_runs_at_a_time_have_cores_and_gpus_of_their_own(tmp_path, monkeypatch):
         assert [slot.gpus for slot in make_slots(2)] == [("3",), ("GPU-5", "7")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert not any(slot.gpus for slot in make_slots(len(cores))), "too few for one each: all see it"
-    with pytest.raises(ValueError, match=f"--jobs={len(cores) + 1} must be between 1 and {len(cores)}"):
+    with pytest.raises(
+        ValueError, match=f"--jobs={len(cores) + 1} must be between 1 and {len(cores)}"
+    ):
         Sweeper(sweep_of(), tmp_path, jobs=len(cores) + 1)
     seen = "sorted(os.sched_getaffinity(0)), os.environ['TQDM_POSITION'], os.environ['CUDA_VISIBLE_DEVICES']"
     code = f"import os, sys; print({seen}, file=open(sys.argv[1], 'w'))"
     with LocalProcesses() as processes:
         processes.run(
-            Command(script(tmp_path, code), (str(tmp_path / "seen"),)), Slot(3, frozenset(cores[-1:]), ("GPU-5", "7"))
+            Command(script(tmp_path, code), (str(tmp_path / "seen"),)),
+            Slot(3, frozenset(cores[-1:]), ("GPU-5", "7")),
         )
     assert (tmp_path / "seen").read_text() == f"{cores[-1:]} 3 GPU-5,7\n"
 
@@ -139,7 +152,9 @@ def test_a_hangup_that_nohup_ignores_stops_no_sweep():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process that its parent was killed"
+)
 def test_a_run_does_not_outlive_a_killed_sweep(tmp_path):
     code = 'import os, sys, time; open(sys.argv[1], "w").write(str(os.getpid())); time.sleep(60)'
     parent = (
@@ -147,11 +162,18 @@ def test_a_run_does_not_outlive_a_killed_sweep(tmp_path):
         "with LocalProcesses() as processes:\n    processes.run(Command(sys.argv[1], (sys.argv[2],)))"
     )
     file = tmp_path / "pid"
-    sweep = subprocess.Popen([sys.executable, "-c", parent, script(tmp_path, code), str(file)], cwd=PROJECT)
+    sweep = subprocess.Popen(
+        [sys.executable, "-c", parent, script(tmp_path, code), str(file)], cwd=PROJECT
+    )
     _wait_until(lambda: file.exists() and file.read_text())
     sweep.kill()
     sweep.wait()
-    _wait_until(lambda: not pathlib.Path(f"/proc/{file.read_text()}/cmdline").exists() or _is_zombie(file.read_text()))
+    _wait_until(
+        lambda: (
+            not pathlib.Path(f"/proc/{file.read_text()}/cmdline").exists()
+            or _is_zombie(file.read_text())
+        )
+    )
 
 
 def _wait_until(condition, seconds=30):

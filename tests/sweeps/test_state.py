@@ -26,7 +26,9 @@ def test_states_of_runs(tmp_path):
     finish(sweep, tmp_path, "alibi-L128-seed0")
     finish(sweep, tmp_path, "t5-L128-seed0")
     finish(sweep, tmp_path, "none-L128-seed0", state="running", step=200)
-    finish(sweep, tmp_path, "rotary-L128-seed0", state="failed", step=30, reason="update 31:\nloss nan")
+    finish(
+        sweep, tmp_path, "rotary-L128-seed0", state="failed", step=30, reason="update 31:\nloss nan"
+    )
     rows = [
         result(sweep, "alibi", 128),
         result(sweep, "alibi", 256),
@@ -46,17 +48,30 @@ def test_states_of_runs(tmp_path):
     training = Claim(epath.Path(tmp_path / "runs" / "none-L128-seed0"), "training")
     assert survey(sweep, tmp_path)[2].describe() == "running, at step 200 of 500"
     training.release()
-    assert [[e.lengths for e in state.missing] for state in states[:3]] == [[], [(256,)], [(128, 256)]]
-    # Without its last checkpoint a run can't be evaluated: it is trained from the one before, if there is one. What
-    # has all its results needs none.
-    checkpoints = {method: tmp_path / "runs" / f"{method}-L128-seed0" / "checkpoints" for method in ("alibi", "t5")}
+    assert [[e.lengths for e in state.missing] for state in states[:3]] == [
+        [],
+        [(256,)],
+        [(128, 256)],
+    ]
+    # Without its last checkpoint a run can't be evaluated: it is trained from the one before, if
+    # there is one. What has all its results needs none.
+    checkpoints = {
+        method: tmp_path / "runs" / f"{method}-L128-seed0" / "checkpoints"
+        for method in ("alibi", "t5")
+    }
     (checkpoints["alibi"] / "500").rmdir()
     (checkpoints["t5"] / "500").rename(checkpoints["t5"] / "400")
     alibi, t5, *_ = survey(sweep, tmp_path)
-    assert (alibi.describe(), t5.describe(), t5.tokens_left) == ("done", "at step 400 of 500", 100 * 2048)
+    assert (alibi.describe(), t5.describe(), t5.tokens_left) == (
+        "done",
+        "at step 400 of 500",
+        100 * 2048,
+    )
     (checkpoints["t5"] / "400").rmdir()
     described = survey(sweep, tmp_path)[1].describe()
-    assert described.startswith(f"failed: {checkpoints['t5'].parent} has no checkpoint, but that of step 500 was saved")
+    assert described.startswith(
+        f"failed: {checkpoints['t5'].parent} has no checkpoint, but that of step 500 was saved"
+    )
 
 
 def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
@@ -67,7 +82,12 @@ def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
         result(sweep, eval_length=256, stride=64, step=300),
         result(sweep, eval_length=128, stride=64),
         result(sweep, eval_length=256, stride=64, config_hash="another run of this name"),
-        result(sweep, eval_length=256, stride=64, override={"position": "none", "options": {}, "window": None}),
+        result(
+            sweep,
+            eval_length=256,
+            stride=64,
+            override={"position": "none", "options": {}, "window": None},
+        ),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
     (state,) = survey(sweep, tmp_path)
@@ -78,7 +98,10 @@ def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
 def test_a_length_beyond_a_method_is_not_tried_again(tmp_path, context_use):
     sweep = sweep_of(product={"position": ["learned"]}, multiples=[1, 2], context_use=context_use)
     finish(sweep, tmp_path, "learned-L128-seed0")
-    rows = [result(sweep, "learned", 128), result(sweep, "learned", 256, None, error="table ends", limit=True)]
+    rows = [
+        result(sweep, "learned", 128),
+        result(sweep, "learned", 256, None, error="table ends", limit=True),
+    ]
     append_rows(tmp_path / "results.jsonl", rows)
     assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
 
@@ -86,7 +109,8 @@ def test_a_length_beyond_a_method_is_not_tried_again(tmp_path, context_use):
 def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
     finish(sweep_of(), tmp_path, "alibi-L128-seed0")
     changed = sweep_of(
-        product={"position": ["alibi"]}, config="configs/quickstart.py:train.steps=700,log.every_steps=3"
+        product={"position": ["alibi"]},
+        config="configs/quickstart.py:train.steps=700,log.every_steps=3",
     )
     (state,) = survey(changed, tmp_path)
     assert state.state == "conflict"
@@ -112,25 +136,39 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     sweep = sweep_of()
     states = survey(sweep, tmp_path)
     assert seconds_left(states, states) is None
-    # Three passes of two operations for each of 4 x 196,608 + 256 x 128 weights, attention to 64.5 keys a query:
-    # 1,024,000 tokens at 60e9 operations a second, and 15 s for each of two processes.
+    # Three passes of two operations for each of 4 x 196,608 + 256 x 128 weights, attention to 64.5
+    # keys a query: 1,024,000 tokens at 60e9 operations a second, and 15 s for each of two
+    # processes.
     flops = 3 * 2 * (4 * 196_608 + 256 * 128 + 2 * 4 * 128 * 64.5)
-    assert seconds_left(states[:1], states, rough=True) == pytest.approx(1_024_000 * flops / 60e9 + 30)
+    assert seconds_left(states[:1], states, rough=True) == pytest.approx(
+        1_024_000 * flops / 60e9 + 30
+    )
     rough = "time left in all: ~{} (~: rough, training at 60 GFLOP/s a run, until one run has shown the speed)\n"
     # One rule for sweeps and for the paper's tables at the small scale.
-    assert PROCESSORS["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(1_024_000 * flops / 60e9)
+    assert PROCESSORS["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(
+        1_024_000 * flops / 60e9
+    )
     assert plan_table(states).endswith(rough.format("4 min"))
     assert plan_table(states, jobs=2).endswith(rough.format("2 min"))
     monkeypatch.setattr(estimates, "is_on_cpu", lambda: False)
-    assert plan_table(states).endswith("time left in all: unknown until one run has shown the speed\n")
+    assert plan_table(states).endswith(
+        "time left in all: unknown until one run has shown the speed\n"
+    )
     finish(sweep, tmp_path, "alibi-L128-seed0")
     append_rows(
-        tmp_path / "results.jsonl", [result(sweep, "alibi", 128, seconds=2.0), result(sweep, "alibi", 256, seconds=3.0)]
+        tmp_path / "results.jsonl",
+        [result(sweep, "alibi", 128, seconds=2.0), result(sweep, "alibi", 256, seconds=3.0)],
     )
     states = survey(sweep, tmp_path)
-    # 500 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of the two.
+    # 500 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of
+    # the two.
     assert seconds_left(states, states) == pytest.approx(500 + 5 + 2 * 15)
-    assert [format_duration(s) for s in (None, 45, 634, 7200)] == ["unknown", "45 s", "11 min", "2.0 h"]
+    assert [format_duration(s) for s in (None, 45, 634, 7200)] == [
+        "unknown",
+        "45 s",
+        "11 min",
+        "2.0 h",
+    ]
     assert plan_table(states) == (
         "run               parameters     tokens  time left  state\n"
         "alibi-L128-seed0     826,112  1,024,000        0 s  done\n"
@@ -146,7 +184,9 @@ def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
     options = (("draw", 3), ("slopes", slopes))
     (run,) = sweep_of(product={"position": ["alibi"]}).runs
     evaluation = dataclasses.replace(run.evaluations[0], override=Override("alibi", options))
-    (flag,) = (one for one in evaluation_command(run, evaluation, tmp_path).flags if "_options=" in one)
+    (flag,) = (
+        one for one in evaluation_command(run, evaluation, tmp_path).flags if "_options=" in one
+    )
     config = make_config()
     for word in absl_flags.ListParser().parse(flag.removeprefix("--position_options=")):
         name, _, value = word.partition("=")
@@ -155,34 +195,63 @@ def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
 
 
 def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
-    """Gains are counted from the shortest length: if a length is missing, the whole evaluation is made."""
+    """Gains are counted from the shortest length: if a length is missing, the whole evaluation is
+    made.
+    """
     ntk = {"position": "rotary_ntk", "options": {"factor": 4}}
     sweep = sweep_of(
         product={"position": ["rotary"]},
-        evaluations=[{"multiples": [1, 2], "context_use": True}, {"lengths": [256], "override": ntk | {"window": 64}}],
+        evaluations=[
+            {"multiples": [1, 2], "context_use": True},
+            {"lengths": [256], "override": ntk | {"window": 64}},
+        ],
         multiples=[1],
     )
     (run,) = sweep.runs
     finish(sweep, tmp_path, run.name)
     _, with_context, overridden = survey(sweep, tmp_path)[0].missing
-    with tempfile.TemporaryDirectory() as other:  # stopped after the first length: the rest is no evaluation of its own
+    # stopped after the first length: the rest is no evaluation of its own
+    with tempfile.TemporaryDirectory() as other:
         append_rows(pathlib.Path(other) / "results.jsonl", [result(sweep, "rotary", 128)])
         assert with_context in survey(sweep, other)[0].missing
     assert evaluation_command(run, with_context, tmp_path).flags[2] == "--context_use"
     flags = evaluation_command(run, overridden, tmp_path).flags
-    assert set(flags) >= {"--position=rotary_ntk", "--position_options=factor=4", "--window=64", "--lengths=256"}
+    assert set(flags) >= {
+        "--position=rotary_ntk",
+        "--position_options=factor=4",
+        "--window=64",
+        "--lengths=256",
+    }
 
-    append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", length) for length in (128, 256)])
+    append_rows(
+        tmp_path / "results.jsonl", [result(sweep, "rotary", length) for length in (128, 256)]
+    )
     (state,) = survey(sweep, tmp_path)
-    assert state.missing == (with_context, overridden), "windows don't overlap: the same tokens aren't scored yet"
+    assert state.missing == (with_context, overridden), (
+        "windows don't overlap: the same tokens aren't scored yet"
+    )
     from_another = {"windows": 9, "from_length": 256, "gain_nats": 0.1, "interval": [0.0, 0.2]}
-    stopped = {"mode": "same tokens", "stride": 24, "context_use": from_another}  # of a part of the lengths alone
-    append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", length, **stopped) for length in (128, 256)])
+    # of a part of the lengths alone
+    stopped = {"mode": "same tokens", "stride": 24, "context_use": from_another}
+    append_rows(
+        tmp_path / "results.jsonl",
+        [result(sweep, "rotary", length, **stopped) for length in (128, 256)],
+    )
     assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
-    use = {"windows": 9, "from_length": 128, "gain_nats": 0.1, "interval": [0.0, 0.2], "longest": 256}
+    use = {
+        "windows": 9,
+        "from_length": 128,
+        "gain_nats": 0.1,
+        "interval": [0.0, 0.2],
+        "longest": 256,
+    }
     of_context = {"mode": "same tokens", "stride": 12, "context_use": use}
-    of_others = {**of_context, "context_use": use | {"longest": 512}}  # whose tokens lie elsewhere in the text
-    append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", length, **of_others) for length in (128, 256)])
+    # whose tokens lie elsewhere in the text
+    of_others = {**of_context, "context_use": use | {"longest": 512}}
+    append_rows(
+        tmp_path / "results.jsonl",
+        [result(sweep, "rotary", length, **of_others) for length in (128, 256)],
+    )
     assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
     append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", 128, **of_context)])
     assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
@@ -219,7 +288,9 @@ def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
         )
 
     append_rows(tmp_path / "results.jsonl", [found(32)])
-    assert survey(sweep, tmp_path)[0].missing == (perplexity, keys), "the key 64 tokens back hasn't been asked for"
+    assert survey(sweep, tmp_path)[0].missing == (perplexity, keys), (
+        "the key 64 tokens back hasn't been asked for"
+    )
     append_rows(tmp_path / "results.jsonl", [found(64)])
     assert survey(sweep, tmp_path)[0].missing == (perplexity,)
 
@@ -227,7 +298,9 @@ def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
 def test_a_run_whose_rows_are_all_there_needs_no_work_directory(tmp_path):
     """Rows that were committed or copied: a sweep measures only the missing rows."""
     sweep = sweep_of()
-    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", length) for length in (128, 256)])
+    append_rows(
+        tmp_path / "results.jsonl", [result(sweep, "alibi", length) for length in (128, 256)]
+    )
     append_rows(tmp_path / "results.jsonl", [result(sweep, "t5", 128)])
     assert [state.describe() for state in survey(sweep, tmp_path)] == ["done", "missing"]
     assert survey(sweep, tmp_path)[0].tokens_left == 0

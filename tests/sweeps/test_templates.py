@@ -1,4 +1,6 @@
-"""Templates of jobs: placeholders, restarts after a stop or a kill, none after a failure, and fields of Kubernetes."""
+"""Templates of jobs: placeholders, restarts after a stop or a kill, none after a failure, and
+fields of Kubernetes.
+"""
 
 import os
 import re
@@ -13,7 +15,9 @@ from alibi.errors import FAILED, REQUEUE
 from alibi.sweeps.templates import command_line, fill, fill_tasks, job_name, submit_command
 from tests.sweeps.sweepmaker import PROJECT
 
-SLURM, JOBSET, TPU_VM = ((PROJECT / "configs" / "launch" / name) for name in ("slurm.sh", "jobset.yaml", "tpu_vm.sh"))
+SLURM, JOBSET, TPU_VM = (
+    (PROJECT / "configs" / "launch" / name) for name in ("slurm.sh", "jobset.yaml", "tpu_vm.sh")
+)
 COMMAND = command_line(["python", "sweep.py", "--sweep=/home/me/a b.py"], 6)
 VALUES = {"NAME": "lengths", "LOGS": "/nfs/a b/slurm", "COMMAND": COMMAND, "CLONE_COMMAND": COMMAND}
 SLICE = {"IMAGE": "eu.pkg.dev/me/alibi:1", "QUEUE": "research", "TOPOLOGY": "4x4", "HOSTS": "4"}
@@ -25,7 +29,9 @@ def test_placeholders_are_filled_by_the_user_else_by_the_script_else_by_default(
     assert fill(template, {"NAME": "a"}, {"NAME": "b"}) == "b 1:00 b ."
     with pytest.raises(ValueError, match="the template needs NAME; give --set=NAME="):
         fill(template, {}, {})
-    with pytest.raises(ValueError, match="--set=TIM: no such placeholder; the template has NAME, OPTIONS, TIME"):
+    with pytest.raises(
+        ValueError, match="--set=TIM: no such placeholder; the template has NAME, OPTIONS, TIME"
+    ):
         fill(template, {"NAME": "a"}, {"TIM": "2"})
     assert fill_tasks("{{LAST_TASK}} of {{TASKS}}\n", {}, {}, 3) == "2 of 3\n"
     assert fill_tasks("{{TASK}}\n", {}, {}, 3) == "0\n1\n2\n"
@@ -46,14 +52,26 @@ def test_placeholders_are_filled_by_the_user_else_by_the_script_else_by_default(
     ],
 )
 def test_slurm_requeues_a_stopped_or_killed_task(tmp_path, code, state, restarts, requeued) -> None:
-    """As bash runs it, for the third task of array 7; scripts take the place of srun, squeue, scontrol."""
+    """As bash runs it, for the third task of array 7; scripts take the place of srun, squeue,
+    scontrol.
+    """
     noting = f'echo "$@" >> {tmp_path}/'
-    programs = {"srun": f"{noting}ran; exit {code}", "squeue": f"echo {state}", "scontrol": f"{noting}requeued"}
+    programs = {
+        "srun": f"{noting}ran; exit {code}",
+        "squeue": f"echo {state}",
+        "scontrol": f"{noting}requeued",
+    }
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(stat.S_IRWXU)
-    task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": str(restarts)}
-    environment = os.environ | task | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
+    task = {
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "2",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    environment = (
+        os.environ | task | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
+    )
     script = fill_tasks(SLURM.read_text(), VALUES, {"TIME": "1:00:00"}, 6)
     ended = subprocess.run(["bash"], input=script, text=True, env=environment, check=False)
     assert ended.returncode == code
@@ -64,7 +82,13 @@ def test_slurm_requeues_a_stopped_or_killed_task(tmp_path, code, state, restarts
 
 
 def test_options_of_slurm() -> None:
-    given = {"TIME": "4:00:00", "OPTIONS": "--partition=gpu --mem=8G", "GRACE": "60", "AT_ONCE": "3", "NODES": "2"}
+    given = {
+        "TIME": "4:00:00",
+        "OPTIONS": "--partition=gpu --mem=8G",
+        "GRACE": "60",
+        "AT_ONCE": "3",
+        "NODES": "2",
+    }
     script = fill_tasks(SLURM.read_text(), VALUES, given, 6)
     assert re.findall("^#SBATCH (.*)", script, re.M) == [
         "--job-name=lengths",
@@ -79,9 +103,10 @@ def test_options_of_slurm() -> None:
     assert submit_command(script) == ["sbatch"]
 
 
-# The part of the APIs of JobSet, Job and Pod that the template uses: types and needed fields ("!"), as in
-# https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ and https://kubernetes.io/docs/reference/kubernetes-api/.
-# A dictionary has these fields and no others; a list holds such elements.
+# The part of the APIs of JobSet, Job and Pod that the template uses: types and needed fields ("!"),
+# as in https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ and
+# https://kubernetes.io/docs/reference/kubernetes-api/. A dictionary has these fields and no others;
+# a list holds such elements.
 STRINGS = {"*": str}
 CONTAINER = {
     "name!": str,
@@ -155,29 +180,45 @@ def test_a_jobset_for_each_task_that_starts_again_after_a_stop_or_a_kill() -> No
     text = fill_tasks(JOBSET.read_text(), VALUES, SLICE, 6)
     assert submit_command(text) == ["kubectl", "create", "--filename=-"]
     sets = list(yaml.safe_load_all(text))
-    assert [one["metadata"]["name"] for one in sets] == [f"alibi-lengths-{number}" for number in range(6)]
+    assert [one["metadata"]["name"] for one in sets] == [
+        f"alibi-lengths-{number}" for number in range(6)
+    ]
     for number, one in enumerate(sets):
         check(one, SCHEMA)
         job = one["spec"]["replicatedJobs"][0]["template"]["spec"]
         assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (4, 4, 0)
         (container,) = job["template"]["spec"]["containers"]
         (script,) = container["args"]
-        ran = subprocess.run(["bash", "-c", script.replace("exec ", "echo ")], capture_output=True, text=True)
-        assert ran.stdout == f"python sweep.py --sweep=/home/me/a b.py --task={number}/6 --multihost\n"
+        ran = subprocess.run(
+            ["bash", "-c", script.replace("exec ", "echo ")], capture_output=True, text=True
+        )
+        assert (
+            ran.stdout == f"python sweep.py --sweep=/home/me/a b.py --task={number}/6 --multihost\n"
+        )
     (rule,) = job["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onExitCodes"]["operator"]) == ("FailJob", "NotIn")
-    assert rule["onExitCodes"]["values"] == [REQUEUE, 129, *range(131, 160)], "sorted, as the API needs"
+    assert rule["onExitCodes"]["values"] == [REQUEUE, 129, *range(131, 160)], (
+        "sorted, as the API needs"
+    )
     (rule,) = one["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
 def test_tpu_vms_are_a_queued_resource_for_each_task(tmp_path) -> None:
-    given = {"REPOSITORY": "r", "PROJECT": "p", "ZONE": "z", "ACCELERATOR": "v5litepod-16", "OPTIONS": "--spot"}
+    given = {
+        "REPOSITORY": "r",
+        "PROJECT": "p",
+        "ZONE": "z",
+        "ACCELERATOR": "v5litepod-16",
+        "OPTIONS": "--spot",
+    }
     text = fill_tasks(TPU_VM.read_text(), VALUES, given, 2)
     assert submit_command(text) == ["bash"]
     (tmp_path / "gcloud").write_text('#!/bin/bash\necho "$4 $5"; cat "${11#*startup-script=}"\n')
     (tmp_path / "gcloud").chmod(stat.S_IRWXU)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ran = subprocess.run(["bash"], input=text, text=True, env=environment, capture_output=True, check=True)
+    ran = subprocess.run(
+        ["bash"], input=text, text=True, env=environment, capture_output=True, check=True
+    )
     assert re.findall("^create (.*)", ran.stdout, re.M) == ["alibi-lengths-0", "alibi-lengths-1"]
     assert re.findall("^TASK=(.*)", ran.stdout, re.M) == ["0", "1"]

@@ -23,7 +23,9 @@ def test_a_line_for_each_run_that_has_begun_or_not(tmp_path, monkeypatch):
     finish(sweep, tmp_path, name("t5"))  # is trained and is evaluated now
     finish(sweep, tmp_path, name("none"), state="running", step=200, train_nll=2.25)
     finish(sweep, tmp_path, name("rotary"), state="running", step=300)
-    finish(sweep, tmp_path, name("sinusoidal"), state="failed", step=30, reason="update 31:\nloss nan")
+    finish(
+        sweep, tmp_path, name("sinusoidal"), state="failed", step=30, reason="update 31:\nloss nan"
+    )
     record_end(store, runs["fire"], "there is no file 'a.txt'")
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=12)
     claims = [
@@ -35,7 +37,9 @@ def test_a_line_for_each_run_that_has_begun_or_not(tmp_path, monkeypatch):
     record_end(store, runs["alibi"], "")
     found = standings(store, now)
     states = ["finished", "evaluating", "running", "interrupted", "failed", "failed", "waiting"]
-    assert [(one.name, one.state) for one in found] == list(zip(map(name, methods), states, strict=True))
+    assert [(one.name, one.state) for one in found] == list(
+        zip(map(name, methods), states, strict=True)
+    )
     assert [one.is_over for one in found] == [True, False, False, False, True, True, False]
     # 300 updates of 2,048 tokens are left, at 2,048 tokens a second.
     assert (found[2].train_nll, found[2].seconds_left) == (2.25, 300.0)
@@ -96,5 +100,7 @@ def test_a_run_whose_rows_came_from_elsewhere_is_finished(tmp_path):
 
 
 def test_what_is_no_work_directory(tmp_path):
-    with pytest.raises(ValueError, match=f"{tmp_path} holds no run and no sweep; give the --workdir of train.py"):
+    with pytest.raises(
+        ValueError, match=f"{tmp_path} holds no run and no sweep; give the --workdir of train.py"
+    ):
         standings(epath.Path(tmp_path), datetime.datetime.now(datetime.UTC))

@@ -30,12 +30,16 @@ def final_state(config: Config, workdir: pathlib.Path) -> TrainState:
     run = RunDirectory(workdir)
     model = build_model(config, run.provenance()["vocab_size"])
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
-        abstract = abstract_state(model, make_optimizer(config.optimizer, config.train.steps)[0], mesh)
+        abstract = abstract_state(
+            model, make_optimizer(config.optimizer, config.train.steps)[0], mesh
+        )
         return checkpoints.restore(checkpoints.latest, abstract)
 
 
 def assert_same(left: PyTree, right: PyTree) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), left, right)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), left, right
+    )
 
 
 def rows(workdir: pathlib.Path) -> list[dict]:

@@ -24,16 +24,24 @@ VOCABULARY = 48
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_a_checkpoint_of_the_other_layout_is_read(tiny_config, tmp_path: pathlib.Path, scanned: bool) -> None:
+def test_a_checkpoint_of_the_other_layout_is_read(
+    tiny_config, tmp_path: pathlib.Path, scanned: bool
+) -> None:
     """Parameters and Adam's moments, split over 8 devices, for a method with parameters by layer."""
-    config = tiny_config(position="fox", mesh__data=2, mesh__fsdp=2, mesh__tensor=2, model__num_layers=2)
+    config = tiny_config(
+        position="fox", mesh__data=2, mesh__fsdp=2, mesh__tensor=2, model__num_layers=2
+    )
     mesh = make_mesh(config.mesh)
     model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     scan = model.clone(config=dataclasses.replace(model.config, scan_layers=True))
     saving, reading = (scan, model) if scanned else (model, scan)
     optimizer, _ = make_optimizer(config.optimizer, 10)
     # Adam's moments are zeros at first, and the same zeros in each layer.
-    layered = jax.jit(lambda tree: jax.tree.map(lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape), tree))
+    layered = jax.jit(
+        lambda tree: jax.tree.map(
+            lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape), tree
+        )
+    )
     state = layered(initial_state(saving, optimizer, mesh, seed=0))
     abstract = abstract_state(reading, optimizer, mesh)
     with Checkpoints(tmp_path) as checkpoints:
@@ -42,7 +50,9 @@ def test_a_checkpoint_of_the_other_layout_is_read(tiny_config, tmp_path: pathlib
         restored = checkpoints.restore(1, abstract)
         params = checkpoints.restore_params(1, abstract.params)
     jax.tree.map(np.testing.assert_array_equal, params, restored.params)
-    assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(
+        lambda leaf: leaf.sharding, abstract
+    )
     one, other = (restored, state) if scanned else (state, restored)
     jax.tree.map(np.testing.assert_array_equal, stacked(one.params), other.params)
     jax.tree.map(np.testing.assert_array_equal, stacked(one.opt_state), other.opt_state)
@@ -52,7 +62,9 @@ def test_stacked_parameters_are_split_as_those_of_one_layer(tiny_config) -> None
     config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2, model__scan_layers=True)
     model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)[0]
     layers = abstract_state(model, optimizer, make_mesh(config.mesh)).params["layers"]
-    assert layers["attention"]["query"]["kernel"].sharding.spec == jax.P(None, "fsdp", "tensor", None)
+    assert layers["attention"]["query"]["kernel"].sharding.spec == jax.P(
+        None, "fsdp", "tensor", None
+    )
     assert layers["down"]["kernel"].sharding.spec == jax.P(None, "tensor", "fsdp")
 
 
@@ -62,7 +74,9 @@ def states(tiny_config) -> tuple[TrainState, list[TrainState]]:
     config = tiny_config(model__num_layers=1)
     model, optimizer = build_model(config, VOCABULARY), make_optimizer(config.optimizer, 10)[0]
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    return abstract_state(model, optimizer, mesh), [initial_state(model, optimizer, mesh, seed) for seed in (1, 2)]
+    return abstract_state(model, optimizer, mesh), [
+        initial_state(model, optimizer, mesh, seed) for seed in (1, 2)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +89,9 @@ def both_saved(states, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path
     return folder
 
 
-def test_parameters_are_read_without_an_optimizer(states, both_saved, tmp_path: pathlib.Path) -> None:
+def test_parameters_are_read_without_an_optimizer(
+    states, both_saved, tmp_path: pathlib.Path
+) -> None:
     """An evaluation needs the parameters alone; whatever became of the rest."""
     folder = shutil.copytree(both_saved, tmp_path / "run")
     (folder / "1" / "optimizer" / "_METADATA").write_text("damaged")
@@ -85,7 +101,9 @@ def test_parameters_are_read_without_an_optimizer(states, both_saved, tmp_path: 
 
 
 def flip_a_bit(file: pathlib.Path) -> None:
-    """Flips a bit near the front, where Orbax's files hold arrays; the middle may hold an index without use."""
+    """Flips a bit near the front, where Orbax's files hold arrays; the middle may hold an index
+    without use.
+    """
     content = bytearray(file.read_bytes())
     content[len(content) // 8] ^= 4
     file.write_bytes(content)
@@ -104,7 +122,11 @@ def empty(folder: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "part", "message"),
     [
-        (flip_a_bit, "params/ocdbt.process_0/d/*", r"arrays differ from the saved ones, first params/"),
+        (
+            flip_a_bit,
+            "params/ocdbt.process_0/d/*",
+            r"arrays differ from the saved ones, first params/",
+        ),
         (flip_a_bit, "about/metadata", r"about (differs from the saved one|can't be read)"),
         (cut_short, "params/ocdbt.process_0/d/*", "its params can't be read"),
         (cut_short, "optimizer/manifest.ocdbt", "its optimizer can't be read"),
@@ -113,13 +135,20 @@ def empty(folder: pathlib.Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    states, both_saved, tmp_path: pathlib.Path, capsys, damage: Callable[[pathlib.Path], None], part: str, message: str
+    states,
+    both_saved,
+    tmp_path: pathlib.Path,
+    capsys,
+    damage: Callable[[pathlib.Path], None],
+    part: str,
+    message: str,
 ) -> None:
     abstract, saved = states
     # A name is no reason to think that a network failed.
     folder = shutil.copytree(both_saved, tmp_path / "connection-timeout")
     for found in (folder / "2").glob(part) if part else [folder / "2"]:
-        if found.is_dir() or found.stat().st_size > 500 or "*" not in part:  # the others hold no elements
+        # the others hold no elements
+        if found.is_dir() or found.stat().st_size > 500 or "*" not in part:
             damage(found)
     with Checkpoints(folder, keep=2) as checkpoints:
         restored = checkpoints.restore_newest(abstract)
@@ -133,19 +162,27 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 
 
 def test_there_is_a_spare_where_the_latest_is_the_best(states, tmp_path: pathlib.Path) -> None:
-    """If a run improves all the time, the latest is always the best; without validation none is the best."""
+    """If a run improves all the time, the latest is always the best; without validation none is the
+    best.
+    """
     _, (state, _) = states
     kept = []
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         for step, nll in enumerate([None, None, None, 3.0, 2.0, 4.0, 5.0], start=1):
             checkpoints.save(state, step, {}, valid_nll=nll)
             checkpoints.wait()
-            kept.append(sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()))
+            kept.append(
+                sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal())
+            )
     assert kept == [[1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [5, 7]]
 
 
-def test_hosts_that_are_preempted_again_save_again(states, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """Orbax asks by itself whether JAX told of a preemption, and then for the time of the checkpoint before."""
+def test_hosts_that_are_preempted_again_save_again(
+    states, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    """Orbax asks by itself whether JAX told of a preemption, and then for the time of the
+    checkpoint before.
+    """
     _, (first, second) = states
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: True)
     for step, state in ((1, first), (2, second)):  # each in a start of its own
@@ -155,7 +192,9 @@ def test_hosts_that_are_preempted_again_save_again(states, tmp_path: pathlib.Pat
             assert checkpoints.latest == step
 
 
-def test_a_checkpoint_that_is_deleted_meanwhile_is_missing_and_not_damaged(states, tmp_path: pathlib.Path) -> None:
+def test_a_checkpoint_that_is_deleted_meanwhile_is_missing_and_not_damaged(
+    states, tmp_path: pathlib.Path
+) -> None:
     """Training may delete it during an evaluation, which then takes a newer checkpoint."""
     abstract, saved = states
     with Checkpoints(tmp_path) as checkpoints:
@@ -173,7 +212,10 @@ def test_without_a_whole_checkpoint_nothing_is_touched(states, tmp_path: pathlib
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved[0], 1, {})
     flip_a_bit(tmp_path / "1" / "about" / "metadata")
-    with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=r"/1 is damaged.*no other is whole"):
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(ValueError, match=r"/1 is damaged.*no other is whole"),
+    ):
         checkpoints.restore_newest(abstract)
     assert (tmp_path / "1").is_dir()
 
@@ -181,7 +223,9 @@ def test_without_a_whole_checkpoint_nothing_is_touched(states, tmp_path: pathlib
 def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:
     array = jax.random.normal(jax.random.key(0), (8, 6))
     known = checksums(array)
-    sharded = jax.device_put(array, jax.NamedSharding(jax.make_mesh((4, 2), ("a", "b")), jax.P("a", "b")))
+    sharded = jax.device_put(
+        array, jax.NamedSharding(jax.make_mesh((4, 2), ("a", "b")), jax.P("a", "b"))
+    )
     assert checksums(sharded) == known
     bits = np.asarray(array).view(np.uint32)
     changed = [bits[::-1].copy(), bits.copy(), bits.copy()]
@@ -202,7 +246,9 @@ def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:
     [
         OSError(116, "Stale file handle"),
         OSError(24, "Too many open files"),
-        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4 bytes"),
+        jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4 bytes"
+        ),
         ValueError("UNAVAILABLE: error reading gs://bucket/run: connection reset"),
         TimeoutError("The read operation took too long"),
         ConnectionResetError("Connection lost"),
@@ -212,7 +258,9 @@ def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:
     ],
 )
 def test_what_the_machine_failed_at_is_no_damage(states, both_saved, monkeypatch, error) -> None:
-    """A whole checkpoint stays where it is, and the user is told of the error, not to delete the run."""
+    """A whole checkpoint stays where it is, and the user is told of the error, not to delete the
+    run.
+    """
 
     def fail(*_: object, **__: object) -> None:
         raise error

@@ -24,7 +24,9 @@ def test_two_processes_do_not_train_in_one_directory(tiny_config, tmp_path: path
     other.release()
 
 
-def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_path: pathlib.Path) -> None:
+def test_a_run_that_began_meanwhile_is_not_mixed_with_another(
+    tiny_config, tmp_path: pathlib.Path
+) -> None:
     """Between the check and the lock the text is prepared, for up to an hour."""
     first, second = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
     configs = tiny_config(seed=1), tiny_config(seed=2)
@@ -41,7 +43,9 @@ def test_a_run_that_began_meanwhile_is_not_mixed_with_another(tiny_config, tmp_p
     first.release()
 
 
-def test_without_file_locks_the_newest_start_wins(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_without_file_locks_the_newest_start_wins(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
     """The older process stops before its next write of a checkpoint or a status."""
 
     def refuse(*_: object) -> None:
@@ -56,7 +60,9 @@ def test_without_file_locks_the_newest_start_wins(tiny_config, tmp_path: pathlib
             later.claim(run.config(), run.tokenizer())
 
     monkeypatch.setattr(RunDirectory, "write_status", write_status)
-    with pytest.raises(UserError, match=r"a process that started later is training in .*; this one stops"):
+    with pytest.raises(
+        UserError, match=r"a process that started later is training in .*; this one stops"
+    ):
         loop.train(tiny_config(), str(tmp_path))
     assert later.saved_steps() in ([2], [2, 3])
     later.check_claim()

@@ -58,7 +58,9 @@ def test_a_signal_whose_exception_is_lost_in_a_callback_counts_before_the_first_
 def test_a_run_that_is_stopped_saves_and_validates_only_at_its_end(
     tiny_config, tmp_path: pathlib.Path, monkeypatch
 ) -> None:
-    """A validation may take longer than a cluster waits. Here it is due after updates 3 and 6, the last."""
+    """A validation may take longer than a cluster waits. Here it is due after updates 3 and 6, the
+    last.
+    """
     run, config = RunDirectory(tmp_path / "run"), tiny_config()
     with monkeypatch.context() as patch:
         stop_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -72,7 +74,9 @@ def test_a_run_that_is_stopped_saves_and_validates_only_at_its_end(
     assert [row["step"] for row in rows(run.path) if "valid_nll" in row] == [6]
 
 
-def test_a_signal_before_the_first_update_changes_nothing(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_a_signal_before_the_first_update_changes_nothing(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
     """As a run begins, and as it goes on from update 2; then the same command comes to its end."""
     run, config = RunDirectory(tmp_path / "run"), tiny_config(train__steps=4)
 
@@ -93,8 +97,14 @@ def test_a_signal_before_the_first_update_changes_nothing(tiny_config, tmp_path:
     assert run.status()["state"] == "missing"
     with monkeypatch.context() as patch:
         stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(loop.Interrupted, match="stopped at update 2 of 4; the same command goes on there"):
+        with pytest.raises(
+            loop.Interrupted, match="stopped at update 2 of 4; the same command goes on there"
+        ):
             loop.train(config, str(run))
     interrupted("Record", signal.SIGINT)
-    assert (run.status()["state"], run.status()["step"], run.saved_steps()) == ("interrupted", 2, [2])
+    assert (run.status()["state"], run.status()["step"], run.saved_steps()) == (
+        "interrupted",
+        2,
+        [2],
+    )
     assert loop.train(config, str(run))["state"] == "finished"

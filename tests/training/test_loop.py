@@ -18,7 +18,9 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> None:
-    config = tiny_config(train__steps=40, optimizer__learning_rate=0.01, log__every_steps=10, eval__every_steps=20)
+    config = tiny_config(
+        train__steps=40, optimizer__learning_rate=0.01, log__every_steps=10, eval__every_steps=20
+    )
     config = replaced(config, {"checkpoint.every_steps": 20})
     status = loop.train(config, str(tmp_path / "run"))
     assert (status["state"], status["step"], status["steps"]) == ("finished", 40, 40)
@@ -37,16 +39,23 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
 
 def test_the_largest_seed_trains(tiny_config, tmp_path: pathlib.Path) -> None:
     """An imported checkpoint may have it, and an int32 would not hold it."""
-    assert loop.train(tiny_config(seed=2**32 - 1, train__steps=3), str(tmp_path / "run"))["state"] == "finished"
+    assert (
+        loop.train(tiny_config(seed=2**32 - 1, train__steps=3), str(tmp_path / "run"))["state"]
+        == "finished"
+    )
 
 
-def test_a_finished_run_is_not_trained_again(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
+def test_a_finished_run_is_not_trained_again(
+    tiny_config, finished: pathlib.Path, monkeypatch, capsys
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     monkeypatch.setattr(loop.Feed, "get", lambda *_, **__: pytest.fail("trained again"))
     assert loop.train(tiny_config(), str(finished))["state"] == "finished"
     after = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     assert after == before, "a file of a finished run was touched"
-    assert f"{finished} was finished before, with 6 updates; evaluate it by" in capsys.readouterr().err
+    assert (
+        f"{finished} was finished before, with 6 updates; evaluate it by" in capsys.readouterr().err
+    )
 
 
 def test_the_speed_is_that_of_the_last_updates_and_never_negative(monkeypatch) -> None:
@@ -80,7 +89,10 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
         run(updates, request)
 
     monkeypatch.setattr(loop.Updates, "run", poisoning)
-    with pytest.raises(loop.NonFiniteLossError, match=r"update 5: loss nan.*last good checkpoint is that of update 4"):
+    with pytest.raises(
+        loop.NonFiniteLossError,
+        match=r"update 5: loss nan.*last good checkpoint is that of update 4",
+    ):
         loop.train(config, str(tmp_path / "run"))
     state = final_state(config, tmp_path / "run")
     assert int(state.step) == 4
@@ -88,9 +100,13 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
     assert "update 5" in RunDirectory(tmp_path / "run").status()["reason"]
 
 
-def test_a_validation_that_is_no_number_is_neither_saved_nor_best(tiny_config, tmp_path, monkeypatch) -> None:
+def test_a_validation_that_is_no_number_is_neither_saved_nor_best(
+    tiny_config, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: float("nan"))
-    with pytest.raises(loop.NonFiniteLossError, match=r"update 3: validation loss nan; the last good .* update 2"):
+    with pytest.raises(
+        loop.NonFiniteLossError, match=r"update 3: validation loss nan; the last good .* update 2"
+    ):
         loop.train(tiny_config(), str(tmp_path / "run"))
 
 
@@ -102,14 +118,21 @@ def test_latest_and_best_checkpoints_stay(tiny_config, tmp_path: pathlib.Path, m
     with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.latest == 6
         assert checkpoints.best == (3, 1.0)
-    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()} == {"3", "6"}
+    assert {
+        path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()
+    } == {"3", "6"}
 
 
 @pytest.mark.usefixtures("one_device")
 def test_what_is_said_first_and_last(
-    tiny_config, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny_config,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Four lines before the first update, and the next command at the end; neither where a sweep waits for the run."""
+    """Four lines before the first update, and the next command at the end; neither where a sweep
+    waits for the run.
+    """
     workdir = tmp_path / "run"
     loop.train(tiny_config(), str(workdir))
     lines = capsys.readouterr().err.splitlines()

@@ -20,7 +20,8 @@ from tests.training.runs import rows
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-# Of a service's package that can't be had in every environment: what this project calls of it, and no more.
+# Of a service's package that can't be had in every environment: what this project calls of it, and
+# no more.
 STAND_IN = """
 import json, pathlib
 
@@ -39,17 +40,22 @@ def init(**given):
 
 
 @pytest.mark.parametrize("package", metric_writers.SERVICES)
-def test_a_missing_package_is_one_line_before_any_work(tiny_config, tmp_path, monkeypatch, package: str) -> None:
+def test_a_missing_package_is_one_line_before_any_work(
+    tiny_config, tmp_path, monkeypatch, package: str
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as Python sees a package that isn't there
     monkeypatch.setattr(setup, "prepare_files", lambda *_: pytest.fail("text was prepared"))
     with pytest.raises(
-        ValueError, match=f"^log.{package}=True needs the package {package}, .*; pip install {package}, "
+        ValueError,
+        match=f"^log.{package}=True needs the package {package}, .*; pip install {package}, ",
     ):
         loop.train(tiny_config(**{f"log__{package}": True}), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_service_that_fails_is_one_line_and_training_goes_on(tiny_config, tmp_path, monkeypatch, capsys) -> None:
+def test_a_service_that_fails_is_one_line_and_training_goes_on(
+    tiny_config, tmp_path, monkeypatch, capsys
+) -> None:
     file = tmp_path / "logged.jsonl"
     (tmp_path / "trackio.py").write_text(STAND_IN.format(file=str(file)))
     monkeypatch.syspath_prepend(tmp_path)
@@ -72,7 +78,10 @@ def test_a_service_that_fails_is_one_line_and_training_goes_on(tiny_config, tmp_
 
 
 def test_a_run_keeps_the_name_that_services_know_it_by(tmp_path) -> None:
-    run, other = RunDirectory(tmp_path / "sweep" / "runs" / "alibi L=1"), RunDirectory(tmp_path / "alone" / "alibi")
+    run, other = (
+        RunDirectory(tmp_path / "sweep" / "runs" / "alibi L=1"),
+        RunDirectory(tmp_path / "alone" / "alibi"),
+    )
     first = tracked(run)
     assert first["id"].startswith("alibi-L-1-")
     assert first["project"] == "sweep"
@@ -94,12 +103,17 @@ def test_writers_may_change(tiny_config, tmp_path) -> None:
 
 @pytest.fixture
 def services(tiny_config, tmp_path, monkeypatch) -> Any:
-    """A function of a package's name to the work directory of a run, stopped and resumed with this writer."""
+    """A function of a package's name to the work directory of a run, stopped and resumed with this
+    writer.
+    """
 
     def train(package: str) -> pathlib.Path:
         pytest.importorskip(package, reason=f"needs the package {package}: pip install {package}")
         monkeypatch.setenv("WANDB_MODE", "offline")
-        config, workdir = tiny_config(**{f"log__{package}": True}), tmp_path / "sweep" / "runs" / "own"
+        config, workdir = (
+            tiny_config(**{f"log__{package}": True}),
+            tmp_path / "sweep" / "runs" / "own",
+        )
         loop.train(config, str(workdir))
         shutil.rmtree(workdir / "checkpoints" / "6")
         assert loop.train(config, str(workdir))["state"] == "finished"
@@ -109,10 +123,13 @@ def services(tiny_config, tmp_path, monkeypatch) -> Any:
 
 
 def records(log: bytes) -> Iterator[bytes]:
-    """Yields the records of a file of W&B, in LevelDB's log format (github.com/google/leveldb, doc/log_format.md).
+    """Yields the records of a file of W&B, in LevelDB's log format (github.com/google/leveldb,
+    doc/log_format.md).
 
-    After a header of 7 bytes, in blocks of 32 KiB, each part of a record has a checksum of 4 bytes, its length in 2 and
-    its type in 1: whole, first, middle or last. Recent versions of the package have no reader in Python.
+    After a header of 7 bytes, in blocks of 32 KiB, each part of a record has a checksum of 4 bytes,
+    its length in 2 and
+    its type in 1: whole, first, middle or last. Recent versions of the package have no reader in
+      Python.
     """
     place, record = 7, b""
     while len(log) - place >= 7:
@@ -142,7 +159,10 @@ def test_wandb_offline_is_read_back_as_one_run(services) -> None:
             elif record.WhichOneof("record_type") == "exit":
                 codes.append(record.exit.exit_code)
             elif record.WhichOneof("record_type") == "history":
-                values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                values = {
+                    item.key or item.nested_key[0]: json.loads(item.value_json)
+                    for item in record.history.item
+                }
                 seen.setdefault(values.pop("_step"), {}).update(values)
     assert ids == {(json.loads((workdir / "tracked.json").read_text())["id"], "sweep", "own")}
     assert codes == [0, 0]
@@ -151,7 +171,8 @@ def test_wandb_offline_is_read_back_as_one_run(services) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_trackios_database_is_read_back_as_one_run(services, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "database"))  # which is read when it is imported
+    # which is read when it is imported
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "database"))
     workdir = services("trackio")
     seen: dict[int, dict[str, float]] = {}
     with sqlite3.connect(tmp_path / "database" / "sweep.db") as database:
@@ -178,7 +199,10 @@ def test_wandb_that_is_not_reached_is_one_line_and_files(tmp_path, monkeypatch, 
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(metric_writers, "INIT_SECONDS", 1.0)
-    config, run = make_config("log.wandb=true,log.tensorboard=false"), RunDirectory(tmp_path / "run")
+    config, run = (
+        make_config("log.wandb=true,log.tensorboard=false"),
+        RunDirectory(tmp_path / "run"),
+    )
     for writer in open_writers(config, run, 0):
         writer.write(1, {"train_nll": 2.0})
         writer.close(False)

@@ -1,4 +1,6 @@
-"""Two processes as two hosts: each reads its own rows, and together they train the same run, stopped or not."""
+"""Two processes as two hosts: each reads its own rows, and together they train the same run,
+stopped or not.
+"""
 
 import pathlib
 import re
@@ -20,12 +22,20 @@ from tests.training.runs import assert_same, final_state
 
 
 def test_the_gpus_of_a_task_of_slurm() -> None:
-    """One task a node takes all, several take their shares, and tasks bound to GPUs of their own take these."""
-    node = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    """One task a node takes all, several take their shares, and tasks bound to GPUs of their own
+    take these.
+    """
+    node = {
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    }
     assert local_devices(node) == [0, 1, 2, 3]
     share = node | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_LOCALID": "3"}
     assert local_devices(share) == [3]
-    assert local_devices(share | {"SLURM_GPUS_ON_NODE": "8"}) == [0, 1, 2, 3], "Slurm shows each task its own"
+    assert local_devices(share | {"SLURM_GPUS_ON_NODE": "8"}) == [0, 1, 2, 3], (
+        "Slurm shows each task its own"
+    )
     assert local_devices(share | {"SLURM_GPUS_PER_TASK": "a100:4"}) == [0, 1, 2, 3]
     assert local_devices({"SLURM_STEP_TASKS_PER_NODE": "4"}) is None, "no GPUs"
     assert local_devices(node | {"JAX_LOCAL_DEVICE_IDS": "0"}) is None, "JAX reads it"
@@ -42,12 +52,24 @@ def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
 
 
 def command(workdir: pathlib.Path, text: pathlib.Path, *more: str) -> list[str]:
-    flags = [f"--config.{key}={value}" for key, value in overrides(text, workdir.parent / "cache").items()]
-    return [sys.executable, "train.py", "--config=configs/base.py", f"--workdir={workdir}", *flags, *more]
+    flags = [
+        f"--config.{key}={value}"
+        for key, value in overrides(text, workdir.parent / "cache").items()
+    ]
+    return [
+        sys.executable,
+        "train.py",
+        "--config=configs/base.py",
+        f"--workdir={workdir}",
+        *flags,
+        *more,
+    ]
 
 
 @pytest.mark.usefixtures("one_device")
-def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_path: pathlib.Path) -> None:
+def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
+    tiny_text, tmp_path: pathlib.Path
+) -> None:
     """A signal to the second host stops both after the same update; both then go on."""
     text = tiny_text["train"]
     one, two, parts = (tmp_path / name for name in ("one", "two", "parts"))
@@ -58,13 +80,15 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(tiny_text, tmp_pat
     assert run.status()["state"] == "finished"
     assert (run.provenance()["process_count"], run.provenance()["device_count"]) == (2, 4)
     trained = [final_state(run.config(), workdir).params for workdir in (one, two)]
-    # Adam turns the rounding of a key bias, whose gradient is zero, into a step; the logits don't see it.
+    # Adam turns the rounding of a key bias, whose gradient is zero, into a step; the logits don't
+    # see it.
     for params in trained:
         del params["layers_0"]["attention"]["key"]["bias"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *trained)
 
     words = command(parts, text, "--config.mesh.fsdp=2")
-    # The second host gets a signal in its second update; in the next seconds JAX tells the first one.
+    # The second host gets a signal in its second update; in the next seconds JAX tells the first
+    # one.
     words[1:2] = ["-c", STOPPED]
     finish(start_hosts(words, 2), code=75)
     assert RunDirectory(parts).status()["state"] == "interrupted"
@@ -87,9 +111,13 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
-def test_hosts_with_other_configs_print_the_differing_keys(tiny_text, tmp_path: pathlib.Path) -> None:
+def test_hosts_with_other_configs_print_the_differing_keys(
+    tiny_text, tmp_path: pathlib.Path
+) -> None:
     other = ["--config.train.steps=7", "--config.model.dropout=0.5"]
-    for output in finish(start_hosts(command(tmp_path / "run", tiny_text["train"]), 1, [], other), code=1):
+    for output in finish(
+        start_hosts(command(tmp_path / "run", tiny_text["train"]), 1, [], other), code=1
+    ):
         assert "error: the processes differ" in output
         assert "model.dropout: 0.0 on process 0, 0.5 on process 1" in output
         assert "train.steps: 6 on process 0, 7 on process 1" in output
@@ -97,14 +125,34 @@ def test_hosts_with_other_configs_print_the_differing_keys(tiny_text, tmp_path: 
 
 
 def test_two_hosts_evaluate_as_one(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Each host scores its part of every batch; the sums, the rows and the NLL of each token must not show it."""
+    """Each host scores its part of every batch; the sums, the rows and the NLL of each token must
+    not show it.
+    """
     one, two = (tmp_path / name for name in ("one", "two"))
-    words = [sys.executable, "eval_extrapolation.py", f"--workdirs={whole}", "--lengths=16,40", "--dump_nll"]
+    words = [
+        sys.executable,
+        "eval_extrapolation.py",
+        f"--workdirs={whole}",
+        "--lengths=16,40",
+        "--dump_nll",
+    ]
     finish(start_hosts([*words, f"--output_dir={two}"], 2))
     assert not evaluate_runs([whole], Options(output_dir=one, lengths=(16, 40), dump_nll=True))
     alone, together = (read_rows(folder / "results.jsonl") for folder in (one, two))
     assert [row.eval_length for row in together] == [16, 40]
-    same = ("run", "step", "train_length", "eval_length", "mode", "stride", "split", "seed", "tokens", "bytes", "words")
+    same = (
+        "run",
+        "step",
+        "train_length",
+        "eval_length",
+        "mode",
+        "stride",
+        "split",
+        "seed",
+        "tokens",
+        "bytes",
+        "words",
+    )
     for row, expected in zip(together, alone, strict=True):
         assert [getattr(row, key) for key in same] == [getattr(expected, key) for key in same]
         assert row.nll_nats == pytest.approx(expected.nll_nats, rel=1e-6)

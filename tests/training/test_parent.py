@@ -1,4 +1,6 @@
-"""A run that starts from a parent's checkpoint: parameters taken, new and dropped; resuming without the parent."""
+"""A run that starts from a parent's checkpoint: parameters taken, new and dropped; resuming without
+the parent.
+"""
 
 import dataclasses
 import functools
@@ -32,7 +34,10 @@ def parent(whole: pathlib.Path) -> pathlib.Path:
 
 def by_path(params: dict) -> dict[str, np.ndarray]:
     leaves = jax.tree.leaves_with_path(unstacked(params) if "layers" in params else params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in leaves
+    }
 
 
 def parameters(workdir: pathlib.Path) -> dict[str, np.ndarray]:
@@ -48,7 +53,9 @@ def started(config: Config) -> tuple[Parent, dict[str, np.ndarray]]:
     found, model = parent_of(config), build_model(config, 256)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    return found, by_path(found.replace_in(initial_state(model, optimizer, mesh, config.seed), mesh).params)
+    return found, by_path(
+        found.replace_in(initial_state(model, optimizer, mesh, config.seed), mesh).params
+    )
 
 
 def with_config(run: pathlib.Path, config: Config, copy: pathlib.Path) -> pathlib.Path:
@@ -57,7 +64,9 @@ def with_config(run: pathlib.Path, config: Config, copy: pathlib.Path) -> pathli
     return copy
 
 
-def test_what_both_have_is_taken_and_the_rest_is_said(tiny_config, parent, tmp_path, capsys) -> None:
+def test_what_both_have_is_taken_and_the_rest_is_said(
+    tiny_config, parent, tmp_path, capsys
+) -> None:
     """Learned positions from ALiBi, at a rate of 0, and from these ALiBi with its layers as a loop."""
     still = {"optimizer__learning_rate": 0.0, "train__steps": 3, "eval__every_steps": 0}
     config = tiny_config(init_from=str(parent), position="learned", length=32, **still)
@@ -71,9 +80,14 @@ def test_what_both_have_is_taken_and_the_rest_is_said(tiny_config, parent, tmp_p
     assert RunDirectory(tmp_path / "learned").provenance()["parent"]["new"] == ["position/table"]
 
     of_learned = functools.partial(tiny_config, init_from=str(tmp_path / "learned"))
-    found, of_ssmax = started(of_learned(seed=1, model__scan_layers=True, model__logit_scale="ssmax"))
+    found, of_ssmax = started(
+        of_learned(seed=1, model__scan_layers=True, model__logit_scale="ssmax")
+    )
     assert found.describe().endswith("new: layers/position/ssmax; dropped: position/table")
-    assert [of_ssmax.pop(f"layers_{layer}/position/ssmax").shape for layer in (0, 1)] == [(2,), (2,)]
+    assert [of_ssmax.pop(f"layers_{layer}/position/ssmax").shape for layer in (0, 1)] == [
+        (2,),
+        (2,),
+    ]
     assert_same(of_ssmax, parameters(parent))
     about = found.about()
     assert about.pop("config_hash")
@@ -85,17 +99,25 @@ def test_what_both_have_is_taken_and_the_rest_is_said(tiny_config, parent, tmp_p
         "dropped": ["position/table"],
     }
     about = parent_of(of_learned(position="learned", length=64)).about()
-    assert about["new"] == about["dropped"] == ["position/table"], "a table of another length is another one"
+    assert about["new"] == about["dropped"] == ["position/table"], (
+        "a table of another length is another one"
+    )
 
 
 def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeypatch) -> None:
-    """Bit for bit as without a stop, and with the same parent in its provenance; another parent is refused."""
+    """Bit for bit as without a stop, and with the same parent in its provenance; another parent is
+    refused.
+    """
     gone = shutil.copytree(parent, tmp_path / "gone")
-    config = functools.partial(tiny_config, init_from=str(gone), length=32, position="alibi_learned")
+    config = functools.partial(
+        tiny_config, init_from=str(gone), length=32, position="alibi_learned"
+    )
     loop.train(config(), str(tmp_path / "whole"))
 
     get = loop.Feed.get
-    monkeypatch.setattr(loop.Feed, "get", lambda feed, at, *, last: 1 / 0 if at == 4 else get(feed, at, last=last))
+    monkeypatch.setattr(
+        loop.Feed, "get", lambda feed, at, *, last: 1 / 0 if at == 4 else get(feed, at, last=last)
+    )
     with pytest.raises(ZeroDivisionError):
         loop.train(config(), str(tmp_path / "run"))
     monkeypatch.setattr(loop.Feed, "get", get)
@@ -114,21 +136,36 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"model__width": 32}, "another model: model.width is 16 there and 32 here; set --config.model.width=16$"),
-        ({"model__num_heads": 4}, "model.num_heads is 2 there and 4 here; set --config.model.num_heads=2$"),
-        ({"model__num_layers": 3}, "2 there and 3 here; set --config.model.num_layers=2$"),  # the third would be random
-        ({"model__num_layers": 1}, "2 there and 1 here; set --config.model.num_layers=2$"),  # one would be left out
         (
-            {"model__activation": "gelu", "model__norm_epsilon": 1e-5},  # the same parameters would compute otherwise
+            {"model__width": 32},
+            "another model: model.width is 16 there and 32 here; set --config.model.width=16$",
+        ),
+        (
+            {"model__num_heads": 4},
+            "model.num_heads is 2 there and 4 here; set --config.model.num_heads=2$",
+        ),
+        # the third would be random
+        ({"model__num_layers": 3}, "2 there and 3 here; set --config.model.num_layers=2$"),
+        # one would be left out
+        ({"model__num_layers": 1}, "2 there and 1 here; set --config.model.num_layers=2$"),
+        (
+            # the same parameters would compute otherwise
+            {"model__activation": "gelu", "model__norm_epsilon": 1e-5},
             "activation is relu there and gelu here, model.norm_epsilon is 1e-06 there and 1e-05 here; "
             "set --config.model.activation=relu --config.model.norm_epsilon=1e-06$",
         ),
-        ({"model__final_norm": False}, "is True there and False here; set --config.model.final_norm=True$"),
+        (
+            {"model__final_norm": False},
+            "is True there and False here; set --config.model.final_norm=True$",
+        ),
         (
             {"model__embedding": "adaptive", "model__cutoffs": (20, 60)},
             "model.embedding is tied there and adaptive here; set --config.model.embedding=tied$",
         ),
-        ({"data__tokenizer": "words"}, r"another vocabulary, of 256 tokens \(bytes\), .*; set data.tokenizer=bytes"),
+        (
+            {"data__tokenizer": "words"},
+            r"another vocabulary, of 256 tokens \(bytes\), .*; set data.tokenizer=bytes",
+        ),
         ({"init_from": "nowhere"}, "nowhere is no work directory of a run: config.json is missing"),
     ],
 )
@@ -145,11 +182,14 @@ def test_what_cannot_be_started_from_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("there", "here"),
     [
-        (("learned", 32), ("deberta", 16)),  # a table of [32, 16] each: of positions, and of distances
+        # a table of [32, 16] each: of positions, and of distances
+        (("learned", 32), ("deberta", 16)),
         (("kerple_log", 16), ("kerple_power", 16)),  # r2 within the logarithm, and an exponent
     ],
 )
-def test_position_parameters_of_another_meaning_are_new(tiny_config, parent, tmp_path, there, here) -> None:
+def test_position_parameters_of_another_meaning_are_new(
+    tiny_config, parent, tmp_path, there, here
+) -> None:
     """The name and the shape are the same, but the numbers mean nothing to the other method."""
     position, length = there
     old = tiny_config(position=position, length=length)
@@ -158,7 +198,8 @@ def test_position_parameters_of_another_meaning_are_new(tiny_config, parent, tmp
     about = parent_of(config).about()
     assert about["new"]
     assert about["dropped"]
-    assert about["taken"] == sum(value.size for value in parameters(parent).values())  # ALiBi's slopes are none
+    # ALiBi's slopes are none
+    assert about["taken"] == sum(value.size for value in parameters(parent).values())
     positions = [build_model(each, UNKNOWN_VOCABULARY).position for each in (old, config)]
     assert not positions[0].shares_parameters(positions[1])
 
@@ -173,14 +214,20 @@ def test_methods_share_parameters_with_methods_made_of_them(tiny_config) -> None
     assert not position("kerple_log").shares_parameters(position("kerple_power"))
     assert position("rotary").shares_parameters(position("yarn"))
     assert position("rotary").shares_parameters(position("rotary", base=500.0))
-    assert position("t5").shares_parameters(position("t5", max_distance=512)), "its buckets are stretched"
+    assert position("t5").shares_parameters(position("t5", max_distance=512)), (
+        "its buckets are stretched"
+    )
 
 
 def test_options_that_differ_from_the_parents_are_named(tiny_config, parent) -> None:
-    """Their parameters are taken, as whoever stretches buckets or angles means it; unseen it might be a mistake."""
+    """Their parameters are taken, as whoever stretches buckets or angles means it; unseen it might
+    be a mistake.
+    """
     options = {"position_options__alibi_bias_max": 16.0, "position_options__slopes": "closed_form"}
     config = tiny_config(init_from=str(parent), position="alibi", **options)
-    shown = "position options: slopes='closed_form' ('paper' there), alibi_bias_max=16.0 (8.0 there)"
+    shown = (
+        "position options: slopes='closed_form' ('paper' there), alibi_bias_max=16.0 (8.0 there)"
+    )
     assert parent_of(config).describe().endswith(f"dropped: none; {shown}")
     same = tiny_config(init_from=str(parent), position="alibi")
     assert parent_of(same).describe().endswith("; new: none; dropped: none")
@@ -206,7 +253,11 @@ def test_keys_that_do_not_change_what_parameters_compute_may_differ(tiny_config,
         "products": "plain",
         "logits_chunk": 64,
     }
-    assert {field.name for field in dataclasses.fields(ModelConfig)} == {*free, *SHAPING, *COMPUTING}
+    assert {field.name for field in dataclasses.fields(ModelConfig)} == {
+        *free,
+        *SHAPING,
+        *COMPUTING,
+    }
     of_adaptive = dict(zip(OF_ADAPTIVE, ((9,), 2), strict=True))
     keys = {f"model__{key}": value for key, value in (free | of_adaptive).items()}
     about = parent_of(tiny_config(init_from=str(parent), **keys)).about()
@@ -232,8 +283,12 @@ def test_the_newest_whole_checkpoint_is_started_from(tiny_config, parent, tmp_pa
         started(tiny_config(init_from=str(old)))
 
 
-def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(tiny_config, parent, tmp_path) -> None:
-    """It would stretch nothing, and train plain rotary, unsaid. ALiBi's model knows no rotation to stretch."""
+def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(
+    tiny_config, parent, tmp_path
+) -> None:
+    """It would stretch nothing, and train plain rotary, unsaid. ALiBi's model knows no rotation to
+    stretch.
+    """
     rotary = with_config(parent, tiny_config(position="rotary"), tmp_path / "rotary")
 
     def start(run: pathlib.Path, position: str, **options) -> Parent:
@@ -241,7 +296,11 @@ def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(
         return parent_of(tiny_config(position=position, length=32, init_from=str(run), **keys))
 
     message = "from sequences of 16 tokens, and .* would take 32 for that; set position_options.original_length=16"
-    for position, options in (("rotary_interpolated", {}), ("rotary_ntk", {}), ("yarn", {"factor": 2.0})):
+    for position, options in (
+        ("rotary_interpolated", {}),
+        ("rotary_ntk", {}),
+        ("yarn", {"factor": 2.0}),
+    ):
         with pytest.raises(ValueError, match=message):
             start(rotary, position, **options)
         start(rotary, position, **options, original_length=16)
@@ -256,6 +315,8 @@ def test_a_vocabulary_made_from_other_text_is_refused(tiny_config, tiny_text, tm
     loop.train(tiny_config(**words, train__steps=3, eval__every_steps=0), str(tmp_path / "words"))
     words |= {"data__train": str(tiny_text["valid"]), "init_from": str(tmp_path / "words")}
     path = tmp_path / "words" / "tokenizer" / "dict.txt"
-    with pytest.raises(ValueError, match=f"set data.tokenizer=words and data.tokenizer_file={path}"):
+    with pytest.raises(
+        ValueError, match=f"set data.tokenizer=words and data.tokenizer_file={path}"
+    ):
         loop.train(tiny_config(**words), str(tmp_path / "refused"))
     assert parent_of(tiny_config(**words, data__tokenizer_file=str(path))).about()["new"] == []

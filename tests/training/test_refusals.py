@@ -11,24 +11,48 @@ from alibi.training import loop
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"train__batch_tokens": 100}, r"batch_tokens=100 must be a multiple of 128 \(train_length=16 .* 8 devices"),
+        (
+            {"train__batch_tokens": 100},
+            r"batch_tokens=100 must be a multiple of 128 \(train_length=16 .* 8 devices",
+        ),
         ({"train__accumulation": 3}, r"use 384"),
         ({"mesh__data": 3}, "do not fit 8 devices"),
         ({"mesh__data": -1, "mesh__fsdp": -1}, "one of them may be -1"),
         ({"optimizer__warmup_steps": 6}, "warmup_steps=6 must be below train.steps=6"),
         ({"position": "alibbi"}, "did you mean 'alibi'"),
         ({"model__num_heads": 3}, "does not divide model.width=16; use 1, 2, 4"),
-        ({"train_length": 8192, "train__batch_tokens": 65536}, "longer than the corpus, which has 6,000 tokens"),
+        (
+            {"train_length": 8192, "train__batch_tokens": 65536},
+            "longer than the corpus, which has 6,000 tokens",
+        ),
         ({"data__train": "missing.txt"}, "missing.txt"),
         ({"data__valid": "missing.txt"}, "missing.txt.*; set data.valid, or leave it empty"),
-        ({"model__embedding": "adaptive", "model__cutoffs": (4, 400)}, "below the 256 tokens of the vocabulary"),
-        ({"model__embedding": "adaptive", "model__adaptive_factor": 8}, "no feature of model.width=16"),
+        (
+            {"model__embedding": "adaptive", "model__cutoffs": (4, 400)},
+            "below the 256 tokens of the vocabulary",
+        ),
+        (
+            {"model__embedding": "adaptive", "model__adaptive_factor": 8},
+            "no feature of model.width=16",
+        ),
         ({"position": "rotary", "position_options__base": 0.0}, "rotary needs a base above 0"),
-        ({"position": "sinusoidal", "position_options__max_period": -1.0}, "sinusoidal needs a max_period above 0"),
+        (
+            {"position": "sinusoidal", "position_options__max_period": -1.0},
+            "sinusoidal needs a max_period above 0",
+        ),
         ({"position_options__slopes": "foo"}, "slope convention 'foo' is unknown"),
-        ({"position_options__slopes": 3}, r"slopes=\[3.0\] must be \d+ finite numbers of at least 0"),
-        ({"position": "learned", "position_options__num_positions": 8}, "at least the training length 16"),
-        ({"imported_from": "0" * 64}, "and .*run holds no run; leave it empty, or give the imported run's --workdir"),
+        (
+            {"position_options__slopes": 3},
+            r"slopes=\[3.0\] must be \d+ finite numbers of at least 0",
+        ),
+        (
+            {"position": "learned", "position_options__num_positions": 8},
+            "at least the training length 16",
+        ),
+        (
+            {"imported_from": "0" * 64},
+            "and .*run holds no run; leave it empty, or give the imported run's --workdir",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(
@@ -39,13 +63,22 @@ def test_what_cannot_work_is_refused_before_any_work(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_another_config_is_refused_with_its_differing_keys(tiny_config, finished: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match=r"another config:\n  model.width: 16 there, 32 now\n  seed: 0 there, 1 now\n"):
+def test_another_config_is_refused_with_its_differing_keys(
+    tiny_config, finished: pathlib.Path
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"another config:\n  model.width: 16 there, 32 now\n  seed: 0 there, 1 now\n",
+    ):
         loop.train(tiny_config(model__width=32, seed=1, log__every_steps=3), str(finished))
     with pytest.raises(ValueError, match=r"model.attention_dropout: 0.0 there, 0.5 now"):
-        RunDirectory(finished).check(tiny_config(model__attention_dropout=0.5, model__attention="reference"))
+        RunDirectory(finished).check(
+            tiny_config(model__attention_dropout=0.5, model__attention="reference")
+        )
     assert RunDirectory(finished).differing(tiny_config()) == {}
-    assert RunDirectory(finished).differing(tiny_config(model__window=5)) == {"model.window": (0, 5)}
+    assert RunDirectory(finished).differing(tiny_config(model__window=5)) == {
+        "model.window": (0, 5)
+    }
     assert config_hash(RunDirectory(finished).config()) == config_hash(tiny_config())
 
 
@@ -58,7 +91,9 @@ def test_a_text_that_changed_is_refused_before_anything_is_overwritten(
     loop.train(config, str(tmp_path / "run"))
     before = {path: path.read_bytes() for path in (tmp_path / "run" / "tokenizer").iterdir()}
     text.write_text("six seven eight nine ten\n" * 100)
-    with pytest.raises(ValueError, match=r"the train text of the run in .* has changed: its sha256 was"):
+    with pytest.raises(
+        ValueError, match=r"the train text of the run in .* has changed: its sha256 was"
+    ):
         loop.train(config, str(tmp_path / "run"))
     assert {path: path.read_bytes() for path in before} == before
 
@@ -69,9 +104,12 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
         loop.train(tiny_config(), str(tmp_path / "file" / "run"))
 
 
-def test_checkpoints_that_cannot_be_written_are_told_of_before_any_work(tiny_config, tmp_path: pathlib.Path) -> None:
+def test_checkpoints_that_cannot_be_written_are_told_of_before_any_work(
+    tiny_config, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").write_text("")  # root may write in any directory, but in no file
+    # root may write in any directory, but in no file
+    (tmp_path / "run" / "checkpoints").write_text("")
     with pytest.raises(ValueError, match="can't be written"):
         loop.train(tiny_config(), str(tmp_path / "run"))
 
@@ -79,12 +117,17 @@ def test_checkpoints_that_cannot_be_written_are_told_of_before_any_work(tiny_con
 @pytest.mark.parametrize(
     ("workdir", "message"),
     [
-        ("s3://bucket/run", r"can't hold checkpoints: Orbax writes them to directories and gs:// only"),
+        (
+            "s3://bucket/run",
+            r"can't hold checkpoints: Orbax writes them to directories and gs:// only",
+        ),
         ("gs:/bucket/run", r"give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"),
         ("gs://bucket/run", r"needs the package gcsfs"),
     ],
 )
-def test_an_address_that_cannot_be_a_work_directory(tiny_config, monkeypatch, workdir: str, message: str) -> None:
+def test_an_address_that_cannot_be_a_work_directory(
+    tiny_config, monkeypatch, workdir: str, message: str
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=message):
         loop.train(tiny_config(), workdir)

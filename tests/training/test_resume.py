@@ -24,8 +24,11 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's too."""
-    # Stopped between two rows of metrics, after a row at update 3: the next one is of all updates since.
+    """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's
+    too.
+    """
+    # Stopped between two rows of metrics, after a row at update 3: the next one is of all updates
+    # since.
     config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2, log__every_steps=3)
     config = replaced(config, {"mesh.data": -1, "mesh.fsdp": 2, "mesh.tensor": 2})
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:4]))
@@ -38,14 +41,21 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
     loop.train(config, str(tmp_path / "parts"))
     assert_same(final_state(config, tmp_path / "parts"), final_state(config, tmp_path / "whole"))
     whole, parts = (
-        [row | dict.fromkeys(("tokens_per_second", "data_wait_seconds"), 0) for row in rows(tmp_path / name)]
+        [
+            row | dict.fromkeys(("tokens_per_second", "data_wait_seconds"), 0)
+            for row in rows(tmp_path / name)
+        ]
         for name in ("whole", "parts")
     )
     assert parts == whole
 
 
-def test_a_run_goes_on_with_layers_as_a_loop(tiny_config, whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """From a checkpoint of separate layers, to the same loss; Adam magnifies the rounding of tiny gradients."""
+def test_a_run_goes_on_with_layers_as_a_loop(
+    tiny_config, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """From a checkpoint of separate layers, to the same loss; Adam magnifies the rounding of tiny
+    gradients.
+    """
     config = tiny_config()
     with pytest.MonkeyPatch.context() as patch:
         stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -54,11 +64,17 @@ def test_a_run_goes_on_with_layers_as_a_loop(tiny_config, whole: pathlib.Path, t
     config = replaced(config, {"model.scan_layers": True})
     loop.train(config, str(tmp_path / "run"))
     got, expected = (final_state(config, workdir) for workdir in (tmp_path / "run", whole))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got.params, expected.params)
-    np.testing.assert_allclose(rows(tmp_path / "run")[-1]["valid_nll"], rows(whole)[-1]["valid_nll"], rtol=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got.params, expected.params
+    )
+    np.testing.assert_allclose(
+        rows(tmp_path / "run")[-1]["valid_nll"], rows(whole)[-1]["valid_nll"], rtol=1e-6
+    )
 
 
-def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, whole, tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_a_crash_goes_on_from_the_last_checkpoint(
+    tiny_config, whole, tmp_path: pathlib.Path, monkeypatch
+) -> None:
     config = tiny_config()
 
     def crash() -> None:
@@ -71,11 +87,14 @@ def test_a_crash_goes_on_from_the_last_checkpoint(tiny_config, whole, tmp_path: 
     status = RunDirectory(tmp_path / "parts").status()
     assert (status["state"], status["reason"]) == ("failed", "MemoryError: no memory")
     RunDirectory(tmp_path / "parts").write_status(**(status | {"peak_memory_bytes": 2**60}))
-    assert loop.train(config, str(tmp_path / "parts"))["peak_memory_bytes"] == 2**60  # of all its processes
+    # of all its processes
+    assert loop.train(config, str(tmp_path / "parts"))["peak_memory_bytes"] == 2**60
     assert_same(final_state(config, tmp_path / "parts"), final_state(config, whole))
 
 
-def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_a_full_disk_is_named_and_the_saved_stays(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
     config = tiny_config()
     save = Checkpoints.save
 
@@ -86,11 +105,15 @@ def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "claim", lambda *_: full(None, None, 4))  # as the run begins
-        with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
+        with pytest.raises(
+            UserError, match=r"no space left to write .*/run; what was saved before is whole"
+        ):
             loop.train(config, str(tmp_path / "run"))
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", full)
-        with pytest.raises(UserError, match=r"no space left to write .*/run; what was saved before is whole"):
+        with pytest.raises(
+            UserError, match=r"no space left to write .*/run; what was saved before is whole"
+        ):
             loop.train(config, str(tmp_path / "run"))
     assert RunDirectory(tmp_path / "run").status()["state"] == "failed"
     assert int(final_state(config, tmp_path / "run").step) in (2, 3)
@@ -98,7 +121,9 @@ def test_a_full_disk_is_named_and_the_saved_stays(tiny_config, tmp_path: pathlib
 
 
 def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
-    """Training goes on from an earlier checkpoint; without any it refuses, or it would overwrite the run's record."""
+    """Training goes on from an earlier checkpoint; without any it refuses, or it would overwrite
+    the run's record.
+    """
     run = RunDirectory(finished)
     assert run.status()["saved"] == 6
     shutil.rmtree(run.checkpoints / "6")
@@ -110,7 +135,10 @@ def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, caps
             loop.train(tiny_config(), str(finished))
         assert begun == [4]
     run.write("status.json", finished_status)
-    assert "was finished before, but its checkpoint of update 6 was lost since" in capsys.readouterr().err
+    assert (
+        "was finished before, but its checkpoint of update 6 was lost since"
+        in capsys.readouterr().err
+    )
     shutil.rmtree(run.checkpoints)
     run.write("status.json", run.status() | {"state": "interrupted", "saved": 4})
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}

@@ -21,24 +21,39 @@ def test_the_papers_rates() -> None:
 
 
 def test_restarts_follow_the_formula_to_six_digits() -> None:
-    """Each cycle twice as long and 0.75 as high; the last updates of a cycle are where float32 is lost otherwise."""
-    config = read_config(wikitext103.get_config("optimizer.warmup_steps=16,optimizer.period_steps=40")).optimizer
+    """Each cycle twice as long and 0.75 as high; the last updates of a cycle are where float32 is
+    lost otherwise.
+    """
+    config = read_config(
+        wikitext103.get_config("optimizer.warmup_steps=16,optimizer.period_steps=40")
+    ).optimizer
     schedule = jax.jit(jax.vmap(make_schedule(config, 300)))
     expected = [1e-7 + (1 - 1e-7) * k / 16 for k in range(16)]
     for cycle in range(3):
         length, low, high = 40 * 2**cycle, 1e-4 * 0.75**cycle, 0.75**cycle
-        expected += [low + (high - low) * 0.5 * (1 + np.cos(np.pi * k / length)) for k in range(length)]
+        expected += [
+            low + (high - low) * 0.5 * (1 + np.cos(np.pi * k / length)) for k in range(length)
+        ]
     np.testing.assert_allclose(schedule(jnp.arange(296)), expected[:296], rtol=1e-6)
 
 
 def test_nag_is_the_update_of_the_papers_code() -> None:
-    """fairseq's buffer holds the learning rate: v' = mu (lr / old lr) v - lr g, p' = p + mu (lr' / lr) v' - lr g."""
+    """fairseq's buffer holds the learning rate: v' = mu (lr / old lr) v - lr g, p' = p + mu (lr' /
+    lr) v' - lr g.
+    """
     config = read_config(
-        wikitext103.get_config("optimizer.warmup_steps=2,optimizer.period_steps=8,optimizer.clip_norm=0.0")
+        wikitext103.get_config(
+            "optimizer.warmup_steps=2,optimizer.period_steps=8,optimizer.clip_norm=0.0"
+        )
     )
     optimizer, schedule = make_optimizer(config.optimizer, 10)
     params = jnp.asarray([1.0, -2.0])
-    state, theirs, buffer, old = optimizer.init(params), np.asarray(params, np.float64), np.zeros(2), float(schedule(0))
+    state, theirs, buffer, old = (
+        optimizer.init(params),
+        np.asarray(params, np.float64),
+        np.zeros(2),
+        float(schedule(0)),
+    )
     for update in range(8):
         gradient = np.array([0.3, -0.1]) * (update + 1) / 10
         updates, state = optimizer.update(jnp.asarray(gradient, jnp.float32), state, params)
@@ -54,7 +69,10 @@ def test_nag_is_the_update_of_the_papers_code() -> None:
     ("change", "message"),
     [
         ("optimizer.name=nag", "optimizer.weight_decay=0.1: nag has none"),
-        ("optimizer.schedule=cosine_restarts,optimizer.min_learning_rate=0.1", "min_learning_rate=0.1 must be at most"),
+        (
+            "optimizer.schedule=cosine_restarts,optimizer.min_learning_rate=0.1",
+            "min_learning_rate=0.1 must be at most",
+        ),
         ("optimizer.schedule=cosine_restarts,optimizer.period_steps=1", "more than 64 cycles"),
         ("optimizer.warmup_steps=600", "optimizer.warmup_steps=600 must be below train.steps=600"),
     ],

@@ -12,7 +12,11 @@ from alibi.training.setup import check_trainable
     ("keys", "devices", "message"),
     [
         ("mesh.tensor=3", 16, "mesh.data=-1, mesh.fsdp=1, mesh.tensor=3 do not fit 16 devices"),
-        ("mesh.tensor=3,mesh.data=5", None, "mesh.tensor=3 splits the heads and does not divide model.num_heads=4"),
+        (
+            "mesh.tensor=3,mesh.data=5",
+            None,
+            "mesh.tensor=3 splits the heads and does not divide model.num_heads=4",
+        ),
         ("mesh.data=3", None, "train.batch_tokens=2048 must be a multiple of 384"),
         ("", 64, "train.batch_tokens=2048 must be a multiple of 8192"),
         ("mesh.data=-1,mesh.fsdp=-1", None, "one of them may be -1"),
@@ -28,6 +32,8 @@ def test_what_training_would_refuse(keys: str, devices: int | None, message: str
         check_trainable(load_config(f"configs/quickstart.py:{keys}"), devices)
 
 
-@pytest.mark.parametrize(("keys", "devices"), [("", None), ("", 16), ("mesh.tensor=4,mesh.data=-1", 64)])
+@pytest.mark.parametrize(
+    ("keys", "devices"), [("", None), ("", 16), ("mesh.tensor=4,mesh.data=-1", 64)]
+)
 def test_what_can_be_trained(keys: str, devices: int | None) -> None:
     check_trainable(load_config(f"configs/quickstart.py:{keys}"), devices)

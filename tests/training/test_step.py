@@ -1,4 +1,6 @@
-"""An update: the gradient of the mean token NLL, however it is split over devices and micro-batches."""
+"""An update: the gradient of the mean token NLL, however it is split over devices and
+micro-batches.
+"""
 
 import re
 
@@ -26,11 +28,16 @@ def updated(config: Config, devices: int, micro_batches: int) -> tuple[TrainStat
     # SGD, since Adam turns the rounding errors of gradients that are zero into whole steps.
     optimizer = optax.sgd(0.5)
     state = initial_state(model, optimizer, mesh, seed=0)
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (16, config.train_length + 1), dtype=np.int32)
+    tokens = np.random.default_rng(0).integers(
+        0, VOCABULARY, (16, config.train_length + 1), dtype=np.int32
+    )
     inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
-    targets[0], targets[-1, 5:] = 40, -1  # one word of the last band of adaptive embeddings, and padding
+    # one word of the last band of adaptive embeddings, and padding
+    targets[0], targets[-1, 5:] = 40, -1
     shape = (micro_batches, 16 // micro_batches, config.train_length)
-    batch = [jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in (inputs, targets)]
+    batch = [
+        jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in (inputs, targets)
+    ]
     return make_train_step(model, optimizer, seed=0)(state, *batch)
 
 
@@ -40,12 +47,18 @@ DROPPING = ADAPTIVE | {"position": "learned", "model__softmax_dropout": 0.5}
 
 @pytest.mark.parametrize(("keys", "micro_batches"), [({}, 4), (DROPPING, 1)])
 def test_one_device_against_eight(tiny_config, keys: dict, micro_batches: int) -> None:
-    """A lost head offset, or a mean of means of devices or micro-batches instead of tokens, would show here."""
-    alone, metrics = updated(tiny_config(mesh__data=1, model__num_layers=1, **keys), devices=1, micro_batches=1)
+    """A lost head offset, or a mean of means of devices or micro-batches instead of tokens, would
+    show here.
+    """
+    alone, metrics = updated(
+        tiny_config(mesh__data=1, model__num_layers=1, **keys), devices=1, micro_batches=1
+    )
     assert float(metrics["tokens"]) == 15 * 16 + 5
     config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2, model__num_layers=1, **keys)
     split, split_metrics = updated(config, devices=8, micro_batches=micro_batches)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), split.params, alone.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), split.params, alone.params
+    )
     for name, value in metrics.items():
         np.testing.assert_allclose(split_metrics[name], value, rtol=1e-5)
 
@@ -56,18 +69,26 @@ def test_the_loss_curve_is_the_same_by_tiles(tiny_config, monkeypatch: pytest.Mo
     batches = np.random.default_rng(0).integers(0, VOCABULARY, (2, 1, 4, 21), dtype=np.int32)
     curves = []
     for backend in ("reference", "blocked"):
-        config = tiny_config(train_length=20, model__num_layers=1, mesh__data=1, model__attention=backend)
+        config = tiny_config(
+            train_length=20, model__num_layers=1, mesh__data=1, model__attention=backend
+        )
         mesh, model = make_mesh(config.mesh, jax.devices()[:1]), build_model(config, VOCABULARY)
         optimizer = optax.adam(0.02)
-        state, step = initial_state(model, optimizer, mesh, seed=0), make_train_step(model, optimizer, seed=0)
+        state, step = (
+            initial_state(model, optimizer, mesh, seed=0),
+            make_train_step(model, optimizer, seed=0),
+        )
         losses = []
         for update in range(30):
-            state, metrics = step(state, batches[update % 2, ..., :-1], batches[update % 2, ..., 1:])
+            state, metrics = step(
+                state, batches[update % 2, ..., :-1], batches[update % 2, ..., 1:]
+            )
             losses.append(float(metrics["nll_nats"] / metrics["tokens"]))
         curves.append(losses)
     dense, tiled = curves
     assert dense[-1] < dense[0] - 1.0, "it learned, so its attention had something to do"
-    # Float32 sums in another order: 1e-7 of a loss, which Adam's division by small second moments spreads.
+    # Float32 sums in another order: 1e-7 of a loss, which Adam's division by small second moments
+    # spreads.
     np.testing.assert_allclose(tiled, dense, rtol=1e-4)
 
 
@@ -76,7 +97,9 @@ def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
     config = tiny_config(mesh__data=1, model__num_layers=1)
     state, metrics = updated(config, devices=1, micro_batches=4)
     model = build_model(config, VOCABULARY)
-    params = initial_state(model, optax.sgd(0.5), make_mesh(config.mesh, jax.devices()[:1]), seed=0).params
+    params = initial_state(
+        model, optax.sgd(0.5), make_mesh(config.mesh, jax.devices()[:1]), seed=0
+    ).params
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (16, 17), dtype=np.int32))
 
     def mean_nll(params: dict) -> jax.Array:
@@ -108,7 +131,9 @@ def test_learned_positions_learn(tiny_config, position: str) -> None:
     @jax.jit
     def gradients() -> dict:
         params = model.init(jax.random.key(0), tokens)["params"]
-        return jax.grad(lambda p: model.apply({"params": p}, tokens, tokens, method="token_nll").mean())(params)
+        return jax.grad(
+            lambda p: model.apply({"params": p}, tokens, tokens, method="token_nll").mean()
+        )(params)
 
     found = gradients()
     of_position = jax.tree.leaves([found.get("position"), found["layers_0"].get("position")])
@@ -117,10 +142,14 @@ def test_learned_positions_learn(tiny_config, position: str) -> None:
 
 
 def test_an_update_ends_within_the_limits_of_the_method(tiny_config) -> None:
-    """KERPLE's numbers are put back, as in its code, and the optimizer knows nothing of it; other leaves are free."""
+    """KERPLE's numbers are put back, as in its code, and the optimizer knows nothing of it; other
+    leaves are free.
+    """
     config = tiny_config(mesh__data=1, position="kerple_power", model__num_layers=1)
     mesh, model = make_mesh(config.mesh, jax.devices()[:1]), build_model(config, VOCABULARY)
-    optimizer = optax.stateless(lambda updates, _: jax.tree.map(lambda leaf: jnp.full_like(leaf, -9.0), updates))
+    optimizer = optax.stateless(
+        lambda updates, _: jax.tree.map(lambda leaf: jnp.full_like(leaf, -9.0), updates)
+    )
     state, metrics = make_train_step(model, optimizer, 0)(
         initial_state(model, optimizer, mesh, seed=0), *[jnp.zeros((1, 8, 16), jnp.int32)] * 2
     )
@@ -132,10 +161,14 @@ def test_an_update_ends_within_the_limits_of_the_method(tiny_config) -> None:
         if name != "position"
         for leaf in jax.tree.leaves(leaf)
     )
-    assert metrics["update_norm"] == pytest.approx(9 * sum(leaf.size for leaf in jax.tree.leaves(state.params)) ** 0.5)
+    assert metrics["update_norm"] == pytest.approx(
+        9 * sum(leaf.size for leaf in jax.tree.leaves(state.params)) ** 0.5
+    )
 
     def upwards(params: dict) -> dict:
-        return model.position.within_limits(jax.tree.map(lambda leaf: leaf + 5.0, params))["position"]
+        return model.position.within_limits(jax.tree.map(lambda leaf: leaf + 5.0, params))[
+            "position"
+        ]
 
     np.testing.assert_array_equal(upwards(state.params)["r2"], 2.0)
     np.testing.assert_allclose(upwards(state.params)["r1"], 5.01)
@@ -165,23 +198,37 @@ def test_parameters_are_split_by_the_rules(tiny_config) -> None:
     assert layer["attention"]["out"]["kernel"].addressable_shards[0].data.shape == (1, 8, 8)
     assert layer["down"]["kernel"].addressable_shards[0].data.shape == (16, 8)
     assert params["embedding"].addressable_shards[0].data.shape == (24, 8)
-    bands = laid_out(param_shapes(build_model(tiny_config(**ADAPTIVE), VOCABULARY)), mesh)["adaptive"]
+    bands = laid_out(param_shapes(build_model(tiny_config(**ADAPTIVE), VOCABULARY)), mesh)[
+        "adaptive"
+    ]
     assert bands["band_1"]["embedding"].sharding.shard_shape((16, 8)) == (8, 4)
     planned = laid_out(param_shapes(model), mesh)
 
     def facts(leaf: jax.Array | jax.ShapeDtypeStruct) -> tuple:
-        return leaf.shape, leaf.dtype, leaf.sharding.is_fully_replicated, leaf.sharding.shard_shape(leaf.shape)
+        return (
+            leaf.shape,
+            leaf.dtype,
+            leaf.sharding.is_fully_replicated,
+            leaf.sharding.shard_shape(leaf.shape),
+        )
 
     assert jax.tree.map(facts, planned) == jax.tree.map(facts, params)
     odd = jax.eval_shape(lambda: {"embedding": jnp.zeros((47, 16))})
-    assert tree_shardings(odd, mesh)["embedding"].spec == jax.P(None, "fsdp"), "47 rows can't be split in two"
-    of_deberta = laid_out(param_shapes(build_model(tiny_config(position="deberta"), VOCABULARY)), mesh)["layers_0"]
-    for kernel in ("key_kernel", "query_kernel"):  # as large as those of the layer's own keys and queries
+    assert tree_shardings(odd, mesh)["embedding"].spec == jax.P(None, "fsdp"), (
+        "47 rows can't be split in two"
+    )
+    of_deberta = laid_out(
+        param_shapes(build_model(tiny_config(position="deberta"), VOCABULARY)), mesh
+    )["layers_0"]
+    # as large as those of the layer's own keys and queries
+    for kernel in ("key_kernel", "query_kernel"):
         assert of_deberta["position"][kernel].sharding.spec == jax.P("fsdp", "tensor", None)
 
 
 def test_the_state_keeps_its_shardings_and_the_step_its_program(tiny_config, caplog) -> None:
-    """Otherwise the second update is another program than the first, and so is the first after a resume."""
+    """Otherwise the second update is another program than the first, and so is the first after a
+    resume.
+    """
     config = tiny_config(mesh__data=2, mesh__fsdp=2, mesh__tensor=2, model__num_layers=1)
     mesh = make_mesh(config.mesh)
     model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
@@ -204,14 +251,20 @@ def test_the_state_keeps_its_shardings_and_the_step_its_program(tiny_config, cap
         ({"mesh__data": 4, "mesh__tensor": 2}, "10,16,24", ["10,16,48"]),
     ],
 )
-def test_no_device_has_the_logits_of_others(tiny_config, keys: dict, own: str, others: list[str]) -> None:
-    """Without a constraint the embedding's sharding wins, and a device has the whole batch, or all words."""
+def test_no_device_has_the_logits_of_others(
+    tiny_config, keys: dict, own: str, others: list[str]
+) -> None:
+    """Without a constraint the embedding's sharding wins, and a device has the whole batch, or all
+    words.
+    """
     config = tiny_config(model__num_layers=1, **{"mesh__data": 1} | keys)
     mesh = make_mesh(config.mesh)
     model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     state = abstract_state(model, optax.sgd(0.5), mesh)
     batch = jax.ShapeDtypeStruct((1, 40, 16), jnp.int32, sharding=batch_sharding(mesh, leading=1))
-    program = make_train_step(model, optax.sgd(0.5), 0).lower(state, batch, batch).compile().as_text()
+    program = (
+        make_train_step(model, optax.sgd(0.5), 0).lower(state, batch, batch).compile().as_text()
+    )
     assert f"f32[{own}]" in program
     assert not [shape for shape in others if f"f32[{shape}]" in program]
 
@@ -222,7 +275,9 @@ def test_an_update_that_is_no_number_is_not_applied(tiny_config) -> None:
     optimizer = optax.sgd(float("inf"))
     state = initial_state(model, optimizer, mesh, seed=0)
     before = jax.tree.map(np.asarray, state.params)
-    state, metrics = make_train_step(model, optimizer, 0)(state, *[jnp.zeros((1, 8, 16), jnp.int32)] * 2)
+    state, metrics = make_train_step(model, optimizer, 0)(
+        state, *[jnp.zeros((1, 8, 16), jnp.int32)] * 2
+    )
     assert np.isfinite(metrics["gradient_norm"])
     assert not np.isfinite(metrics["update_norm"]), "which stops the run"
     jax.tree.map(np.testing.assert_array_equal, state.params, before)

@@ -24,7 +24,9 @@ FIRST_TIE = 17  # the update, counted from 0
 NO_DROPOUT = ("dropout", "attention_dropout", "activation_dropout", "softmax_dropout")
 
 
-def trainer(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> Callable[..., tuple[dict, dict]]:
+def trainer(
+    recording: Mapping[str, np.ndarray], warmup: int, period: int
+) -> Callable[..., tuple[dict, dict]]:
     """Compiled once, trains from initial tensors on the recorded batches.
 
     It gives lr, loss in nats and gradient norm of each update, and the parameters after the last.
@@ -34,17 +36,32 @@ def trainer(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> Ca
     config = read_config(wikitext103.get_config(keys))
     without_dropout = sizes.config | dict.fromkeys(NO_DROPOUT, 0.0)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **without_dropout))
-    model, (optimizer, schedule) = build_model(config, sizes.vocab_size), make_optimizer(config.optimizer, updates)
+    model, (optimizer, schedule) = (
+        build_model(config, sizes.vocab_size),
+        make_optimizer(config.optimizer, updates),
+    )
     step = make_train_step(model, optimizer, 0, schedule=schedule)
 
     def train(tensors: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
         params = jax.tree.map(jnp.asarray, to_params(tensors, num_heads=8))
-        state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=jax.jit(optimizer.init)(params))
+        state = TrainState(
+            step=jnp.zeros((), jnp.int32), params=params, opt_state=jax.jit(optimizer.init)(params)
+        )
         rows = []
         for update in range(updates):
-            inputs, targets = (recording[f"{name}/{update}"].astype(np.int32)[None] for name in ("src", "tgt"))
-            state, metrics = step(state, inputs, np.where(targets == PADDING, np.int32(-1), targets))
-            rows.append((metrics["learning_rate"], metrics["nll_nats"] / metrics["tokens"], metrics["gradient_norm"]))
+            inputs, targets = (
+                recording[f"{name}/{update}"].astype(np.int32)[None] for name in ("src", "tgt")
+            )
+            state, metrics = step(
+                state, inputs, np.where(targets == PADDING, np.int32(-1), targets)
+            )
+            rows.append(
+                (
+                    metrics["learning_rate"],
+                    metrics["nll_nats"] / metrics["tokens"],
+                    metrics["gradient_norm"],
+                )
+            )
         lr, loss, norm = np.asarray(rows, np.float64).T
         return {"lr": lr, "loss_nats": loss, "gradient_norm": norm}, jax.device_get(state.params)
 
@@ -52,11 +69,17 @@ def trainer(recording: Mapping[str, np.ndarray], warmup: int, period: int) -> Ca
 
 
 def initial(recording: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix("init/"): tensor for name, tensor in recording.items() if name.startswith("init/")}
+    return {
+        name.removeprefix("init/"): tensor
+        for name, tensor in recording.items()
+        if name.startswith("init/")
+    }
 
 
 def neighbour(tensors: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Returns each value moved to the next or the previous float32; equal (tied) tensors move alike."""
+    """Returns each value moved to the next or the previous float32; equal (tied) tensors move
+    alike.
+    """
     rng, moved = np.random.default_rng(seed), {}
     for tensor in tensors.values():
         if tensor.dtype == np.float32 and tensor.tobytes() not in moved:
@@ -70,14 +93,19 @@ def check_parameters(params: dict, recording: Mapping[str, np.ndarray]) -> None:
     layer, attention = params["layers_0"], params["layers_0"]["attention"]
     modules = {f"self_attn.{name[0]}_proj": attention[name] for name in ("query", "key", "value")}
     modules |= {"self_attn.out_proj": attention["out"], "fc1": layer["up"], "fc2": layer["down"]}
-    modules |= {"self_attn_layer_norm": layer["attention_norm"], "final_layer_norm": layer["feed_forward_norm"]}
+    modules |= {
+        "self_attn_layer_norm": layer["attention_norm"],
+        "final_layer_norm": layer["feed_forward_norm"],
+    }
     found = {"adaptive_softmax.head.class_proj.weight": params["adaptive"]["clusters"]}
     for name, module in modules.items():
         found[f"layers.0.{name}.weight"] = module.get("kernel", module.get("scale"))
         found[f"layers.0.{name}.bias"] = module["bias"]
     for name, ours in found.items():
         theirs = recording[f"final/decoder.{name}"]  # whose matrices are [outputs, inputs]
-        assert np.linalg.norm(ours.reshape(theirs.shape[::-1]).T - theirs) < 1e-3 * np.linalg.norm(theirs), name
+        assert np.linalg.norm(ours.reshape(theirs.shape[::-1]).T - theirs) < 1e-3 * np.linalg.norm(
+            theirs
+        ), name
 
 
 def test_a_small_model_follows_an_independent_implementation() -> None:
@@ -94,11 +122,14 @@ def test_a_small_model_follows_an_independent_implementation() -> None:
 def test_sixty_updates_of_the_papers_own_code(shared_dir: pathlib.Path) -> None:
     """From the recorded start or one within rounding of it.
 
-    In updates 17 and 18 an input of ReLU is about 1e-6, less than rounding has made of it by then. On which side of
-    zero it falls, and with it a jump of the gradient, depends on the order of sums: of the machine, of PyTorch, of
-    XLA. Of 40 starts that are one rounding apart (on a CPU with AVX-512), all have the recorded losses until then
-    within 2e-6; 7 follow the recording to its end within 1.4e-4, and the others one of two paths whose losses come to
-    be 0.9% away from it. So starts are tried until one follows.
+    In updates 17 and 18 an input of ReLU is about 1e-6, less than rounding has made of it by then.
+    On which side of
+    zero it falls, and with it a jump of the gradient, depends on the order of sums: of the machine,
+      of PyTorch, of
+    XLA. Of 40 starts that are one rounding apart (on a CPU with AVX-512), all have the recorded
+    losses until then within 2e-6; 7 follow the recording to its end within 1.4e-4, and the others
+    one of two paths whose losses come to be 0.9% away from it. So starts are tried until one
+    follows.
     """
     with np.load(shared_dir / "oracle" / "trajectory.npz") as file:
         recording = dict(file)
@@ -108,13 +139,17 @@ def test_sixty_updates_of_the_papers_own_code(shared_dir: pathlib.Path) -> None:
     for seed in range(STARTS):
         found, params = train(neighbour(start, seed) if seed else start)
         np.testing.assert_allclose(found["lr"], recording["lr"], rtol=1e-6)
-        np.testing.assert_allclose(found["loss_nats"][: FIRST_TIE + 1], losses[: FIRST_TIE + 1], rtol=5e-6)
+        np.testing.assert_allclose(
+            found["loss_nats"][: FIRST_TIE + 1], losses[: FIRST_TIE + 1], rtol=5e-6
+        )
         np.testing.assert_allclose(found["gradient_norm"][:FIRST_TIE], norms[:FIRST_TIE], rtol=1e-3)
         np.testing.assert_allclose(found["loss_nats"], losses, rtol=2e-2)
         deviations.append(np.abs(found["loss_nats"] / losses - 1).max())
         if deviations[-1] < 3e-4:
             break
     else:
-        pytest.fail(f"none of {STARTS} starts follows the recorded losses: they come to be {deviations} away")
+        pytest.fail(
+            f"none of {STARTS} starts follows the recorded losses: they come to be {deviations} away"
+        )
     np.testing.assert_allclose(found["gradient_norm"], norms, rtol=5e-3)
     check_parameters(params, recording)

@@ -17,8 +17,12 @@ pytestmark = pytest.mark.usefixtures("one_device")
 SECONDS = 20.0  # for which something is waited for that comes at once
 
 
-def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """Without a checkpoint: the fourth update begins while the first update's row is still being written."""
+def test_updates_do_not_wait_for_rows_nor_for_the_status(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    """Without a checkpoint: the fourth update begins while the first update's row is still being
+    written.
+    """
     log, write_status, answers = JsonLines.write, RunDirectory.write_status, threading.Event()
 
     def answered(write: Any) -> Any:
@@ -31,12 +35,23 @@ def test_updates_do_not_wait_for_rows_nor_for_the_status(tiny_config, tmp_path: 
     monkeypatch.setattr(JsonLines, "write", answered(log))
     monkeypatch.setattr(RunDirectory, "write_status", answered(write_status))
     stop_at(monkeypatch, 3, answers.set)
-    status = loop.train(tiny_config(checkpoint__every_steps=0, eval__every_steps=0), str(tmp_path / "run"))
+    status = loop.train(
+        tiny_config(checkpoint__every_steps=0, eval__every_steps=0), str(tmp_path / "run")
+    )
     assert (status["state"], status["step"], status["saved"]) == ("finished", 6, 6)
-    assert [row["step"] for row in rows(tmp_path / "run") if "train_nll" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows(tmp_path / "run") if "train_nll" in row] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
-def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
     log, save, saved = JsonLines.write, Checkpoints.save, {}
 
     def slow(*arguments: Any) -> None:
@@ -56,7 +71,9 @@ def test_all_rows_are_on_disk_before_a_checkpoint_is_saved(tiny_config, tmp_path
     assert saved[6] == [*saved[4], (5, False), (6, False), (6, True)]
 
 
-def test_a_row_that_fails_ends_training_as_the_next_one_comes(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
+def test_a_row_that_fails_ends_training_as_the_next_one_comes(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
     """With the failure as the run's reason."""
     log = JsonLines.write
 
@@ -68,7 +85,9 @@ def test_a_row_that_fails_ends_training_as_the_next_one_comes(tiny_config, tmp_p
     monkeypatch.setattr(JsonLines, "write", fail)
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(OSError, match="the bucket does not exist"):
-        loop.train(tiny_config(train__steps=1000, checkpoint__every_steps=0, eval__every_steps=0), str(run))
+        loop.train(
+            tiny_config(train__steps=1000, checkpoint__every_steps=0, eval__every_steps=0), str(run)
+        )
     status = run.status()
     assert (status["state"], status["reason"]) == ("failed", "OSError: the bucket does not exist")
     assert run.saved_steps() == []
