@@ -132,7 +132,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         ) from None
     file = pathlib.Path(path).expanduser()
     try:
-        stand_ins = [
+        stand_ins: list[Any] = [
             (argparse.Namespace if name == "argparse.Namespace" else _Unread, name)
             for name in torch.serialization.get_unsafe_globals_in_checkpoint(file)
             if name == "argparse.Namespace" or name.partition(".")[0] in PICKLED
