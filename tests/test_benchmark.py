@@ -248,9 +248,7 @@ def test_position_methods_are_measured_in_groups_with_the_references_in_each(loa
 
 
 def test_a_position_method_is_trained_and_scored(load, tiny_config):
-    step = load("positions").position_step(
-        tiny_config(position="kerple_log", model__num_layers=1, mesh__data=1)
-    )
+    step = load("positions").position_step(tiny_config(position="kerple_log", model__num_layers=1))
     for part in ("run", "score"):
         step.parts[part](2)
     assert step.facts["step_memory_bytes"] > 0
@@ -262,11 +260,12 @@ def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys)
     """
     profile = load("profile")
     monkeypatch.setattr(profile, "keep_freed_memory", lambda: None)  # for the process of all tests
+    # Collectives of many steps in flight on fake devices wait for each other's threads.
+    monkeypatch.setattr(profile, "warm_up", lambda run: run(2))
     monkeypatch.setitem(
         profile.SHAPES,
         "tiny",
-        # One device: on fake ones, collectives of many steps in flight wait for each other's threads.
-        lambda arg: tiny_config(model__num_layers=1, mesh__data=1, **dict([arg.split("=")])),
+        lambda arg: tiny_config(model__num_layers=1, **dict([arg.split("=")])),
     )
     rows = profile.profile(argparse.Namespace(shapes="tiny", position="rotary", rounds=2))
     assert {row["part"] for row in rows} - {"other"} == {*profile.PARTS} - {"other"}
@@ -283,9 +282,7 @@ def test_attention_that_costs_nothing_keeps_its_projections(load, tiny_config, m
     as attention.
     """
     monkeypatch.setitem(BACKENDS, "reference", BACKENDS["reference"])
-    step = load("training_contenders").step_without_attention(
-        tiny_config(model__num_layers=1, mesh__data=1), 256
-    )
+    step = load("training_contenders").step_without_attention(tiny_config(model__num_layers=1), 256)
     step.parts["run"](1)
     query, key, value = 1.0 + np.random.default_rng(0).random((3, 1, 4, 2, 8), np.float32)
     gradient = jax.jit(
