@@ -1,6 +1,4 @@
-"""Train short, test long: attention with linear biases, and what it is compared with, in JAX and
-Flax.
-"""
+"""Train short, test long: ALiBi and the position methods that it is compared with, in JAX and Flax."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -12,17 +10,17 @@ if TYPE_CHECKING:
 
 __all__ = ["METHODS", "alibi_attention_fn", "alibi_bias", "alibi_slopes", "attend", "make_position"]
 
-_PLACES = {"alibi_attention_fn": "attention", "attend": "attention", "alibi_slopes": "slopes"}
+_MODULES = {"alibi_attention_fn": "attention", "attend": "attention", "alibi_slopes": "slopes"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when it is asked for: JAX and Flax take seconds, and a notebook that reads rows
-    needs neither.
+    """Imports a public name at its first use: JAX and Flax take seconds to import, and a notebook
+    with rows of results needs neither.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(
-        importlib.import_module(f"alibi.{_PLACES.get(name, 'positions')}"), name
+        importlib.import_module(f"alibi.{_MODULES.get(name, 'positions')}"), name
     )
     return found
 

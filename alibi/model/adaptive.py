@@ -2,7 +2,6 @@
 2019).
 """
 
-import dataclasses
 import functools
 
 import flax.linen as nn
@@ -24,48 +23,25 @@ ALIGNED = 16
 NEVER = -1e30  # a logit without a share in a softmax; finite, so that no gradient is NaN
 
 
-@dataclasses.dataclass(frozen=True)
-class Bands:
-    """The division of the vocabulary, whose ids are ordered by falling frequency.
+def band_sizes(cutoffs: tuple[int, ...], vocab_size: int) -> list[int]:
+    """Returns the words of each band of a vocabulary."""
+    starts, ends = (0, *cutoffs), (*cutoffs, vocab_size)
+    return [end - start for start, end in zip(starts, ends, strict=True)]
 
-    Attributes:
-      cutoffs: first id of each band except the first, ascending.
-      factor: each band is this many times narrower than the band before.
-      dropout: rate on the softmax's input, and again inside its tails.
-      padding_rows: row 1 of each band is padding, as in the paper's code: it starts at zero,
-        and is no target of a tail in training, but a target of the head.
-    """
 
-    cutoffs: tuple[int, ...]
-    factor: int
-    dropout: float = 0.0
-    padding_rows: bool = False
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "Bands":
-        """Returns the bands of a model."""
-        return cls(
-            config.cutoffs, config.adaptive_factor, config.softmax_dropout, config.padding_rows
+def check_bands(config: ModelConfig, vocab_size: int) -> None:
+    """Raises ValueError if the bands of a model don't fit its vocabulary or its width."""
+    cutoffs, spelt = config.cutoffs, ":".join(map(str, config.cutoffs))
+    if not cutoffs or min(band_sizes(cutoffs, vocab_size)) < 1:
+        raise ValueError(
+            f"model.cutoffs={spelt} must ascend, above 0 and below the {vocab_size:,} tokens of the vocabulary; "
+            f"use for example {max(vocab_size // 8, 1)}:{max(vocab_size // 3, 2)}, or model.embedding=tied"
         )
-
-    def sizes(self, vocab_size: int) -> tuple[int, ...]:
-        """Returns the words of each band."""
-        ends = (*self.cutoffs, vocab_size)
-        return tuple(end - start for start, end in zip((0, *self.cutoffs), ends, strict=True))
-
-    def check(self, vocab_size: int, width: int) -> None:
-        """Raises ValueError if the bands don't fit a vocabulary or a width."""
-        spelt = ":".join(map(str, self.cutoffs))
-        if not self.cutoffs or min(self.sizes(vocab_size)) < 1:
-            raise ValueError(
-                f"model.cutoffs={spelt} must ascend, above 0 and below the {vocab_size:,} tokens of the vocabulary; "
-                f"use for example {max(vocab_size // 8, 1)}:{max(vocab_size // 3, 2)}, or model.embedding=tied"
-            )
-        if self.factor < 1 or width < self.factor ** len(self.cutoffs):
-            raise ValueError(
-                f"model.adaptive_factor={self.factor} leaves band {len(self.cutoffs)} of model.cutoffs={spelt} no "
-                f"feature of model.width={width}; use a smaller factor (at least 1) or fewer cutoffs"
-            )
+    if config.width < config.adaptive_factor ** len(cutoffs):
+        raise ValueError(
+            f"model.adaptive_factor={config.adaptive_factor} leaves band {len(cutoffs)} of model.cutoffs={spelt} no "
+            f"feature of model.width={config.width}; use a smaller factor (at least 1) or fewer cutoffs"
+        )
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -79,29 +55,30 @@ class AdaptiveEmbedding(nn.Module):
     clusters' matrix.
 
     Attributes:
-      vocab_size, width: of the model.
-      bands: the division of the vocabulary.
+      vocab_size: words, with ids by falling frequency.
+      config: of the model; `cutoffs` are the first ids of the bands but the first.
       head: computes the logits.
     """
 
     vocab_size: int
-    width: int
-    bands: Bands
+    config: ModelConfig
     head: Head
 
     def setup(self) -> None:
-        sizes = self.bands.sizes(self.vocab_size)
+        config, width = self.config, self.config.width
         self.band = [
-            Band(size, self.width // self.bands.factor**i, self.width, self.bands.padding_rows)
-            for i, size in enumerate(sizes)
+            Band(size, width // config.adaptive_factor**i, width, config.padding_rows)
+            for i, size in enumerate(band_sizes(config.cutoffs, self.vocab_size))
         ]
         xavier = nn.initializers.xavier_uniform()
-        self.clusters = self.param("clusters", xavier, (self.width, len(self.bands.cutoffs)))
-        self.input_dropout, self.tail_dropout = (nn.Dropout(self.bands.dropout) for _ in range(2))
+        self.clusters = self.param("clusters", xavier, (width, len(config.cutoffs)))
+        self.input_dropout, self.tail_dropout = (
+            nn.Dropout(config.softmax_dropout) for _ in range(2)
+        )
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
         """Returns the projected vectors of tokens."""
-        starts = (0, *self.bands.cutoffs)
+        starts = (0, *self.config.cutoffs)
         parts = [band.rows(tokens - start) for band, start in zip(self.band, starts, strict=True)]
         # A single product for all bands: a token has zeros for the other bands.
         rows = jnp.concatenate(parts, axis=-1).astype(self.head.dtype)
@@ -114,9 +91,9 @@ class AdaptiveEmbedding(nn.Module):
         """Returns log-probabilities of all words, float32."""
         features = self.input_dropout(features, deterministic)
         head = jax.nn.log_softmax(self._head_logits(features))
-        parts = [head[..., : self.bands.cutoffs[0]]]
+        parts = [head[..., : self.config.cutoffs[0]]]
         for number, band in enumerate(self.band[1:]):
-            of_cluster = head[..., self.bands.cutoffs[0] + number, None]
+            of_cluster = head[..., self.config.cutoffs[0] + number, None]
             hidden = self._hidden(band, features, deterministic)
             tail = self.head.logits(hidden, band.embedding)
             parts.append(of_cluster + jax.nn.log_softmax(tail))
@@ -135,13 +112,13 @@ class AdaptiveEmbedding(nn.Module):
         depend on the selection.)
         """
         features = self.input_dropout(features, deterministic)
-        starts = self.bands.cutoffs
+        starts = self.config.cutoffs
         cluster = sum((targets >= start).astype(targets.dtype) for start in starts[1:])
         of_head = jnp.where(targets < starts[0], targets, starts[0] + cluster)
         nll = chunked_token_nll(self._head_logits, features, of_head, self.head.logits_chunk)
         for start, band in zip(starts, self.band[1:], strict=True):
             inside = (targets >= start) & (targets < start + band.size)
-            if self.bands.padding_rows and not deterministic:
+            if self.config.padding_rows and not deterministic:
                 inside &= targets != start + PADDING_ROW
             hidden, of_band = (
                 self._hidden(band, features, deterministic),
@@ -166,8 +143,12 @@ class AdaptiveEmbedding(nn.Module):
         """Returns logits of the first band's words, of the other bands, and of columns with
         probability 0.
         """
-        used = self.bands.cutoffs[0] + len(self.bands.cutoffs)
-        rows = [self.band[0].embedding, self.clusters.T, jnp.zeros((-used % ALIGNED, self.width))]
+        used = self.config.cutoffs[0] + len(self.config.cutoffs)
+        rows = [
+            self.band[0].embedding,
+            self.clusters.T,
+            jnp.zeros((-used % ALIGNED, self.config.width)),
+        ]
         logits = self.head.logits(features, jnp.concatenate(rows))
         return jnp.where(jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) < used, logits, NEVER)
 
@@ -188,7 +169,8 @@ class Band(nn.Module):
       size: words.
       features: of the vectors.
       width: of the projected vectors.
-      padding_row: see `Bands.padding_rows`.
+      padding_row: row 1 is padding, as in the paper's code: it starts at zero, and is no target of a
+        tail in training, but a target of the head.
     """
 
     size: int

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from alibi.attention.cache import Reading, Slots
 from alibi.config import Config, ModelConfig
 from alibi.cpu.products import Products
-from alibi.model.adaptive import AdaptiveEmbedding, Bands
+from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.block import DTYPES, Block, BlockCall, position_params
 from alibi.model.layers import STACKED
 from alibi.model.loss import Head, TiedEmbedding
@@ -63,9 +63,7 @@ class DecoderLM(nn.Module):
         chunk = config.logits_chunk * batch_parts(self.sharding)
         head = Head(DTYPES[config.dtype], products, chunk, self.sharding)
         if config.embedding == "adaptive":
-            return AdaptiveEmbedding(
-                self.vocab_size, config.width, Bands.of(config), head, name="adaptive"
-            )
+            return AdaptiveEmbedding(self.vocab_size, config, head, name="adaptive")
         shape = (self.vocab_size, config.width)
         return TiedEmbedding(
             self.param("embedding", nn.initializers.normal(config.width**-0.5), shape), head
@@ -76,7 +74,7 @@ class DecoderLM(nn.Module):
         embeddings don't fit.
         """
         if self.config.embedding == "adaptive":
-            Bands.of(self.config).check(vocab_size, self.config.width)
+            check_bands(self.config, vocab_size)
         return self.clone(vocab_size=vocab_size)
 
     def check_length(self, length: int) -> None:

@@ -67,22 +67,6 @@ class Blocks(NamedTuple):
     k_blocks: int
     key_count: Integer[Array | np.ndarray, "#batch #heads #q_blocks #k_blocks"]
 
-    def largest_of_queries(
-        self, x: Float[Array, "batch q heads"]
-    ) -> Float[Array, "batch heads q_blocks 1"]:
-        """Returns the largest `x` in each block of queries; `x` is a number for each query and
-        head.
-        """
-        blocks = x.reshape(x.shape[0], self.q_blocks, -1, x.shape[2]).max(axis=2)
-        return blocks.swapaxes(1, 2)[..., None]
-
-    def least_of_keys(
-        self, x: Float[Array, "batch k heads"]
-    ) -> Float[Array, "batch heads 1 k_blocks"]:
-        """Returns the least `x` in each block of keys; `x` is a number for each key and head."""
-        blocks = x.reshape(x.shape[0], self.k_blocks, -1, x.shape[2]).min(axis=2)
-        return blocks.swapaxes(1, 2)[..., None, :]
-
 
 def per_head(axis: int = 0) -> Any:
     """Declares a field of a `Bias` whose dimension `axis` is the heads."""

@@ -26,7 +26,6 @@ from alibi.positions.shapes import (
     KnownPositions,
     QueryPositions,
     Tile,
-    Weights,
 )
 
 
@@ -40,7 +39,8 @@ class DistanceBias(Bias):
     Attributes:
       signed: `at` gets query position minus key position, and so tells keys before and after the query apart.
         Otherwise it gets |i - j| if `symmetric`, else 0 for keys after the query.
-      in_table: values are computed once and looked up; False if `at` costs less than a look-up.
+      in_table: values are computed once and looked up, if the bias adds none to the layer's values;
+        False if `at` costs less than a look-up.
     """
 
     signed = False
@@ -83,7 +83,7 @@ class DistanceBias(Bias):
         return jnp.moveaxis(self.envelope(self.counted(nearest)), 0, 1)
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
-        if not self.in_table:
+        if not self.in_table or self.adds_values:
             return self
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
         longest = max(q_length, k_length)
@@ -97,22 +97,16 @@ class DistanceBias(Bias):
                 self.counted(np.arange(lowest, highest + 1)), return_inverse=True
             )
             values = self.at(distinct.astype(np.int32)).astype(jnp.float32)[:, places]
-            return DistanceTable(
-                values,
-                self,
-                lowest,
-                int(query_positions[0] - key_positions[0]),
-                self.bounded,
-                self.adds_values,
-            )
+            first_distance = int(query_positions[0] - key_positions[0])
+            return DistanceTable(values, self, lowest, first_distance, self.bounded)
         return self if q_length * k_length <= 4 * longest else self.up_to(longest - 1)
 
     def up_to(self, farthest: int) -> Bias:
-        if not self.in_table:
+        if not self.in_table or self.adds_values:
             return self
         distinct = np.unique(self.counted(np.arange(-farthest, farthest + 1)))
         values = self.at(distinct.astype(np.int32)).astype(jnp.float32)
-        return DistanceTable(values, self, int(distinct[0]), None, self.bounded, self.adds_values)
+        return DistanceTable(values, self, int(distinct[0]), None, self.bounded)
 
 
 class DistanceTable(Bias):
@@ -125,7 +119,7 @@ class DistanceTable(Bias):
       first_distance: position of the first query minus position of the first key, if both stand at
         consecutive positions: the rows of a tile are then ranges of the table. Otherwise None, and
         each value is looked up by the positions of its query and key.
-      bounded, adds_values: as in `function`.
+      bounded: as in `function`.
     """
 
     values: Float[Array, "heads distances"] = per_head()
@@ -133,7 +127,6 @@ class DistanceTable(Bias):
     lowest: int = static()
     first_distance: int | None = static()
     bounded: bool = static()
-    adds_values: bool = static()
 
     def tabulated(
         self, query_positions: KnownPositions, key_positions: KnownPositions
@@ -145,11 +138,6 @@ class DistanceTable(Bias):
 
     def log_sum_bound(self, blocks: Blocks) -> BlockBounds:
         return self.function.log_sum_bound(blocks)
-
-    def of_values(
-        self, weights: Weights, query_positions: QueryPositions, key_positions: KeyPositions
-    ) -> Float[Array, "*batch heads q value_dim"]:
-        return self.function.of_values(weights, query_positions, key_positions)
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
         spans = super().spans(field, part)

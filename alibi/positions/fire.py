@@ -3,11 +3,12 @@ arXiv 2310.04418).
 """
 
 import dataclasses
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
 from alibi.positions.bias import Bias, per_head, shared, static
@@ -205,48 +206,45 @@ def relu_network_by_parts(
     Differentiable once, in reverse mode.
     """
     x = x * of_rows
-    on, bending = _units(x, network)
+    on, bends = _units(x, network)
     slope, start = _line(network, on)
 
-    def add(number: Array, total: Array) -> Array:
-        units, bend = bending.of_pass(number)
-        for kernel, bias, of_heads in zip(*_some(network, units, bend), strict=True):
+    def add(total: Array, units: Array, bend: Array, of_pass: Network) -> Array:
+        for kernel, bias, of_heads in zip(*of_pass, strict=True):
             before = x * kernel + bias
             total = total + jnp.where(before > 0, before * _for_heads(of_heads, x), 0.0)
         return total
 
-    return jax.lax.fori_loop(
-        0, bending.passes, add, x * _for_heads(slope, x) + _for_heads(start, x)
-    )
+    line = x * _for_heads(slope, x) + _for_heads(start, x)
+    return _over_bending(network, bends, add, line)
 
 
-class Bending(NamedTuple):
-    """The units that are on for a part of the numbers.
-
-    Attributes:
-      order: all units; the bending ones come first.
-      bent: the number of bending units.
-    """
-
-    order: Int[Array, " units"]
-    bent: Int[Array, ""]
-
-    @property
-    def passes(self) -> Int[Array, ""]:
-        return -(-self.bent // AT_ONCE)
-
-    def of_pass(self, number: Array) -> tuple[Int[Array, " at_once"], Bool[Array, " at_once"]]:
-        """Returns the next `AT_ONCE` units, and which of them bend: the last pass may have others."""
-        place = number * AT_ONCE + jnp.arange(AT_ONCE)
-        return self.order[jnp.minimum(place, self.order.size - 1)], place < self.bent
-
-
-def _units(x: Array, network: Network) -> tuple[Bool[Array, " units"], Bending]:
-    """Returns which units are on for all numbers, and the units that bend among them."""
+def _units(x: Array, network: Network) -> tuple[Bool[Array, " units"], Bool[Array, " units"]]:
+    """Returns which units are on for all numbers, and which bend among them."""
     least, most = (
         end * network.hidden_kernel + network.hidden_bias > 0 for end in (x.min(), x.max())
     )
-    return least & most, Bending(jnp.argsort(least == most), (least != most).sum())
+    return least & most, least != most
+
+
+def _over_bending(
+    network: Network, bends: Bool[Array, " units"], add: Callable[..., Any], state: Any
+) -> Any:
+    """Returns the state after `add(state, units, bend, network of these units)` for all units that
+    bend, `AT_ONCE` units a pass.
+
+    The last pass may have units that do not bend, as `bend` says; their outputs are 0.
+    """
+    order, bent = jnp.argsort(~bends), bends.sum()
+
+    def next_units(number: Array, state: Any) -> Any:
+        place = number * AT_ONCE + jnp.arange(AT_ONCE)
+        units, bend = order[jnp.minimum(place, order.size - 1)], place < bent
+        kernel, bias, of_heads = (p[units] for p in network)
+        of_pass = Network(kernel, bias, jnp.where(bend[:, None], of_heads, 0.0))
+        return add(state, units, bend, of_pass)
+
+    return jax.lax.fori_loop(0, -(-bent // AT_ONCE), next_units, state)
 
 
 def _line(
@@ -259,12 +257,6 @@ def _line(
         for p in (network.hidden_kernel, network.hidden_bias)
     )
     return slope, start
-
-
-def _some(network: Network, units: Int[Array, " some"], bend: Bool[Array, " some"]) -> Network:
-    """Returns some units of the network; units that do not bend add nothing."""
-    kernel, bias, of_heads = (p[units] for p in network)
-    return Network(kernel, bias, jnp.where(bend[:, None], of_heads, 0.0))
 
 
 def _for_heads(x: Float[Array, " heads"], like: Array) -> Float[Array, "*ones heads 1 1"]:
@@ -282,17 +274,19 @@ def _backward(saved: tuple[Array, Array, Network], g: Array) -> tuple[Array, Arr
     # and of g x.
     unscaled, of_rows, network = saved
     x = unscaled * of_rows
-    on, bending = _units(x, network)
+    on, bends = _units(x, network)
     slope, _ = _line(network, on)
     g_by_head, x_by_head = (
         jnp.moveaxis(a, -3, 0).reshape(x.shape[-3], -1, x.shape[-1]) for a in (g, x)
     )
-    sums = jnp.where(on[:, None, None], _sums(g_by_head, x_by_head)[None], 0.0)
+    of_gx = jnp.vecdot(g_by_head, x_by_head, precision="highest").sum(axis=1)
+    of_all = jnp.stack([g_by_head.sum(axis=(1, 2)), of_gx])
+    sums = jnp.where(on[:, None, None], of_all[None], 0.0)
 
-    def add(number: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(
+        state: tuple[Array, Array], units: Array, bend: Array, of_pass: Network
+    ) -> tuple[Array, Array]:
         slopes, sums = state
-        units, bend = bending.of_pass(number)
-        of_pass = _some(network, units, bend)
         for kernel, bias, of_heads in zip(*of_pass, strict=True):
             slopes = slopes + jnp.where(
                 x * kernel + bias > 0, _for_heads(of_heads * kernel, x), 0.0
@@ -302,7 +296,7 @@ def _backward(saved: tuple[Array, Array, Network], g: Array) -> tuple[Array, Arr
         return slopes, sums.at[units].add(jnp.where(bend[:, None, None], more, 0.0))
 
     slopes = jnp.broadcast_to(_for_heads(slope, x), x.shape)
-    slopes, sums = jax.lax.fori_loop(0, bending.passes, add, (slopes, sums))
+    slopes, sums = _over_bending(network, bends, add, (slopes, sums))
     of_g, of_gx = sums[:, 0], sums[:, 1]
     kernel, bias = network.hidden_kernel[:, None], network.hidden_bias[:, None]
     of_network = Network(
@@ -314,13 +308,6 @@ def _backward(saved: tuple[Array, Array, Network], g: Array) -> tuple[Array, Arr
     by_row = jnp.vecdot(dx, unscaled, precision="highest")[..., None]
     shared = tuple(axis for axis, size in enumerate(of_rows.shape) if size == 1)
     return dx * of_rows, by_row.sum(axis=shared, keepdims=True), of_network
-
-
-def _sums(
-    g: Float[Array, "heads rows k"], x: Float[Array, "heads rows k"]
-) -> Float[Array, "two heads"]:
-    """Returns the sums of g and of g x for each head."""
-    return jnp.stack([g.sum(axis=(1, 2)), jnp.vecdot(g, x, precision="highest").sum(axis=1)])
 
 
 def _sums_where_on(

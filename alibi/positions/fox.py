@@ -44,7 +44,10 @@ class FoxBias(Bias):
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
         # c only falls, so the nearest key of a block is forgotten least.
-        return blocks.largest_of_queries(self.of_queries) - blocks.least_of_keys(self.of_keys)
+        batch, _, heads = self.of_keys.shape
+        largest = self.of_queries.reshape(batch, blocks.q_blocks, -1, heads).max(axis=2)
+        least = self.of_keys.reshape(batch, blocks.k_blocks, -1, heads).min(axis=2)
+        return largest.swapaxes(1, 2)[..., None] - least.swapaxes(1, 2)[..., None, :]
 
 
 @dataclasses.dataclass(frozen=True)

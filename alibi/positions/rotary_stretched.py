@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
+from jaxtyping import Array, Float
 
-from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
+from alibi.positions.base import MOST_TOKENS, About, PositionMethod
 from alibi.positions.rotary import Rotary
-from alibi.positions.shapes import Keys, Positions, Queries
+from alibi.positions.shapes import Positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +133,14 @@ class Yarn(RotaryInterpolated):
                 f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}"
             )
 
-    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
-        return self.turn(query, positions, self.temperature * math.log(self.stretch) + 1.0)
-
-    def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
-        return self.turn(key, positions, self.temperature * math.log(self.stretch) + 1.0)
+    def turn(
+        self,
+        x: Float[Array, "*batch length heads head_dim"],
+        positions: Positions,
+        amplitude: Any = 1.0,
+    ) -> Float[Array, "*batch length heads head_dim"]:
+        amplitude = amplitude * (self.temperature * math.log(self.stretch) + 1.0)
+        return super().turn(x, positions, amplitude)
 
     def frequencies(self) -> np.ndarray:
         # a fraction: the pair that turns so many times in a training sequence

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import read_config
-from alibi.model.adaptive import Bands
+from alibi.config import ModelConfig, read_config
+from alibi.model.adaptive import check_bands
 from alibi.model.decoder import DecoderLM, build_model, count_parameters
 from alibi.model.loss import selected_token_nll
 from configs import wikitext103
@@ -202,14 +202,17 @@ def test_the_papers_model_has_its_number_of_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bands", "message"),
+    ("cutoffs", "factor", "message"),
     [
-        (Bands((40, 20), 4), "model.cutoffs=40:20 must ascend"),
-        (Bands((20, 60), 4), "below the 60 tokens of the vocabulary"),
-        (Bands((), 4), "must ascend"),
-        (Bands((20, 35), 8), "leaves band 2 of model.cutoffs=20:35 no feature of model.width=16"),
+        ((40, 20), 4, "model.cutoffs=40:20 must ascend"),
+        ((20, 60), 4, "below the 60 tokens of the vocabulary"),
+        ((), 4, "must ascend"),
+        ((20, 35), 8, "leaves band 2 of model.cutoffs=20:35 no feature of model.width=16"),
     ],
 )
-def test_bands_that_do_not_fit_are_refused(bands: Bands, message: str) -> None:
+def test_bands_that_do_not_fit_are_refused(
+    cutoffs: tuple[int, ...], factor: int, message: str
+) -> None:
+    config = ModelConfig(width=WIDTH, cutoffs=cutoffs, adaptive_factor=factor)
     with pytest.raises(ValueError, match=message):
-        bands.check(VOCABULARY, WIDTH)
+        check_bands(config, VOCABULARY)
