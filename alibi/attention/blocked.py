@@ -35,7 +35,7 @@ from alibi.attention.tiles import (
     put_group,
     take_group,
 )
-from alibi.cpu.products import dot_rows, sum_first
+from alibi.cpu.sums import dot_rows, sum_first
 from alibi.positions.bias import Part
 
 Leaves = tuple[Any, ...]

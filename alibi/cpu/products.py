@@ -1,4 +1,4 @@
-"""Products, sums and norms, written so that XLA computes them at the speed of the CPU."""
+"""Products and norms, written so that XLA computes them at the speed of the CPU."""
 
 import dataclasses
 import functools
@@ -12,8 +12,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from alibi.attention.call import current_target
-
-MOST_WRITTEN_OUT = 64  # terms that `sum_first` adds one by one
 
 DotGeneral = Callable[..., Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
@@ -153,27 +151,3 @@ def _contract(
     return lax.dot_general(
         a, b, dimensions, precision=precision, preferred_element_type=element_type
     )
-
-
-def dot_rows(
-    a: Float[Array, "*batch features"], b: Float[Array, "*batch features"]
-) -> Float[Array, "*batch"]:
-    """Returns the sum of a * b over features, in float32.
-
-    As `(a * b).sum(axis=-1)` it takes ten times as long on CPUs if the first dimension is 1.
-    """
-    return jnp.vecdot(a.astype(jnp.float32), b.astype(jnp.float32), precision=lax.Precision.HIGHEST)
-
-
-def sum_first(x: Float[Array, "first ..."]) -> Float[Array, "..."]:
-    """Returns the sum over the first dimension, float32.
-
-    As `x.sum(axis=0)` it takes 17 to 100 times as long on CPUs, be the dimension as small as 2
-    (measured at 2^19 and 2^22 numbers on two machines). Written out it takes 0.6 to 1.2 times as
-    long as a product with ones, and XLA may fuse it with the computation of the terms, which it
-    would repeat for a product; its program grows with the dimension.
-    """
-    if x.shape[0] <= MOST_WRITTEN_OUT:
-        wide = x.astype(jnp.float32)
-        return functools.reduce(jnp.add, [wide[i] for i in range(x.shape[0])])
-    return jnp.einsum("i,i...->...", jnp.ones(x.shape[0]), x, precision=lax.Precision.HIGHEST)

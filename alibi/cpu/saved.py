@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
-from alibi.cpu.products import dot_rows, sum_first
+from alibi.cpu.sums import dot_rows, sum_first
 from alibi.positions.bias import Part, consecutive
 from alibi.positions.kernels import in_own_kernel
 

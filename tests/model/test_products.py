@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from alibi.cpu.products import Products, dot_rows, flat_dot_general
+from alibi.cpu.products import Products, flat_dot_general
+from alibi.cpu.sums import dot_rows
 
 # lhs, rhs, dimension numbers: the products of dense layers and of attention's projections ...
 DENSE = [
