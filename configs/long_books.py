@@ -4,9 +4,8 @@ ten minutes a run.
 python train.py --config=configs/long_books.py:position=alibi,length=128 --workdir=workdirs/long-books-alibi-128
 
 Twenty bytes are read for each parameter, none of them twice: models come to know the positions of
-  training,
-and have something to lose beyond them. The books are those of PG-19 on the hub, or your own text:
-data.corpus=text,data.train=FILES,data.valid=FILES,data.test=FILES.
+training, and have something to lose beyond them. The books are those of PG-19 on the hub, or your
+own text: data.corpus=text,data.train=FILES,data.valid=FILES,data.test=FILES.
 """
 
 import ml_collections

@@ -13,11 +13,10 @@ position methods.
     python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
     python scripts/benchmark.py data --text=FILE      # MB/s of making token files, beside numpy and tokenizers
 
-Each contender lives in a process of its own. In every round each is timed in turn while
-the others sleep, and so is a float32 matrix product, because the speed of a shared
-machine drifts: compare within one run only. Printed are medians over the rounds, and
-medians of the rounds' ratios; --json=FILE writes them as rows with the
-machine, the versions and the date.
+Each contender lives in a process of its own. In every round each is timed in turn while the others
+sleep, and so is a float32 matrix product, because the speed of a shared machine drifts: compare
+within one run only. Printed are medians over the rounds, and medians of the rounds' ratios;
+--json=FILE writes them as rows with the machine, the versions and the date.
 """
 
 import argparse

@@ -3,9 +3,8 @@
     python scripts/compile_plan.py --config=configs/cc100_1b3.py --topology=v5e:16x16 --config.model.scan_layers
 
 Needs Linux and libtpu (bash scripts/setup.sh --extra=tpu), which compiles without a TPU; the step
-of a large model
-takes minutes. Prints the bytes on one device, planned and compiled: the program's arguments, and
-  its peak.
+of a large model takes minutes. Prints the bytes on one device, planned and compiled: the program's
+arguments, and its peak.
 """
 
 import os

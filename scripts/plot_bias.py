@@ -5,9 +5,8 @@ curves by distance.
 
 Writes METHOD.png to --output_dir for each. Parameters are initial, and every token has the same
 content, drawn from a normal distribution, so that all differences come from positions. The figure
-shows the logit with the method minus the
-logit without it: a bias, or the effect of a rotation. Methods that change the token embeddings
-  alone have no figure.
+shows the logit with the method minus the logit without it: a bias, or the effect of a rotation.
+Methods that change the token embeddings alone have no figure.
 """
 
 import pathlib

@@ -9,8 +9,8 @@ kubectl or bash.
 Without --go it prints the filled text. The templates in configs/launch/ say what they need; copy
 one and change it as your cluster needs. A sweep is split into --tasks, by default a task for each
 run: `sweep.py --task=I/N`. The cluster restarts a task that a signal stopped (exit code 75) or
-killed, but no failed task. See docs/scaling.md. The state of
-the runs: `python scripts/status.py DIR`.
+killed, but no failed task. See docs/scaling.md. The state of the runs:
+`python scripts/status.py DIR`.
 """
 
 import json

@@ -1,11 +1,10 @@
 """The proof by which a bounded bias lets attention leave out tiles.
 
-Before its bias no logit of a query exceeds U, the query's norm times the largest norm of a
-key, over sqrt(head_dim). Let l be the biased logit of the nearest visible key: the
-largest logit of its row is at least l. A `bounded` bias gives two numbers for each block
-of keys: b, the most it adds to a logit there (`upper_bound`), and s, the most that
-the sum of exp(bias) over the block can be (`log_sum_bound`). So with the excess x = U - l,
-relative to the row's largest exponential
+Before its bias no logit of a query exceeds U, the query's norm times the largest norm of a key,
+over sqrt(head_dim). Let l be the biased logit of the nearest visible key: the largest logit of its
+row is at least l. A `bounded` bias gives two numbers for each block of keys: b, the most it adds to
+a logit there (`upper_bound`), and s, the most that the sum of exp(bias) over the block can be
+(`log_sum_bound`). So with the excess x = U - l, relative to the row's largest exponential
 
     one key of the block           <= exp(x + b)
     all keys of several blocks     <= exp(x) * (s of one + s of the next + ...)
@@ -15,10 +14,10 @@ a larger epsilon, blocks are left out from the farthest on, as long as the secon
 `skip_epsilon`. U and l are computed from the actual queries and keys when the program runs.
 For ALiBi b is -m d, if the nearest key of the block is at distance d, and s is a geometric series.
 
-In decoding, a query that has read some blocks of keys knows more than l: the largest logit g
-so far, and the sum of exponentials relative to g. Relative to the weight gathered so far, all
-unread keys have together at most exp(U - g) * (s of one + s of the next + ...),
-divided by that sum (`weight_left`).
+In decoding, a query that has read some blocks of keys knows more than l: the largest logit g so
+far, and the sum of exponentials relative to g. Relative to the weight gathered so far, all unread
+keys have together at most exp(U - g) * (s of one + s of the next + ...), divided by that sum
+(`weight_left`).
 """
 
 import dataclasses
@@ -62,8 +61,8 @@ def key_excess(
     """Returns the excess x = U - l of the proof above, the largest in each block of queries,
     rounding included.
 
-    It is infinite, to skip nothing, if an input is not finite: for the whole head
-    of a key or value, for the own block of a query.
+    It is infinite, to skip nothing, if an input is not finite: for the whole head of a key or
+    value, for the own block of a query.
     """
     q, k, v = (
         lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value)

@@ -26,14 +26,13 @@ def keep_freed_memory() -> bool:
     each step begins with pages for the kernel to zero first: 30,000 page faults and a
     quarter of the processors' time in a step of the quickstart's model on two cores.
 
-    The memory of the process stays at its largest. It can be several such
-    blocks, though only one is in use at a time: a block for each step dispatched ahead,
-    and a new block whenever the C library can't give a freed block again. The first steps, which
-    find no block, pay for its pages. Call it before JAX starts its threads, which are to share an
-    arena.
+    The memory of the process stays at its largest. It can be several such blocks, though only one
+    is in use at a time: a block for each step dispatched ahead, and a new block whenever the C
+    library can't give a freed block again. The first steps, which find no block, pay for its pages.
+    Call it before JAX starts its threads, which are to share an arena.
 
-    It does nothing if JAX will take an accelerator, as the host would keep for ever
-    the memory freed there by NumPy and Orbax: whole checkpoints.
+    It does nothing if JAX will take an accelerator, as the host would keep for ever the memory
+    freed there by NumPy and Orbax: whole checkpoints.
 
     Returns:
       Whether it was done: for CPUs, by a C library with these functions.

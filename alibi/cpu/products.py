@@ -69,15 +69,13 @@ def flat_dot_general(
 ) -> Float[Array, "..."]:
     """Computes `lax.dot_general` as a product of two matrices, if the dimensions allow it.
 
-    They do if the last dimensions of `lhs` meet the first dimensions of `rhs`, in
-    order and without batch dimensions, as in every dense layer; all other products go to
-    `lax.dot_general` unchanged. Value and gradient are the same; forward-mode
-    differentiation is not defined.
+    They do if the last dimensions of `lhs` meet the first dimensions of `rhs`, in order and without
+    batch dimensions, as in every dense layer; all other products go to `lax.dot_general` unchanged.
+    Value and gradient are the same; forward-mode differentiation is not defined.
 
-    For activations `[batch, length, width]` the weight gradient contracts two
-    dimensions, and XLA's CPU backend then writes transposed copies of the
-    activations and multiplies slowly. As a product of matrices `[batch * length, width]`
-    it does neither.
+    For activations `[batch, length, width]` the weight gradient contracts two dimensions, and XLA's
+    CPU backend then writes transposed copies of the activations and multiplies slowly. As a product
+    of matrices `[batch * length, width]` it does neither.
     """
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
     contracted = len(lhs_contracted)

@@ -100,8 +100,7 @@ def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlo
     """Returns the blocks of all queries.
 
     Each has a quarter of the queries, but `LEAST_ROWS` to `MOST_ROWS`, and the last the rest: more
-      and smaller blocks
-    save as much as they cost (measured).
+    and smaller blocks save as much as they cost (measured).
     """
     rows = min(MOST_ROWS, max(LEAST_ROWS, -(-q_length // 4)))
     first = k_length - q_length  # the key at the position of the first query

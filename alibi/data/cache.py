@@ -76,7 +76,7 @@ def claimed(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
     """Holds the lock for making `directory`, or a `part` of it; other processes wait for it.
 
     Yields False if the file system has no locks: then each process makes its own, and the first
-      rename wins.
+    rename wins.
 
     Raises:
       ValueError: there is no space, or no permission.

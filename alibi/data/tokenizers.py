@@ -48,7 +48,7 @@ class Tokenizer(abc.ABC):
         """Yields the ids of successive documents, a bounded number at a time.
 
         `after_open_line`: whether a document without a final line end precedes them, in another
-          stream.
+        stream.
         """
 
     @abc.abstractmethod

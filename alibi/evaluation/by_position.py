@@ -149,8 +149,7 @@ def _with_costs_of(short: Dump, long: Dump, sliding: Dump | None) -> float:
     """Returns the mean NLL of the long blocks if each context cost as much as in the short ones.
 
     A context longer than the short blocks costs as much as their full context: by the sliding
-      window of their length if
-    it was dumped, else by their second half.
+    window of their length if it was dumped, else by their second half.
     """
     length = short.of.length
     tokens, nats = (

@@ -40,8 +40,8 @@ def interval(
 
     Tokens of a window depend on each other, so whole windows are drawn. Percentiles of few windows
     are too narrow; they are widened as Student's t widens a normal interval (Hesterberg 2015, arXiv
-    1411.5279, section 5.2). None if
-    a single window has tokens: all its draws are equal, which would look like certainty.
+    1411.5279, section 5.2). None if a single window has tokens: all its draws are equal, which
+    would look like certainty.
 
     Args:
       sums: the sum over the tokens of each window.

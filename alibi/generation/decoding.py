@@ -38,8 +38,7 @@ def read(
 
     Arguments and errors are those of `DecoderLM.__call__` with `decode=True`. The cache is changed
     in place: the given cache can't be used again. With `scan_layers` each call copies each layer's
-      parameters
-    out of their stack; the model of `unrolled` needn't.
+    parameters out of their stack; the model of `unrolled` needn't.
     """
 
     def logits(module: DecoderLM) -> Array:

@@ -100,9 +100,8 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
       + masks of 1 byte        for each dropout whose rate is not 0: 2 w, f / tensor, and h L / tensor if dense
 
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
-      (arXiv
-    2205.05198), equation 2, s b h (10 + 24 / t) with 5 a s / (h t) for dense attention. Here the
-    residual stream is float32, and blocked attention keeps its result and lse in place of the
+    (arXiv 2205.05198), equation 2, s b h (10 + 24 / t) with 5 a s / (h t) for dense attention. Here
+    the residual stream is float32, and blocked attention keeps its result and lse in place of the
     weights (Dao et al. 2022). Arrays of position methods are not counted.
     """
     model, b = config.model, jnp.dtype(DTYPES[config.model.dtype]).itemsize

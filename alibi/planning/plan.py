@@ -156,9 +156,8 @@ def _changes(plan: TrainingPlan) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields config keys for less memory, the cheapest first, each with a number of devices.
 
     First alone: smaller micro-batches, which cost nothing; parameters split by fsdp, which are then
-      sent around;
-    remat, which takes a third more time. Then these together; then bfloat16, which changes the
-    numbers, and heads and features split by tensor; last more devices.
+    sent around; remat, which takes a third more time. Then these together; then bfloat16, which
+    changes the numbers, and heads and features split by tensor; last more devices.
     """
     config, length, heads = plan.config, plan.config.train_length, plan.config.model.num_heads
     shards = plan.mesh["data"] * plan.mesh["fsdp"]

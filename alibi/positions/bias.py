@@ -1,8 +1,7 @@
 """The contract of a bias, which a position method adds to the logits of attention.
 
 Attention cuts a bias into tiles by the declared axes of its fields, and reads its properties:
-  bounded, linear in
-distance. It never asks for a class.
+bounded, linear in distance. It never asks for a class.
 """
 
 import dataclasses

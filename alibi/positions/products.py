@@ -1,12 +1,10 @@
 """Products of tokens with a vector for each distance: the biases of Shaw et al. and DeBERTa.
 
 Two ways are fast for tokens at consecutive positions. `looked_up` takes each pair's product from
-the products of a
-token with all vectors. `products_in_bands` never holds these: a row is a token, a column is a
-  partner of it, and a
-band of rows is multiplied with the vectors of its own distances, few more than columns. The columns
-of a row are then a range of its band's products, which begins one place before the range of the row
-above.
+the products of a token with all vectors. `products_in_bands` never holds these: a row is a token, a
+column is a partner of it, and a band of rows is multiplied with the vectors of its own distances,
+few more than columns. The columns of a row are then a range of its band's products, which begins
+one place before the range of the row above.
 """
 
 import dataclasses

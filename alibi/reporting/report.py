@@ -81,8 +81,7 @@ def write_report(
     the text tables.
 
     Each panel has a figure: the first is extrapolation.png, and figures of further panels (other
-      splits,
-    strides, corpora) have a suffix. Without rows and failures nothing is written.
+    splits, strides, corpora) have a suffix. Without rows and failures nothing is written.
 
     Args:
       failures: reasons by the name of a failed run, listed at the end.

@@ -310,7 +310,7 @@ class EarlyTokenCurse(Analysis):
     tokens.
 
     Shares are None if the gain may be half of its measured value, or chance: they could be any
-      number.
+    number.
     """
 
     analysis = "early_token_curse"

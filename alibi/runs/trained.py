@@ -106,8 +106,7 @@ class TrainedRun:
         """The parameters, sharded over the mesh as in training.
 
         If the latest or best checkpoint was replaced since, or is damaged, the next whole
-        checkpoint takes its
-        place: a line is logged, and `step` changes.
+        checkpoint takes its place: a line is logged, and `step` changes.
         """
         abstract = laid_out(self._shapes, self.mesh)
         failed: dict[int, ValueError] = {}

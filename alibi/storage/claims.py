@@ -1,10 +1,8 @@
 """Claims: which process may write in a place.
 
 With file locks, a single process at a time holds the lock. Without them, as at addresses, the
-process with the latest
-start may write: each start adds a claim, whose name sorts after all earlier names, and a process
-  whose claim is no
-longer the last stops before its next write.
+process with the latest start may write: each start adds a claim, whose name sorts after all earlier
+names, and a process whose claim is no longer the last stops before its next write.
 """
 
 import contextlib

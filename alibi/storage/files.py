@@ -2,8 +2,7 @@
 through epath.
 
 A reader sees a file as it was or as it is now, never a part: local files are renamed into place,
-  and object stores
-replace an object at once.
+and object stores replace an object at once.
 """
 
 import contextlib

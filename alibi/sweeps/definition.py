@@ -8,14 +8,13 @@
         }
 
 `product` makes a run of each combination of config keys; `runs` lists further runs as dictionaries
-of config keys,
-which may also hold a `name` and the evaluation keys. Evaluation keys, for the sweep or for a run:
-  `multiples` or
-`lengths`, `stride` (a number or several; default: the length), `split` (default: valid),
-`context_use` (True: the same tokens at each length too), `passkey` (True: passkey retrieval at each
-length in place of perplexity), `override` (test the run with other values than it was trained with,
-any of {"position": "rotary_ntk", "options": {"factor": 4}, "window": 256}) and `evaluations`, a
-list of dictionaries of these keys. Values in `product` or `runs` replace values of `config`.
+of config keys, which may also hold a `name` and the evaluation keys. Evaluation keys, for the sweep
+or for a run: `multiples` or `lengths`, `stride` (a number or several; default: the length), `split`
+(default: valid), `context_use` (True: the same tokens at each length too), `passkey` (True: passkey
+retrieval at each length in place of perplexity), `override` (test the run with other values than it
+was trained with, any of {"position": "rotary_ntk", "options": {"factor": 4}, "window": 256}) and
+`evaluations`, a list of dictionaries of these keys. Values in `product` or `runs` replace values of
+`config`.
 """
 
 import dataclasses

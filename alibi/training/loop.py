@@ -45,8 +45,7 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
 
     Returns:
       The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless
-      its last checkpoint
-      was lost: then it goes on from an earlier checkpoint.
+      its last checkpoint was lost: then it goes on from an earlier checkpoint.
 
     Raises:
       ValueError: before any work, a config, corpus or work directory is refused, or all checkpoints

@@ -44,8 +44,7 @@ def check_writers(config: Config) -> None:
     """Raises ValueError if the config asks for a writer whose package can't be imported.
 
     The packages are imported here, before other threads start: a thread may make imports lazy for a
-      moment (etils),
-    also in the main thread, which would fail.
+    moment (etils), also in the main thread, which would fail.
     """
     if config.log.tensorboard:
         importlib.import_module("tensorboardX")

@@ -3,10 +3,9 @@
 python scripts/sweep.py --sweep=configs/sweeps/all_methods.py --workdir=workdirs/all-methods --jobs=0
 
 The quickstart's model after 3,000 updates. Some methods change only the test of a trained model,
-such as
-interpolated positions or a sliding window as long as the training sequences: they are tested on the
-  runs of the
-method they change. For each, the gain of the same tokens from more context is also measured.
+such as interpolated positions or a sliding window as long as the training sequences: they are
+tested on the runs of the method they change. For each, the gain of the same tokens from more
+context is also measured.
 """
 
 SEEDS = (0, 1, 2)

@@ -169,8 +169,7 @@ def compare_tokens(arguments: argparse.Namespace) -> list[Row]:
     """Measures a token's attention against a full cache of each length, beside the dense formula.
 
     Queries, keys and values are normal: norms and slopes decide how much is read. A mask hides the
-      slots not yet
-    written, as in Flax's cache.
+    slots not yet written, as in Flax's cache.
     """
     rows = []
     for shape in _shapes(arguments):

@@ -127,9 +127,8 @@ def records(log: bytes) -> Iterator[bytes]:
     doc/log_format.md).
 
     After a header of 7 bytes, in blocks of 32 KiB, each part of a record has a checksum of 4 bytes,
-    its length in 2 and
-    its type in 1: whole, first, middle or last. Recent versions of the package have no reader in
-      Python.
+    its length in 2 and its type in 1: whole, first, middle or last. Recent versions of the package
+    have no reader in Python.
     """
     place, record = 7, b""
     while len(log) - place >= 7:

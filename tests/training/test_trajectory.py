@@ -123,13 +123,11 @@ def test_sixty_updates_of_the_papers_own_code(shared_dir: pathlib.Path) -> None:
     """From the recorded start or one within rounding of it.
 
     In updates 17 and 18 an input of ReLU is about 1e-6, less than rounding has made of it by then.
-    On which side of
-    zero it falls, and with it a jump of the gradient, depends on the order of sums: of the machine,
-      of PyTorch, of
-    XLA. Of 40 starts that are one rounding apart (on a CPU with AVX-512), all have the recorded
-    losses until then within 2e-6; 7 follow the recording to its end within 1.4e-4, and the others
-    one of two paths whose losses come to be 0.9% away from it. So starts are tried until one
-    follows.
+    On which side of zero it falls, and with it a jump of the gradient, depends on the order of
+    sums: of the machine, of PyTorch, of XLA. Of 40 starts that are one rounding apart (on a CPU
+    with AVX-512), all have the recorded losses until then within 2e-6; 7 follow the recording to
+    its end within 1.4e-4, and the others one of two paths whose losses come to be 0.9% away from
+    it. So starts are tried until one follows.
     """
     with np.load(shared_dir / "oracle" / "trajectory.npz") as file:
         recording = dict(file)
