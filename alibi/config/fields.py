@@ -42,7 +42,7 @@ def choice(default: str, names: tuple[str, ...]) -> Any:
 def _violated(limits: Mapping[str, Any], value: Any) -> str:
     """Returns the limits of a field, for an error, if `value` violates them; else ""."""
     if names := limits.get("names"):
-        return "" if value in names else f"one of {', '.join(names)}"
+        return "" if value in names else f"one of {', '.join(name or repr(name) for name in names)}"
     bounds, or_all = limits.get("bounds", {}), limits.get("or_all")
     if value == or_all or all(_BOUNDS[name](value, bound) for name, bound in bounds.items()):
         return ""

@@ -222,15 +222,9 @@ class RunDirectory:
         step: int,
         steps: int,
         reason: str = "",
-        saved: int | None = None,
         **more: Any,
     ) -> None:
-        """Writes the state of the run; `more` are figures, such as tokens_per_second.
-
-        Args:
-          saved: the last saved step, 0 for none; None: read from the checkpoints.
-        """
-        saved = max(self.saved_steps(), default=0) if saved is None else saved
+        """Writes the state of the run; `more` are figures, such as tokens_per_second."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         known = {
             "state": state,
@@ -238,7 +232,7 @@ class RunDirectory:
             "steps": steps,
             "reason": reason,
             "updated": now,
-            "saved": saved,
+            "saved": max(self.saved_steps(), default=0),
         }
         self.write("status.json", known | more)
 

@@ -11,7 +11,6 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from typing import IO
 
 from etils import epath
@@ -20,16 +19,14 @@ from alibi.errors import UserError
 from alibi.storage.files import is_address, listed, write_whole
 
 LOCK_FILE, CLAIMS = ".lock", "claims"
-POLL_SECONDS = 2.0
 ATTEMPTS, ATTEMPT_SECONDS = 3, 0.1  # `is_held` takes the lock for a moment
 
 
 class HeldError(ValueError):
-    """Another process holds the lock; `fact` is the message without its advice."""
+    """Another process, `doing` something in `place`, holds the lock."""
 
-    def __init__(self, fact: str):
-        super().__init__(f"{fact}; wait for it, or stop it")
-        self.fact = fact
+    def __init__(self, doing: str, place: epath.Path):
+        super().__init__(f"another process is {doing} in {place}; wait for it, or stop it")
 
 
 class LostError(UserError):
@@ -77,21 +74,6 @@ class Claim:
             (self._place / CLAIMS / self._name).unlink(missing_ok=True)
 
 
-def awaited(place: epath.Path, doing: str, say: Callable[[str], None]) -> Claim:
-    """Returns the claim of `place` as soon as no other process holds its lock; calls `say` once if
-    it must wait.
-    """
-    waiting = False
-    while True:
-        try:
-            return Claim(place, doing)
-        except HeldError as held:
-            if not waiting:
-                say(f"{held.fact}; waiting until it ends (Ctrl-C to leave)")
-            waiting = True
-            time.sleep(POLL_SECONDS)
-
-
 def is_held(place: epath.Path) -> bool | None:
     """Returns whether a process holds the lock of `place`; None without file locks, where it is
     unknown.
@@ -126,7 +108,7 @@ def _lock(place: epath.Path, doing: str) -> IO[str] | None:
             file.close()
             return None
     file.close()
-    raise HeldError(f"another process is {doing} in {place}")
+    raise HeldError(doing, place)
 
 
 def _add_claim(place: epath.Path) -> str:

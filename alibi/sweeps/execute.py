@@ -17,7 +17,7 @@ from alibi.errors import FAILED, REQUEUE, Interrupted, UserError, disk_errors_na
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.writers import format_duration
 from alibi.runs import usable_cores
-from alibi.storage.claims import Claim, HeldError, LostError
+from alibi.storage.claims import Claim, HeldError, LostError, is_held
 from alibi.storage.files import resolve
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import seconds_left
@@ -158,6 +158,9 @@ class Sweeper:
         try:
             if self.primary:
                 claim = Claim(self.workdir / TASKS / run.name, "at work")
+                directory = run_directory(self.workdir, run).path
+                if is_held(directory):  # by a train.py that no sweep started
+                    raise HeldError("training", directory)
             # Its processes inherit the lock, which lasts until they have ended, even if this
             # process is killed.
             lock = claim.file.fileno() if claim and claim.file else None

@@ -78,13 +78,14 @@ def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWri
 
 
 class JsonLines(MetricWriter):
-    """Rows of metrics.jsonl, in a bucket files metrics/STEP.jsonl.
+    """Rows of metrics.jsonl, in a bucket files metrics/STEP-TIME.jsonl.
 
     Rows after `resume_step` are dropped: the run was stopped later than it was saved.
     """
 
     def __init__(self, run: RunDirectory, resume_step: int):
         self._run, self._file = run, run.path / METRICS_FILE
+        run.check_claim()
         drop_rows(self._file, resume_step)
 
     def write(self, step: int, values: dict[str, float]) -> None:

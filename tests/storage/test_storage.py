@@ -11,7 +11,7 @@ import time
 import pytest
 from etils import epath
 
-from alibi.storage.claims import CLAIMS, LOCK_FILE, Claim, HeldError, LostError, awaited, is_held
+from alibi.storage.claims import CLAIMS, LOCK_FILE, Claim, HeldError, LostError, is_held
 from alibi.storage.files import (
     append_row,
     check_writable,
@@ -138,22 +138,6 @@ def test_a_process_that_only_looks_keeps_nobody_from_a_claim(place: epath.Path) 
         time.sleep(0.1)
         look.close()
         claimed.result().release()
-
-
-def test_a_waiting_process_gets_the_claim_when_it_is_given_back(
-    place: epath.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("alibi.storage.claims.POLL_SECONDS", 0.05)
-    messages: list[str] = []
-    first = Claim(place, "at work")
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        second = pool.submit(awaited, place, "at work", messages.append)
-        time.sleep(0.5)
-        assert not second.done()
-        first.release()
-        second.result(timeout=10).release()
-    (message,) = messages
-    assert message.startswith(f"another process is at work in {place}; waiting")
 
 
 @pytest.mark.usefixtures("no_locks")

@@ -205,12 +205,11 @@ def test_tasks_that_overlap_make_each_run_once_and_one_of_them_reports(tmp_path)
     assert again.commands == [], "a retry finds all done"
 
 
-def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys):
+@pytest.mark.parametrize("folder", [TASKS, "runs"], ids=["by-a-sweep", "by-train.py"])
+def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys, folder):
     sweep = of_methods("alibi", "t5", "none")
-    held, trainer = (
-        Claim(resolve(tmp_path) / TASKS / sweep.runs[0].name, "at work"),
-        Trainer(sweep, tmp_path),
-    )
+    held = Claim(resolve(tmp_path) / folder / sweep.runs[0].name, "at work")
+    trainer = Trainer(sweep, tmp_path)
     task = sweeper_of(
         sweep, tmp_path, trainer, lambda _: pytest.fail("not all ended"), share=sweep.runs
     )
