@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-from alibi.attention.attend import compute_call
 from alibi.attention.cache import KeyValues, Reading
 from alibi.attention.call import AttentionCall, AttentionOptions
+from alibi.attention.dispatch import compute_call
 from alibi.positions import AlibiBias
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.bias import KnownPositions

@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.attention.cache import Reading
-from alibi.attention.flax import AttentionFn, Cached
+from alibi.attention.call import AttentionOptions
+from alibi.attention.flax import AttentionFn, Cached, method_attention_fn
 from alibi.config import ModelConfig
 from alibi.cpu.products import Products
 from alibi.model.initialization import INITIALIZATIONS

@@ -128,7 +128,7 @@ def _jax_arrays(shape: Shape) -> list[Any]:
 
 def project_step(shape: Shape, way: Way) -> Step:
     """Returns the passes of a backend, which also count the weights in the tiles they compute."""
-    from alibi.attention.attend import attend
+    from alibi.attention import attend
     from alibi.slopes import alibi_slopes
 
     slopes, how = (

@@ -1,7 +1,6 @@
 """Several devices, each with its own sequences and heads, compute the attention of a single device."""
 
 import functools
-import importlib
 import re
 
 import jax
@@ -12,18 +11,17 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from alibi import alibi_slopes, attend
-from alibi.attention.attend import fitting_sharding, on_each_device
+from alibi.attention import dispatch
 from alibi.attention.augmented import augmented_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall
+from alibi.attention.dispatch import fitting_sharding, on_each_device
 from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_tiling
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import AlibiBias, make_position
 from tests.attention.calls import abstract_tpu, inputs, on, value_and_gradients
 
-# the package has a function of that name
-attend_module = importlib.import_module("alibi.attention.attend")
 SPLIT = P(("data", "fsdp"), None, "tensor")
 
 
@@ -111,7 +109,7 @@ def test_on_a_mesh_of_one_device_groups_of_heads_go_in_turn():
         return call.query
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attend_module, "compute", plan)
+        patch.setattr(dispatch, "compute", plan)
         alone = NamedSharding(jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), P("data"))
         attend(
             *map(jnp.asarray, inputs(2, 2048, 2048, 4, 8)[:3]),
@@ -176,9 +174,7 @@ def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
     """The slopes of a device's own heads are picked when it runs, and count as known all the same."""
     taken = []
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    monkeypatch.setattr(
-        attend_module, "compute", lambda call, name: taken.append(name) or call.query
-    )
+    monkeypatch.setattr(dispatch, "compute", lambda call, name: taken.append(name) or call.query)
     arrays, sharding = [jnp.zeros((4, 1024, 4, 64), jnp.bfloat16)] * 3, NamedSharding(mesh(), SPLIT)
     attend(*arrays, slopes=alibi_slopes(4))
     attend(*arrays, slopes=alibi_slopes(4), sharding=sharding)

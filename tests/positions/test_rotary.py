@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.attention.attend import attend
+from alibi.attention import attend
 from alibi.config import make_config, replaced
 from alibi.model.decoder import build_model
 from alibi.model.positions import init_layer, scaled_queries
