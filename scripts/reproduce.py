@@ -33,7 +33,7 @@ _SCALE = flags.DEFINE_string(
     "scale", "small", "paper, or medium or small: the same protocol on two cores"
 )
 _RUN = flags.DEFINE_bool("run", False, "train and evaluate the missing runs, and write the table")
-_LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with what has been run")
+_LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with their state")
 _WORKDIR = flags.DEFINE_string(
     "workdir",
     "workdirs/reproduce",

@@ -76,8 +76,13 @@ def main() -> int:
             check_trainable(config, _DEVICES.value)
         except ValueError as error:
             raise ValueError(f"{name}{error}") from None
-    template = pathlib.Path(_TEMPLATE.value)
-    text, runs = template.read_text(), len(sweep.runs) if sweep else 1
+    template, runs = pathlib.Path(_TEMPLATE.value), len(sweep.runs) if sweep else 1
+    try:
+        text = template.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"--template={template} can't be read ({error}); give a text such as configs/launch/slurm.sh"
+        ) from None
     tasks = _TASKS.value or runs
     if tasks > runs:
         raise ValueError(f"--tasks={tasks}: there are {runs} runs; give at most as many tasks")
@@ -91,6 +96,8 @@ def main() -> int:
         "COMMAND": command,
         "CLONE_COMMAND": command,
     }
+    if unnamed := [pair for pair in _SET.value if "=" not in pair]:
+        raise ValueError(f"--set={unnamed[0]} has no value; write --set={unnamed[0]}=VALUE")
     given = dict(pair.partition("=")[::2] for pair in _SET.value)
     filled = templates.fill_tasks(text, values, given, tasks)
     if not _GO.value:

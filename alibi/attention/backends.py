@@ -94,7 +94,7 @@ RULES = (
             and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
         ),
         "decoding",
-        "reads what the bias leaves in reach, not the whole cache (measured on two cores, of which it takes one); "
+        "reads only keys in reach of the bias, not the whole cache (measured on one core of two); "
         "accelerators would start several kernels for each block (not measured), several devices without a sharding "
         "would gather the heads",
     ),
@@ -146,7 +146,7 @@ RULES = (
         "all else",
         lambda call: True,
         "reference",
-        "the logits are small; XLA fuses what it can",
+        "the logits are small, and XLA fuses the operations",
     ),
 )
 

@@ -160,7 +160,7 @@ class RunEvaluation:
         ]
 
     def run(self) -> None:
-        """Measures what is missing, shortest length first; raises ValueError if the text is too
+        """Measures the missing lengths, shortest first; raises ValueError if the text is too
         short for all.
         """
         for windows in self.windows:

@@ -56,9 +56,7 @@ class QueryProducts(Bias):
         return products.swapaxes(-1, -2) if self.of_keys else products
 
     def _sides(self, of_queries: Any, of_keys: Any) -> tuple[Any, Any]:
-        """Returns the arguments as that of the tokens, which are rows, and of their partners, which
-        are columns.
-        """
+        """Returns the argument for the rows, which are tokens, and for the columns, their partners."""
         return (of_keys, of_queries) if self.of_keys else (of_queries, of_keys)
 
     def _products(

@@ -77,7 +77,7 @@ def passkey_figure(table: Table) -> Spec:
 
 
 def comparison_figure(comparison: Comparison, lines: str) -> Spec:
-    """Returns the paper's numbers on the left and ours, of which there must be some, on the right.
+    """Returns the paper's numbers on the left and ours on the right; at least one of ours is needed.
 
     Args:
       lines: "columns" or "rows": perplexities become lines over the length in rows or columns;

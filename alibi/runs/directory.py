@@ -193,7 +193,7 @@ class RunDirectory:
         elif self.tokenizer().fingerprint() != tokenizer.fingerprint():
             raise ValueError(
                 f"the tokenizer of the run in {self} is another than that of data.tokenizer_file or of the train "
-                "text now; give the one that is there, or use another --workdir"
+                "text now; give the saved tokenizer, or use another --workdir"
             )
 
     def check_claim(self) -> None:

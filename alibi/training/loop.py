@@ -165,7 +165,7 @@ class Updates:
                 )
         self.checkpoints.wait()
         self.record.write_status("finished", step)
-        self.record.close()  # before the line that says so
+        self.record.close()  # before the line "finished"
 
     def _save(self, step: int, save: bool, validate: bool) -> bool:
         """Validates, and saves if `save` is set or the validation was the best; returns whether it
@@ -285,7 +285,7 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
         reason = "stopped by a signal" if signalled else f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError, ValueError, LostError):
             status = run.status()
-            # else it says so, with the update
+            # otherwise the status is written, with the update
             if not isinstance(error, Interrupted) or status["state"] == "running":
                 figures = ("train_nll", "tokens_per_second", "peak_memory_bytes", "best")
                 kept = {key: status[key] for key in figures if key in status}

@@ -147,7 +147,10 @@ class Parent:
             self.step, params, damaged = checkpoints.first_whole(read)
         if hosts.is_primary():
             for damage in damaged.values():
-                print(f"{damage}; the run starts from that of {self.step}", file=sys.stderr)
+                print(
+                    f"{damage}; the run starts from the checkpoint of step {self.step}",
+                    file=sys.stderr,
+                )
         taken = {path: leaf for path, leaf in _by_path(params).items() if path in self._taken}
         params = jax.tree.map_with_path(
             lambda path, leaf: taken.get(_name(path), leaf), state.params

@@ -172,7 +172,7 @@ class Column:
     Attributes:
       value: the row's key, or several for values inside values, or a function of the row, which
         returns text.
-      form, factor: how the number is printed, and times what.
+      form, factor: how the number is printed, and a factor before.
     """
 
     title: str
