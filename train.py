@@ -6,10 +6,11 @@ goes on from the latest checkpoint in DIR. On several hosts give the same comman
 --multihost if the cluster describes itself (TPU pods, SLURM), or with --coordinator_address,
 --num_processes and --process_id.
 
-SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update, or leave
-at once before the first update, and exit with code 75: the same command goes on from there (for
-launchers: requeue). A process that loses another process does the same. Code 1: an error to fix
-before the next start; its message names the cause.
+SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update and exit
+with code 75: the same command goes on from there (for launchers: requeue). Before the first update
+they leave at once; only a SIGTERM to one of several processes stops them after it. A process that
+loses another process leaves at once, with the same code. Code 1: an error to fix before the next
+start; its message names the cause.
 
 --plan, with --devices and --device_kind, prints the memory and time of the run on those devices,
 and --print_config the whole config; both need no --workdir and no device, and train nothing. A plan

@@ -134,6 +134,12 @@ def test_a_place_that_is_none(execute, capsys, words: list[str], message: str) -
         assert execute(*words, addresses=("place", "places")) == 0
 
 
+def test_words_without_a_flag_are_named(execute, capsys) -> None:
+    """Flags behind them are not parsed, so --config seems to be missing."""
+    assert execute("quick", QUICKSTART, required=("config",)) == 1
+    assert "unknown arguments: quick" in capsys.readouterr().err
+
+
 def test_a_cache_at_an_address_is_refused(execute, monkeypatch, capsys) -> None:
     monkeypatch.setenv("ALIBI_CACHE", "gs://bucket/cache")
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")

@@ -68,7 +68,7 @@ class Slots(flax.struct.PyTreeNode):
             )
 
     def holds(self, tokens: int) -> Bool[Array, ""]:
-        """Whether there is room for this many more tokens."""
+        """Returns whether there is room for this many more tokens."""
         return self.ring | (self.read + tokens <= self.positions.shape[1])
 
     def next_positions(self, tokens: int) -> Int[Array, "batch tokens"]:

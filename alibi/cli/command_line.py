@@ -104,7 +104,10 @@ def execute(
         return 130
     except Exception as error:
         if hosts.is_lost_connection(error):
-            print_error(f"another process was lost ({str(error).splitlines()[0][:200]}); {RESUMES}")
+            reason = str(error).splitlines()[0][:200]
+            print_error(
+                f"another process was lost ({reason}); the same command goes on from the saved work"
+            )
             return REQUEUE
         if reason := explain(error):
             print_error(reason)
@@ -135,14 +138,14 @@ def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:
         ) from None
     except flags.Error as error:
         raise ValueError(str(error)) from None
+    if words and not takes:
+        raise ValueError(f"unknown arguments: {' '.join(words)}; flags start with --")
     missing = [f"--{name} ({values[name].help})" for name in required if values[name].value is None]
     missing += [takes] if takes and not words else []
     if missing:
         raise ValueError(
             f"give {' and '.join(missing)}; --help shows how the command is used, and all flags"
         )
-    if words and not takes:
-        raise ValueError(f"unknown arguments: {' '.join(words)}; flags start with --")
     if "config" in values and values["config"].value is not None:
         values["config"].value = load_config(values["config"].value, dict(overrides))
     return words

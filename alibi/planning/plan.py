@@ -142,7 +142,7 @@ def make_plan(
 
 
 def _fits(plan: TrainingPlan, change: Mapping[str, Any], devices: int, state: TrainState) -> bool:
-    """Whether the run would fit on `devices` devices with `change` in its config."""
+    """Returns whether the run would fit on `devices` devices with `change` in its config."""
     try:
         config = replaced(plan.config, change)
         check_trainable(config, devices)
