@@ -185,8 +185,10 @@ class RunDirectory:
     def _keep(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer if there is none; raises ValueError if there is another."""
         folder = self.path / "tokenizer"
-        if not (self.path / "config.json").exists():
-            folder.rmtree(missing_ok=True)  # of a killed first start
+        if folder.exists() and not (self.path / "config.json").exists():
+            if not is_address(folder):
+                self.tokenizer()  # raises ValueError if the folder is none of ours
+            folder.rmtree()  # of a killed first start
         if not folder.exists():
             with made_whole(folder) as partial:
                 tokenizer.save(partial)

@@ -46,6 +46,21 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, co
     assert f"{run.path}/{message}" in str(raised.value)
 
 
+def test_only_a_tokenizer_of_a_killed_first_start_is_replaced(tmp_path, tiny_config):
+    """A first start writes the tokenizer, then config.json."""
+    run = RunDirectory(tmp_path)
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "vocab.json").write_text("of the user")
+    with pytest.raises(ValueError, match="tokenizer holds no saved tokenizer"):
+        run.claim(tiny_config(), ByteTokenizer())
+    assert (tmp_path / "tokenizer" / "vocab.json").read_text() == "of the user"
+    (tmp_path / "tokenizer").rename(tmp_path / "other")
+    (tmp_path / "tokenizer").mkdir()
+    ByteTokenizer().save(tmp_path / "tokenizer")
+    run.claim(tiny_config(), ByteTokenizer())
+    run.release()
+
+
 def test_the_commit_of_an_image_is_told_by_its_environment(tmp_path, monkeypatch):
     """It holds neither git nor the history; where there is git, it is believed."""
     monkeypatch.setenv("PATH", str(tmp_path))
