@@ -104,9 +104,9 @@ def execute(
         return 130
     except Exception as error:
         if hosts.is_lost_connection(error):
-            reason = str(error).splitlines()[0][:200]
+            cause = str(error).splitlines()[0][:200]
             print_error(
-                f"another process was lost ({reason}); the same command goes on from the saved work"
+                f"another process was lost ({cause}); the same command goes on from the saved work"
             )
             return REQUEUE
         if reason := explain(error):

@@ -61,10 +61,10 @@ def test_only_a_tokenizer_of_a_killed_first_start_is_replaced(tmp_path, tiny_con
     run.release()
 
 
-def test_the_commit_of_an_image_is_told_by_its_environment(tmp_path, monkeypatch):
-    """It holds neither git nor the history; where there is git, it is believed."""
+def test_the_commit_of_an_image_comes_from_the_environment(tmp_path, monkeypatch):
+    """An image has neither git nor the history; with git, the environment does not count."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    commit = git_commit.__wrapped__  # which is found once for each process
+    commit = git_commit.__wrapped__  # without its cache
     assert commit() == "unknown"
     monkeypatch.setenv("ALIBI_COMMIT", "")  # ENV of an ARG that was not given
     assert commit() == "unknown"
