@@ -1,5 +1,6 @@
 """Runs and rows at gs://, on an emulator of Cloud Storage on this machine."""
 
+import contextlib
 import logging
 from collections.abc import Iterator
 
@@ -47,6 +48,16 @@ def bucket() -> Iterator[str]:
             # Otherwise gcsfs asks for the kind of the bucket by gRPC, which the emulator does not
             # know.
             patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+            download = server.objects.download
+
+            def download_with_generation(request, response, storage) -> None:
+                """Sends the generation, as Cloud Storage does; TensorStore needs it to write."""
+                with contextlib.suppress(server.objects.NotFound):
+                    file = storage.get_file_obj(**request.params)
+                    response["X-Goog-Generation"] = file["generation"]
+                download(request, response, storage)
+
+            patch.setattr(server.objects, "download", download_with_generation)
             yield "gs://bucket"
 
 
