@@ -11,14 +11,9 @@ are shown by the first digits of their tokens' SHA-256.
 """
 
 import json
-import pathlib
-import sys
 
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/analyse_nll.py has only scripts/ on its
-# path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi.cli import command_line
 
@@ -61,8 +56,6 @@ def main() -> int:
             " ".join(filter(None, [row.of.run, row.of.override])),
             f"{row.of.step:,}",
             row.of.tokens_sha256[:8],
-        ]
-        cells += [
             f"{row.of.length:,} to {row.longer_length:,}",
             f"{row.gain_nats:.4f}{interval}",
             *shares,

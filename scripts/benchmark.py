@@ -25,9 +25,7 @@ import os
 import pathlib
 import sys
 
-# A clone works without being installed: python scripts/benchmark.py has only scripts/ on its path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-
+import clone  # noqa: F401
 from benchmarks import (
     adaptive,
     attention,

@@ -8,15 +8,10 @@ arguments, and its peak.
 """
 
 import os
-import pathlib
-import sys
 import time
 
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/compile_plan.py has only scripts/ on its
-# path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from alibi.cli import command_line
 
@@ -33,8 +28,8 @@ def main() -> None:
         raise ValueError(
             "compiling for TPUs needs the package libtpu; install it by bash scripts/setup.sh --extra=tpu"
         )
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU with metadata
     for name, value in (
+        ("SKIP_MDS_QUERY", "1"),  # there is no TPU with metadata
         ("ACCELERATOR_TYPE", "v5litepod-8"),
         ("WORKER_ID", "0"),
         ("WORKER_HOSTNAMES", "localhost"),
@@ -43,15 +38,21 @@ def main() -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
+    from benchmarks.training_contenders import compile_step
     from jax.experimental import topologies
 
+    from alibi.attention.call import traced_for
     from alibi.parallel.device_kinds import GIB
+    from alibi.parallel.sharding import make_mesh
     from alibi.planning.plan import make_plan
 
     devices = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGY.value).devices
     plan = make_plan(_CONFIG.value, len(devices), devices[0].device_kind)
     start = time.perf_counter()
-    analysis = compile_step(plan, devices).memory_analysis()
+    mesh = make_mesh(plan.config.mesh, devices)
+    with traced_for(plan.kind.platform, len(devices)):
+        *_, step = compile_step(plan.config, plan.vocabulary.size, mesh)
+    analysis = step.memory_analysis()
     seconds = time.perf_counter() - start
     state = plan.memory.parameters + plan.memory.optimizer
     arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
@@ -62,32 +63,6 @@ def main() -> None:
     print(
         f"  at most   planned {plan.memory.total / GIB:.3f}   compiled {(arguments + temporaries) / GIB:.3f}"
     )
-
-
-def compile_step(plan, devices):
-    """Returns the compiled training step of the plan's run on `devices`."""
-    import jax
-    import numpy as np
-
-    from alibi.attention.call import traced_for
-    from alibi.model.decoder import build_model
-    from alibi.parallel.sharding import batch_sharding, make_mesh
-    from alibi.training.optimizer import make_optimizer
-    from alibi.training.step import abstract_state, make_train_step
-
-    config, mesh = plan.config, make_mesh(plan.config.mesh, devices)
-    with traced_for(plan.kind.platform, len(devices)):
-        model = build_model(config, plan.vocabulary.size, sharding=batch_sharding(mesh))
-        optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
-        state = abstract_state(model, optimizer, mesh)
-        rows = config.train.batch_tokens // config.train_length // plan.micro_batches
-        shape = plan.micro_batches, rows, config.train_length
-        batch = jax.ShapeDtypeStruct(shape, np.int32, sharding=batch_sharding(mesh, leading=1))
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-        update = make_train_step(
-            model, optimizer, config.seed, schedule=schedule, state_shardings=shardings
-        )
-        return update.lower(state, batch, batch).compile()
 
 
 if __name__ == "__main__":

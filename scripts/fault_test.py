@@ -12,7 +12,6 @@ parameters or rows differ, or a line is missing.
 
 import argparse
 import contextlib
-import functools
 import os
 import pathlib
 import random
@@ -22,8 +21,8 @@ import sys
 import tempfile
 import time
 
-# A clone works without being installed: python scripts/fault_test.py has only scripts/ on its path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import clone  # noqa: F401
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from fault_trial import HUNG_SECONDS, STEPS, Trial, kill, make_inputs
@@ -64,19 +63,16 @@ FILES = {
 
 
 class FaultTest:
-    """The faults one after the other.
+    """The faults, each by a function that prints how many were survived.
 
     Attributes:
-      survived: how many of each fault, by its name.
       differences: results that were not those of the undisturbed run.
-      complaints: these and other mistakes, in words.
+      mistakes: commands that failed, or ended without the line they owe.
     """
 
     def __init__(self, folder: pathlib.Path, seed: int):
         self.folder, self.inputs, self.random = folder, folder / "inputs", random.Random(seed)
-        self.survived: dict[str, int] = {}
-        self.complaints: list[str] = []
-        self.differences = 0
+        self.differences = self.mistakes = 0
         make_inputs(self.inputs)
         self.whole, self.seconds = Trial(folder / "undisturbed", self.inputs), {}
         for kind in KINDS[:3]:
@@ -108,26 +104,27 @@ class FaultTest:
         """Kills a command at random moments and gives it again, from the beginning if it ended
         before the kill.
         """
-        what = f"kills of {kind}"
+        fault, killed = f"kills of {kind}", 0
         trial, longest = self.before(kind), self.seconds[kind]
-        while self.survived.get(what, 0) < kills:
+        while killed < kills:
             process = trial.start(kind)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self.random.uniform(0, longest))
             if process.poll() is None:
-                self._count(what)
+                killed += 1
                 kill(process)
             else:
                 process.communicate()
                 trial, longest = self.before(kind), 0.9 * longest
         code, messages = trial.end(kind)
         if code:
-            self.complaints.append(f"{what}: afterwards it ended with {code}: {messages[-500:]}")
-        self._finish(trial, what)
+            self._fail(f"{fault}: afterwards it ended with {code}: {messages[-500:]}")
+        self._finish(trial, fault)
+        print(f"{fault}: {killed}", flush=True)
 
     def flips(self, flips: int, kind: str) -> None:
-        """Flips bits of files, one at a time: training and evaluating name the damage, or give the
-        same numbers.
+        """Flips bits of files, each in files of its own: training and evaluating name the damage,
+        or give the same numbers.
         """
         for _ in range(flips):
             trial = self.before("evaluate")
@@ -140,59 +137,54 @@ class FaultTest:
             files = sorted(path for path in trial.folder.glob(FILES[kind]) if path.is_file())
             # Each bit is as likely as any other of its kind.
             (file,) = self.random.choices(files, [path.stat().st_size for path in files])
-            content, bit = (
-                bytearray(file.read_bytes()),
-                self.random.randrange(8 * file.stat().st_size),
-            )
+            content = bytearray(file.read_bytes())
+            bit = self.random.randrange(8 * len(content))
             content[bit // 8] ^= 1 << bit % 8
             file.write_bytes(content)
-            self._count(f"flips in {kind}")
             if not trial.finish():
-                with contextlib.suppress(ValueError):  # a dump that is read names its damage
-                    self._compare(
-                        trial, f"flips in {kind}: bit {bit} of {file.relative_to(trial.folder)}"
-                    )
+                place = file.relative_to(trial.folder)
+                with contextlib.suppress(ValueError):  # a dump names its damage when it is read
+                    self._compare(trial, f"flips in {kind}: bit {bit} of {place}")
+        print(f"flips in {kind}: {flips}", flush=True)
 
     def second_start(self, start: str) -> None:
         """Starts a training or a sweep twice: one waits, finds all done, or is stopped or refused
         in a line.
         """
-        kind, what = start.partition(" ")[0], f"second starts of {start}"
+        kind, fault = start.partition(" ")[0], f"second starts of {start}"
         trial = self.before(kind)
         if start.endswith("without locks"):
             folder = self.folder / "no-locks"
             folder.mkdir(exist_ok=True)
             (folder / "sitecustomize.py").write_text(NO_LOCKS)
-            trial.environment["PYTHONPATH"] = (
-                f"{folder}{os.pathsep}{trial.environment['PYTHONPATH']}"
-            )
+            path = f"{folder}{os.pathsep}{trial.environment['PYTHONPATH']}"
+            trial.environment["PYTHONPATH"] = path
         for process in [trial.start(kind) for _ in range(2)]:
             messages = process.communicate(timeout=HUNG_SECONDS)[1]
             code = process.returncode
             if code and (code != 1 or "Traceback" in messages):
-                self.complaints.append(
-                    f"{what}: ended with {code} and without a line that helps: {messages[-800:]}"
-                )
-        self._count(what)
-        self._finish(trial, what)
+                line = f"ended with {code} and without a line that helps"
+                self._fail(f"{fault}: {line}: {messages[-800:]}")
+        self._finish(trial, fault)
+        print(f"{fault}: 1", flush=True)
 
-    def _count(self, what: str) -> None:
-        self.survived[what] = self.survived.get(what, 0) + 1
+    def _fail(self, mistake: str) -> None:
+        self.mistakes += 1
+        print(f"wrong: {mistake}", flush=True)
 
-    def _finish(self, trial: Trial, what: str) -> None:
+    def _finish(self, trial: Trial, fault: str) -> None:
         if error := trial.finish():
-            self.complaints.append(f"{what}: {error}")
+            self._fail(f"{fault}: {error}")
         else:
-            self._compare(trial, what)
+            self._compare(trial, fault)
 
-    def _compare(self, trial: Trial, what: str) -> None:
+    def _compare(self, trial: Trial, fault: str) -> None:
         found = trial.results()
         for name in sorted(self.expected.keys() | found.keys()):
-            if found.get(name) != self.expected.get(name):
+            now, whole = found.get(name), self.expected.get(name)
+            if now != whole:
                 self.differences += 1
-                self.complaints.append(
-                    f"{what}: {name} differs: {found.get(name)}, not {self.expected.get(name)}"
-                )
+                print(f"wrong: {fault}: {name} differs: {now}, not {whole}", flush=True)
 
 
 def main() -> int:
@@ -220,25 +212,15 @@ def main() -> int:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="alibi-faults-") as name:
         test = FaultTest(pathlib.Path(name), arguments.seed)
-        stages = [
-            functools.partial(test.kills, arguments.kills, kind)
-            for kind in KINDS
-            if arguments.kills
-        ]
-        stages += [functools.partial(test.flips, arguments.flips, kind) for kind in kinds]
-        stages += [functools.partial(test.second_start, start) for start in starts]
-        for stage in stages:
-            before, complaints = test.survived.copy(), len(test.complaints)
-            stage()
-            for what, times in sorted(test.survived.items() - before.items()):
-                print(f"{what}: {times}", flush=True)
-            for complaint in test.complaints[complaints:]:
-                print(f"wrong: {complaint}", flush=True)
-    print(
-        f"differences: {test.differences}, other mistakes: {len(test.complaints) - test.differences}"
-    )
+        for kind in KINDS if arguments.kills else ():
+            test.kills(arguments.kills, kind)
+        for kind in kinds if arguments.flips else ():
+            test.flips(arguments.flips, kind)
+        for start in starts:
+            test.second_start(start)
+    print(f"differences: {test.differences}, other mistakes: {test.mistakes}")
     print(f"took {time.monotonic() - begun:.0f} s")
-    return 1 if test.complaints else 0
+    return 1 if test.differences or test.mistakes else 0
 
 
 if __name__ == "__main__":

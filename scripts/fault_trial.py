@@ -66,29 +66,31 @@ class Trial:
             "PYTHONPATH": str(ROOT),
         }
         config = f"--config={inputs}/config.py:position=alibi,seed=0"
-        evaluate = [
-            f"--workdirs={self.run}",
-            "--multiples=1,2",
-            "--dump_nll",
-            f"--output_dir={folder}",
-        ]
         self.commands = {
             "prepare": ["scripts/prepare_data.py", config],
             "train": ["train.py", config, f"--workdir={self.run}"],
-            "evaluate": ["eval_extrapolation.py", *evaluate],
+            "evaluate": [
+                "eval_extrapolation.py",
+                f"--workdirs={self.run}",
+                "--multiples=1,2",
+                "--dump_nll",
+                f"--output_dir={folder}",
+            ],
             "sweep": ["scripts/sweep.py", f"--sweep={inputs}/sweep.py", f"--workdir={folder}"],
         }
 
     def start(self, kind: str) -> subprocess.Popen:
         script, *flags = self.commands[kind]
         command = [sys.executable, str(ROOT / script), *flags]
-        streams = {
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.PIPE,
-            "text": True,
-            "errors": "replace",
-        }
-        return subprocess.Popen(command, env=self.environment, process_group=0, **streams)
+        return subprocess.Popen(
+            command,
+            env=self.environment,
+            process_group=0,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
 
     def end(self, kind: str) -> tuple[int, str]:
         """Runs a command to its end; returns the exit code and stderr."""

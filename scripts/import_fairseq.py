@@ -10,15 +10,8 @@ further training come from --config. PyTorch reads the file with weights_only=Tr
 code from it.
 """
 
-import pathlib
-import sys
-
+import clone
 from absl import flags
-
-# A clone works without being installed: python scripts/import_fairseq.py has only scripts/ on its
-# path.
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 from alibi.cli import command_line
 
@@ -29,7 +22,7 @@ _POSITION = flags.DEFINE_string(
     "position", "", "alibi, sinusoidal or none; default: as the checkpoint's settings show"
 )
 _CONFIG = command_line.define_config_flag(
-    str(ROOT / "configs" / "wikitext103.py"), help="text and settings of further training"
+    str(clone.ROOT / "configs" / "wikitext103.py"), help="text and settings of further training"
 )
 
 

@@ -9,17 +9,11 @@ configs/sweeps/passkey.py.
 """
 
 import json
-import pathlib
 import statistics
-import sys
 from typing import Any
 
+import clone
 import jax
-
-# A clone works without being installed: python scripts/methods_page.py has only scripts/ on its
-# path.
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 from alibi.cli import command_line
 from alibi.config.override import Override
@@ -27,10 +21,10 @@ from alibi.positions import METHODS, PositionMethod, make_position, method_class
 from alibi.reporting.rows import Row, latest, read_rows
 from configs.sweeps import all_methods, passkey
 
-PAGE = ROOT / "docs" / "methods.md"
-ROWS = ROOT / "results" / "methods" / "results.jsonl"
-SPEED = ROOT / "results" / "methods" / "speed.json"
-KEYS = ROOT / "results" / "passkey" / "results.jsonl"
+PAGE = clone.ROOT / "docs" / "methods.md"
+ROWS = clone.ROOT / "results" / "methods" / "results.jsonl"
+SPEED = clone.ROOT / "results" / "methods" / "speed.json"
+KEYS = clone.ROOT / "results" / "passkey" / "results.jsonl"
 # the quickstart's model, of 4 layers
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}
 LAYERS = 4
@@ -251,7 +245,7 @@ def _speed(name: str, speeds: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     PAGE.write_text(page(read_rows(ROWS), read_rows(KEYS), json.loads(SPEED.read_text())))
-    print(f"written: {PAGE.relative_to(ROOT)}")
+    print(f"written: {PAGE.relative_to(clone.ROOT)}")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,8 @@ its report. --position, --position_options and --window test a run as another me
 eval_extrapolation.py.
 """
 
-import pathlib
-import sys
-
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/passkey.py has only scripts/ on its path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi.cli import command_line, evaluation_flags
 

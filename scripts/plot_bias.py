@@ -10,12 +10,9 @@ Methods that change the token embeddings alone have no figure.
 """
 
 import pathlib
-import sys
 
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/plot_bias.py has only scripts/ on its path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi.cli import command_line
 

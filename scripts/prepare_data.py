@@ -12,16 +12,11 @@ overridden: --config.data.cache_dir=DIR.
 Each worker reads a packed file or a dataset whole, and plain text files only at its own shards.
 """
 
-import pathlib
 import re
-import sys
 import time
 
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/prepare_data.py has only scripts/ on its
-# path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from alibi.cli import command_line
 

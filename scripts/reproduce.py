@@ -19,12 +19,9 @@ the hub, unless files are given, and needs files for its books and CC100.
 """
 
 import pathlib
-import sys
 
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/reproduce.py has only scripts/ on its path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from alibi.cli import command_line
 

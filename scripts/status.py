@@ -6,14 +6,11 @@ status. On a terminal the table is drawn anew every --every seconds, elsewhere i
 until all runs have ended; --once: one time.
 """
 
-import pathlib
 import sys
 import time
 
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/status.py has only scripts/ on its path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from alibi.cli import command_line
 

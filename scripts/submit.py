@@ -20,10 +20,8 @@ import shutil
 import subprocess
 import sys
 
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/submit.py has only scripts/ on its path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from alibi.cli import command_line
 

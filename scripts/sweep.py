@@ -14,14 +14,8 @@ end reports. Without --task the command does all runs, and reports too. scripts/
 tasks to a cluster.
 """
 
-import dataclasses
-import pathlib
-import sys
-
+import clone  # noqa: F401
 from absl import flags
-
-# A clone works without being installed: python scripts/sweep.py has only scripts/ on its path.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from alibi.cli import command_line
 
@@ -65,9 +59,9 @@ def main() -> int:
         share=share,
     )
     if _DRY_RUN.value:
-        shown = dataclasses.replace(sweep, runs=sweep.runs if share is None else share)
-        plan = f"\n{device_table(shown.runs, *devices)}" if devices else ""
-        print(plan_table(survey(shown, workdir), sweeper.jobs), end=plan)
+        runs = sweep.runs if share is None else share
+        plan = f"\n{device_table(runs, *devices)}" if devices else ""
+        print(plan_table(survey(runs, workdir), sweeper.jobs), end=plan)
         return 0
     return run_sweeper(sweeper)
 

@@ -149,7 +149,7 @@ def run_script(
         codes, known = [], set(flags.FLAGS)
         arguments = [str(script), *map(str, words)]
         monkeypatch.setattr(sys, "argv", arguments)
-        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
 
         def execute(main: Callable[..., int | None], **options: object) -> None:
             codes.append(command_line.execute(main, arguments, **options))

@@ -52,7 +52,8 @@ def test_a_length_that_a_method_is_not_defined_for_is_not_drawn(run_script, tmp_
 
 
 @pytest.fixture
-def script():
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("plot_bias", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     before = set(flags.FLAGS)

@@ -112,7 +112,7 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
         name: count_parameters(build_model(config, text.vocab_size))
         for name, config in configs.items()
     }
-    states = survey(reproduction.sweep, directory)
+    states = survey(reproduction.sweep.runs, directory)
     title = f"Table {reproduction.number} ({definition.title}), {setting.scale} scale"
     title += f": {len(states)} runs in {directory}"
     title += f"; the paper's lengths divided by {setting.divisor}" * (setting.divisor > 1)
@@ -136,7 +136,7 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
         left += [evaluation_cost(run, evaluation, text, processor) for evaluation in state.missing]
         lines.append(f"# {run.name}: {state.describe()}")
         command = train_command(run, directory)
-        add(f"train: {{}}; {counts[position]:,} parameters", cost, [command.script, *command.flags])
+        add(f"train: {{}}; {counts[position]:,} parameters", cost, command)
         for evaluation in run.evaluations:
             number, first, last = (
                 len(evaluation.lengths),
@@ -150,7 +150,7 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
             add(
                 fact,
                 evaluation_cost(run, evaluation, text, processor),
-                [command.script, *command.flags],
+                command,
             )
         lines.append("")
     known = [cost for cost in costs if cost]
@@ -183,7 +183,7 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
     """
     lines = [("table", "setting", "runs", "results", "written", "what")]
     for one in reproductions:
-        states = survey(one.sweep, one.directory)
+        states = survey(one.sweep.runs, one.directory)
         runs = f"{sum(state.is_trained for state in states)}/{len(states)}"
         results = (
             f"{sum(state.results for state in states)}/{sum(state.run.results for state in states)}"

@@ -59,13 +59,10 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run: its name (and directory), config file, the keys with other values, and its
-    evaluations.
-    """
+    """A run: its name (and directory), its --config flags for train.py, and its evaluations."""
 
     name: str
-    config_file: str
-    overrides: Mapping[str, Any]
+    config_flags: list[str]
     config: Config
     evaluations: tuple[Evaluation, ...]
 
@@ -73,12 +70,6 @@ class Run:
     def results(self) -> int:
         """The number of results of a complete run."""
         return sum(len(evaluation.lengths) for evaluation in self.evaluations)
-
-    def config_flags(self) -> list[str]:
-        """Returns the --config flags of this run for train.py."""
-        file, argument, others = _split(self.config_file, self.overrides)
-        flags = [f"--config.{key}={value}" for key, value in others.items()]
-        return [f"--config={resolve(file)}" + (f":{argument}" if argument else ""), *flags]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,126 +178,113 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> Config:
     Raises:
       ValueError: as `load_sweep`.
     """
-    # Overrides belong to the argument: a config may derive values from it, such as a batch of whole
-    # sequences.
-    file, argument, others = _split(config_file, overrides)
-    if ":" in str(resolve(file)) or (pathlib.Path(config_file).is_file() and ":" in config_file):
+    return config_files.load_config(*_named(config_file, overrides))
+
+
+def _named(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns FILE:KEY=VALUE,... with the overrides, and the overrides whose commas would end a
+    value.
+    """
+    file, _, argument = config_file.partition(":")
+    path = str(resolve(file))
+    if ":" in path or (pathlib.Path(config_file).is_file() and ":" in config_file):
         raise ValueError(
             f"the path of the config {config_file} holds a colon, after which --config expects keys; "
             "move it to a path without one"
         )
-    return config_files.load_config(f"{resolve(file)}:{argument}", others)
-
-
-def _split(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Returns a config's file, its argument with the overrides, and the overrides whose commas
-    would end a value.
-    """
-    file, _, argument = config_file.partition(":")
+    # Overrides belong to the argument: a config may derive values from it, such as a batch of whole
+    # sequences.
     others = {key: value for key, value in overrides.items() if "," in str(value)}
     inside = (f"{key}={value}" for key, value in overrides.items() if key not in others)
-    return file, ",".join(filter(None, [argument, *inside])), others
+    argument = ",".join(filter(None, [argument, *inside]))
+    return f"{path}:{argument}" if argument else path, others
 
 
 def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
-    config_file = given.get("config", sweep["config"])
+    # Loads JAX, which takes seconds. Nothing is computed, so no device is claimed.
+    from alibi.training.setup import check_trainable
+
     evaluation_keys = {"evaluations", *EVALUATION_KEYS}
     overrides = {
         key: given[key] for key in given if key not in {"name", "config", *evaluation_keys}
     }
     try:
-        config = load_config(config_file, overrides)
-        name = given.get("name") or run_name(config, overrides)
+        named, others = _named(given.get("config", sweep["config"]), overrides)
+        config = config_files.load_config(named, others)
+        check_trainable(config)
         evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config)
-        _check_run(config, evaluations)
     except ValueError as error:
         shown = ", ".join(f"{key}={value}" for key, value in given.items() if key != "evaluations")
         raise ValueError(f"run ({shown or 'without keys'}): {error}") from None
+    name = given.get("name") or run_name(config, overrides)
     if not re.fullmatch(r"[\w=+-][\w.=+-]*", name):
         raise ValueError(
             f"run name {name!r} must do as a directory's name: letters, digits and . = + - _"
         )
-    return Run(name, config_file, overrides, config, evaluations)
+    flags = [f"--config={named}", *(f"--config.{key}={value}" for key, value in others.items())]
+    return Run(name, flags, config, evaluations)
 
 
 def _evaluations(given: Mapping[str, Any], config: Config) -> tuple[Evaluation, ...]:
     own = {key: given[key] for key in EVALUATION_KEYS if key in given}
-    evaluations: list[Evaluation] = []
-    for part in [*([own] if own else []), *given.get("evaluations", ())]:
-        _check_keys(part, EVALUATION_KEYS, "an evaluation")
-        if ("multiples" in part) == ("lengths" in part):
-            raise ValueError(
-                f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}"
-            )
-        lengths = (
-            part["lengths"]
-            if "lengths" in part
-            else [config.train_length * times for times in part["multiples"]]
-        )
-        if not lengths or any(not isinstance(length, int) or length < 1 for length in lengths):
-            raise ValueError(
-                f"evaluation lengths must be whole numbers of tokens, at least 1; got {list(lengths)}"
-            )
-        stride, passkey = part.get("stride"), part.get("passkey", False)
-        if passkey and {"stride", "split", "context_use"} & part.keys():
-            raise ValueError(
-                f"an evaluation of passkeys has lengths and an override alone; got {dict(part)}"
-            )
-        override = _override(part.get("override", {}), config)
-        split, context_use = part.get("split", "valid"), part.get("context_use", False)
-        for one in stride if isinstance(stride, Sequence) else [stride]:
-            evaluations.append(
-                Evaluation(tuple(lengths), one, split, context_use, passkey, override)
-            )
+    parts = [*([own] if own else []), *given.get("evaluations", ())]
+    evaluations = tuple(evaluation for part in parts for evaluation in _of_strides(part, config))
     if not evaluations:
         raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
-    return tuple(evaluations)
+    return evaluations
+
+
+def _of_strides(part: Mapping[str, Any], config: Config) -> list[Evaluation]:
+    """Returns an evaluation for each stride of `part`; raises ValueError if it would fail after
+    the training.
+    """
+    from alibi.data.corpus import SPLITS
+    from alibi.evaluation.windows import windows_of
+
+    _check_keys(part, EVALUATION_KEYS, "an evaluation")
+    if ("multiples" in part) == ("lengths" in part):
+        raise ValueError(f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}")
+    lengths = part.get("lengths", [])
+    lengths = [*lengths, *(config.train_length * times for times in part.get("multiples", []))]
+    if not lengths or any(not isinstance(length, int) or length < 1 for length in lengths):
+        raise ValueError(
+            f"evaluation lengths must be whole numbers of tokens, at least 1; got {lengths}"
+        )
+    split, passkey = part.get("split", "valid"), part.get("passkey", False)
+    if passkey and {"stride", "split", "context_use"} & part.keys():
+        raise ValueError(
+            f"an evaluation of passkeys has lengths and an override alone; got {dict(part)}"
+        )
+    if passkey and config.data.tokenizer != "bytes":
+        raise ValueError(
+            f"data.tokenizer={config.data.tokenizer} with passkeys, which need byte models"
+        )
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is unknown; use one of {', '.join(SPLITS)}")
+    if not getattr(config.data, split):
+        raise ValueError(f"the config names no {split} text: data.{split} is empty; set it")
+    stride = part.get("stride")
+    strides = stride if isinstance(stride, Sequence) else [stride]
+    if any(stride is not None and not isinstance(stride, int) for stride in strides):
+        raise ValueError(f"stride={stride!r} must be a whole number of tokens, or a list of them")
+    for length, stride in itertools.product(lengths, strides):
+        windows_of(1, length, stride)
+    use, override = part.get("context_use", False), _override(part.get("override", {}), config)
+    return [Evaluation(tuple(lengths), stride, split, use, passkey, override) for stride in strides]
 
 
 def _override(given: Mapping[str, Any], config: Config) -> Override | None:
     """Returns the difference from the run's own `config`; raises ValueError if the run's parameters
     do not suffice.
     """
-    _check_keys(given, OVERRIDE_KEYS, "an override")
-    if not given:
-        return None
     from alibi.runs.overrides import effective, overridden
 
+    _check_keys(given, OVERRIDE_KEYS, "an override")
     options = tuple(given.get("options", {}).items())
     model = {key: given.get(key) for key in MODEL_KEYS}
     override = effective(Override(given.get("position"), options, **model), config)
     overridden(config, override)
     return override
-
-
-def _check_run(config: Config, evaluations: Sequence[Evaluation]) -> None:
-    """Raises ValueError for a run refused by the model, training or an evaluation, before it
-    begins.
-    """
-    # Imported only here: they load JAX, which takes seconds. Nothing is computed, so no device is
-    # claimed.
-    from alibi.data.corpus import SPLITS
-    from alibi.evaluation.windows import windows_of
-    from alibi.training.setup import check_trainable
-
-    check_trainable(config)
-    for one in evaluations:
-        if one.passkey and config.data.tokenizer != "bytes":
-            raise ValueError(
-                f"data.tokenizer={config.data.tokenizer} with passkeys, which need byte models"
-            )
-        if one.split not in SPLITS:
-            raise ValueError(f"split {one.split!r} is unknown; use one of {', '.join(SPLITS)}")
-        if not getattr(config.data, one.split):
-            raise ValueError(
-                f"the config names no {one.split} text: data.{one.split} is empty; set it"
-            )
-        if one.stride is not None and not isinstance(one.stride, int):
-            raise ValueError(
-                f"stride={one.stride!r} must be a whole number of tokens, or a list of them"
-            )
-        for length in one.lengths:
-            windows_of(1, length, one.stride)
 
 
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], place: str) -> None:

@@ -13,7 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from alibi.config import flatten
-from alibi.errors import FAILED, REQUEUE, Interrupted, UserError, disk_errors_named
+from alibi.errors import (
+    FAILED,
+    REQUEUE,
+    Interrupted,
+    UserError,
+    disk_errors_named,
+)
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.writers import format_duration
 from alibi.runs import usable_cores
@@ -21,11 +27,10 @@ from alibi.storage.claims import Claim, HeldError, LostError, is_held
 from alibi.storage.files import resolve
 from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
 from alibi.sweeps.estimates import seconds_left
-from alibi.sweeps.processes import Command, Ended, LocalProcesses, Slot, is_on_cpu, make_slots
+from alibi.sweeps.processes import LocalProcesses, Slot, is_on_cpu, make_slots
 from alibi.sweeps.state import (
     TASKS,
     Directory,
-    RunState,
     evaluation_command,
     read_failures,
     record_end,
@@ -114,6 +119,7 @@ class Sweeper:
         self._report_due = 0.0  # the earliest time of the next report
         self._trained: set[str] = set()  # names of runs
         self._evaluated: set[str] = set()
+        self.failures: dict[str, str] = {}
         self.unfinished: list[str] = []
         self.left: list[str] = []
         self.report = report or functools.partial(
@@ -131,7 +137,6 @@ class Sweeper:
           Interrupted: a signal asked the sweep to stop, or with several hosts, a run on any of
             them.
         """
-        failures: dict[str, str] = {}
         started = time.monotonic()
         if self.primary:
             try:
@@ -141,19 +146,18 @@ class Sweeper:
                     f"work directory {self.workdir} can't be written ({error}); choose another"
                 ) from None
         with self.processes, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            list(pool.map(lambda run: self._execute_run(run, failures), self._runs))
+            list(pool.map(self._execute_run, self._runs))
         if self.primary:
             self._report_at_end()
         hours, minutes = divmod(int(time.monotonic() - started) // 60, 60)
         ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
         print(f"\n{self._shown}\ntook {hours} h {minutes} min; {ended}", flush=True)
-        return failures
+        return self.failures
 
-    def _execute_run(self, run: Run, failures: dict[str, str]) -> None:
+    def _execute_run(self, run: Run) -> None:
         """Brings a run to its end, or leaves it to another process."""
         if self.processes.stopped:
             raise Interrupted
-        heading = f"[{self.sweep.runs.index(run) + 1}/{len(self.sweep.runs)}] {run.name}"
         slot, claim = self._slots.pop(), None  # a list's own operations need no lock
         try:
             if self.primary:
@@ -164,22 +168,15 @@ class Sweeper:
             # Its processes inherit the lock, which lasts until they have ended, even if this
             # process is killed.
             lock = claim.file.fileno() if claim and claim.file else None
-            failure = self._bring_to_end(
-                run, heading, dataclasses.replace(slot, lock=lock, name=run.name)
-            )
+            failure = self._bring_to_end(run, dataclasses.replace(slot, lock=lock, name=run.name))
             if claim:
                 claim.check()
-        except (HeldError, LostError) as error:
+        except (HeldError, LostError, PreemptedError) as error:
             if self.flags:  # the other hosts wait for this run
                 raise
-            # After a held run the same command goes on; after a lost run it would take the run
-            # back.
-            (self.unfinished if isinstance(error, HeldError) else self.left).append(run.name)
-            say(f"{heading}: {error}; left to it")
-            return
-        except PreemptedError as stop:
-            self.unfinished.append(run.name)
-            say(f"{run.name} is unfinished: {stop}")
+            # After a lost run the same command would take the run back; after any other it goes on.
+            (self.left if isinstance(error, LostError) else self.unfinished).append(run.name)
+            say(f"{run.name} is unfinished: {error}")
             return
         # such as a damaged file of this run; the others go on
         except (ValueError, OSError) as error:
@@ -188,16 +185,15 @@ class Sweeper:
             if claim:
                 claim.release()
             self._slots.append(slot)
-        with self._recording:
-            self._record(run, failure, failures)
-
-    def _record(self, run: Run, failure: str, failures: dict[str, str]) -> None:
-        """Records the end of a run, and writes the report, in at most a tenth of the time."""
         if failure:
-            failures[run.name] = failure
+            self.failures[run.name] = failure
             say(f"{run.name} failed: {failure}")
-        if not self.primary:
-            return
+        if self.primary:
+            with self._recording:
+                self._record(run, failure)
+
+    def _record(self, run: Run, failure: str) -> None:
+        """Records the end of a run, and writes the report, in at most a tenth of the time."""
         try:
             with disk_errors_named(self.workdir):
                 record_end(self.workdir, run, failure)
@@ -207,7 +203,7 @@ class Sweeper:
                 if not self.is_task and time.monotonic() >= self._report_due:
                     self._report()
         except UserError as error:  # a full disk
-            failures.setdefault(run.name, str(error))
+            self.failures.setdefault(run.name, str(error))
             say(str(error))
 
     def _report(self) -> None:
@@ -220,10 +216,8 @@ class Sweeper:
 
     def _report_at_end(self) -> None:
         """Writes the report; a task does so only if all runs of the sweep have ended."""
-        states = survey(self.sweep, self.workdir) if self.is_task else []
-        ended = [
-            bool(state.failure) or (state.is_trained and not state.missing) for state in states
-        ]
+        states = survey(self.sweep.runs, self.workdir) if self.is_task else []
+        ended = [bool(state.failure) or state.is_done for state in states]
         if not all(ended):
             self._shown = (
                 f"{sum(ended)} of {len(ended)} runs of the sweep have ended; the last task reports"
@@ -232,58 +226,51 @@ class Sweeper:
             with disk_errors_named(self.workdir):
                 self._report()
 
-    def _bring_to_end(self, run: Run, heading: str, slot: Slot) -> str:
+    def _bring_to_end(self, run: Run, slot: Slot) -> str:
         """Trains and evaluates a run if needed; returns why it failed, or ""."""
-        state = self._state(run)
+        heading = f"[{self.sweep.runs.index(run) + 1}/{len(self.sweep.runs)}] {run.name}"
+        (state,) = survey([run], self.workdir)
         if state.state == "conflict":
             return f"{state.reason}; use another --workdir, or remove that directory"
-        if state.is_trained and not state.missing:
+        if state.is_done:
             say(f"{heading}: done")
             return ""
         if not state.is_trained:
             start = f" from update {state.step:,}" if state.step else ""
             say(f"{heading}: training{start}; {self._time_left()}")
-            if failure := self._run(train_command(run, self.workdir), slot).reason("training"):
+            if failure := self._run(train_command(run, self.workdir), slot, "training"):
                 return failure
             self._trained.add(run.name)
-        for evaluation in self._state(run).missing:
+            (state,) = survey([run], self.workdir)
+        for evaluation in state.missing:
             say(f"{heading}: evaluating at {_lengths(evaluation)}; {self._time_left()}")
-            failure = self._run(evaluation_command(run, evaluation, self.workdir), slot).reason(
-                "evaluation"
-            )
-            if failure and self._state(run).missing:  # a limit, such as a short text, has a row
+            command = evaluation_command(run, evaluation, self.workdir)
+            failure = self._run(command, slot, "evaluation")
+            (state,) = survey([run], self.workdir)
+            if failure and state.missing:  # a limit, such as a short text, has a row
                 return failure
             self._evaluated.add(run.name)
-        missing = self._state(run).missing if self.primary else ()
-        return (
-            f"no result at {'; '.join(map(_lengths, missing))}; results.jsonl says why"
-            if missing
-            else ""
-        )
-
-    def _state(self, run: Run) -> RunState:
-        (state,) = survey(dataclasses.replace(self.sweep, runs=(run,)), self.workdir)
-        return state
+        if not (state.missing and self.primary):
+            return ""
+        return f"no result at {'; '.join(map(_lengths, state.missing))}; results.jsonl says why"
 
     def _time_left(self) -> str:
-        states = survey(dataclasses.replace(self.sweep, runs=self._runs), self.workdir)
+        states = survey(self._runs, self.workdir)
         left = seconds_left(states, states, self.jobs)
         return f"{'time' if left is None else 'about'} {format_duration(left)} left in all"
 
-    def _run(self, command: Command, slot: Slot) -> Ended:
-        """Runs `command`; raises PreemptedError, or with several hosts Interrupted, if it was
-        stopped.
+    def _run(self, command: Sequence[str], slot: Slot, step: str) -> str:
+        """Runs `command` and returns why `step`, such as "training", failed, or ""; raises
+        PreemptedError, or with several hosts Interrupted, if it was stopped.
         """
-        ended = self.processes.run(
-            dataclasses.replace(command, flags=(*command.flags, *self.flags)), slot
-        )
+        ended = self.processes.run([*command, *self.flags], slot)
         if self.flags and (ended.code == REQUEUE or ended.code < 0):
             # A process of another host is lost, and the next run would wait for it in vain.
             self.processes.stopped = True
             raise Interrupted
         if ended.code == REQUEUE:
             raise PreemptedError(ended.message or "it was stopped by a signal")
-        return ended
+        return ended.reason(step)
 
 
 def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
@@ -292,12 +279,9 @@ def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
     """
     sources = []
     for run in sweep.runs:
-        command = train_command(run, workdir)
-        flags = shlex.join(command.flags).replace(f"{PROJECT}/", "")
+        words = shlex.join(train_command(run, workdir)).replace(f"{PROJECT}/", "")
         path = run_directory(workdir, run).path
-        sources.append(
-            RunSource(run.name, flatten(run.config), f"python {command.script} {flags}", path)
-        )
+        sources.append(RunSource(run.name, flatten(run.config), f"python {words}", path))
     return sources
 
 

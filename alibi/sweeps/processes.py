@@ -2,6 +2,7 @@
 and GPUs.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -48,14 +49,6 @@ class Slot:
     gpus: tuple[str, ...] = ()
     lock: int | None = None
     name: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A script of the project, such as train.py, with its flags."""
-
-    script: str
-    flags: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,29 +106,30 @@ def is_on_cpu() -> bool:
     return os.environ.get("JAX_PLATFORMS") == "cpu" or not any(map(glob.glob, ACCELERATORS))
 
 
-class LocalProcesses:
-    """Runs commands, in each thread that calls `run`; as a context manager it passes signals on to
-    the commands.
+class LocalProcesses(contextlib.ExitStack):
+    """Runs commands, in each thread that calls `run`; as a context it passes signals on to the
+    commands.
 
     Attributes:
       stopped: whether a signal has asked to stop.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.stopped = False
         self._running: list[subprocess.Popen] = []
         self._starting = threading.RLock()
 
     def __enter__(self) -> "LocalProcesses":
-        self._signals = signals_handled(self._pass_on)
-        self._signals.__enter__()
+        self.enter_context(signals_handled(self._pass_on))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._signals.__exit__(None, None, None)
+    def run(self, command: Sequence[str], slot: Slot = Slot()) -> Ended:
+        """Runs `command`, a script of the project and its flags, in `slot` to its end.
 
-    def run(self, command: Command, slot: Slot = Slot()) -> Ended:
-        """Runs `command` in `slot` to its end; raises Interrupted if a signal has asked to stop."""
+        Raises:
+          Interrupted: a signal has asked to stop.
+        """
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="alibi-error-") as file:
             with self._starting:
                 if self.stopped:
@@ -157,7 +151,7 @@ class LocalProcesses:
                 raise Interrupted
             return Ended(code, file.read().strip())
 
-    def _start(self, command: Command, slot: Slot, error_file: str) -> subprocess.Popen:
+    def _start(self, command: Sequence[str], slot: Slot, error_file: str) -> subprocess.Popen:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         added = {
             "PYTHONPATH": path,
@@ -173,7 +167,7 @@ class LocalProcesses:
             # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it
             # on.
             return subprocess.Popen(
-                [sys.executable, str(PROJECT / command.script), *command.flags],
+                [sys.executable, str(PROJECT / command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 # To a file lines of several processes come whole, and with their names, only
                 # through this process.

@@ -5,11 +5,13 @@ rest.
 import contextlib
 import csv
 import dataclasses
+import datetime
 import hashlib
 import io
 import json
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from etils import epath
 
@@ -20,7 +22,6 @@ from alibi.runs import RunDirectory, evaluation_hash
 from alibi.storage.claims import is_held
 from alibi.storage.files import listed, resolve, write_whole
 from alibi.sweeps.definition import Evaluation, Run, Sweep
-from alibi.sweeps.processes import Command
 
 Directory = str | os.PathLike[str]  # of a sweep: a directory or an address
 
@@ -29,6 +30,8 @@ SWEEP_FILE = "sweep.json"  # the fingerprint of each run by name
 FAILURES = "failures"  # NAME.txt: why a run failed, until it succeeds
 DONE = "done"  # NAME.txt: the fingerprint of a run whose results are complete
 TASKS = "tasks"  # NAME/: the claim of the process that trains or evaluates a run
+# Without file locks a run counts as running for this long after its last status.
+BELIEVED = datetime.timedelta(minutes=5)
 
 
 def fingerprint(run: Run) -> str:
@@ -81,7 +84,7 @@ def record_end(workdir: epath.Path, run: Run, failure: str) -> None:
         write_whole(workdir / DONE / record.name, fingerprint(run))
 
 
-def is_done(workdir: epath.Path, name: str, expected: str) -> bool:
+def is_complete(workdir: epath.Path, name: str, expected: str) -> bool:
     """Returns whether the run `name` with the fingerprint `expected` has all its results."""
     with contextlib.suppress(FileNotFoundError):
         return (workdir / DONE / f"{name}.txt").read_text() == expected
@@ -125,6 +128,11 @@ class RunState:
         return self.state == "finished"
 
     @property
+    def is_done(self) -> bool:
+        """Whether training has ended and all results exist."""
+        return self.is_trained and not self.missing
+
+    @property
     def results(self) -> int:
         """The number of existing results."""
         return self.run.results - sum(len(evaluation.lengths) for evaluation in self.missing)
@@ -160,57 +168,69 @@ def run_directory(workdir: Directory, run: Run) -> RunDirectory:
     return RunDirectory(f"{os.fspath(workdir)}/runs/{run.name}")
 
 
-def train_command(run: Run, workdir: Directory) -> Command:
-    """Returns the command to train `run`, from its last checkpoint on."""
-    return Command("train.py", (*run.config_flags(), f"--workdir={run_directory(workdir, run)}"))
+def train_command(run: Run, workdir: Directory) -> list[str]:
+    """Returns the script and flags to train `run`, from its last checkpoint on."""
+    return ["train.py", *run.config_flags, f"--workdir={run_directory(workdir, run)}"]
 
 
-def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> Command:
-    """Returns the command for the rows of `evaluation` of a trained run."""
-    flags = [
+def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> list[str]:
+    """Returns the script and flags for the rows of `evaluation` of a trained run."""
+    words = [
+        "scripts/passkey.py" if evaluation.passkey else "eval_extrapolation.py",
         f"--workdirs={run_directory(workdir, run)}",
         f"--lengths={','.join(map(str, evaluation.lengths))}",
     ]
     if evaluation.stride is not None:
-        flags.append(f"--stride={evaluation.stride}")
+        words.append(f"--stride={evaluation.stride}")
     if evaluation.context_use:
-        flags.append("--context_use")
+        words.append("--context_use")
     if override := evaluation.override:
         if override.position is not None:
-            flags.append(f"--position={override.position}")
+            words.append(f"--position={override.position}")
         if override.options:
             # absl reads lists as a line of CSV, so the commas of a tuple must be quoted
             line = io.StringIO()
             csv.writer(line, lineterminator="").writerow(
                 f"{name}={value}" for name, value in override.options
             )
-            flags.append(f"--position_options={line.getvalue()}")
-        flags += [f"--{key}={value}" for key, value in override.model.items()]
+            words.append(f"--position_options={line.getvalue()}")
+        words += [f"--{key}={value}" for key, value in override.model.items()]
     if not evaluation.passkey:
-        flags.append(f"--split={evaluation.split}")
+        words.append(f"--split={evaluation.split}")
     # If the last checkpoint is damaged, no other replaces it.
-    flags += [
+    return [
+        *words,
         f"--output_dir={resolve(workdir)}",
         "--noreport",
         f"--checkpoint={run.config.train.steps}",
     ]
-    return Command(
-        "scripts/passkey.py" if evaluation.passkey else "eval_extrapolation.py", tuple(flags)
-    )
 
 
-def survey(sweep: Sweep, workdir: Directory) -> list[RunState]:
-    """Returns the state of every run."""
+def survey(runs: Sequence[Run], workdir: Directory) -> list[RunState]:
+    """Returns the state of each of `runs`."""
     rows, failures = find_rows(workdir), read_failures(workdir)
-    return [
-        _state_of(run, run_directory(workdir, run), rows, failures.get(run.name, ""))
-        for run in sweep.runs
-    ]
+    return [_state_of(run, workdir, rows, failures.get(run.name, "")) for run in runs]
 
 
-def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: str) -> RunState:
+def read_status(directory: RunDirectory, now: datetime.datetime) -> dict[str, Any]:
+    """Returns the status of a run, "interrupted" instead of "running" if its process has ended.
+
+    Raises:
+      ValueError: the status is damaged.
+    """
+    status = directory.status()
+    if status["state"] == "running":
+        held = is_held(directory.path)
+        if held is None:  # no file locks
+            held = now - datetime.datetime.fromisoformat(status["updated"]) < BELIEVED
+        status["state"] = "running" if held else "interrupted"
+    return status
+
+
+def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -> RunState:
+    directory, now = run_directory(workdir, run), datetime.datetime.now(datetime.UTC)
     try:
-        status, differing = directory.status(), directory.differing(run.config)
+        status, differing = read_status(directory, now), directory.differing(run.config)
     except ValueError as error:
         status, differing = {"state": "failed", "step": 0, "reason": str(error)}, {}
     state, step, reason = status["state"], status["step"], status["reason"]
@@ -233,9 +253,7 @@ def _state_of(run: Run, directory: RunDirectory, rows: Sequence[Row], failure: s
             for key, (there, here) in differing.items()
         )
         state, reason = "conflict", f"{directory} holds a run of another config; differing: {keys}"
-    elif state == "running" and is_held(directory.path) is False:  # its process was killed
-        state = "interrupted"
-    if missing and not differing:  # a run with all its results needs no checkpoint
+    elif missing:  # a run with all its results needs no checkpoint
         try:
             directory.check_checkpoints()
             saved = directory.saved_steps()

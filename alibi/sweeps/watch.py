@@ -12,10 +12,8 @@ from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import RunDirectory
 from alibi.storage.claims import is_held
 from alibi.storage.files import listed
-from alibi.sweeps.state import TASKS, is_done, read_failures, recorded_runs
+from alibi.sweeps.state import TASKS, is_complete, read_failures, read_status, recorded_runs
 
-# Without file locks a run counts as running for this long after its last status.
-BELIEVED = datetime.timedelta(minutes=5)
 SUBMITTED_FILE = "submitted.json"  # of a single training, submitted to a cluster
 
 
@@ -54,80 +52,64 @@ def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
     Raises:
       ValueError: there is neither a run nor a sweep.
     """
-    expected = recorded_runs(workdir)
-    names = [
-        *expected,
-        *(path.name for path in listed(workdir / "runs") if path.name not in expected),
-    ]
-    if not names:
+    expected, begun = recorded_runs(workdir), listed(workdir / "runs")
+    names = dict.fromkeys([*expected, *(path.name for path in begun)])
+    places = [workdir / "runs" / name for name in names]
+    if not places:
+        places = [workdir]
         if not any(
             (workdir / name).exists() for name in ("config.json", "status.json", SUBMITTED_FILE)
         ):
             raise ValueError(
                 f"{workdir} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py"
             )
-        return [_standing(workdir, evaluated=False, complete=None, failure="", now=now)]
     failures = read_failures(workdir)
 
-    def standing(name: str) -> Standing:
-        complete = is_done(workdir, name, expected[name]) if name in expected else None
-        evaluated, failure = is_held(workdir / TASKS / name) is True, failures.get(name, "")
-        return _standing(
-            workdir / "runs" / name,
-            evaluated=evaluated,
-            complete=complete,
-            failure=failure,
-            now=now,
-        )
+    def standing(place: epath.Path) -> Standing:
+        name = place.name
+        complete = is_complete(workdir, name, expected[name]) if name in expected else None
+        at_work = is_held(workdir / TASKS / name) is True
+        return _standing(place, now, failures.get(name, ""), complete=complete, at_work=at_work)
 
     # at an address each request takes its time
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        return list(pool.map(standing, names))
+        return list(pool.map(standing, places))
 
 
 def _standing(
     place: epath.Path,
-    *,
-    evaluated: bool,
-    complete: bool | None,
-    failure: str,
     now: datetime.datetime,
+    failure: str,
+    *,
+    complete: bool | None,
+    at_work: bool,
 ) -> Standing:
-    """Returns the state of a run; `complete`: whether all results exist, None: no sweep knows the
-    run.
+    """Returns the state of a run.
+
+    Args:
+      complete: whether all results exist; None: no sweep knows the run.
+      at_work: whether a sweep trains or evaluates it.
     """
-    directory, held = RunDirectory(place), is_held(place)
+    directory = RunDirectory(place)
     try:
-        status = directory.status()
-        state, rate = status["state"], status.get("tokens_per_second")
+        status = read_status(directory, now)
+        rate = status.get("tokens_per_second")
         sign = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None
-        left = (
-            (status["steps"] - status["step"]) * directory.config().train.batch_tokens
-            if rate
-            else 0
-        )
+        updates = status["steps"] - status["step"]
+        seconds = updates * directory.config().train.batch_tokens / rate if rate else None
     except (ValueError, TypeError) as error:
         return Standing(place.name, "damaged", reason=str(error))
-    if state == "running":
-        unknown = held is None and sign is not None and now - sign < BELIEVED
-        state = "running" if held or unknown else "interrupted"
-    # its rows were copied from another machine
-    elif state == "finished" or (state == "missing" and complete):
-        state = (
-            "evaluating"
-            if evaluated
-            else "failed"
-            if failure
-            else "trained"
-            if complete is False
-            else "finished"
-        )
-    elif held or evaluated:
+    state = status["state"]
+    # A run can be complete without a directory: its rows were copied from another machine.
+    if state == "finished" or (state == "missing" and complete):
+        state = "trained" if complete is False else "finished"
+        if at_work or failure:
+            state = "evaluating" if at_work else "failed"
+    elif state != "running" and (at_work or is_held(place)):
         state = "starting"
-    elif failure:
-        state = "failed"
-    elif state == "missing":
-        state = "waiting"
+    elif state in ("missing", "interrupted"):
+        unbegun = "waiting" if state == "missing" else state
+        state = "failed" if failure else unbegun
     return Standing(
         name=place.name,
         state=state,
@@ -135,7 +117,7 @@ def _standing(
         steps=status["steps"] or None,
         train_nll=status.get("train_nll"),
         tokens_per_second=rate,
-        seconds_left=left / rate if rate else None,
+        seconds_left=seconds,
         sign=sign,
         reason=status["reason"] or failure if state in ("failed", "interrupted") else "",
     )
@@ -144,27 +126,26 @@ def _standing(
 def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
     """Returns a line for each run and for each reason of a failure."""
     lines = [["run", "state", "update", "loss", "tokens/s", "time left", "last sign"]]
-    for one in standing:
+    for run in standing:
+        age = max(0.0, (now - run.sign).total_seconds()) if run.sign else None
         lines.append(
             [
-                one.name,
-                one.state,
-                f"{one.step:,} of {one.steps:,}" if one.steps else "",
-                "" if one.train_nll is None else f"{one.train_nll:.4f}",
-                "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
-                "" if one.is_over or not one.seconds_left else format_duration(one.seconds_left),
-                ""
-                if one.sign is None
-                else f"{format_duration(max(0.0, (now - one.sign).total_seconds()))} ago",
+                run.name,
+                run.state,
+                f"{run.step:,} of {run.steps:,}" if run.steps else "",
+                "" if run.train_nll is None else f"{run.train_nll:.4f}",
+                "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
+                format_duration(run.seconds_left) if run.seconds_left and not run.is_over else "",
+                "" if age is None else f"{format_duration(age)} ago",
             ]
         )
-    reasons = [f"{one.name}: {' '.join(one.reason.split())}\n" for one in standing if one.reason]
+    reasons = [f"{run.name}: {' '.join(run.reason.split())}\n" for run in standing if run.reason]
     return aligned(lines, left=(0, 1)) + "".join(reasons)
 
 
 def summary(workdir: epath.Path, standing: Sequence[Standing]) -> str:
     """Returns the number of runs in each state, and where the report lies, if there is one."""
-    states = [one.state for one in standing]
+    states = [run.state for run in standing]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     report = f"; report: {workdir}/{REPORT_FILE}" if (workdir / REPORT_FILE).exists() else ""
     return f"{workdir}: {counts}{report}\n"

@@ -1,5 +1,7 @@
 """Whole training steps, which several benchmarks time."""
 
+from typing import Any
+
 import numpy as np
 
 from alibi.config import Config, replaced
@@ -10,32 +12,48 @@ VOCABULARY = 256  # bytes
 Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets `[batch, length]`
 
 
+def compile_step(config: Config, vocab_size: int, mesh: Any) -> tuple[Any, ...]:
+    """Returns the model, the optimizer, a batch's shape with its sharding, and the compiled
+    training step, as train.py makes them on `mesh`.
+    """
+    import jax
+
+    from alibi.model.decoder import build_model
+    from alibi.parallel.sharding import batch_parts, batch_sharding
+    from alibi.training.optimizer import make_optimizer
+    from alibi.training.setup import micro_batches
+    from alibi.training.step import abstract_state, make_train_step
+
+    sharding = batch_sharding(mesh)
+    model = build_model(config, vocab_size, sharding=sharding)
+    optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
+    state = abstract_state(model, optimizer, mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    train_step = make_train_step(
+        model, optimizer, config.seed, schedule=schedule, state_shardings=shardings
+    )
+    micro = micro_batches(config, batch_parts(sharding))
+    shape = (micro, config.train.batch_tokens // config.train_length // micro, config.train_length)
+    batch = jax.ShapeDtypeStruct(shape, np.int32, sharding=batch_sharding(mesh, leading=1))
+    return model, optimizer, batch, train_step.lower(state, batch, batch).compile()
+
+
 def training_step(config: Config, vocab_size: int) -> Step:
     """Returns this project's own model and jitted training step, as train.py builds them, on one
     batch.
     """
     import jax
 
-    from alibi.model.decoder import build_model
-    from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
-    from alibi.training.optimizer import make_optimizer
-    from alibi.training.setup import micro_batches
-    from alibi.training.step import abstract_state, initial_state, make_train_step
+    from alibi.parallel.sharding import make_mesh
+    from alibi.training.step import initial_state
 
     mesh = make_mesh(config.mesh)
-    model = build_model(config, vocab_size, sharding=batch_sharding(mesh))
-    optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
-    train_step = make_train_step(
-        model, optimizer, config.seed, schedule=schedule, state_shardings=shardings
-    )
-    shape = (micro_batches(config, batch_parts(model.sharding)), -1, config.train_length)
-    batch = make_batch(config, vocab_size)
+    model, optimizer, batch, compiled = compile_step(config, vocab_size, mesh)
     inputs, targets = (
-        jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in batch
+        jax.device_put(x.reshape(batch.shape), batch.sharding)
+        for x in make_batch(config, vocab_size)
     )
     state = initial_state(model, optimizer, mesh, config.seed)
-    compiled = train_step.lower(state, inputs, targets).compile()
 
     def run(steps: int) -> None:
         nonlocal state

@@ -113,7 +113,7 @@ def test_commands_give_each_models_config(tables, number, scale):
     table = tables[number, scale]
     steps = load_config(table.setting.config, {}).train.steps
     for model, run in table.runs.items():
-        (flag,) = run.config_flags()
+        (flag,) = run.config_flags
         told = load_config(flag.removeprefix("--config="), {})
         length = model.train_length // {"paper": 1, "medium": 4, "small": 16}[scale]
         assert (told.position, told.train_length) == (model.position, length)
@@ -224,10 +224,10 @@ def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     table = Reproduction(7, "paper", tmp_path, overrides=thin)
     printed = describe_costs(table, PROCESSORS["paper"], measured=True)
     for run in table.sweep.runs:
-        for flag in run.config_flags():
+        for flag in run.config_flags:
             assert flag in printed
         for evaluation in run.evaluations:
-            assert evaluation_command(run, evaluation, table.directory).flags[1] in printed
+            assert evaluation_command(run, evaluation, table.directory)[2] in printed
     assert printed.count("python train.py ") == 5
     assert printed.count("python eval_extrapolation.py ") == 10
     assert "207 device-hours" in printed  # of ALiBi at L = 512: from the paper's words per second

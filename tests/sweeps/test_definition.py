@@ -98,11 +98,11 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
     run = sweep_of(
         runs=[{"data.train": "a.txt,b.txt", "seed": 3, "name": "x"}], product={"seed": [0]}
     ).runs[1]
-    assert run.config_flags() == [
+    assert run.config_flags == [
         f"--config={PROJECT / 'configs/quickstart.py'}:seed=3",
         "--config.data.train=a.txt,b.txt",
     ]
-    printed = run_script(PROJECT / "train.py", *run.config_flags(), "--print_config").stdout
+    printed = run_script(PROJECT / "train.py", *run.config_flags, "--print_config").stdout
     (tmp_path / "same.py").write_text(printed)
     assert load_config(str(tmp_path / "same.py")) == run.config
 

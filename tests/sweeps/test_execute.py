@@ -24,7 +24,7 @@ from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
 
-class Trainer(contextlib.AbstractContextManager):
+class Trainer(contextlib.ExitStack):
     """Takes the place of processes: trains a run, or makes its row, in `seconds`; or takes its end
     of `ends`.
     """
@@ -32,23 +32,19 @@ class Trainer(contextlib.AbstractContextManager):
     stopped = False
 
     def __init__(self, sweep, workdir: pathlib.Path, seconds=0.0, ends=None):
+        super().__init__()
         self.sweep, self.workdir, self.seconds, self.ends = sweep, workdir, seconds, ends or {}
         self.commands: list[tuple[str, str]] = []
 
-    def __exit__(self, *_):
-        return None
-
     def run(self, command, slot):
-        name = next(
-            run.name for run in self.sweep.runs if f"runs/{run.name}" in " ".join(command.flags)
-        )
+        name = next(run.name for run in self.sweep.runs if f"runs/{run.name}" in " ".join(command))
         position = name.partition("-")[0]
-        self.commands.append((command.script, position))
+        self.commands.append((command[0], position))
         time.sleep(self.seconds)
         if position in self.ends:
             end = self.ends[position]
             return end(command) if callable(end) else end
-        if command.script == "train.py":
+        if command[0] == "train.py":
             finish(self.sweep, self.workdir, name)
         else:
             append_rows(self.workdir / "results.jsonl", [result(self.sweep, position, run=name)])
@@ -137,7 +133,7 @@ def test_a_sweep_says_how_long_it_took_for_which_runs(tmp_path, monkeypatch, cap
 
     class Slow(Trainer):
         def run(self, command, slot):
-            clock.now += 2 * 3600 + 59 if command.script == "train.py" else 100
+            clock.now += 2 * 3600 + 59 if command[0] == "train.py" else 100
             return super().run(command, slot)
 
     assert sweeper_of(sweep, tmp_path, Slow(sweep, tmp_path), lambda _: "report").execute() == {}

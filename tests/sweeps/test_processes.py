@@ -12,7 +12,7 @@ import pytest
 
 from alibi.errors import OF_SWEEP, Interrupted
 from alibi.sweeps.execute import Sweeper
-from alibi.sweeps.processes import Command, Ended, LocalProcesses, Slot, make_slots
+from alibi.sweeps.processes import Ended, LocalProcesses, Slot, make_slots
 from tests.hosts import free_port
 from tests.sweeps.sweepmaker import PROJECT, sweep_of
 
@@ -32,7 +32,7 @@ def test_a_signal_is_passed_on_once_and_the_sweep_ends_when_the_run_has(tmp_path
     )
     start = time.monotonic()
     with pytest.raises(Interrupted), LocalProcesses() as processes:
-        processes.run(Command(script(tmp_path, code), ()))
+        processes.run([script(tmp_path, code)])
     assert 0.3 < time.monotonic() - start < 20
 
 
@@ -41,8 +41,7 @@ def test_the_first_error_of_a_script_is_kept_and_everything_still_printed(tmp_pa
         "import sys\nfrom alibi.errors import print_error\nprint('bar', file=sys.stderr)\n"
         "for why in sys.argv[1:]: print_error(why)\nsys.exit(3)"
     )
-    with LocalProcesses() as processes:
-        ended = processes.run(Command(script(tmp_path, code), ("no such file", "1 of 1 failed")))
+    ended = LocalProcesses().run([script(tmp_path, code), "no such file", "1 of 1 failed"])
     assert (ended.code, ended.reason("training")) == (3, "no such file")
     assert capfd.readouterr().err == "bar\nerror: no such file\nerror: 1 of 1 failed\n"
 
@@ -54,8 +53,8 @@ def test_lines_of_processes_at_a_time_are_whole_and_named(tmp_path, capfd):
         "for half in ('up', 'date 1\\n', 'bar 1%\\rbar ', '2%\\r\\n\\n', 'own-0 ends', ''):\n"
         "    sys.stderr.write(half); sys.stderr.flush(); time.sleep(0.05)\n"
     )
-    command, names = Command(script(tmp_path, code), ()), ("own-0", "own-1")
-    with LocalProcesses() as processes, concurrent.futures.ThreadPoolExecutor(2) as pool:
+    processes, command, names = LocalProcesses(), [script(tmp_path, code)], ("own-0", "own-1")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda name: processes.run(command, Slot(name=name)), names))
     said = capfd.readouterr().err
     assert "\r" not in said
@@ -74,28 +73,23 @@ def test_the_reason_of_a_failed_run_of_several_hosts_is_kept(tmp_path):
         "--process_id=0",
     )
     config = ("--config=configs/base.py", f"--workdir={tmp_path}/run", "--config.model.num_heads=3")
-    with LocalProcesses() as processes:
-        ended = processes.run(Command("train.py", (*config, *flags)))
+    ended = LocalProcesses().run(["train.py", *config, *flags])
     assert ended.code == 1
     assert "model.num_heads=3 does not divide model.width=" in ended.reason("training")
 
 
 def test_a_process_knows_that_a_sweep_waits_for_it(tmp_path, capfd):
-    with LocalProcesses() as processes:
-        processes.run(
-            Command(
-                script(tmp_path, "import os, sys; print(sys.argv[1] in os.environ)"), (OF_SWEEP,)
-            )
-        )
+    code = "import os, sys; print(sys.argv[1] in os.environ)"
+    LocalProcesses().run([script(tmp_path, code), OF_SWEEP])
     assert capfd.readouterr().out == "True\n"
 
 
 def test_a_crash_ends_only_its_own_process(tmp_path):
-    with LocalProcesses() as processes:
-        crashed = processes.run(Command(script(tmp_path, "import os; os.kill(os.getpid(), 9)"), ()))
-        assert crashed.code == -signal.SIGKILL
-        assert crashed.reason("training").startswith("training was killed by SIGKILL")
-        assert processes.run(Command(script(tmp_path, ""), ())).reason("training") == ""
+    processes = LocalProcesses()
+    crashed = processes.run([script(tmp_path, "import os; os.kill(os.getpid(), 9)")])
+    assert crashed.code == -signal.SIGKILL
+    assert crashed.reason("training").startswith("training was killed by SIGKILL")
+    assert processes.run([script(tmp_path, "")]).reason("training") == ""
     assert (
         Ended(1).reason("training") == "training ended with exit code 1; its message stands above"
     )
@@ -119,11 +113,8 @@ def test_runs_at_a_time_have_cores_and_gpus_of_their_own(tmp_path, monkeypatch):
         Sweeper(sweep_of(), tmp_path, jobs=len(cores) + 1)
     seen = "sorted(os.sched_getaffinity(0)), os.environ['TQDM_POSITION'], os.environ['CUDA_VISIBLE_DEVICES']"
     code = f"import os, sys; print({seen}, file=open(sys.argv[1], 'w'))"
-    with LocalProcesses() as processes:
-        processes.run(
-            Command(script(tmp_path, code), (str(tmp_path / "seen"),)),
-            Slot(3, frozenset(cores[-1:]), ("GPU-5", "7")),
-        )
+    slot = Slot(3, frozenset(cores[-1:]), ("GPU-5", "7"))
+    LocalProcesses().run([script(tmp_path, code), str(tmp_path / "seen")], slot)
     assert (tmp_path / "seen").read_text() == f"{cores[-1:]} 3 GPU-5,7\n"
 
 
@@ -135,7 +126,7 @@ def test_runs_at_a_time_are_all_stopped_by_one_signal(tmp_path, number):
     )
     begun = [tmp_path / "first", tmp_path / "second"]
     with LocalProcesses() as processes, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        commands = [Command(script(tmp_path, code), (str(file),)) for file in begun]
+        commands = [[script(tmp_path, code), str(file)] for file in begun]
         running = [pool.submit(processes.run, command) for command in commands]
         _wait_until(lambda: all(file.exists() for file in begun))
         os.kill(os.getpid(), number)
@@ -158,8 +149,8 @@ def test_a_hangup_that_nohup_ignores_stops_no_sweep():
 def test_a_run_does_not_outlive_a_killed_sweep(tmp_path):
     code = 'import os, sys, time; open(sys.argv[1], "w").write(str(os.getpid())); time.sleep(60)'
     parent = (
-        "import sys\nfrom alibi.sweeps.processes import Command, LocalProcesses\n"
-        "with LocalProcesses() as processes:\n    processes.run(Command(sys.argv[1], (sys.argv[2],)))"
+        "import sys\nfrom alibi.sweeps.processes import LocalProcesses\n"
+        "LocalProcesses().run(sys.argv[1:])"
     )
     file = tmp_path / "pid"
     sweep = subprocess.Popen(

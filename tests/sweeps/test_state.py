@@ -36,7 +36,7 @@ def test_states_of_runs(tmp_path):
         result(sweep, "t5", 256, None, error="memory"),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
-    states = survey(sweep, tmp_path)
+    states = survey(sweep.runs, tmp_path)
     assert [state.describe() for state in states] == [
         "done",
         "trained, 1 of 2 results",
@@ -46,7 +46,7 @@ def test_states_of_runs(tmp_path):
     ]
     # Only a process that is at work now makes "running" true.
     training = Claim(epath.Path(tmp_path / "runs" / "none-L128-seed0"), "training")
-    assert survey(sweep, tmp_path)[2].describe() == "running, at step 200 of 500"
+    assert survey(sweep.runs, tmp_path)[2].describe() == "running, at step 200 of 500"
     training.release()
     assert [[e.lengths for e in state.missing] for state in states[:3]] == [
         [],
@@ -61,14 +61,14 @@ def test_states_of_runs(tmp_path):
     }
     (checkpoints["alibi"] / "500").rmdir()
     (checkpoints["t5"] / "500").rename(checkpoints["t5"] / "400")
-    alibi, t5, *_ = survey(sweep, tmp_path)
+    alibi, t5, *_ = survey(sweep.runs, tmp_path)
     assert (alibi.describe(), t5.describe(), t5.tokens_left) == (
         "done",
         "at step 400 of 500",
         100 * 2048,
     )
     (checkpoints["t5"] / "400").rmdir()
-    described = survey(sweep, tmp_path)[1].describe()
+    described = survey(sweep.runs, tmp_path)[1].describe()
     assert described.startswith(
         f"failed: {checkpoints['t5'].parent} has no checkpoint, but that of step 500 was saved"
     )
@@ -90,7 +90,7 @@ def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
         ),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
-    (state,) = survey(sweep, tmp_path)
+    (state,) = survey(sweep.runs, tmp_path)
     assert [e.lengths for e in state.missing] == [(256,)]
 
 
@@ -103,7 +103,7 @@ def test_a_length_beyond_a_method_is_not_tried_again(tmp_path, context_use):
         result(sweep, "learned", 256, None, error="table ends", limit=True),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
-    assert [state.describe() for state in survey(sweep, tmp_path)] == ["done"]
+    assert [state.describe() for state in survey(sweep.runs, tmp_path)] == ["done"]
 
 
 def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
@@ -112,7 +112,7 @@ def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
         product={"position": ["alibi"]},
         config="configs/quickstart.py:train.steps=700,log.every_steps=3",
     )
-    (state,) = survey(changed, tmp_path)
+    (state,) = survey(changed.runs, tmp_path)
     assert state.state == "conflict"
     assert "differing: train.steps (500 there, 700 in the sweep)" in state.reason
 
@@ -123,18 +123,18 @@ def test_why_a_run_was_given_up_is_kept_until_it_succeeds(tmp_path):
     finish(sweep, tmp_path, "t5-L128-seed0", state="interrupted", step=200)
     record_end(place, alibi, "there is no file\n'a.txt'")
     record_end(place, t5, Ended(-9).reason("training"))
-    assert [state.describe() for state in survey(sweep, tmp_path)] == [
+    assert [state.describe() for state in survey(sweep.runs, tmp_path)] == [
         "failed: there is no file 'a.txt'",
         "at step 200 of 500; failed: training was killed by SIGKILL; most often that means no memory was left",
     ]
     record_end(place, alibi, "")
-    assert next(state.describe() for state in survey(sweep, tmp_path)) == "missing"
+    assert next(state.describe() for state in survey(sweep.runs, tmp_path)) == "missing"
     assert list(read_failures(tmp_path)) == ["t5-L128-seed0"]
 
 
 def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     sweep = sweep_of()
-    states = survey(sweep, tmp_path)
+    states = survey(sweep.runs, tmp_path)
     assert seconds_left(states, states) is None
     # Three passes of two operations for each of 4 x 196,608 + 256 x 128 weights, attention to 64.5
     # keys a query: 1,024,000 tokens at 60e9 operations a second, and 15 s for each of two
@@ -159,7 +159,7 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
         tmp_path / "results.jsonl",
         [result(sweep, "alibi", 128, seconds=2.0), result(sweep, "alibi", 256, seconds=3.0)],
     )
-    states = survey(sweep, tmp_path)
+    states = survey(sweep.runs, tmp_path)
     # 500 updates of 2,048 tokens at 2,048 tokens/s, 5 s of evaluation, and 15 s to start each of
     # the two.
     assert seconds_left(states, states) == pytest.approx(500 + 5 + 2 * 15)
@@ -184,9 +184,7 @@ def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
     options = (("draw", 3), ("slopes", slopes))
     (run,) = sweep_of(product={"position": ["alibi"]}).runs
     evaluation = dataclasses.replace(run.evaluations[0], override=Override("alibi", options))
-    (flag,) = (
-        one for one in evaluation_command(run, evaluation, tmp_path).flags if "_options=" in one
-    )
+    (flag,) = (one for one in evaluation_command(run, evaluation, tmp_path) if "_options=" in one)
     config = make_config()
     for word in absl_flags.ListParser().parse(flag.removeprefix("--position_options=")):
         name, _, value = word.partition("=")
@@ -209,13 +207,13 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
     )
     (run,) = sweep.runs
     finish(sweep, tmp_path, run.name)
-    _, with_context, overridden = survey(sweep, tmp_path)[0].missing
+    _, with_context, overridden = survey(sweep.runs, tmp_path)[0].missing
     # stopped after the first length: the rest is no evaluation of its own
     with tempfile.TemporaryDirectory() as other:
         append_rows(pathlib.Path(other) / "results.jsonl", [result(sweep, "rotary", 128)])
-        assert with_context in survey(sweep, other)[0].missing
-    assert evaluation_command(run, with_context, tmp_path).flags[2] == "--context_use"
-    flags = evaluation_command(run, overridden, tmp_path).flags
+        assert with_context in survey(sweep.runs, other)[0].missing
+    assert evaluation_command(run, with_context, tmp_path)[3] == "--context_use"
+    flags = evaluation_command(run, overridden, tmp_path)
     assert set(flags) >= {
         "--position=rotary_ntk",
         "--position_options=factor=4",
@@ -226,7 +224,7 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
     append_rows(
         tmp_path / "results.jsonl", [result(sweep, "rotary", length) for length in (128, 256)]
     )
-    (state,) = survey(sweep, tmp_path)
+    (state,) = survey(sweep.runs, tmp_path)
     assert state.missing == (with_context, overridden), (
         "windows don't overlap: the same tokens aren't scored yet"
     )
@@ -237,7 +235,7 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
         tmp_path / "results.jsonl",
         [result(sweep, "rotary", length, **stopped) for length in (128, 256)],
     )
-    assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
+    assert survey(sweep.runs, tmp_path)[0].missing == (with_context, overridden)
     use = {
         "windows": 9,
         "from_length": 128,
@@ -252,9 +250,9 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
         tmp_path / "results.jsonl",
         [result(sweep, "rotary", length, **of_others) for length in (128, 256)],
     )
-    assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
+    assert survey(sweep.runs, tmp_path)[0].missing == (with_context, overridden)
     append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", 128, **of_context)])
-    assert survey(sweep, tmp_path)[0].missing == (with_context, overridden)
+    assert survey(sweep.runs, tmp_path)[0].missing == (with_context, overridden)
     append_rows(
         tmp_path / "results.jsonl",
         [
@@ -262,7 +260,7 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
             result(sweep, "rotary", 256, override={**ntk, "window": 64}),
         ],
     )
-    assert survey(sweep, tmp_path)[0].missing == ()
+    assert survey(sweep.runs, tmp_path)[0].missing == ()
 
 
 def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
@@ -270,12 +268,12 @@ def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
     sweep = sweep_of(product={"position": ["alibi"]}, evaluations=[asked])
     (run,) = sweep.runs
     finish(sweep, tmp_path, run.name)
-    perplexity, keys = survey(sweep, tmp_path)[0].missing
+    perplexity, keys = survey(sweep.runs, tmp_path)[0].missing
     assert keys.lengths == (128,), "windows of 37 tokens hold no key and its question"
     command = evaluation_command(run, keys, tmp_path)
-    assert command.script == "scripts/passkey.py"
-    assert {"--lengths=128", "--window=64", "--checkpoint=500", "--noreport"} < {*command.flags}
-    assert not [flag for flag in command.flags if flag.startswith("--split")]
+    assert command[0] == "scripts/passkey.py"
+    assert {"--lengths=128", "--window=64", "--checkpoint=500", "--noreport"} < {*command}
+    assert not [flag for flag in command if flag.startswith("--split")]
 
     def found(distance):
         key = {"distance": distance, "prompts": 9, "accuracy": 0.5}
@@ -288,11 +286,11 @@ def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
         )
 
     append_rows(tmp_path / "results.jsonl", [found(32)])
-    assert survey(sweep, tmp_path)[0].missing == (perplexity, keys), (
+    assert survey(sweep.runs, tmp_path)[0].missing == (perplexity, keys), (
         "the key 64 tokens back hasn't been asked for"
     )
     append_rows(tmp_path / "results.jsonl", [found(64)])
-    assert survey(sweep, tmp_path)[0].missing == (perplexity,)
+    assert survey(sweep.runs, tmp_path)[0].missing == (perplexity,)
 
 
 def test_a_run_whose_rows_are_all_there_needs_no_work_directory(tmp_path):
@@ -302,5 +300,5 @@ def test_a_run_whose_rows_are_all_there_needs_no_work_directory(tmp_path):
         tmp_path / "results.jsonl", [result(sweep, "alibi", length) for length in (128, 256)]
     )
     append_rows(tmp_path / "results.jsonl", [result(sweep, "t5", 128)])
-    assert [state.describe() for state in survey(sweep, tmp_path)] == ["done", "missing"]
-    assert survey(sweep, tmp_path)[0].tokens_left == 0
+    assert [state.describe() for state in survey(sweep.runs, tmp_path)] == ["done", "missing"]
+    assert survey(sweep.runs, tmp_path)[0].tokens_left == 0
