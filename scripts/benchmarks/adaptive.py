@@ -66,18 +66,25 @@ def compare_losses(arguments: argparse.Namespace) -> list[Row]:
             "of_peer": of_peer,
         }
 
-    how = {"turn_seconds": TURN_SECONDS, "title": "adaptive"}
-    rows = compare("adaptive", contenders, arguments.rounds, row_of, **how)
     headline = (
         f"{config.model.num_layers} layers, width {config.model.width}, {VOCABULARY:,} words, cutoffs {CUTOFFS}, "
         f"L={config.train_length}, {BATCH_TOKENS:,} words a step, float32, {config.position}"
     )
-    rate, step = (
+    columns = [
         Column("words/s", "words_per_second", ",.0f"),
         Column("ms a step", "step_seconds", ".1f", 1e3),
+        Column("x PyTorch", "of_peer"),
+    ]
+    return compare(
+        headline,
+        columns,
+        "adaptive",
+        contenders,
+        arguments.rounds,
+        row_of,
+        turn_seconds=TURN_SECONDS,
+        title="adaptive",
     )
-    show(headline, rows, [rate, step, Column("x PyTorch", "of_peer")])
-    return rows
 
 
 def _paper_step() -> Row:
@@ -96,10 +103,13 @@ def _paper_step() -> Row:
         **step.facts,
         **about(1),
     }
-    compilers = Column("compiler's, GiB", "step_memory_bytes", ".1f", 2.0**-30)
-    peak = Column("process, GiB", "peak_memory_bytes", ".1f", 2.0**-30)
-    seconds = Column("s", "step_seconds", ".0f"), Column("prepared in, s", "prepare_seconds", ".0f")
-    show("the paper's model", [row], [*seconds, peak, compilers])
+    columns = [
+        Column("s", "step_seconds", ".0f"),
+        Column("prepared in, s", "prepare_seconds", ".0f"),
+        Column("process, GiB", "peak_memory_bytes", ".1f", 2.0**-30),
+        Column("compiler's, GiB", "step_memory_bytes", ".1f", 2.0**-30),
+    ]
+    show("the paper's model", [row], columns)
     return row
 
 

@@ -19,7 +19,6 @@ from benchmarks.rounds import (
     compare,
     known,
     print_rows,
-    show,
     whole_numbers,
 )
 
@@ -140,8 +139,6 @@ def compare_contenders(
             row[key] = runner.facts.get(key)
         return row
 
-    how = {"turn_seconds": TURN_SECONDS, "title": f"L={shape.length}"}
-    rows = compare("attention", contenders, rounds, row_of, **how)
     columns = [
         Column("forward, ms", "forward_seconds", ",.2f", 1e3),
         Column("both, ms", "both_seconds", ",.2f", 1e3),
@@ -155,8 +152,16 @@ def compare_contenders(
             for part in PARTS.values()
         ),
     ]
-    sizes = f"batch {shape.batch}, {shape.heads} heads of {shape.head_dim}, {shape.dtype}"
-    show(f"L={shape.length}: {sizes}; both: forward and backward", rows, columns)
+    rows = compare(
+        f"L={shape.length}: {shape}; both: forward and backward",
+        columns,
+        "attention",
+        contenders,
+        rounds,
+        row_of,
+        turn_seconds=TURN_SECONDS,
+        title=f"L={shape.length}",
+    )
     for row in rows:
         if row["no_backward"]:
             print(
@@ -171,28 +176,30 @@ def compare_tokens(arguments: argparse.Namespace) -> list[Row]:
     Queries, keys and values are normal: norms and slopes decide how much is read. A mask hides the
     slots not yet written, as in Flax's cache.
     """
+    columns = [Column("us a token", "seconds", ",.0f", 1e6), Column("x dense", "of_dense", ".1f")]
     rows = []
     for shape in _shapes(arguments):
         contenders = {name: Contender(token_step, (shape, way)) for name, way in TOKEN_WAYS.items()}
 
         def row_of(name: str, runners: Runners, peak: float, shape: Shape = shape) -> Row:
             runner = runners[name]
-            times = {"seconds": runner.median(), "seconds_of_rounds": runner.seconds.get("run")}
             return {
                 **dataclasses.asdict(shape),
-                **times,
+                "seconds": runner.median(),
+                "seconds_of_rounds": runner.seconds.get("run"),
                 "of_dense": runner.times_as_fast(runners["dense"]),
             }
 
-        how = {"turn_seconds": TOKEN_TURN_SECONDS, "title": f"a cache of {shape.length:,}"}
-        found = compare("decode", contenders, arguments.rounds, row_of, **how)
-        sizes = f"batch {shape.batch}, {shape.heads} heads of {shape.head_dim}, {shape.dtype}"
-        columns = [
-            Column("us a token", "seconds", ",.0f", 1e6),
-            Column("x dense", "of_dense", ".1f"),
-        ]
-        show(f"a cache of {shape.length:,} keys: {sizes}", found, columns)
-        rows += found
+        rows += compare(
+            f"a cache of {shape.length:,} keys: {shape}",
+            columns,
+            "decode",
+            contenders,
+            arguments.rounds,
+            row_of,
+            turn_seconds=TOKEN_TURN_SECONDS,
+            title=f"a cache of {shape.length:,}",
+        )
     return rows
 
 
@@ -208,7 +215,11 @@ def growth(rows: Sequence[Row]) -> list[Row]:
         lengths, counted_lengths = ([row["length"] for row in some] for some in (measured, counted))
         if len(set(lengths)) < 2:
             continue
-        exponents: Row = {
+        row: Row = {
+            "benchmark": "attention growth",
+            "contender": name,
+            "lengths": lengths,
+            "counted_lengths": counted_lengths,
             "exponents_of_head_groups": None,
             "exponent_of_weights": None,
             "exponent_of_seconds": None,
@@ -216,17 +227,14 @@ def growth(rows: Sequence[Row]) -> list[Row]:
         if len(set(counted_lengths)) >= 2:
             by_head = np.asarray([row["computed_weights"] for row in counted])
             groups = np.array_split(by_head, min(GROUPS, by_head.shape[1]), axis=1)
-            exponents["exponents_of_head_groups"] = [
+            row["exponents_of_head_groups"] = [
                 exponent(counted_lengths, group.sum(axis=1)) for group in groups
             ]
-            exponents["exponent_of_weights"] = exponent(counted_lengths, by_head.sum(axis=1))
+            row["exponent_of_weights"] = exponent(counted_lengths, by_head.sum(axis=1))
         seconds = [row["both_seconds"] for row in measured]
         if all(seconds):
-            exponents["exponent_of_seconds"] = exponent(lengths, seconds)
-        about_lengths = {"lengths": lengths, "counted_lengths": counted_lengths}
-        found.append(
-            {"benchmark": "attention growth", "contender": name, **about_lengths, **exponents}
-        )
+            row["exponent_of_seconds"] = exponent(lengths, seconds)
+        found.append(row)
     return found
 
 

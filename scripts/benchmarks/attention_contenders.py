@@ -28,6 +28,9 @@ class Shape:
     head_dim: int
     dtype: str
 
+    def __str__(self) -> str:
+        return f"batch {self.batch}, {self.heads} heads of {self.head_dim}, {self.dtype}"
+
     @property
     def forward_flops(self) -> float:
         """Operations of the two products, for each pair of a query and a visible key, however it is
@@ -131,11 +134,11 @@ def project_step(shape: Shape, way: Way) -> Step:
     from alibi.attention import attend
     from alibi.slopes import alibi_slopes
 
-    slopes, how = (
-        alibi_slopes(shape.heads),
-        {"backend": way.backend, "skip_epsilon": way.skip_epsilon},
+    slopes = alibi_slopes(shape.heads)
+    attention = functools.partial(
+        attend, slopes=slopes, backend=way.backend, skip_epsilon=way.skip_epsilon
     )
-    step = _jax_step(shape, functools.partial(attend, slopes=slopes, **how))
+    step = _jax_step(shape, attention)
     step.facts["computed_weights"] = lambda: computed_weights(*_jax_arrays(shape)[:3], slopes, way)
     return step
 

@@ -11,7 +11,7 @@ from alibi.config import Config, read_config
 from alibi.model.flops import keys_seen
 from alibi.runs import RunDirectory
 from benchmarks.processes import Contender, Step, repeated, require_torch
-from benchmarks.rounds import Column, Row, Runners, compare, show, whole_numbers
+from benchmarks.rounds import Column, Row, Runners, compare, whole_numbers
 from benchmarks.training_contenders import zipf_words
 from configs import wikitext103
 
@@ -81,7 +81,15 @@ def compare_batches(arguments: argparse.Namespace) -> list[Row]:
             "share_of_matmul_peak": rate * flops / peak if rate and name in inputs else None,
         }
 
-    rows = compare(
+    columns = [
+        Column("windows/s", "windows_per_second", ",.0f"),
+        Column("tokens/s", "tokens_per_second", ",.0f"),
+        Column("share of peak", "share_of_matmul_peak"),
+        *(Column(f"x {peer}", ("of_peers", peer)) for peer in peers),
+    ]
+    return compare(
+        f"L={length:,}, stride {stride:,}",
+        columns,
         "evaluate",
         contenders,
         arguments.rounds,
@@ -89,14 +97,6 @@ def compare_batches(arguments: argparse.Namespace) -> list[Row]:
         turn_seconds=TURN_SECONDS,
         title="evaluation",
     )
-    columns = [
-        Column("windows/s", "windows_per_second", ",.0f"),
-        Column("tokens/s", "tokens_per_second", ",.0f"),
-    ]
-    columns += [Column("share of peak", "share_of_matmul_peak")]
-    columns += [Column(f"x {peer}", ("of_peers", peer)) for peer in peers]
-    show(f"L={length:,}, stride {stride:,}", rows, columns)
-    return rows
 
 
 def small_config() -> Config:

@@ -8,7 +8,7 @@ import numpy as np
 
 from alibi.config import read_config
 from benchmarks.processes import Contender, Step, repeated
-from benchmarks.rounds import Column, Row, Runners, compare, show
+from benchmarks.rounds import Column, Row, Runners, compare
 from benchmarks.training_contenders import VOCABULARY
 from configs import quickstart
 
@@ -42,18 +42,20 @@ def compare_methods(arguments: argparse.Namespace) -> list[Row]:
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         runner = runners[name]
-        row = {
+        return {
             "batch": batch,
             "prompt": prompt,
             "tokens": tokens,
             "logits_error": runner.facts.get("logits_error"),
-        }
-        row |= {f"{part}_seconds": runner.seconds.get(part) for part in counts}
-        return row | {
-            f"{part}_tokens_per_second": runner.rate(count, part) for part, count in counts.items()
+            **{f"{part}_seconds": runner.seconds.get(part) for part in counts},
+            **{f"{part}_tokens_per_second": runner.rate(n, part) for part, n in counts.items()},
         }
 
-    rows = compare(
+    headline = f"the quickstart's model, batch {batch}: a prompt of {prompt:,} tokens, then {tokens:,} are decoded"
+    columns = [Column(f"{part}, tokens/s", f"{part}_tokens_per_second", ",.0f") for part in counts]
+    return compare(
+        headline,
+        [*columns, Column("logits off by", "logits_error", ".0e")],
         "generate",
         contenders,
         arguments.rounds,
@@ -61,10 +63,6 @@ def compare_methods(arguments: argparse.Namespace) -> list[Row]:
         turn_seconds=TURN_SECONDS,
         title="generation",
     )
-    headline = f"the quickstart's model, batch {batch}: a prompt of {prompt:,} tokens, then {tokens:,} are decoded"
-    columns = [Column(f"{part}, tokens/s", f"{part}_tokens_per_second", ",.0f") for part in counts]
-    show(headline, rows, [*columns, Column("logits off by", "logits_error", ".0e")])
-    return rows
 
 
 def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> Step:

@@ -7,7 +7,7 @@ import argparse
 from alibi.config import Config, read_config
 from alibi.positions import METHODS
 from benchmarks.processes import Contender, Step, repeated
-from benchmarks.rounds import Column, Row, Runners, compare, known, show, whole_numbers
+from benchmarks.rounds import Column, Row, Runners, known, measure, show, whole_numbers
 from benchmarks.training_contenders import VOCABULARY, make_batch, training_step
 from configs import quickstart
 
@@ -78,15 +78,22 @@ def _compare_length(names: list[str], length: int, arguments: argparse.Namespace
             row[part] = {
                 "tokens_per_second": runner.rate(tokens, part),
                 "seconds": runner.seconds.get(part),
-            }
-            row[part] |= {
-                f"of_{other}": runner.times_as_fast(runners.get(other), part)
-                for other in REFERENCES
+                **{
+                    f"of_{other}": runner.times_as_fast(runners.get(other), part)
+                    for other in REFERENCES
+                },
             }
         return row
 
-    how = {"turn_seconds": TURN_SECONDS, "title": f"L={length}", "preparing": 2}
-    return compare("positions", contenders, arguments.rounds, row_of, **how)
+    return measure(
+        "positions",
+        contenders,
+        arguments.rounds,
+        row_of,
+        turn_seconds=TURN_SECONDS,
+        title=f"L={length}",
+        preparing=2,
+    )
 
 
 def position_step(config: Config) -> Step:

@@ -80,7 +80,6 @@ class Runner:
     def stop(self) -> None:
         if self.process is not None:
             self.process.stop()
-            self.process = None
 
     def median(self, part: str = "run") -> float | None:
         """Returns the median seconds of a call, None if it was not measured."""
@@ -188,7 +187,7 @@ class Column:
         return "-" if value is None else format(value * self.factor, self.form)
 
 
-def compare(
+def measure(
     benchmark: str,
     contenders: Mapping[str, Contender],
     rounds: int,
@@ -214,6 +213,13 @@ def compare(
         }
         for name, runner in runners.items()
     ]
+
+
+def compare(headline: str, columns: list[Column], *contest: Any, **how: Any) -> list[Row]:
+    """Measures the contenders and shows the rows, which it returns; see `show` and `measure`."""
+    rows = measure(*contest, **how)
+    show(headline, rows, columns)
+    return rows
 
 
 def show(headline: str, rows: list[Row], columns: list[Column]) -> None:

@@ -5,7 +5,7 @@ import argparse
 from alibi.config import Config, make_config, read_config
 from alibi.model.flops import model_flops
 from benchmarks.processes import Contender, require_torch
-from benchmarks.rounds import Column, Row, Runners, compare, known, show, whole_numbers
+from benchmarks.rounds import Column, Row, Runners, compare, known, whole_numbers
 from benchmarks.training_contenders import (
     VOCABULARY,
     step_without_attention,
@@ -14,8 +14,8 @@ from benchmarks.training_contenders import (
 )
 from configs import quickstart
 
-# Of a contender in a round: short, since a shared machine's speed changes by half within seconds.
-TURN_SECONDS = 0.5
+# Turns of a contender in a round are short: a shared machine's speed changes by half within seconds.
+HOW = {"turn_seconds": 0.5, "title": "training steps"}
 
 LENGTHS = "128,512,2048,8192"
 SHAPES = {
@@ -82,17 +82,14 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
             **_rates(name, runners, peak, config),
         }
 
-    rows = compare(
-        "train", contenders, rounds, row_of, turn_seconds=TURN_SECONDS, title="training steps"
-    )
     model = config.model
     headline = (
         f"{shape}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, feed-forward "
         f"{model.feed_forward}, {VOCABULARY} tokens of vocabulary, L={config.train_length}, "
         f"{config.train.batch_tokens} tokens a step, float32, {config.position}"
     )
-    _show(headline, rows, Column("x best peer", "of_best_peer"))
-    return rows
+    columns = _columns(Column("x best peer", "of_best_peer"))
+    return compare(headline, columns, "train", contenders, rounds, row_of, **HOW)
 
 
 def _compare_length(length: int, arguments: argparse.Namespace) -> list[Row]:
@@ -119,17 +116,13 @@ def _compare_length(length: int, arguments: argparse.Namespace) -> list[Row]:
             return row | {"share_in_attention": None if kept is None else 1.0 - kept}
         return row | {"share_of_matmul_peak": None}  # its operations are not the counted ones
 
-    how = {"turn_seconds": TURN_SECONDS, "title": "training steps"}
-    rows = compare("train", contenders, arguments.rounds, row_of, **how)
     headline = (
         f"the quickstart's model at L={length}, {arguments.batch_tokens} tokens a step, float32"
     )
-    _show(
-        headline,
-        rows,
-        Column("x sinusoidal", "of_sinusoidal"),
-        Column("in attention", "share_in_attention"),
+    columns = _columns(
+        Column("x sinusoidal", "of_sinusoidal"), Column("in attention", "share_in_attention")
     )
+    rows = compare(headline, columns, "train", contenders, arguments.rounds, row_of, **HOW)
     print(
         "in attention: the part of the step's time that is saved, in the same rounds, if queries, keys and values\n"
         "are only multiplied and added element by element in place of attention; projections are no part of it"
@@ -150,8 +143,8 @@ def _rates(name: str, runners: Runners, peak: float, config: Config) -> Row:
     }
 
 
-def _show(headline: str, rows: list[Row], *ratios: Column) -> None:
-    columns = [
+def _columns(*ratios: Column) -> list[Column]:
+    return [
         Column("tokens/s", "tokens_per_second", ",.0f"),
         *ratios,
         Column("share of peak", "share_of_matmul_peak"),
@@ -159,4 +152,3 @@ def _show(headline: str, rows: list[Row], *ratios: Column) -> None:
         Column("process, MB", "peak_memory_bytes", ",.0f", 1e-6),
         Column("a step, MB", "step_memory_bytes", ",.0f", 1e-6),
     ]
-    show(headline, rows, columns)
