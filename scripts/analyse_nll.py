@@ -23,7 +23,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 )
 
 
-def main() -> int:
+def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.evaluation.by_position import analyse
     from alibi.evaluation.dumps import find_dumps
@@ -61,7 +61,6 @@ def main() -> int:
             *shares,
         ]
         print(f"| {' | '.join(cells)} |")
-    return 0
 
 
 if __name__ == "__main__":

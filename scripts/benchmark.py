@@ -15,7 +15,7 @@ position methods.
 
 Each contender lives in a process of its own. In every round each is timed in turn while the others
 sleep, and so is a float32 matrix product, because the speed of a shared machine drifts: compare
-within one run only. Printed are medians over the rounds, and medians of the rounds' ratios;
+only numbers of the same run. Printed are medians over the rounds, and medians of the rounds' ratios;
 --json=FILE writes them as rows with the machine, the versions and the date.
 """
 
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raises ValueError for mistakes that would show only after the measurements."""
+    """Raises ValueError for mistakes of the user, before anything is measured."""
     for name, value in vars(arguments).items():
         if type(value) is int and value < 1:
             raise ValueError(f"--{name}={value} must be at least 1")

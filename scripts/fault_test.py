@@ -1,12 +1,11 @@
-"""Kills and damages small runs, and checks that their results are those of an undisturbed run, bit
-for bit.
+"""Kills and damages small runs, and compares their results with an undisturbed run, bit for bit.
 
     python scripts/fault_test.py                      # 5 kills of each command, 20 bits of each kind of file
     python scripts/fault_test.py --kills=1 --flips=1  # the short form
 
 Kills (SIGKILL) come at random moments of preparing, training, evaluating and sweeping, and the same
 command is given again. A flipped bit must end in a line that names the damage, or change nothing.
-Of two starts at once one may be refused in a line. Prints the survived faults; exits with 1 if
+The second of two starts at once may be refused in a line. Prints the survived faults; exits with 1 if
 parameters or rows differ, or a line is missing.
 """
 
@@ -63,10 +62,10 @@ FILES = {
 
 
 class FaultTest:
-    """The faults, each by a function that prints how many were survived.
+    """The faults, each by a function, which prints how many were survived.
 
     Attributes:
-      differences: results that were not those of the undisturbed run.
+      differences: results unlike those of the undisturbed run.
       mistakes: commands that failed, or ended without the line they owe.
     """
 
@@ -85,7 +84,7 @@ class FaultTest:
         self.expected = self.whole.results()
 
     def before(self, kind: str) -> Trial:
-        """Returns a trial in the state in which a command begins: a copy of the undisturbed one
+        """Returns a trial in the state in which a command begins: a copy of the undisturbed trial
         without its results.
         """
         trial = Trial(self.folder / f"before-{kind}", self.inputs)
@@ -148,7 +147,7 @@ class FaultTest:
         print(f"flips in {kind}: {flips}", flush=True)
 
     def second_start(self, start: str) -> None:
-        """Starts a training or a sweep twice: one waits, finds all done, or is stopped or refused
+        """Starts a training or a sweep twice: either waits, finds all done, or is stopped or refused
         in a line.
         """
         kind, fault = start.partition(" ")[0], f"second starts of {start}"

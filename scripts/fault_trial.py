@@ -145,7 +145,7 @@ class Trial:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """Kills a process and, at the same moment, the runs that it started."""
+    """Kills a process and, at the same moment, the runs started by it."""
     with contextlib.suppress(OSError):
         children = (
             pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

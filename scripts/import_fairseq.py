@@ -26,7 +26,7 @@ _CONFIG = command_line.define_config_flag(
 )
 
 
-def main() -> int:
+def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.convert.work_directory import import_run
 
@@ -52,7 +52,6 @@ def main() -> int:
         else f"{settings.position_reason}; --position=NAME overrides it"
     )
     print(f"position method: {settings.position} ({reason})")
-    return 0
 
 
 if __name__ == "__main__":

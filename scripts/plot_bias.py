@@ -59,15 +59,14 @@ def added_to_logits(method):
         bias = method.content_bias(params, query, kept, kept)
         added = logits(query, key) - logits(content, content)
         if bias is not None:
-            block = bias(positions, positions)
-            added = added + block.reshape(added.shape)
+            added = added + bias(positions, positions).reshape(added.shape)
         return added
 
     added = np.asarray(compute())
     return added if np.abs(added).max() > 0 else None
 
 
-def main() -> int:
+def main() -> None:
     # Only now, so that a wrong flag is reported at once.
     from alibi.positions import METHODS, make_position
     from alibi.reporting.charts import png
@@ -97,7 +96,6 @@ def main() -> int:
         else:
             path.write_bytes(png(bias_figure(name, added, causal=_CAUSAL.value)))
             print(f"{name}: {path}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ first; after a kill it continues at the shard (64 MiB of text) that was not whol
 overridden: --config.data.cache_dir=DIR.
 
     --workers=8              processes that make shards; the tokens are the same
-    --hosts=0/4 ... 3/4      on each of four hosts, which see one cache directory
+    --hosts=0/4 ... 3/4      on each of four hosts, which share a cache directory
 
 Each worker reads a packed file or a dataset whole, and plain text files only at its own shards.
 """

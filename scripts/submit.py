@@ -1,4 +1,4 @@
-"""Fills a template of a job with a sweep or one training, and gives it to the cluster: sbatch,
+"""Fills a template of a job with a sweep or a single training, and gives it to the cluster: sbatch,
 kubectl or bash.
 
     python scripts/submit.py --template=configs/launch/slurm.sh --sweep=configs/sweeps/quickstart.py --workdir=DIR \\
@@ -6,8 +6,8 @@ kubectl or bash.
     python scripts/submit.py --template=configs/launch/jobset.yaml --config=configs/cc100_1b3.py --workdir=gs://B/DIR \\
       --set=IMAGE=IMAGE --set=QUEUE=QUEUE --set=TOPOLOGY=4x4 --set=HOSTS=4 [--go]
 
-Without --go it prints the filled text. The templates in configs/launch/ say what they need; copy
-one and change it as your cluster needs. A sweep is split into --tasks, by default a task for each
+Without --go it prints the filled text. The templates in configs/launch/ list their needs; copy
+a template and change it as your cluster needs. A sweep is split into --tasks, by default a task for each
 run: `sweep.py --task=I/N`. The cluster restarts a task that a signal stopped (exit code 75) or
 killed, but no failed task. See docs/scaling.md. The state of the runs:
 `python scripts/status.py DIR`.
@@ -134,21 +134,18 @@ def job_words(workdir: str, *, in_clone: bool) -> list[str]:
     named, *others = [f"--sweep={_SWEEP.value}"] if _SWEEP.value else command_line.config_words()
     flag, _, value = named.partition("=")
     name, colon, argument = value.partition(":")
-    file, script = (
-        resolve(os.path.expanduser(name)).absolute(),
-        "scripts/sweep.py" if _SWEEP.value else "train.py",
-    )
-    python, script_path, file_path = sys.executable, str(PROJECT / script), str(file)
+    script = PROJECT / ("scripts/sweep.py" if _SWEEP.value else "train.py")
+    file, python = resolve(os.path.expanduser(name)).absolute(), sys.executable
     if in_clone:
         if not file.is_relative_to(PROJECT):
             raise ValueError(
                 f"{file} lies outside this repository, and so outside its clones; move it to configs/"
             )
-        python, script_path, file_path = "python", script, str(file.relative_to(PROJECT))
+        python, script, file = "python", script.relative_to(PROJECT), file.relative_to(PROJECT)
     return [
         python,
-        script_path,
-        f"{flag}={file_path}{colon}{argument}",
+        str(script),
+        f"{flag}={file}{colon}{argument}",
         *others,
         f"--workdir={workdir}",
     ]

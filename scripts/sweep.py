@@ -6,7 +6,7 @@
 Writes results.jsonl, report.md and extrapolation.png to --workdir, and each run to
 runs/NAME in it. --dry_run shows each run's state, size and estimated time instead, and with
 --device_kind and --devices the plan of its training there. On several hosts start it on
-each, with a shared --workdir and train.py's flags for that.
+each, with a shared --workdir and train.py's flags for several hosts.
 
 --task=I/N, or a run's name, does only these runs. Tasks may run at the same time: a run held by
 another process is left to it (exit code 75), and finished work is not repeated. The last task to

@@ -239,7 +239,7 @@ def growth(rows: Sequence[Row]) -> list[Row]:
 
 
 def exponent(lengths: Sequence[int], work: Sequence[float] | np.ndarray) -> float:
-    """Returns e of the power law length^e that fits `work` best, in logarithms."""
+    """Returns e of the power law length^e closest to `work`, in logarithms."""
     return float(np.polyfit(np.log(lengths), np.log(work), 1)[0])
 
 

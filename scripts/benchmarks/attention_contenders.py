@@ -41,7 +41,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to compute: the backend, the share that may be lost, and whether a cache knows its
+    """A way to compute: the backend, the share of mass to lose at most, and whether a cache knows its
     largest norms.
 
     Peers are backends too: "flax" with a dense bias, "sdpa" and "flex" of PyTorch.
@@ -100,10 +100,10 @@ def measure_passes(step: Step) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def growth_of_peak_memory(call: Callable[[], object]) -> int | None:
-    """Returns the most bytes that the process held during the call above those before.
+    """Returns the growth of the most bytes held by the process during the call.
 
-    Memory freed by earlier calls and compilers goes back to the system first, so that
-    it is not used again unseen. None if the system (other than Linux) doesn't tell.
+    Memory freed by earlier calls and compilers goes back to the system first, and
+    is not used again unseen. None if the system (other than Linux) doesn't tell.
     """
     gc.collect()
     try:

@@ -112,7 +112,7 @@ def in_process(call: Callable, *arguments: Any) -> Any:
 
 def _timed(make: Callable[..., Callable[[], object]], *arguments: Any) -> tuple[float, float]:
     """Returns the seconds of wall time, and of processor time with child processes, of the
-    function that `make` returns.
+    function made by `make`.
     """
 
     def processor() -> float:

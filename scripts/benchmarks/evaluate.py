@@ -112,7 +112,7 @@ def small_config() -> Config:
 
 
 def window_flops(config: Config, length: int, stride: int) -> float:
-    """Returns the operations of the products that a window needs: the last layer has `stride`
+    """Returns the operations of the necessary products of a window: the last layer has `stride`
     queries.
 
     Attention counts the visible keys, the softmax the head alone.

@@ -1,4 +1,4 @@
-"""Contenders: steps that run on request, each in a process of its own."""
+"""Contenders: steps to run on request, each in a process of its own."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ class Step:
     """The work of a contender, as its process has built it.
 
     Attributes:
-      parts: functions that are timed, by name; "run" if there is a single part.
+      parts: the timed functions, by name; "run" if there is a single part.
       facts: other values for the row of results.
       program: returns the compiled program of a step as text.
     """
@@ -63,7 +63,7 @@ class Contender:
     """A function, by module level name, that builds a `Step`, and its arguments.
 
     Attributes:
-      needed_bytes: a lower bound of the memory it needs, if that is known to be much.
+      needed_bytes: a lower bound of the memory it needs, if it is known to be much.
       warm: warms the step up in its process, and returns the seconds of each part and more facts;
         None: all parts in turn.
     """
@@ -93,8 +93,8 @@ def prepare(contender: Contender) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def turn(part: str, steps: int) -> tuple[float, int]:
-    """Returns the seconds of some steps of a part, in its process, and the most bytes that the
-    process has held.
+    """Returns the seconds of some steps of a part, in its process, and the most bytes held by
+    the process.
     """
     return seconds_of(PARTS[part], steps), peak_memory()
 
@@ -163,14 +163,14 @@ def _serve(connection: multiprocessing.connection.Connection) -> None:
 
 
 def peak_memory() -> int:
-    """Returns the most bytes that this process has held."""
+    """Returns the most bytes held by this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
 
 
 def seconds_of(run: Run, steps: int) -> float:
-    """Returns the seconds that `steps` steps take."""
+    """Returns the seconds of `steps` steps."""
     start = time.perf_counter()
     run(steps)
     return time.perf_counter() - start

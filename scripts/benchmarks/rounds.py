@@ -29,7 +29,7 @@ class Runner:
     """A contender under measurement, or the reason why it is not measured (any more).
 
     Attributes:
-      facts: the values that its process has answered with.
+      facts: the values answered by its process.
       calls: how many calls of each part make a turn.
       seconds: of a call of each part, a number for each round.
     """
@@ -66,9 +66,9 @@ class Runner:
         self.seconds = {part: [] for part in self.calls}
 
     def turn(self) -> None:
-        """Times each part once, after a call that is not timed if a turn has several.
+        """Times each part once, after an untimed call if a turn has several.
 
-        That call finds its threads asleep and the caches full of another contender's data; a run
+        The untimed call finds its threads asleep and the caches full of another contender's data; a run
         under way doesn't.
         """
         for part, calls in self.calls.items():
@@ -129,7 +129,7 @@ def run_rounds(
     among them, FLOP/s.
 
     Args:
-      turn_seconds: time of each part of a contender in a round, but at least one call.
+      turn_seconds: time of each part of a contender in a round, but at least a call.
       title: of the progress line.
       preparing: contenders prepared at a time; the times of their preparation are then no
         measurement.
@@ -257,13 +257,12 @@ def about(rounds: int) -> Row:
 
 
 def known(names: str, choices: Iterable[str], kind: str) -> list[str]:
-    """Returns the comma-separated names, none of them for "none"; raises ValueError for a name that
-    is no choice.
+    """Returns the comma-separated names, none of them for "none"; raises ValueError for an
+    unknown name.
     """
     found = [name for name in names.split(",") if name != "none" or "none" in choices]
-    for name in found:
-        if name not in choices:
-            raise ValueError(f"unknown {kind} {name!r}; use {', '.join(choices)}")
+    if unknown := [name for name in found if name not in choices]:
+        raise ValueError(f"unknown {kind} {unknown[0]!r}; use {', '.join(choices)}")
     return found
 
 

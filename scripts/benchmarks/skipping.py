@@ -2,7 +2,7 @@
 leaves out.
 
 Counted are the tiles of `blocked`, on the run's own validation text: the reach of a bias
-depends on the queries and keys that the model has learned.
+depends on the learned queries and keys.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 by itself.
 
 The layout "fused" is the quickstart's kind of model, written for speed: a fused projection to
-query, key and value, scaled_dot_product_attention with ALiBi's bias and the causal mask as one
-tensor, AdamW as one fused kernel. The layout "paper" is the paper's model as its code is laid out:
+query, key and value, scaled_dot_product_attention with ALiBi's bias and the causal mask in a
+tensor, AdamW as a fused kernel. The layout "paper" is the paper's model as its code is laid out:
 time before batch, projections of their own for query, key and value, products of explicit logits,
 their softmax; bands picked out by boolean masks; Nesterov's momentum a parameter at a time. Its
 evaluation computes all positions of each window, and the log-probabilities of the whole vocabulary
@@ -139,7 +139,7 @@ class PaperDecoder(nn.Module):
         return x.transpose(0, 1).reshape(-1, self.width)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean NLL of the targets, each through the bands that it needs, as in
+        """Returns the mean NLL of the targets, each through its own bands, as in
         training.
         """
         features, targets = self.features(tokens), targets.flatten()
@@ -269,7 +269,7 @@ def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) 
 
 
 def dense_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
-    """Returns attention with the bias and the causal mask as one tensor, and the tensor's bytes."""
+    """Returns attention with the bias and the causal mask in a tensor, and its bytes."""
     bias = alibi_bias(num_heads, length, dtype)
     attend = functional.scaled_dot_product_attention
     return lambda query, key, value: attend(query, key, value, attn_mask=bias), bias.nbytes

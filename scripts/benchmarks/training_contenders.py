@@ -9,8 +9,6 @@ from benchmarks.processes import Step
 
 VOCABULARY = 256  # bytes
 
-Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets `[batch, length]`
-
 
 def compile_step(config: Config, vocab_size: int, mesh: Any) -> tuple[Any, ...]:
     """Returns the model, the optimizer, a batch's shape with its sharding, and the compiled
@@ -39,7 +37,7 @@ def compile_step(config: Config, vocab_size: int, mesh: Any) -> tuple[Any, ...]:
 
 
 def training_step(config: Config, vocab_size: int) -> Step:
-    """Returns this project's own model and jitted training step, as train.py builds them, on one
+    """Returns this project's own model and jitted training step, as train.py builds them, on a
     batch.
     """
     import jax
@@ -67,7 +65,7 @@ def training_step(config: Config, vocab_size: int) -> Step:
 
 
 def step_without_attention(config: Config, vocab_size: int) -> Step:
-    """Returns the same step with an attention that costs next to nothing; its projections stay."""
+    """Returns the same step with an attention of next to no cost; its projections stay."""
     from alibi.attention.backends import BACKENDS, Backend
 
     # All three are part of the result and of the gradients: XLA would leave out the projection of
@@ -92,14 +90,12 @@ def torch_step(config: Config, vocab_size: int, compiled: bool) -> Step:
     return Step({"run": run})
 
 
-def make_batch(config: Config, vocab_size: int) -> Batch:
-    """Returns a batch of random tokens: bytes uniformly, words by Zipf's law."""
+def make_batch(config: Config, vocab_size: int) -> np.ndarray:
+    """Returns random inputs and targets, `[2, batch, length]`: bytes uniformly, words by Zipf's law."""
     shape = (2, config.train.batch_tokens // config.train_length, config.train_length)
     if vocab_size == VOCABULARY:
-        inputs, targets = np.random.default_rng(0).integers(0, vocab_size, shape, dtype=np.int32)
-    else:
-        inputs, targets = zipf_words(vocab_size, shape)
-    return inputs, targets
+        return np.random.default_rng(0).integers(0, vocab_size, shape, dtype=np.int32)
+    return zipf_words(vocab_size, shape)
 
 
 def zipf_words(vocab_size: int, shape: tuple[int, ...]) -> np.ndarray:
