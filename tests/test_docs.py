@@ -14,7 +14,7 @@ PAGES = [
 
 
 def anchors(page):
-    """Of the headings, as GitHub makes them."""
+    """Returns the anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

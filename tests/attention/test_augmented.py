@@ -113,7 +113,7 @@ def test_columns_are_exact_in_bfloat16(length):
 @pytest.mark.parametrize("heads", [8, 12])
 @pytest.mark.parametrize("length", [65_536, MAX_LENGTH])
 def test_weights_in_bfloat16_at_the_end_of_long_sequences(heads, length):
-    """Of the last 16 queries and 4,096 keys, computed as a kernel does: float32 sums of bfloat16
+    """Compares the last 16 queries with 4,096 keys, as a kernel computes: float32 sums of bfloat16
     products.
     """
     head_dim, seen = 64, 4096

@@ -151,9 +151,7 @@ def small_tiles(devices, monkeypatch):
 
 
 def blocks_computed(q, k, v, slopes, epsilon):
-    """Of each head, how many blocks of keys each block of queries goes through, `[heads,
-    q_blocks]`.
-    """
+    """Returns how many blocks of keys each block of queries goes through, `[heads, q_blocks]`."""
     positions, bias = np.arange(q.shape[1]), AlibiBias(jnp.asarray(slopes))
     options = AttentionOptions(skip_epsilon=epsilon)
     call = AttentionCall(

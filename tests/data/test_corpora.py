@@ -10,12 +10,14 @@ import sys
 import pytest
 import zstandard
 
+from alibi.config import DataConfig
 from alibi.data import corpus as streams
 from alibi.data import textfiles
 from alibi.data.books import BOOKS
 from alibi.data.corpus import Piece
 from alibi.data.tokens import make_corpus
-from tests.data.corpusmaker import data_config, documents, text_corpus
+from tests.data.corpusmaker import documents, text_corpus
+from tests.hosts import ROOT
 
 
 def test_books_are_whole_different_and_small():
@@ -24,7 +26,7 @@ def test_books_are_whole_different_and_small():
     held_out = {book["author"] for book in index["valid"] + index["test"]}
     assert not held_out & {book["author"] for book in index["train"]}
     assert sum(path.stat().st_size for path in BOOKS.iterdir()) < 3_000_000
-    corpus = make_corpus(data_config(test="test"))
+    corpus = make_corpus(DataConfig(test="test"))
     for split, books in index.items():
         whole = documents(corpus, split)
         assert [len(text.encode()) for text in whole] == [book["bytes"] for book in books]
@@ -38,37 +40,35 @@ def test_unknown_names_list_those_that_exist():
         ValueError,
         match=r"data\.valid='nope' is no split of the embedded books; use one of train, valid, test",
     ):
-        list(make_corpus(data_config(valid="nope")).pieces("valid"))
+        list(make_corpus(DataConfig(valid="nope")).pieces("valid"))
     with pytest.raises(
         ValueError, match=r"data\.corpus='book' must be one of books, passkeys, text, hub"
     ):
-        data_config(corpus="book")
+        DataConfig(corpus="book")
     with pytest.raises(
         ValueError, match=r"data\.document_end=blank_line needs corpus=text.*; set it to file"
     ):
-        make_corpus(data_config(document_end="blank_line"))
+        make_corpus(DataConfig(document_end="blank_line"))
     with pytest.raises(
         ValueError, match=r"data\.streaming=True needs corpus=hub: tfds prepares a dataset first"
     ):
-        make_corpus(data_config(corpus="tfds", name="lm1b", streaming=True))
+        make_corpus(DataConfig(corpus="tfds", name="lm1b", streaming=True))
 
 
 def test_titles_say_which_text_it_is():
     """Result rows have them; "hub" or "text" would say nothing."""
     named = {"name": "Salesforce/wikitext", "subset": "wikitext-103-v1"}
     assert (
-        make_corpus(data_config(corpus="hub", **named)).title("valid")
+        make_corpus(DataConfig(corpus="hub", **named)).title("valid")
         == "Salesforce/wikitext/wikitext-103-v1"
     )
-    assert make_corpus(data_config(corpus="tfds", name="lm1b")).title("train") == "lm1b"
+    assert make_corpus(DataConfig(corpus="tfds", name="lm1b")).title("train") == "lm1b"
     assert (
-        make_corpus(data_config(corpus="hub", name=str(pathlib.Path(__file__).parent))).title(
-            "test"
-        )
+        make_corpus(DataConfig(corpus="hub", name=str(pathlib.Path(__file__).parent))).title("test")
         == "data"
     )
     assert text_corpus("a/one.txt,b/*.gz").title("train") == "one.txt,*.gz"
-    assert make_corpus(data_config()).title("valid") == "books"
+    assert make_corpus(DataConfig()).title("valid") == "books"
 
 
 # Text files.
@@ -112,8 +112,6 @@ def test_zst_of_several_frames(tmp_path):
 
 def test_zst_of_a_long_window_is_whole(tmp_path):
     """As `zstd --long=31` packs it: with a window larger than the library's default limit."""
-    import zstandard
-
     parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False)
     pack = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     (tmp_path / "a.zst").write_bytes(pack.compress(b"long\n") + pack.flush())
@@ -210,15 +208,11 @@ used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(count, used // 1024 if sys.platform == "darwin" else used)  # macOS counts bytes
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=base_folder()
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     count, kibibytes = map(int, done.stdout.split())
     assert count == path.stat().st_size
     assert kibibytes < 30_000
-
-
-def base_folder() -> pathlib.Path:
-    return pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_description_is_of_the_content_not_of_the_name(tmp_path, monkeypatch):

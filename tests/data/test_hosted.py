@@ -9,10 +9,11 @@ import time
 import numpy as np
 import pytest
 
+from alibi.config import DataConfig
 from alibi.data import hosted
 from alibi.data.tokens import check_sources, prepare
 from alibi.training.setup import prepare_files
-from tests.data.corpusmaker import data_config, documents, hub
+from tests.data.corpusmaker import documents, hub
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_hub_errors_list_what_exists(hub_folder, streaming):
 
 
 def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkeypatch):
-    data = data_config(corpus="hub", name=str(hub_folder), cache_dir=str(tmp_path / "c"))
+    data = DataConfig(corpus="hub", name=str(hub_folder), cache_dir=str(tmp_path / "c"))
     with monkeypatch.context() as patch:
         # would fail if it were called
         patch.setattr("datasets.DatasetBuilder.download_and_prepare", None)
@@ -128,7 +129,7 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
     assert documents(hub("org/tiny"), "train") == ["one\n", "", "two"]
     # The tokens say which state of an unpinned dataset they are of; the library would take it for
     # any other.
-    data = data_config(
+    data = DataConfig(
         corpus="hub",
         name="org/tiny",
         train="train",

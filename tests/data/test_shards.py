@@ -21,6 +21,7 @@ from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import TokenStream, shard_file
 from alibi.data.tokenizers import train_bpe
 from alibi.errors import UserError
+from tests.data.corpusmaker import documents_in
 
 LINES = [
     "it's  one\n",
@@ -212,19 +213,9 @@ def test_blank_lines_end_documents(tmp_path, monkeypatch, line_end):
     corpus = TextFiles({"train": str(tmp_path / "cc.txt"), "document_end": "blank_line"})
     for size in range(1, 24):
         monkeypatch.setattr("alibi.data.textfiles.PIECE_BYTES", size)
-        assert documents_of(corpus.pieces("train")) == documents
-        shards = [documents_of(shard.pieces) for shard in corpus.shards("train", -1, 4 * size)]
+        assert documents_in(corpus.pieces("train")) == documents
+        shards = [documents_in(shard.pieces) for shard in corpus.shards("train", -1, 4 * size)]
         assert [document for shard in shards for document in shard] == documents
-
-
-def documents_of(pieces):
-    found = [""]
-    for piece in pieces:
-        found[-1] += piece.text
-        if piece.ends_document:
-            found.append("")
-    assert found.pop() == "", "a document's end is told"
-    return found
 
 
 def test_an_unknown_document_end():

@@ -119,6 +119,12 @@ def test_only_part_of_it_where_longer_context_helps():
     assert row.sliding_share == pytest.approx(1.0 - 2.0, abs=1e-3)
 
 
+def keys(file):
+    """Returns the keys of the rows of each analysis, and those of the shares in them."""
+    rows = map(json.loads, file.read_text().splitlines())
+    return {row["analysis"]: [*row, *row.get("gain_by_context", [{}])[0]] for row in rows}
+
+
 def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
     for length in (16, 64):
         for stride in (length, 1):
@@ -134,7 +140,9 @@ def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
     assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2826, 0.2853] |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
-    assert {row["analysis"] for row in rows} == {"by_context", "by_position", "early_token_curse"}
+    committed = keys(ROOT / "results/tables-small/early-token-curse/by_context.jsonl")
+    assert keys(tmp_path / "by_context.jsonl") == committed
+    assert committed.keys() == {"by_context", "by_position", "early_token_curse"}
     places = [
         row for row in rows if row["analysis"] == "by_position" and row["mode"] == "nonoverlapping"
     ]

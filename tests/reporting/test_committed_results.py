@@ -1,7 +1,6 @@
 """The committed tables and reports follow from their rows, and the README quotes them rightly."""
 
 import csv
-import dataclasses
 import json
 import pathlib
 import re
@@ -14,14 +13,7 @@ from alibi.paper import results
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import report
 from alibi.reporting.report import write_report
-from alibi.reporting.rows import (
-    ByContext,
-    ByPosition,
-    EarlyTokenCurse,
-    GainShare,
-    Scoring,
-    read_rows,
-)
+from alibi.reporting.rows import read_rows
 from alibi.reporting.tables import MEMORY, TRAINING_SPEED
 from alibi.runs import evaluation_hash
 from alibi.sweeps.definition import load_sweep
@@ -155,32 +147,6 @@ def test_all_committed_reports_and_tables_are_among_them():
     assert {page.parent.name for page in RESULTS.glob("*/report.md")} == REPORTS.keys()
     tables = {(page.parent.name, page.stem) for page in RESULTS.glob("tables-*/table*.md")}
     assert tables == {(f"tables-{scale}", f"table{number:02d}") for scale, number in TABLES}
-
-
-def typed(one):
-    """Returns the typed row of a line of by_context.jsonl."""
-    about = (one[key] for key in ("run", "step", "tokens_sha256", "config_hash", "eval_length"))
-    of = Scoring(*about, one.get("stride", one["eval_length"]))
-    if one["analysis"] == "by_position":
-        return ByPosition(of, one["position"], one["tokens"], one["nll_nats"])
-    if one["analysis"] == "by_context":
-        found = (
-            one[key] for key in ("context_from", "context_to", "tokens", "nll_nats", "interval")
-        )
-        return ByContext(of, *found)
-    keys = [
-        field.name
-        for field in dataclasses.fields(EarlyTokenCurse)
-        if field.name not in ("of", "gain_by_context")
-    ]
-    shares = tuple(GainShare(**share) for share in one["gain_by_context"])
-    return EarlyTokenCurse(of, **{key: one[key] for key in keys}, gain_by_context=shares)
-
-
-def test_the_rows_by_context_are_typed_and_written_as_they_were():
-    assert {one["analysis"] for one in CURSE} == {"by_context", "by_position", "early_token_curse"}
-    for one in CURSE:
-        assert json.dumps(typed(one).to_json()) == json.dumps(one)
 
 
 def test_ranges_of_several_blocks_have_an_interval_around_their_mean():

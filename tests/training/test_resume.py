@@ -1,11 +1,14 @@
 """Runs go on bitwise after a stop, a crash, a full disk or lost checkpoints, or say why they can't."""
 
+import dataclasses
 import errno
 import functools
+import json
 import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import sys
 
 import jax
@@ -18,6 +21,7 @@ from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
+from tests.hosts import ROOT
 from tests.training.runs import assert_same, final_state, rows, stop_at
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -90,6 +94,33 @@ def test_a_crash_goes_on_from_the_last_checkpoint(
     # of all its processes
     assert loop.train(config, str(tmp_path / "parts"))["peak_memory_bytes"] == 2**60
     assert_same(final_state(config, tmp_path / "parts"), final_state(config, whole))
+
+
+KILLED = """
+import json, os, signal, sys
+from alibi.config import read_config
+from alibi.training import loop
+get = loop.Feed.get
+
+def killed(feed, step, **how):
+    if step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return get(feed, step, **how)
+
+loop.Feed.get = killed
+loop.train(read_config(json.loads(sys.argv[1])), sys.argv[2])
+"""
+
+
+def test_a_killed_process_goes_on_bit_for_bit(tiny_config, whole, tmp_path: pathlib.Path) -> None:
+    """kill -9 leaves no time to save: the run goes on from its last whole checkpoint."""
+    run, config = RunDirectory(tmp_path / "run"), tiny_config()
+    words = [sys.executable, "-c", KILLED, json.dumps(dataclasses.asdict(config)), str(run)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert run.saved_steps()[-1] in (3, 4), "update 4's checkpoint may have been half written"
+    loop.train(config, str(run))
+    assert_same(final_state(config, run.path), final_state(config, whole))
 
 
 def test_a_full_disk_is_named_and_the_saved_stays(
