@@ -84,8 +84,9 @@ def main() -> int:
     tasks = _TASKS.value or runs
     if tasks > runs:
         raise ValueError(f"--tasks={tasks}: there are {runs} runs; give at most as many tasks")
-    words = job_words(workdir, in_clone="{{CLONE_COMMAND}}" in text)
-    command = templates.command_line(words, tasks if sweep else None)
+    command = templates.command_line(
+        job_words(workdir, in_clone="{{CLONE_COMMAND}}" in text), tasks if sweep else None
+    )
     logs = "." if is_address(workdir) else f"{workdir}/{template.stem}"
     values = {
         "NAME": templates.job_name(pathlib.PurePath(workdir).name),

@@ -48,13 +48,12 @@ def main() -> int:
     devices = command_line.planned_devices(_DRY_RUN.value, "--dry_run")
     workdir = resolve(_WORKDIR.value)
     sweep = load_sweep(_SWEEP.value)
-    primary = is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost)
     share = None if _TASK.value is None else sweep.share(_TASK.value)
     sweeper = Sweeper(
         sweep,
         workdir,
         flags=command_line.host_flags(),
-        primary=primary,
+        primary=is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost),
         jobs=_JOBS.value,
         share=share,
     )

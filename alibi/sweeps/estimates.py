@@ -43,7 +43,7 @@ def seconds_left(
             seconds += START_SECONDS + state.tokens_left / rate
         if state.missing:
             seconds += START_SECONDS + (statistics.median(evaluations) if evaluations else 0.0)
-        left += bool(state.missing) or not state.is_trained
+        left += not state.is_done
     return seconds / max(1, min(jobs, left))
 
 
@@ -72,10 +72,8 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
                 state.describe(),
             ]
         )
-    total, until = (
-        seconds_left(states, states, jobs, rough=rough),
-        "until one run has shown the speed",
-    )
+    until = "until one run has shown the speed"
+    total = seconds_left(states, states, jobs, rough=rough)
     left = f"about {format_duration(total)}"
     if total is None:
         left = f"unknown {until}"

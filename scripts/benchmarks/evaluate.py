@@ -104,9 +104,15 @@ def small_config() -> Config:
     in evaluations.
     """
     config = wikitext103.get_config("length=64,model.cutoffs=2000:6000")
-    config.model.update(num_layers=4, width=64, num_heads=8, feed_forward=256)
     config.model.update(
-        dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, softmax_dropout=0.0
+        num_layers=4,
+        width=64,
+        num_heads=8,
+        feed_forward=256,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        softmax_dropout=0.0,
     )
     return read_config(config)
 

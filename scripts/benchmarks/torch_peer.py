@@ -207,12 +207,11 @@ def make_train_step(
         )
     else:
         decoder = FusedDecoder(config, vocabulary)
-        betas, decay = (settings.b1, settings.b2), settings.weight_decay
         optimizer = torch.optim.AdamW(
             decoder.parameters(),
             lr=settings.learning_rate,
-            betas=betas,
-            weight_decay=decay,
+            betas=(settings.b1, settings.b2),
+            weight_decay=settings.weight_decay,
             fused=True,
         )
     model = torch.compile(decoder) if compiled else decoder
