@@ -29,8 +29,12 @@ KEYS = clone.ROOT / "results" / "passkey" / "results.jsonl"
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}
 LAYERS = 4
 # Methods whose speed was not measured cost as much as these, of the same form.
-COSTS = dict.fromkeys(("alibi_interpolated", "alibi_ntk"), "alibi")
-COSTS |= dict.fromkeys(("rotary_interpolated", "rotary_ntk"), "rotary")
+COSTS = {
+    "alibi_interpolated": "alibi",
+    "alibi_ntk": "alibi",
+    "rotary_interpolated": "rotary",
+    "rotary_ntk": "rotary",
+}
 
 # Options of any method: formula, source, and the results with the option: a method, and the name of
 # its series.
@@ -116,10 +120,10 @@ def page(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
         summary = " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split())
         options = ", ".join(f"`{option}={default!r}`" for option, default in kind.options().items())
         file = f"../alibi/positions/{kind.__module__.rpartition('.')[2]}.py"
-        section = [f"## {name}\n", f"{summary}\n", f"- Formula: {about.formula}"]
-        section.append(f"- Options: {options or 'none'} ([source code]({file}))")
         parts.append(
-            "\n".join([*section, f"- Source: {about.source}", f"- Caveats: {about.caveats}", ""])
+            f"## {name}\n\n{summary}\n\n- Formula: {about.formula}\n"
+            f"- Options: {options or 'none'} ([source code]({file}))\n"
+            f"- Source: {about.source}\n- Caveats: {about.caveats}\n"
         )
     parts.append("## Options of any method\n")
     parts += [f"- `{option}`: {formula}. {source}" for option, formula, source, _ in OPTIONS]
@@ -129,8 +133,13 @@ def page(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
 def _overview() -> str:
     """Returns a line for each method: its formula, its places in the model and its parameters."""
     lines = ["| method | formula | enters | adds |", "|:--|:--|:--|--:|"]
-    places = {"embed": "embeddings", "queries": "queries", "keys": "keys", "bias": "logits"}
-    places |= {"content_bias": "logits by content"}
+    places = {
+        "embed": "embeddings",
+        "queries": "queries",
+        "keys": "keys",
+        "bias": "logits",
+        "content_bias": "logits by content",
+    }
     for name in METHODS:
         kind = method_class(name)
         owners = {

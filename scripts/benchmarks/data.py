@@ -50,10 +50,12 @@ def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
             size = TIMES[name] * arguments.megabytes
             path = _write_text(root / f"{name}.txt", arguments.text, size * 10**6)
             title, peer = PEERS[name]
-            calls: dict[str, tuple] = {title: (_timed, peer, path, root)}
-            calls |= {
-                f"{name}, {number} workers": (_timed, _prepare, path, root, number)
-                for number in workers
+            calls: dict[str, tuple] = {
+                title: (_timed, peer, path, root),
+                **{
+                    f"{name}, {number} workers": (_timed, _prepare, path, root, number)
+                    for number in workers
+                },
             }
             in_process(_make_tokenizer, path, root)
             seconds: dict[str, list[tuple[float, float]]] = {contender: [] for contender in calls}

@@ -50,10 +50,9 @@ def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(
             f"a step is profiled on CPUs alone, and this is a {jax.default_backend()}: JAX_PLATFORMS=cpu"
         )
-    rows = []
-    for shape in known(arguments.shapes, SHAPES, "shape"):
-        rows += _profile(shape, arguments.position, arguments.rounds)
-    return rows
+    shapes = known(arguments.shapes, SHAPES, "shape")
+    rounds = arguments.rounds
+    return [row for shape in shapes for row in _profile(shape, arguments.position, rounds)]
 
 
 def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:

@@ -244,16 +244,17 @@ def about(rounds: int) -> Row:
     versions, the date.
     """
     found = versions()
+    torch = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
     packages = {package: found[package] for package in ("jax", "jaxlib", "flax", "optax")}
-    packages["torch"] = (
-        importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
-    )
     file = pathlib.Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.*)", file.read_text()) if file.exists() else None
     cpu = name[1] if name else platform.processor() or platform.machine()
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    machine = {"cpu": cpu, "cores": usable_cores(), "system": platform.platform()}
-    return {"rounds": rounds, "machine": machine, "versions": packages, "date": date}
+    return {
+        "rounds": rounds,
+        "machine": {"cpu": cpu, "cores": usable_cores(), "system": platform.platform()},
+        "versions": {**packages, "torch": torch},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
 
 
 def known(names: str, choices: Iterable[str], kind: str) -> list[str]:

@@ -35,9 +35,11 @@ def measure_runs(arguments: argparse.Namespace) -> list[Row]:
     and on the time.
     """
     epsilons = [float(epsilon) for epsilon in arguments.skip_epsilon.split(",")]
-    rows: list[Row] = []
-    for workdir in arguments.workdirs.split(","):
-        rows += _measure_run(workdir, arguments.length, epsilons, arguments.rounds)
+    rows = [
+        row
+        for workdir in arguments.workdirs.split(",")
+        for row in _measure_run(workdir, arguments.length, epsilons, arguments.rounds)
+    ]
     columns = [
         Column("skip_epsilon", "skip_epsilon", "g"),
         Column("tiles skipped", "skipped", ".0%"),
