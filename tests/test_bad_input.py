@@ -156,7 +156,7 @@ def test_a_number_outside_its_range(key: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("num_heads", ["8", [8], 8.0, None, True, 10**9, -1, math.nan, (8,)])
+@pytest.mark.parametrize("num_heads", ["8", [8], 8.0, None, True, 10**9, 0, -1, math.nan, (8,)])
 def test_heads_that_are_no_number(num_heads: Any) -> None:
     needed = "must be a whole number from 1 to 65,536, such as 8"
     with pytest.raises(ValueError, match=needed):
@@ -207,7 +207,7 @@ def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("convention", [None, 3, "Paper", b"paper", {"paper": 1}])
+@pytest.mark.parametrize("convention", [None, 3, "papr", "Paper", b"paper", {"paper": 1}])
 def test_conventions_that_are_none(convention: Any) -> None:
     with pytest.raises(
         ValueError, match=r"is unknown; use .*paper, closed_form, random, or a tuple of numbers"

@@ -1,7 +1,6 @@
 """The command lines of a user, on a corpus for training in seconds."""
 
 import json
-import math
 import os
 import pathlib
 import re
@@ -94,8 +93,6 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
         assert row["tokens"] == row["bytes"] == size, (
             "every token of the split is scored exactly once"
         )
-        assert row["perplexity"] == pytest.approx(math.exp(row["nll_nats"] / size))
-        assert row["bits_per_byte"] == pytest.approx(row["nll_nats"] / math.log(2) / size)
         assert (row["step"], row["train_length"], row["mode"], row["seed"]) == (
             6,
             16,

@@ -55,14 +55,6 @@ def test_random_slopes_have_the_papers_mean_and_are_those_of_their_draw() -> Non
         alibi_slopes(4, "random", -1)
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "convention", "message"), [(0, "paper", "num_heads=0"), (8, "papr", "'papr'")]
-)
-def test_bad_arguments(num_heads: int, convention: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        alibi_slopes(num_heads, convention)
-
-
 def test_given_slopes_are_taken_as_they_are() -> None:
     np.testing.assert_array_equal(alibi_slopes(3, (0.5, 0, 0.1)), np.float32([0.5, 0.0, 0.1]))
 

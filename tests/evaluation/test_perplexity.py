@@ -205,12 +205,6 @@ def test_sums_are_taken_in_float64():
     assert score.total_nats == pytest.approx(50_000 * float(np.float32(4096.1)), rel=1e-12)
 
 
-def test_a_length_beyond_the_learned_table_is_the_methods_error():
-    model, params = tiny_model("learned")
-    with pytest.raises(ValueError, match="8 positions and got a sequence of 16"):
-        scorer(model_nll(model)).score(params, stream(40), 16)
-
-
 def test_a_batch_budget_below_one_is_refused():
     with pytest.raises(ValueError, match=r"eval\.batch_tokens=0 must be at least 1"):
         scorer(batch_tokens=0)

@@ -61,8 +61,6 @@ def test_random_slopes_are_options_of_the_method() -> None:
     np.testing.assert_array_equal(
         make("alibi", slopes="random", draw=3).bias({}).slopes, alibi_slopes(4, "random", 3)
     )
-    with pytest.raises(ValueError, match="draw=-1"):
-        make("alibi", slopes="random", draw=-1)
 
 
 @pytest.mark.parametrize("name", ["alibi", "alibi_learned"])
@@ -71,8 +69,6 @@ def test_a_list_of_slopes_is_an_option(name: str) -> None:
     assert hash(method) == hash(make(name, slopes=(0.5, 0.25, 0.125, 1)))
     params = method.init(jax.random.key(0))
     np.testing.assert_allclose(method.bias(params).slopes, [0.5, 0.25, 0.125, 1.0], rtol=1e-6)
-    with pytest.raises(ValueError, match=r"slopes=\[0.5\] must be 4 finite numbers of at least 0"):
-        make(name, slopes=[0.5])
 
 
 def test_unknown_names_suggest_the_nearest() -> None:
