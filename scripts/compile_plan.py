@@ -49,9 +49,10 @@ def main() -> None:
     devices = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGY.value).devices
     plan = make_plan(_CONFIG.value, len(devices), devices[0].device_kind)
     start = time.perf_counter()
-    mesh = make_mesh(plan.config.mesh, devices)
     with traced_for(plan.kind.platform, len(devices)):
-        *_, step = compile_step(plan.config, plan.vocabulary.size, mesh)
+        *_, step = compile_step(
+            plan.config, plan.vocabulary.size, make_mesh(plan.config.mesh, devices)
+        )
     analysis = step.memory_analysis()
     seconds = time.perf_counter() - start
     state = plan.memory.parameters + plan.memory.optimizer

@@ -156,8 +156,9 @@ class FaultTest:
             folder = self.folder / "no-locks"
             folder.mkdir(exist_ok=True)
             (folder / "sitecustomize.py").write_text(NO_LOCKS)
-            path = f"{folder}{os.pathsep}{trial.environment['PYTHONPATH']}"
-            trial.environment["PYTHONPATH"] = path
+            trial.environment["PYTHONPATH"] = os.pathsep.join(
+                [str(folder), trial.environment["PYTHONPATH"]]
+            )
         for process in [trial.start(kind) for _ in range(2)]:
             messages = process.communicate(timeout=HUNG_SECONDS)[1]
             code = process.returncode

@@ -27,6 +27,13 @@ TOKEN_TURN_SECONDS = 0.3
 LONG, LONG_ROUNDS = 16384, 3  # from this length on, at most so many rounds
 BACKWARD_FLOPS = 3.5  # forward and backward pass, relative to the forward pass
 PARTS = {"forward": "forward", "run": "both"}
+FACTS = (
+    "first_call_seconds",
+    "memory_bytes",
+    "compiler_bytes",
+    "computed_weights",
+    "no_backward",
+)
 GROUPS = 4  # of heads, from the steepest slopes to the flattest
 PEERS = {
     "torch": {"PyTorch sdpa, dense bias": Way("sdpa"), "PyTorch FlexAttention": Way("flex")},
@@ -106,8 +113,10 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
         rows += compare_contenders(shape, contenders, list(peers), rounds)
     exponents = growth(rows)
     print_growth(exponents)
-    sizes = {key: getattr(arguments, key) for key in ("batch", "heads", "head_dim", "dtype")}
-    return rows + [{**row, **sizes, **about(arguments.rounds)} for row in exponents]
+    common = about(arguments.rounds) | {
+        key: getattr(arguments, key) for key in ("batch", "heads", "head_dim", "dtype")
+    }
+    return rows + [row | common for row in exponents]
 
 
 def compare_contenders(
@@ -117,26 +126,18 @@ def compare_contenders(
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         runner = runners[name]
-        row = dataclasses.asdict(shape)
+        row = dataclasses.asdict(shape) | {fact: runner.facts.get(fact) for fact in FACTS}
         for part, title in PARTS.items():
             flops = shape.forward_flops * (BACKWARD_FLOPS if part == "run" else 1.0)
             rate = runner.rate(flops, part)
             row |= {
                 f"{title}_seconds": runner.median(part),
                 f"{title}_seconds_of_rounds": runner.seconds.get(part),
+                f"{title}_share_of_matmul_peak": rate and rate / peak,
+                f"{title}_of_peers": {
+                    peer: runner.times_as_fast(runners[peer], part) for peer in peers
+                },
             }
-            row[f"{title}_share_of_matmul_peak"] = rate and rate / peak
-            row[f"{title}_of_peers"] = {
-                peer: runner.times_as_fast(runners[peer], part) for peer in peers
-            }
-        for key in (
-            "first_call_seconds",
-            "memory_bytes",
-            "compiler_bytes",
-            "computed_weights",
-            "no_backward",
-        ):
-            row[key] = runner.facts.get(key)
         return row
 
     columns = [

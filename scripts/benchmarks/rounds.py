@@ -56,8 +56,9 @@ class Runner:
         """Starts it and warms it up; each part will be timed for about `turn_seconds` in a round."""
         needed, available = self.contender.needed_bytes, available_memory()
         if needed > available:
-            needs, has = needed / 2**30, available / 2**30
-            raise RuntimeError(f"needs about {needs:.0f} GiB, and {has:.0f} GiB are available")
+            raise RuntimeError(
+                f"needs about {needed / 2**30:.0f} GiB, and {available / 2**30:.0f} GiB are available"
+            )
         self.process = Process()
         seconds, self.facts = self.process.ask(prepare, self.contender)
         self.calls = {

@@ -97,8 +97,8 @@ class FusedDecoder(nn.Module):
         x = self.embedding(inputs) * self.scale
         for layer in self.layers:
             x = layer(x, self.bias)
-        logits = self.norm(x) @ self.embedding.weight.T
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        logits = (self.norm(x) @ self.embedding.weight.T).flatten(0, 1)
+        return functional.cross_entropy(logits, targets.flatten())
 
 
 class PaperDecoder(nn.Module):
