@@ -1,11 +1,11 @@
 """Links of the pages lead somewhere, headings included."""
 
-import pathlib
 import re
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.hosts import ROOT
+
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),

@@ -2,11 +2,11 @@
 undisturbed run.
 """
 
-import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.hosts import ROOT
+
 STARTS = "train,train without locks"
 KINDS = ("tokens", "status", "rows")
 

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import pathlib
 import re
 
 import pytest
@@ -10,9 +9,8 @@ import pytest
 from alibi.config.override import Override
 from alibi.positions import METHODS
 from alibi.reporting.rows import read_rows
+from tests.hosts import ROOT
 from tests.reporting.rowmaker import make_row
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 """A sweep on a real Slurm of two nodes that are both this machine, where one can be started."""
 
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests.hosts import ROOT
+
 ABSENT = [
     name
     for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun")

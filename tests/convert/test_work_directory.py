@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import pathlib
 import shutil
 
 import jax
@@ -27,10 +26,10 @@ from alibi.training.optimizer import make_optimizer, make_schedule
 from alibi.training.setup import check_config, prepare_files, sequences_per_update
 from alibi.training.step import abstract_state
 from configs import wikitext103
+from tests.hosts import ROOT
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the project: --extra=torch")
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 CHECKPOINT, DICTIONARY, TEXT = (DATA / f"fairseq-tiny{end}" for end in (".pt", "-dict.txt", ".txt"))
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from etils import epath
 from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
 from alibi.evaluation.dumps import Dump, read_dump, read_scoring, write_dump
 from alibi.reporting.rows import Scoring
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.hosts import ROOT
 
 
 def measured(cost, length, stride, tokens=1000):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pathlib
 import subprocess
 import sys
 
@@ -16,6 +15,7 @@ from alibi.model.decoder import build_model, count_parameters
 from alibi.reporting.rows import Device, read_rows
 from alibi.runs import RunDirectory
 from tests.evaluation.runs import TEXT, rows_by_cell
+from tests.hosts import ROOT
 
 
 def test_rows_say_what_was_measured(evaluated, alibi_run):
@@ -148,9 +148,6 @@ def test_options_are_checked_before_any_work(tmp_path):
         Options(tmp_path, batch_tokens=0)
     with pytest.raises(ValueError, match="have the same name"):
         evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], Options(tmp_path))
-
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_the_command_line(tmp_path, alibi_run, folder):

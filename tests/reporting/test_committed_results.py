@@ -2,7 +2,6 @@
 
 import csv
 import json
-import pathlib
 import re
 import shutil
 
@@ -18,8 +17,8 @@ from alibi.reporting.tables import MEMORY, TRAINING_SPEED
 from alibi.runs import evaluation_hash
 from alibi.sweeps.definition import load_sweep
 from alibi.sweeps.state import run_directory
+from tests.hosts import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 ROWS = RESULTS / "quickstart" / "results.jsonl"
 SMALL = RESULTS / "tables-small"

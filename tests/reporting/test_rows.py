@@ -5,13 +5,13 @@ import dataclasses
 import json
 import logging
 import math
-import pathlib
 
 import pytest
 
 from alibi.config.override import Override
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.rows import Row, latest, read_rows
+from tests.hosts import ROOT
 from tests.reporting.rowmaker import append_rows, make_row
 
 
@@ -92,9 +92,6 @@ def test_a_row_without_a_key_is_refused():
     del content["stride"]
     with pytest.raises(TypeError, match="stride"):
         Row.from_json(content)
-
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
