@@ -12,7 +12,8 @@ from alibi.config import read_config, replaced
 from alibi.config.override import Override
 from alibi.data.books import QUESTION, STATEMENT, Books, PassKeys, distances, make_prompts
 from alibi.data.corpus import Piece
-from alibi.evaluation.passkey import Options, _scorer, evaluate_passkeys
+from alibi.evaluation import passkey
+from alibi.evaluation.passkey import Options, evaluate_passkeys
 from alibi.evaluation.perplexity import Scorer
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
@@ -109,9 +110,15 @@ def test_keys_are_answered_with_the_products_that_rows_name(a_run, tmp_path, mon
     """A float32 model's are float32's on accelerators too, as where its NLL is scored."""
     run = TrainedRun(a_run)
     params, batch = run.params, (jnp.zeros((1, 16), jnp.int32), jnp.zeros((1, 5), jnp.int32))
-    scorer = _scorer(run)
+    scored = []
+    monkeypatch.setattr(
+        passkey,
+        "Scorer",
+        lambda function, **how: scored.append(function) or Scorer(function, **how),
+    )
+    evaluate_passkeys([a_run], Options(tmp_path / "out", lengths=(64,), prompts=3, report=False))
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    lowered = scorer._jitted.lower(params, *batch).as_text()
+    lowered = jax.jit(scored[0]).lower(params, *batch).as_text()
     assert set(re.findall(r"precision = \[(\w+), \w+\]", lowered)) == {"HIGHEST"}
 
 

@@ -99,19 +99,13 @@ def test_a_text_that_changed_is_refused_before_anything_is_overwritten(
 
 
 def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.Path) -> None:
+    """Also if its checkpoints can't be; root may write in any directory, but in no file."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="can't be written"):
-        loop.train(tiny_config(), str(tmp_path / "file" / "run"))
-
-
-def test_checkpoints_that_cannot_be_written_are_told_of_before_any_work(
-    tiny_config, tmp_path: pathlib.Path
-) -> None:
     (tmp_path / "run").mkdir()
-    # root may write in any directory, but in no file
     (tmp_path / "run" / "checkpoints").write_text("")
-    with pytest.raises(ValueError, match="can't be written"):
-        loop.train(tiny_config(), str(tmp_path / "run"))
+    for workdir in (tmp_path / "file" / "run", tmp_path / "run"):
+        with pytest.raises(ValueError, match="can't be written"):
+            loop.train(tiny_config(), str(workdir))
 
 
 @pytest.mark.parametrize(
