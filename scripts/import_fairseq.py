@@ -30,28 +30,26 @@ def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.convert.work_directory import import_run
 
-    made = import_run(
+    run = import_run(
         _CHECKPOINT.value,
         _DICTIONARY.value,
         _WORKDIR.value,
         _CONFIG.value,
         position=_POSITION.value,
     )
-    model, settings = made.config.model, made.settings
+    config, made = run.config(), run.provenance()
+    model = config.model
     bands = (
         f", cutoffs {', '.join(map(str, model.cutoffs))}" if model.embedding == "adaptive" else ""
     )
     print(
-        f"{made.run}: {made.parameters:,} parameters after {settings.updates:,} updates at "
-        f"L={settings.train_length}; {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
-        f"feed-forward {model.feed_forward}, {made.vocab_size:,} words{bands}"
+        f"{run}: {made['parameters']:,} parameters after {run.status()['step']:,} updates at "
+        f"L={config.train_length}; {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
+        f"feed-forward {model.feed_forward}, {made['vocab_size']:,} words{bands}"
     )
-    reason = (
-        "given by --position"
-        if _POSITION.value
-        else f"{settings.position_reason}; --position=NAME overrides it"
-    )
-    print(f"position method: {settings.position} ({reason})")
+    reason = made["imported_from"]["position_reason"]
+    hint = "" if _POSITION.value else "; --position=NAME overrides it"
+    print(f"position method: {config.position} ({reason}{hint})")
 
 
 if __name__ == "__main__":

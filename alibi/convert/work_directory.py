@@ -38,17 +38,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 '''
 
 
-@dataclasses.dataclass(frozen=True)
-class Imported:
-    """The content of a checkpoint, and the work directory made from it."""
-
-    run: RunDirectory
-    config: Config
-    settings: fairseq.Settings
-    parameters: int
-    vocab_size: int
-
-
 def import_run(
     checkpoint: str | os.PathLike[str],
     dictionary: str | os.PathLike[str],
@@ -56,9 +45,10 @@ def import_run(
     config: Config,
     *,
     position: str = "",
-) -> Imported:
+) -> RunDirectory:
     """Makes a work directory, as training leaves it, from a fairseq checkpoint and its dict.txt.
 
+    Its provenance names the checkpoint, and the setting by which its position method was chosen.
     Training continues with an empty momentum, at the learning rate of the checkpoint's update.
 
     Args:
@@ -87,7 +77,10 @@ def import_run(
         params = fairseq.to_params(content["model"], settings.num_heads)
     except ValueError as error:
         raise ValueError(f"checkpoint {os.fspath(checkpoint)} can't be used: {error}") from error
-    settings = dataclasses.replace(settings, position=position or settings.position)
+    if position:
+        settings = dataclasses.replace(
+            settings, position=position, position_reason="given by --position"
+        )
     tokenizer = WordTokenizer(read_dictionary(dictionary))
     if tokenizer.vocab_size != sizes.vocab_size:
         raise ValueError(
@@ -98,17 +91,19 @@ def import_run(
     sha256 = file_sha256(checkpoint)
     config = _complete(config, sizes, settings, str(run), sha256)
     state = _state(config, params, sizes.vocab_size, settings.updates)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     origin = {"checkpoint": os.fspath(checkpoint), "sha256": sha256}
     about = make_provenance(
-        imported_from=origin, parameters=parameters, vocab_size=sizes.vocab_size, corpus={}
+        imported_from=origin | {"position_reason": settings.position_reason},
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        vocab_size=sizes.vocab_size,
+        corpus={},
     )
     if is_address(str(run)):
         _fill(run, config, tokenizer, state, about)
     else:
         with made_whole(run.path) as partial:
             _fill(RunDirectory(partial), config, tokenizer, state, about)
-    return Imported(run, config, settings, parameters, sizes.vocab_size)
+    return run
 
 
 def _complete(

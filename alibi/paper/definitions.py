@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from alibi.reporting import tables
-from alibi.reporting.tables import Absence, Kind, Missing, Number
+from alibi.reporting.tables import Kind, Missing, Number
 
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "GB": 1e9}
 
@@ -44,9 +44,7 @@ def parse_printed(text: str) -> float | None:
 def published(text: str, kind: Kind) -> Number | Missing:
     """Returns a printed cell as a number, or as the paper's word."""
     value = parse_printed(text)
-    return (
-        Missing(Absence.PUBLISHED, text) if value is None else Number((value,), kind, printed=text)
-    )
+    return Missing(text) if value is None else Number((value,), kind, printed=text)
 
 
 # Position methods by their names in the paper.

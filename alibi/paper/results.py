@@ -2,22 +2,21 @@
 files of the table.
 """
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-from alibi.paper.definitions import REFERENCES, Quantity, published
+from alibi.paper.definitions import POSITIONS, REFERENCES, Quantity, published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
-from alibi.reporting.charts import png
-from alibi.reporting.figures import comparison_figure
-from alibi.reporting.panels import VALUES, fact, make_cell
+from alibi.reporting.charts import COLOURS, Spec, apart, named_lines, png
+from alibi.reporting.panels import VALUES, Panel, Series, fact, make_cell
 from alibi.reporting.recorded import find_rows, merge_rows
 from alibi.reporting.report import failed_runs
 from alibi.reporting.rows import Row, latest
-from alibi.reporting.tables import Absence, Comparison, Kind, Missing, Number, Part, compare
-from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
+from alibi.reporting.tables import Kind, Missing, Number, Part, Table, compare
+from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 from alibi.runs import evaluation_hash
 from alibi.storage.files import write_whole
+from alibi.sweeps.definition import Run
 from alibi.sweeps.state import run_directory
 
 SPEEDS = {
@@ -26,157 +25,123 @@ SPEEDS = {
     tables.WORDS_PER_SECOND,
     tables.DEVICE_HOURS,
 }
+CORES = Kind("CPU cores of the hosts that trained", "{:.0f}".format)
+NOT_RUN_YET = Missing("not run yet")
+NOT_RUN_HERE = Missing("not run here")  # a system outside this project
 
 
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """Figures of the training of a finished run, and the CPU cores of its hosts, None if they are
-    not recorded.
-    """
+def compare_with_paper(one: Reproduction) -> Table:
+    """Returns the paper's table with our present numbers beside its own, and their differences."""
+    paper, first, quantities = one.paper, one.definition.labels, one.quantities
+    rows = _rows(one)
+    trainings = {run.name: _training(one, run) for run in one.sweep.runs}
 
-    figures: dict[Kind, float]
-    cores: int | None = None
+    def sides(row: int, column: int) -> tuple[Part, Part]:
+        """Returns the paper's part of a cell, and ours."""
+        printed, quantity = paper.rows[row][first + column], quantities.get((row, column))
+        if not printed:
+            return None, None
+        if quantity is None:  # its kind of number stands elsewhere in the column
+            kind = next(other.kind for at, other in quantities.items() if at[1] == column)
+            return published(printed, kind), NOT_RUN_HERE
+        ours: Part = NOT_RUN_YET
+        if quantity in rows:
+            ours = make_cell([rows[quantity]], quantity.kind)
+        elif quantity.kind not in VALUES:
+            value = trainings[one.runs[quantity.model].name].get(quantity.kind)
+            ours = NOT_RUN_YET if value is None else Number((value,), quantity.kind)
+        return published(printed, quantity.kind), ours
 
-
-def compare_with_paper(reproduction: Reproduction) -> Comparison:
-    """Returns the paper's table with our present numbers beside its own."""
-    one, paper, first = reproduction, reproduction.paper, reproduction.definition.labels
-    rows, trainings = _rows(one), _trainings(one)
-
-    def our_part(quantity: Quantity) -> Number | Missing:
-        if quantity.kind in VALUES:
-            row = rows.get(quantity)
-            return make_cell([row], quantity.kind) if row else Missing(Absence.NOT_RUN_YET)
-        value = trainings[one.runs[quantity.model].name].figures.get(quantity.kind)
-        return Missing(Absence.NOT_RUN_YET) if value is None else Number((value,), quantity.kind)
-
-    theirs: list[list[Part]] = [[None] * len(cells[first:]) for cells in paper.rows]
-    ours: list[list[Part]] = [[None] * len(cells[first:]) for cells in paper.rows]
-    for row, cells in enumerate(paper.rows):
-        for column, printed in enumerate(cells[first:]):
-            quantity = one.quantities.get((row, column))
-            if quantity:
-                theirs[row][column], ours[row][column] = (
-                    published(printed, quantity.kind),
-                    our_part(quantity),
-                )
-            # a system outside this project; its kind of number stands elsewhere in the column
-            elif printed:
-                kind = next(other.kind for at, other in one.quantities.items() if at[1] == column)
-                theirs[row][column], ours[row][column] = (
-                    published(printed, kind),
-                    Missing(Absence.NOT_RUN_HERE),
-                )
+    columns = range(len(paper.columns) - first)
+    grid = [[sides(row, column) for column in columns] for row in range(len(paper.rows))]
     ratios = one.setting.divisor > 1
-    strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
-    references = {place: _reference(one, *place) for place in one.quantities}
-    return Comparison(
-        caption=_caption(
-            one, [row for row in rows.values() if row.is_measured], trainings.values()
-        ),
+    references = {place: _reference(one, *place) for place in quantities}
+    return Table(
+        caption=_caption(one, [row for row in rows.values() if row.is_measured], trainings),
         label_header=paper.columns[:first],
         labels=tuple(tuple(map(one.setting.label, cells[:first])) for cells in paper.rows),
         header=tuple(map(one.setting.label, paper.columns[first:])),
-        cells=compare(theirs, ours, references, ratios=ratios),
+        cells=compare(grid, references, ratios=ratios),
         parts=("paper", "ours", "difference of ratios" if ratios else "difference"),
         ratios=ratios,
         scale=one.setting.scale,
         name=f"{one.setting.scale}-{one.number:02d}",
-        number=one.number,
-        stride=strides.pop() if len(strides) == 1 else None,
     )
 
 
-def _rows(reproduction: Reproduction) -> dict[Quantity, Row]:
+def _rows(one: Reproduction) -> dict[Quantity, Row]:
     """Returns the row of each evaluated quantity, in the order of the table."""
     trained = {
-        run.name: (run.config.train.steps, evaluation_hash(run.config))
-        for run in reproduction.sweep.runs
+        run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in one.sweep.runs
     }
     # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
     found = latest(
         row
-        for row in find_rows(reproduction.directory)
+        for row in find_rows(one.directory)
         if (row.step, row.config_hash) == trained.get(row.run)
         and not (row.override or row.context_use or row.passkey)
     )
     by_windows = {(row.run, row.eval_length, row.stride, row.split): row for row in found}
     rows = {}
-    for quantity in reproduction.quantities.values():
-        if quantity.eval_length:
-            run, length = (
-                reproduction.runs[quantity.model],
-                reproduction.setting.length(quantity.eval_length),
-            )
-            row = by_windows.get(
-                (run.name, length, reproduction.stride(quantity) or length, quantity.split)
-            )
-            if row is not None:
+    for quantity in one.quantities.values():
+        if quantity.kind in VALUES and quantity.eval_length:
+            length = one.setting.length(quantity.eval_length)
+            stride, run = one.stride(quantity) or length, one.runs[quantity.model]
+            if row := by_windows.get((run.name, length, stride, quantity.split)):
                 rows[quantity] = row
     return rows
 
 
-def _reference(reproduction: Reproduction, row: int, column: int) -> tuple[int, int]:
+def _reference(one: Reproduction, row: int, column: int) -> tuple[int, int]:
     """Returns the reference of a cell's ratio, see `TableDefinition.reference`."""
-    known, definition, paper = reproduction.quantities, reproduction.definition, reproduction.paper
-    if definition.reference == "row":
-        return min(cell for cell in known if cell[0] == row)
-    in_column = [cell for cell in known if cell[1] == column]
-    if definition.reference == "trained":
-        in_column = [
-            cell
-            for cell in in_column
-            if known[cell].eval_length in (None, known[cell].model.train_length)
-        ]
-    if definition.reference == "group":
-        last = definition.labels - 1
-        in_column = [
-            cell for cell in in_column if paper.rows[cell[0]][last] == paper.rows[row][last]
-        ]
-    return min(in_column)
+    rule, last, rows = one.definition.reference, one.definition.labels - 1, one.paper.rows
+    found = []
+    for at, quantity in one.quantities.items():
+        is_trained = quantity.eval_length in (None, quantity.model.train_length)
+        is_found = {
+            "row": at[0] == row,
+            "column": at[1] == column,
+            "trained": at[1] == column and is_trained,
+            "group": at[1] == column and rows[at[0]][last] == rows[row][last],
+        }
+        found += [at] * is_found[rule]
+    return min(found)
 
 
-def _trainings(reproduction: Reproduction) -> dict[str, Training]:
-    """Returns the training of each run: speed, memory, parameters, updates and device-hours once it
-    has finished.
+def _training(one: Reproduction, run: Run) -> dict[Kind, float]:
+    """Returns speed, memory, parameters, updates, device-hours and cores of the training of a
+    finished run, as far as they are known.
     """
-    trainings = {}
-    for run in reproduction.sweep.runs:
-        directory, figures = run_directory(reproduction.directory, run), {}
-        try:
-            status, made = directory.status(), directory.provenance()
-        except ValueError:  # not started
-            trainings[run.name] = Training({})
-            continue
-        if status["state"] == "finished" and not directory.differing(run.config):
-            figures = {tables.PARAMETERS: made["parameters"], tables.UPDATES: status["step"]}
-            if rate := status["tokens_per_second"]:
-                devices, tokens = (
-                    made["device_count"],
-                    status["step"] * run.config.train.batch_tokens,
-                )
-                figures |= {
-                    tables.TRAINING_SPEED: rate / devices,
-                    tables.DEVICE_HOURS: tokens / rate * devices / 3600,
-                }
-            if "peak_memory_bytes" in status:
-                figures[tables.MEMORY] = status["peak_memory_bytes"]
-        trainings[run.name] = Training(figures, made.get("cores"))
-    return trainings
+    directory = run_directory(one.directory, run)
+    try:
+        status, made = directory.status(), directory.provenance()
+    except ValueError:  # not started
+        return {}
+    if status["state"] != "finished" or directory.differing(run.config):
+        return {}
+    devices, updates, rate = made["device_count"], status["step"], status["tokens_per_second"]
+    figures = {
+        tables.PARAMETERS: made["parameters"],
+        tables.UPDATES: updates,
+        tables.MEMORY: status.get("peak_memory_bytes"),
+        CORES: made.get("cores"),
+    }
+    if rate:
+        figures[tables.TRAINING_SPEED] = rate / devices
+        hours = updates * run.config.train.batch_tokens / rate * devices / 3600
+        figures[tables.DEVICE_HOURS] = hours
+    return {kind: value for kind, value in figures.items() if value is not None}
 
 
-def _caption(reproduction: Reproduction, rows: Sequence[Row], trainings: Iterable[Training]) -> str:
+def _caption(
+    one: Reproduction, rows: Sequence[Row], trainings: Mapping[str, Mapping[Kind, float]]
+) -> str:
     """Returns the caption of the table whose measured cells are `rows`; without rows only the plan."""
-    setting, definition, quantities = (
-        reproduction.setting,
-        reproduction.definition,
-        reproduction.quantities.values(),
-    )
+    setting, definition, quantities = one.setting, one.definition, one.quantities.values()
     kinds = {quantity.kind for quantity in quantities}
     lengths = {quantity.eval_length for quantity in quantities if quantity.eval_length}
     ours = {setting.length(length) for length in lengths}
-    shown = heading_text(setting.label(definition.title))
-    title = f"Table {reproduction.number} of the paper, {shown}: paper / ours / difference"
+    title = f"Table {one.number} of the paper, {setting.label(definition.title)}: paper / ours / difference"
     if setting.divisor > 1:
         title = (
             f"{setting.scale.upper()} SCALE, NOT THE PAPER'S. {title} of the ratios to "
@@ -188,7 +153,7 @@ def _caption(reproduction: Reproduction, rows: Sequence[Row], trainings: Iterabl
     rounding += ", so that neighbours may show one result twice"
     # whole sequences make the tokens of an update differ by length
     of_update: dict[int, set[int]] = {}
-    for run in reproduction.sweep.runs:
+    for run in one.sweep.runs:
         of_update.setdefault(run.config.train.batch_tokens, set()).add(run.config.train_length)
     updates = (
         f"{tokens:,} tokens"
@@ -201,7 +166,7 @@ def _caption(reproduction: Reproduction, rows: Sequence[Row], trainings: Iterabl
         else f"{row.mode} windows of stride {row.stride:,}"
         for row in rows
     )
-    cores = (training.cores for training in trainings if training.cores is not None)
+    cores = (training[CORES] for training in trainings.values() if CORES in training)
     facts = [
         title,
         rounding if len(ours) < len(lengths) else "",
@@ -222,22 +187,93 @@ def _caption(reproduction: Reproduction, rows: Sequence[Row], trainings: Iterabl
     return "; ".join(filter(None, facts)) + "." + marked
 
 
-def write_table(reproduction: Reproduction, failures: dict[str, str]) -> str:
+def write_table(one: Reproduction, failures: Mapping[str, str]) -> str:
     """Writes the table as Markdown, CSV, LaTeX and figure, with the failures by run; returns it as
     text.
     """
-    merge_rows(reproduction.directory)
-    compared = compare_with_paper(reproduction)
-    outputs, name = reproduction.outputs, f"table{reproduction.number:02d}"
+    merge_rows(one.directory)
+    compared, name = compare_with_paper(one), f"table{one.number:02d}"
     contents: dict[str, str | bytes] = {".csv": to_csv(compared), ".tex": to_latex(compared)}
-    markdown, lines = to_markdown(compared), reproduction.definition.lines
-    if lines and compared.has_ours:
-        contents[".png"] = png(comparison_figure(compared, lines))
-        markdown += f"\n![table {reproduction.number}: paper and ours]({name}.png)\n"
+    markdown = to_markdown(compared)
+    has_ours = any(isinstance(ours, Number) for cells in compared.cells for _, ours, _ in cells)
+    if one.definition.lines and has_ours:
+        contents[".png"] = png(comparison_figure(one, compared))
+        markdown += f"\n![table {one.number}: paper and ours]({name}.png)\n"
     if failures:
         markdown += "\n" + failed_runs(failures)
     for suffix, content in ({".md": markdown} | contents).items():
-        write_whole(outputs / (name + suffix), content)
-    return "\n".join(
-        [to_text(compared), *(f"{outputs}/{name}{suffix}" for suffix in (".md", *contents))]
-    )
+        write_whole(one.outputs / (name + suffix), content)
+    files = (f"{one.outputs}/{name}{suffix}" for suffix in (".md", *contents))
+    return "\n".join([to_text(compared), *files])
+
+
+def comparison_figure(one: Reproduction, compared: Table) -> Spec:
+    """Returns the paper's numbers on the left and ours on the right; at least one of ours is needed."""
+    draw = _bars if one.definition.lines == "bars" else _lines
+    titles = ("paper", f"this project, {one.setting.scale} scale")  # in the order of a cell's parts
+    parts = [draw(one, compared, side) | {"title": title} for side, title in enumerate(titles)]
+    return {"hconcat": parts, "spacing": 40, "resolve": apart("color", "shape", "strokeDash")}
+
+
+def _lines(one: Reproduction, compared: Table, side: int) -> Spec:
+    """Returns the perplexities of a side: a line for each row or column, over the lengths of its
+    scale.
+    """
+    by_column = one.definition.lines == "columns"
+    found: dict[str, dict[int, Part]] = {}
+    for row, column in sorted(one.quantities, key=lambda at: at[by_column]):
+        quantity, part = one.quantities[row, column], compared.cells[row][column][side]
+        if isinstance(part, Number) and part.kind is tables.PERPLEXITY and quantity.eval_length:
+            length = one.setting.length(quantity.eval_length) if side else quantity.eval_length
+            name = compared.header[column] if by_column else compared.labels[row][0]
+            found.setdefault(str(name).removesuffix(" PPL"), {})[length] = part
+    series = [
+        Series(name, POSITIONS.get(name, name), min(cells), cells) for name, cells in found.items()
+    ]
+    strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
+    stride = strides.pop() if len(strides) == 1 else None
+    panel = Panel(f"table {one.number}", "valid", stride, tables.PERPLEXITY, tuple(series), rows=())
+    return named_lines(panel)
+
+
+def _bars(one: Reproduction, compared: Table, side: int) -> Spec:
+    """Returns a group of bars for each row, a bar for each column: its value in percent of its
+    reference.
+    """
+    columns, groups = compared.header, [" ".join(map(str, labels)) for labels in compared.labels]
+    values = [
+        {"group": group, "column": column, "percent": 100 * part.ratio}
+        for group, cells in zip(groups, compared.cells, strict=True)
+        for column, cell in zip(columns, cells, strict=True)
+        if isinstance(part := cell[side], Number) and part.ratio is not None
+    ]
+    x = {
+        "field": "group",
+        "type": "nominal",
+        "sort": groups,
+        "scale": {"domain": groups},
+        "title": None,
+    }
+    y = {
+        "field": "percent",
+        "type": "quantitative",
+        "title": "percent of sinusoidal at the same length",
+    }
+    colour = {
+        "field": "column",
+        "type": "nominal",
+        "sort": columns,
+        "scale": {"range": list(COLOURS[: len(columns)])},
+    }
+    bars = {
+        "mark": "bar",
+        "encoding": {
+            "x": x | {"axis": {"labelAngle": -60, "labelLimit": 0}}, "y": y,
+            "xOffset": {"field": "column", "sort": columns}, "color": colour | {"legend": {"orient": "top"}},
+        },
+    }  # fmt: skip
+    even = {"data": {"values": [{"percent": 100}]}, "mark": {"type": "rule", "strokeDash": [2, 3]}}
+    return {
+        "data": {"values": values}, "width": 660, "height": 420,
+        "layer": [bars, even | {"encoding": {"y": y}}],
+    }  # fmt: skip

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 
 from alibi.data.corpus import SPLITS
-from alibi.reporting.tables import Label, Length
 
 SCALES = ("paper", "medium", "small")
 
@@ -33,15 +32,17 @@ class Setting:
         """Returns a length of the paper in tokens of this scale, at least 1."""
         return max(1, round(length / self.divisor))
 
-    def label(self, text: str) -> Label:
-        """Returns a title or label of the paper, with the length of this scale beside each of its
-        lengths.
+    def label(self, text: str) -> str:
+        """Returns a title or label of the paper, with the length of this scale in brackets behind
+        each of its lengths that differs.
         """
-        label: list[str | Length] = []
-        for number, part in enumerate(_LENGTH.split(text)):  # texts and lengths by turns
-            length = int(part.replace(",", "")) if number % 2 else 0
-            label.append(Length(part, length, self.length(length)) if length else part)
-        return tuple(filter(None, label))
+
+        def with_ours(found: re.Match[str]) -> str:
+            length = int(found[0].replace(",", ""))
+            ours = self.length(length)
+            return found[0] if ours == length else f"{found[0]} ({ours})"
+
+        return _LENGTH.sub(with_ours, text)
 
     def config_for(self, files: Mapping[str, str], overrides: str) -> str:
         """Returns the config of all runs, with the user's `files` by split and `overrides`,

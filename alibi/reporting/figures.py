@@ -1,4 +1,4 @@
-"""Figures of passkeys, tables of the paper, contexts and biases, as Vega-Lite specifications."""
+"""Figures of passkeys, contexts and biases, as Vega-Lite specifications."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from alibi.reporting.charts import COLOURS, FONT_SIZE, SHAPES, Spec, apart, named_lines
-from alibi.reporting.panels import Panel, Series
+from alibi.reporting.charts import COLOURS, FONT_SIZE, SHAPES, Spec, apart
 from alibi.reporting.rows import Analysis, ByContext, Scoring
-from alibi.reporting.tables import PERPLEXITY, Comparison, Heading, Length, Number, Part, Table
+from alibi.reporting.tables import Number, Table
 from alibi.reporting.writers import heading_text
 
 MOST_CELLS = 64  # in each direction of the picture of a head
@@ -74,93 +73,6 @@ def passkey_figure(table: Table) -> Spec:
         "spacing": 8,
         "title": {"text": "tokens from the key to its answer, and keys found again", "offset": 16},
     }
-
-
-def comparison_figure(comparison: Comparison, lines: str) -> Spec:
-    """Returns the paper's numbers on the left and ours on the right; at least one of ours is needed.
-
-    Args:
-      lines: "columns" or "rows": perplexities become lines over the length in rows or columns;
-        "bars": bars show each column's ratios to its references.
-    """
-    draw = _bars if lines == "bars" else lambda one, side: named_lines(_panel(one, lines, side))
-    titles = ("paper", f"this project, {comparison.scale} scale")  # in the order of a cell's parts
-    parts = [draw(comparison, side) | {"title": title} for side, title in enumerate(titles)]
-    return {"hconcat": parts, "spacing": 40, "resolve": apart("color", "shape", "strokeDash")}
-
-
-def _panel(comparison: Comparison, lines: str, side: int) -> Panel:
-    """Returns the perplexities of a side as series over the lengths of their scale."""
-    names, grid = comparison.header, [*zip(*comparison.side(side), strict=True)]
-    headings = tuple(labels[0] for labels in comparison.labels)
-    if lines == "rows":
-        names, headings, grid = headings, names, [*zip(*grid, strict=True)]
-    lengths = [_length(heading, side) for heading in headings]
-    made = (_series(name, lengths, parts) for name, parts in zip(names, grid, strict=True))
-    series = tuple(one for one in made if one.cells)
-    return Panel(f"table {comparison.number}", "valid", comparison.stride, PERPLEXITY, series, ())
-
-
-def _series(heading: Heading, lengths: Sequence[int], parts: Sequence[Part]) -> Series:
-    by_length = zip(lengths, parts, strict=True)
-    found = {
-        length: part
-        for length, part in by_length
-        if isinstance(part, Number) and part.kind is PERPLEXITY
-    }
-    name = heading_text(heading).removesuffix(" PPL")
-    return Series(name, name.lower().replace("t5 bias", "t5"), min(found, default=0), found)
-
-
-def _length(heading: Heading, side: int) -> int:
-    """Returns the length in a heading, on the paper's side or ours."""
-    assert isinstance(heading, tuple)
-    (length,) = (part for part in heading if isinstance(part, Length))
-    return length.here if side else length.paper
-
-
-def _bars(comparison: Comparison, side: int) -> Spec:
-    """Returns a group of bars for each row, a bar for each column: its value in percent of its
-    reference.
-    """
-    columns = [heading_text(heading) for heading in comparison.header]
-    groups = [" ".join(map(heading_text, labels)) for labels in comparison.labels]
-    values = [
-        {"group": group, "column": column, "percent": 100 * part.ratio}
-        for group, parts in zip(groups, comparison.side(side), strict=True)
-        for column, part in zip(columns, parts, strict=True)
-        if isinstance(part, Number) and part.ratio is not None
-    ]
-    x = {
-        "field": "group",
-        "type": "nominal",
-        "sort": groups,
-        "scale": {"domain": groups},
-        "title": None,
-    }
-    y = {
-        "field": "percent",
-        "type": "quantitative",
-        "title": "percent of sinusoidal at the same length",
-    }
-    colour = {
-        "field": "column",
-        "type": "nominal",
-        "sort": columns,
-        "scale": {"range": list(COLOURS[: len(columns)])},
-    }
-    bars = {
-        "mark": "bar",
-        "encoding": {
-            "x": x | {"axis": {"labelAngle": -60, "labelLimit": 0}}, "y": y,
-            "xOffset": {"field": "column", "sort": columns}, "color": colour | {"legend": {"orient": "top"}},
-        },
-    }  # fmt: skip
-    even = {"data": {"values": [{"percent": 100}]}, "mark": {"type": "rule", "strokeDash": [2, 3]}}
-    return {
-        "data": {"values": values}, "width": 660, "height": 420,
-        "layer": [bars, even | {"encoding": {"y": y}}],
-    }  # fmt: skip
 
 
 def context_figure(rows: Iterable[Analysis]) -> Spec:

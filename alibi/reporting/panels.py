@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from alibi.reporting import tables
 from alibi.reporting.rows import ContextUse, Row, latest
-from alibi.reporting.tables import PERPLEXITY, Absence, Kind, Missing, Number, Part, Table, related
+from alibi.reporting.tables import PERPLEXITY, Kind, Missing, Number, Part, Table, related
 
 Key = TypeVar("Key")
 
@@ -88,15 +88,15 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     return found
 
 
-def measured_panels(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
+def panel_groups(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
     """Returns the perplexities of each corpus, split and windows, with bits per byte if the text's
-    bytes are known.
+    bytes are known; then the gains of context.
     """
-    pairs = zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)
-    return [
+    groups: list[tuple[Panel, ...]] = [
         pair if any(row.bits_per_byte is not None for row in pair[0].rows) else pair[:1]
-        for pair in pairs
+        for pair in zip(panels(rows), panels(rows, tables.BITS_PER_BYTE), strict=True)
     ]
+    return groups + [(panel,) for panel in panels(rows, tables.CONTEXT_GAIN)]
 
 
 def series_names(rows: Iterable[Row]) -> dict[str, str]:
@@ -162,8 +162,8 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
         )
     if measured:
         why = "too large to write" if kind is PERPLEXITY else "is not known"
-        return Missing(Absence.FAILED, f"{kind.title.lower()} {why}")
-    return Missing(Absence.LIMIT if rows[0].limit else Absence.FAILED, rows[0].error or "no result")
+        return Missing(f"{kind.title.lower()} {why}", is_reason=True)
+    return Missing(rows[0].error or "no result", is_reason=True)
 
 
 def build_table(panel: Panel) -> Table:

@@ -13,12 +13,11 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from alibi.reporting import tables
 from alibi.reporting.charts import (
     COLOURS,
     OFF,
@@ -36,8 +35,7 @@ from alibi.reporting.panels import (
     Panel,
     build_table,
     explanation,
-    measured_panels,
-    panels,
+    panel_groups,
     passkey_table,
     series_names,
 )
@@ -93,54 +91,37 @@ def write_report(
         return f"no results in {folder}/{ROWS_FILE} yet\n"
     markdown, text = [f"# {title}\n"], []
 
-    def add(
-        shown: Sequence[Table], spec: Spec, figure: str, alternative: str, note: str = ""
-    ) -> None:
+    def add(shown: Sequence[Table], spec: Spec, figure: str, about: str, notes: str = "") -> None:
         write_whole(folder / figure, png(spec))
         markdown.extend(
-            [
-                *map(to_markdown, shown),
-                *([note + "\n"] if note else []),
-                f"![{alternative}]({figure})\n",
-            ]
+            [*map(to_markdown, shown), *filter(None, [notes]), f"![{about}]({figure})\n"]
         )
         text.extend([*map(to_text, shown), f"figure: {folder}/{figure}\n"])
 
-    measured, gains, passkeys = (
-        measured_panels(rows),
-        panels(rows, tables.CONTEXT_GAIN),
-        passkey_table(rows),
-    )
-    for index, kinds in enumerate(measured):
-        panel, stride = kinds[0], "" if kinds[0].stride is None else f"-stride{kinds[0].stride}"
-        suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{stride}") if index else ""
-        shown = [build_table(one) for one in kinds]
-        note = explanation(panel)
-        add(
-            shown,
-            length_figure(panel),
-            f"extrapolation{suffix}.png",
-            "perplexity by evaluation length",
-            note,
-        )
-    for index, panel in enumerate(gains):
-        figure = f"context_use-{index + 1}.png" if index else "context_use.png"
-        add(
-            [build_table(panel)],
-            length_figure(panel),
-            figure,
-            "nats gained by context",
-            explanation(panel),
-        )
+    groups, passkeys = panel_groups(rows), passkey_table(rows)
+    figures: list[str] = []
+    for group in groups:
+        figures.append(_figure_name(group[0], figures))
+        about = "nats gained by context" if group[0].use else "perplexity by evaluation length"
+        shown = [build_table(panel) for panel in group]
+        add(shown, length_figure(group[0]), figures[-1], about, explanation(group[0]) + "\n")
     if passkeys:
         add([passkeys], passkey_figure(passkeys), "passkey.png", "keys found again, by distance")
     if failures:
         markdown.append(failed_runs(failures))
     write_whole(folder / REPORT_FILE, "\n".join(markdown))
-    write_whole(
-        folder / PAGE_FILE, _page(title, measured, gains, passkeys, rows, failures or {}, runs)
-    )
+    write_whole(folder / PAGE_FILE, _page(title, groups, passkeys, rows, failures or {}, runs))
     return "\n".join([*text, f"report: {folder}/{REPORT_FILE}, {folder}/{PAGE_FILE}\n"])
+
+
+def _figure_name(panel: Panel, taken: Collection[str]) -> str:
+    """Returns the file of a panel's figure, which is none of those before it."""
+    if panel.use:
+        count = sum(name.startswith("context_use") for name in taken)
+        return f"context_use-{count + 1}.png" if count else "context_use.png"
+    stride = "" if panel.stride is None else f"-stride{panel.stride}"
+    suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{stride}") if taken else ""
+    return f"extrapolation{suffix}.png"
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:
@@ -189,38 +170,24 @@ def differing(runs: Sequence[RunSource]) -> tuple[dict[str, Any], list[dict[str,
 
 def _page(
     title: str,
-    measured: Sequence[tuple[Panel, ...]],
-    gains: Sequence[Panel],
+    groups: Sequence[tuple[Panel, ...]],
     passkeys: Table | None,
     rows: Sequence[Row],
     failures: Mapping[str, str],
     runs: Sequence[RunSource],
 ) -> str:
-    """Returns report.html; `measured` has for each corpus, split and windows a panel of each kind
-    of number.
+    """Returns report.html; the panels of a group are of the same text and windows, and a panel for
+    each kind of number.
     """
     specs: list[Spec] = []
     curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
-    labels = {row.run: names[row.series] for row in latest(rows) if row.override is None}
-    # a run that failed, for example
-    labels |= {name: name for name in curves if name not in labels}
-    positions = {
-        one.label: one.position
-        for panel in (*(kinds[0] for kinds in measured), *gains)
-        for one in panel.series
-    }
+    labels = {name: name for name in curves}  # of a run that failed, for example
+    labels |= {row.run: names[row.series] for row in latest(rows) if row.override is None}
+    positions = {one.label: one.position for panel, *_ in groups for one in panel.series}
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
-    sections = [
-        _measured_section(kinds, number, styles, specs) for number, kinds in enumerate(measured)
-    ]
-    for panel in gains:
-        shown = [_figure(length_chart(panel, styles), specs), to_html(build_table(panel))]
-        note = f"<p>{html.escape(explanation(panel))}</p>"
-        sections.append(
-            _section(f"What context gains: {panel.corpus}, {panel.split}", *shown, note)
-        )
+    sections = [_group_section(group, number, styles, specs) for number, group in enumerate(groups)]
     if passkeys:
         sections.append(_section("Keys found again", to_html(passkeys)))
     if curves:
@@ -233,23 +200,24 @@ def _page(
     if runs:
         sections.append(_runs_section(runs))
     if failures:
-        reasons = {name: " ".join(reason.split()) for name, reason in failures.items()}
-        items = (
-            f"<li>{html.escape(name)}: {html.escape(reason)}</li>"
-            for name, reason in reasons.items()
-        )
-        sections.append(_section("Runs that failed", f"<ul>{''.join(items)}</ul>"))
+        reasons = (f"{name}: {' '.join(reason.split())}" for name, reason in failures.items())
+        items = "".join(f"<li>{html.escape(reason)}</li>" for reason in reasons)
+        sections.append(_section("Runs that failed", f"<ul>{items}</ul>"))
     data = json.dumps(specs, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<title>{html.escape(title)}</title><style>{(HERE / 'page.css').read_text()}</style>"
     )
-    body = "\n".join([f"<h1>{html.escape(title)}</h1>", _checkboxes(styles), *sections])
-    charts = f'<script type="application/json" id="charts">{data}</script>'
-    scripts = f'{charts}\n<script type="module">{_javascript()}</script>'
-    start = '<!DOCTYPE html>\n<html lang="en">\n'
-    return f"{start}<head>{head}</head>\n<body>\n<main>\n{body}\n</main>\n{scripts}\n</body>\n</html>\n"
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">',
+            f"<head>{head}</head>\n<body>\n<main>\n<h1>{html.escape(title)}</h1>",
+            *[_checkboxes(styles), *sections],
+            f'</main>\n<script type="application/json" id="charts">{data}</script>',
+            f'<script type="module">{_javascript()}</script>\n</body>\n</html>\n',
+        ]
+    )
 
 
 @functools.cache
@@ -272,8 +240,6 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
     """Returns a checkbox for each line of the charts, with its colour and marker: the legend of all
     charts.
     """
-    if not styles:
-        return ""
     boxes = "\n".join(
         f'<label><input type="checkbox" name="method" value="{html.escape(label)}" checked> '
         f'<span aria-hidden="true" style="color:{COLOURS[number % len(COLOURS)]}">{SIGNS[number % len(SIGNS)]}</span> '
@@ -281,39 +247,35 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
         for label, number in styles.items()
     )
     buttons = '<button type="button" data-all="true">all</button> <button type="button" data-all="">none</button>'
-    return f'<fieldset class="methods"><legend>Shown in the charts</legend>\n{boxes}\n{buttons}</fieldset>'
+    field = f'<fieldset class="methods"><legend>Shown in the charts</legend>\n{boxes}\n{buttons}</fieldset>'
+    return field if styles else ""
 
 
-def _measured_section(
-    kinds: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]
+def _group_section(
+    group: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]
 ) -> str:
-    """Returns a chart and a table of each kind of number in the same windows; the page shows a
-    single kind.
-    """
-    panel = kinds[0]
-    windows = (
-        "windows that don't overlap"
-        if panel.stride is None
-        else f"sliding windows, stride {panel.stride:,}"
-    )
+    """Returns a chart and a table of each panel of a group; the page shows a single panel."""
+    panel, name = group[0], f"kind-{number}"
     choices = "\n".join(
-        f'<label><input type="radio" name="kind-{number}" value="{index}"{" checked" if index == 0 else ""}> '
+        f'<label><input type="radio" name="{name}" value="{index}"{"" if index else " checked"}> '
         f"{one.kind.title}</label>"
-        for index, one in enumerate(kinds)
+        for index, one in enumerate(group)
     )
-    choice = (
-        f'<fieldset class="kinds"><legend>Measured as</legend>\n{choices}</fieldset>'
-        if len(kinds) > 1
-        else ""
+    field = f'<fieldset class="kinds"><legend>Measured as</legend>\n{choices}</fieldset>'
+    shown = [
+        f'<div data-kind="{name}" data-value="{index}"{" hidden" if index else ""}>\n'
+        f"{_figure(length_chart(one, styles), specs)}\n{to_html(build_table(one))}\n</div>"
+        for index, one in enumerate(group)
+    ]
+    windows = (
+        f"sliding windows, stride {panel.stride:,}"
+        if panel.stride
+        else "windows that don't overlap"
     )
-    shown = []
-    for index, one in enumerate(kinds):
-        start = f'<div data-kind="kind-{number}" data-value="{index}"{" hidden" if index else ""}>'
-        shown.append(
-            f"{start}\n{_figure(length_chart(one, styles), specs)}\n{to_html(build_table(one))}\n</div>"
-        )
+    heading = f"{panel.corpus}, {panel.split}"
+    heading = f"What context gains: {heading}" if panel.use else f"{heading}, {windows}"
     note = f"<p>{html.escape(explanation(panel))}</p>"
-    return _section(f"{panel.corpus}, {panel.split}, {windows}", choice, *shown, note)
+    return _section(heading, field if len(group) > 1 else "", *shown, note)
 
 
 def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
@@ -333,11 +295,10 @@ def _runs_section(runs: Sequence[RunSource]) -> str:
     shared, own = differing(runs)
     parts = []
     for run, keys in zip(runs, own, strict=True):
-        whole = _details("its whole config", _keys(run.config))
         command = f"<pre><code>{html.escape(run.command)}</code></pre>" if run.command else ""
-        parts.append(
-            _details(run.name, f"{command}\n{_keys(keys) if len(runs) > 1 else ''}\n{whole}")
-        )
+        differ = _keys(keys) if len(runs) > 1 else ""
+        whole = _details("its whole config", _keys(run.config))
+        parts.append(_details(run.name, f"{command}\n{differ}\n{whole}"))
     if len(runs) > 1:
         parts.append(_details("config keys that all runs share", _keys(shared)))
     text = "<p>The command that makes each run, and the keys of its config that not all runs share.</p>"

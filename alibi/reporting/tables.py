@@ -5,7 +5,6 @@ number.
 """
 
 import dataclasses
-import enum
 import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ class Kind:
     title: str
     write: Callable[[float], str]
     is_loss: bool = False  # the lowest is best, and differences are numbers, not shares
+    write_plain: Callable[[float], str] = "{:.6g}".format  # for programs
 
 
 def write_perplexity(value: float) -> str:
@@ -50,6 +50,11 @@ def write_ratio(value: float) -> str:
     return TIMES + (f"{value:.2f}" if value < 99.995 else f"{value:,.0f}")
 
 
+def write_difference(value: float) -> str:
+    """Returns the sign and two decimals, none from a hundred on: +0.07, -1,234."""
+    return f"{value:+.2f}" if abs(value) < 99.995 else f"{value:+,.0f}"
+
+
 PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True)
 BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
 CONTEXT_GAIN = Kind("Nats gained by context", "{:+.4f}".format)
@@ -62,6 +67,9 @@ MEMORY = Kind("Memory of a device, the most in training", lambda value: f"{value
 PARAMETERS = Kind("Parameters", write_millions)
 UPDATES = Kind("Updates", write_thousands)
 DEVICE_HOURS = Kind("Device-hours of training", write_thousands)
+# Differences of a number from another; a share is relative to the other.
+DIFFERENCE = Kind("Difference", write_difference, write_plain="{:+.4g}".format)
+SHARE = Kind("Relative difference", "{:+,.0%}".format, write_plain="{:+.4g}".format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,62 +111,16 @@ class Number:
         return (self.printed or self.kind.write(self.mean)) + spread
 
 
-class Absence(enum.Enum):
-    """Why a cell has no number."""
-
-    NOT_RUN_HERE = "not run here"  # a system outside this project
-    NOT_RUN_YET = "not run yet"
-    PUBLISHED = "published"  # the paper prints a word, such as OOM
-    LIMIT = "limit"  # the method or the text has no such length
-    FAILED = "failed"
-
-
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """A cell without a number; `why` is the paper's word, or the note below the table."""
+    """A cell without a number."""
 
-    absence: Absence
-    why: str = ""
-
-    @property
-    def note(self) -> str:
-        """The note below the table; "" if the cell needs none."""
-        return self.why if self.absence in (Absence.LIMIT, Absence.FAILED) else ""
-
-    @property
-    def text(self) -> str:
-        return self.why or self.absence.value
+    text: str  # a word, such as the paper's OOM, or the reason
+    is_reason: bool = False  # it stands below the table, and its number in the cell
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """The difference of a number from another; `share`: relative to the other."""
-
-    value: float
-    share: bool
-
-    @property
-    def text(self) -> str:
-        """The difference with its sign: +3% for a share, else two decimals, none from a hundred on:
-        +0.07, -1,234.
-        """
-        if self.share:
-            return f"{100 * self.value:+,.0f}%"
-        return f"{self.value:+.2f}" if abs(self.value) < 99.995 else f"{self.value:+,.0f}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Length:
-    """A length of the paper in tokens, and the length in its place here."""
-
-    printed: str  # as in the paper
-    paper: int
-    here: int
-
-
-Label = tuple[str | Length, ...]  # words and lengths of the paper, such as "ALiBi, L = 512 (32)"
-Heading = str | int | Label  # of a row or column: a text, a length in tokens, or a label
-Part = Number | Missing | Difference | None
+Heading = str | int  # of a row or column: a text, or a length in tokens
+Part = Number | Missing | None
 Cell = tuple[Part, ...]  # a part, or several side by side; None for an empty part
 Grid = Sequence[Sequence[Part]]  # a part of each cell, by row and column
 
@@ -169,23 +131,21 @@ def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -
 
     Best is the lowest loss, in a column with several losses.
     """
-    columns = [
-        [part for part in column if isinstance(part, Number)] for column in zip(*grid, strict=True)
+    losses = [
+        [part.mean for part in column if isinstance(part, Number) and part.kind.is_loss]
+        for column in zip(*grid, strict=True)
     ]
-    losses = [[number.mean for number in column if number.kind.is_loss] for column in columns]
 
     def with_relations(part: Part, row: int, column: int) -> Part:
         if not isinstance(part, Number):
             return part
         at = references.get((row, column))
         reference = grid[at[0]][at[1]] if at else None
+        best = part.kind.is_loss and len(losses[column]) > 1 and part.mean == min(losses[column])
         ratio = (
             part.mean / reference.mean if isinstance(reference, Number) and reference.mean else None
         )
-        several = part.kind.is_loss and len(losses[column]) > 1
-        return dataclasses.replace(
-            part, ratio=ratio, best=several and part.mean == min(losses[column])
-        )
+        return dataclasses.replace(part, ratio=ratio, best=best)
 
     return [
         [with_relations(part, i, j) for j, part in enumerate(row)] for i, row in enumerate(grid)
@@ -207,60 +167,46 @@ class Table:
     name: str = "extrapolation"  # the label in LaTeX
 
     @functools.cached_property
-    def notes(self) -> list[str]:
-        """The notes below the table: the reasons for missing numbers, each once, in reading order."""
-        parts = (part for row in self.cells for cell in row for part in cell)
-        return list(
-            dict.fromkeys(part.note for part in parts if isinstance(part, Missing) and part.note)
-        )
+    def notes(self) -> dict[str, str]:
+        """The reasons for missing numbers, each with its mark, such as [1], in reading order."""
+        parts = [part for row in self.cells for cell in row for part in cell]
+        missing = [part for part in parts if isinstance(part, Missing) and part.is_reason]
+        reasons = dict.fromkeys(part.text for part in missing)
+        return {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison(Table):
-    """A table of the paper, with cells (paper, ours, difference).
+def compare(
+    grid: Sequence[Sequence[tuple[Part, Part]]],
+    references: Mapping[tuple[int, int], tuple[int, int]],
+    *,
+    ratios: bool,
+) -> tuple[tuple[Cell, ...], ...]:
+    """Returns cells (paper, ours, difference) of the paper's and our part of each cell, both None
+    for an empty cell of the paper's table.
 
     With `ratios`, values can't be compared (another corpus, another model): a difference is between
     the ratios of the two values to their references.
     """
-
-    number: int = 0  # the paper's
-    # of all windows, in tokens; None: they don't overlap, or strides differ
-    stride: int | None = None
-
-    @property
-    def has_ours(self) -> bool:
-        """Whether there is a number of ours."""
-        return any(isinstance(cell[1], Number) for row in self.cells for cell in row)
-
-    def side(self, side: int) -> list[list[Part]]:
-        """Returns the paper's part (0) of each cell, or ours (1)."""
-        return [[cell[side] for cell in row] for row in self.cells]
-
-
-def compare(
-    paper: Grid, ours: Grid, references: Mapping[tuple[int, int], tuple[int, int]], *, ratios: bool
-) -> tuple[tuple[Cell, ...], ...]:
-    """Returns the cells of a comparison; both sides are None for an empty cell of the paper's
-    table.
-    """
-    sides = [related(grid, references) for grid in (paper, ours)]
+    paper, ours = (
+        related([[cell[side] for cell in row] for row in grid], references) for side in (0, 1)
+    )
     return tuple(
         tuple(
             (theirs, mine, _difference(theirs, mine, ratios, references.get((i, j)) == (i, j)))
             for j, (theirs, mine) in enumerate(zip(*rows, strict=True))
         )
-        for i, rows in enumerate(zip(*sides, strict=True))
+        for i, rows in enumerate(zip(paper, ours, strict=True))
     )
 
 
-def _difference(paper: Part, ours: Part, ratios: bool, is_reference: bool) -> Difference | None:
+def _difference(paper: Part, ours: Part, ratios: bool, is_reference: bool) -> Number | None:
     """Returns the difference of the values, or of their ratios, None for a reference itself."""
     if not isinstance(paper, Number) or not isinstance(ours, Number):
         return None
-    if ratios:
-        if paper.ratio is None or ours.ratio is None or is_reference:
-            return None
-        return Difference(ours.ratio - paper.ratio, share=False)
-    if ours.kind.is_loss:
-        return Difference(ours.mean - paper.mean, share=False)
-    return Difference(ours.mean / paper.mean - 1, share=True)
+    if not ratios and not ours.kind.is_loss:
+        return Number((ours.mean / paper.mean - 1,), SHARE)
+    if not ratios:
+        return Number((ours.mean - paper.mean,), DIFFERENCE)
+    if paper.ratio is None or ours.ratio is None or is_reference:
+        return None
+    return Number((ours.ratio - paper.ratio,), DIFFERENCE)

@@ -6,73 +6,39 @@ import io
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from alibi.reporting.tables import (
-    TIMES,
-    Difference,
-    Heading,
-    Missing,
-    Number,
-    Part,
-    Table,
-    write_ratio,
-)
-
-
-def heading_text(heading: Heading) -> str:
-    """Returns 1024 as "1,024"; a length of the paper has ours in brackets behind it, if they
-    differ.
-    """
-    if isinstance(heading, int):
-        return f"{heading:,}"
-    if isinstance(heading, str):
-        return heading
-    return "".join(
-        part
-        if isinstance(part, str)
-        else part.printed + (f" ({part.here})" if part.here != part.paper else "")
-        for part in heading
-    )
+from alibi.reporting.tables import TIMES, Heading, Missing, Number, Part, Table, write_ratio
 
 
 def to_markdown(table: Table) -> str:
     """Returns GitHub-flavoured Markdown; the best of each column is bold, notes are numbered below."""
-    # among several numbers in a cell, a bold ratio belongs to the bold number
-    whole = bool(table.parts)
 
     def written(part: Part) -> str:
         text, ratio = _texts(table, part)
         if not (isinstance(part, Number) and part.best):
             return text + ratio
-        return f"**{text}{ratio}**" if whole else f"**{text}**{ratio}"
+        # among several numbers in a cell, a bold ratio belongs to the bold number
+        return f"**{text}{ratio}**" if table.parts else f"**{text}**{ratio}"
 
-    header, body = _lines(table, written)
-    lines = [
-        f"**{table.caption}**",
-        "",
-        _pipe_row(header),
-        _pipe_row(["---", *["---:"] * (len(header) - 1)]),
-    ]
-    lines += map(_pipe_row, body)
+    header, *body = _lines(table, written)
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    lines = [f"**{table.caption}**", "", *map(_pipe_row, [header, rule, *body])]
     if table.notes:
-        lines += ["", *(f"[{number}] {note}  " for number, note in enumerate(table.notes, start=1))]
+        lines += ["", *(f"{mark} {reason}  " for reason, mark in table.notes.items())]
     return "\n".join(lines) + "\n"
 
 
-def to_text(table: Table, width: int = 100) -> str:
+def to_text(table: Table) -> str:
     """Returns plain text with aligned columns; the best of each column has an asterisk."""
 
     def written(part: Part) -> str:
-        return "".join(_texts(table, part)) + (
-            "*" if isinstance(part, Number) and part.best else ""
-        )
+        star = "*" if isinstance(part, Number) and part.best else ""
+        return "".join(_texts(table, part)) + star
 
-    header, body = _lines(table, written)
+    header, *body = _lines(table, written)
     rule = ["-" * max(map(len, column)) for column in zip(header, *body, strict=True)]
-    caption, notes = textwrap.wrap(table.caption, width), enumerate(table.notes, start=1)
-    lines = aligned([header, rule, *body]) + "".join(
-        f"[{number}] {note}\n" for number, note in notes
-    )
-    return "\n".join([*caption, "", lines])
+    notes = "".join(f"{mark} {reason}\n" for reason, mark in table.notes.items())
+    lines = [*textwrap.wrap(table.caption, 100), "", aligned([header, rule, *body])]
+    return "\n".join(lines) + notes
 
 
 def to_html(table: Table) -> str:
@@ -80,44 +46,32 @@ def to_html(table: Table) -> str:
     without a number.
     """
 
+    def label(heading: Heading, start: str = "<td", end: str = "</td>") -> str:
+        text = html.escape(heading_text(heading))
+        value = heading if isinstance(heading, int) else text
+        return f'{start} data-value="{value}">{text}{end}'
+
     def cell(parts: Sequence[Part]) -> str:
-        texts = [_texts(table, part) for part in parts]
-        shown = " / ".join(
-            f"{html.escape(text)}<small>{html.escape(ratio)}</small>"
-            for text, ratio in texts
-            if text
-        )
+        texts = [map(html.escape, _texts(table, part)) for part in parts if part]
+        shown = " / ".join(f"{text}<small>{ratio}</small>" for text, ratio in texts)
         number = next((part for part in parts if isinstance(part, Number)), None)
         best = ' class="best"' if number is not None and number.best else ""
         return f'<td{best} data-value="{"" if number is None else repr(number.mean)}">{shown}</td>'
 
-    def label(heading: Heading, first: bool) -> str:
-        text = html.escape(heading_text(heading))
-        value = heading if isinstance(heading, int) else text
-        return (
-            f'<th scope="row" data-value="{value}">{text}</th>'
-            if first
-            else f'<td data-value="{value}">{text}</td>'
-        )
-
-    columns = [*zip(*table.labels, strict=True)] or [() for _ in table.label_header]
-    kinds = [
-        "number" if all(isinstance(one, int) for one in column) else "text" for column in columns
-    ]
-    headings = [
-        *zip(table.label_header, kinds, strict=True),
-        *((heading, "number") for heading in table.header),
-    ]
     head = "".join(
-        f'<th scope="col" data-type="{kind}"><button type="button">{html.escape(heading_text(heading))}</button></th>'
-        for heading, kind in headings
+        f'<th scope="col" data-type="{"text" if isinstance(below, str) else "number"}"><button type="button">'
+        f"{html.escape(heading_text(heading))}</button></th>"
+        for heading, below in zip(
+            (*table.label_header, *table.header), (*table.labels[0], *table.cells[0]), strict=True
+        )
     )
+    row_header = ('<th scope="row"', "</th>")
     body = "\n".join(
-        f"<tr>{''.join(label(one, number == 0) for number, one in enumerate(labels))}{''.join(map(cell, cells))}</tr>"
-        for labels, cells in zip(table.labels, table.cells, strict=True)
+        f"<tr>{label(first, *row_header)}{''.join(map(label, others))}{''.join(map(cell, cells))}</tr>"
+        for (first, *others), cells in zip(table.labels, table.cells, strict=True)
     )
     notes = "".join(
-        f"<p>[{number}] {html.escape(note)}</p>" for number, note in enumerate(table.notes, start=1)
+        f"<p>{html.escape(f'{mark} {reason}')}</p>" for reason, mark in table.notes.items()
     )
     start = f"<table><caption>{html.escape(table.caption)}</caption><thead><tr>{head}</tr></thead>"
     return f'<div class="table">{start}\n<tbody>\n{body}\n</tbody></table>{notes}</div>'
@@ -125,22 +79,15 @@ def to_html(table: Table) -> str:
 
 def to_csv(table: Table) -> str:
     """Returns CSV with a column for each part of a cell; numbers have six digits."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    scale = ("Scale", table.scale) if table.scale else ()
-    names = map(heading_text, table.header)
-    columns = [
-        f"{name}: {part}" if part else name for name in names for part in table.parts or ("",)
-    ]
-    writer.writerow([*scale[:1], *map(heading_text, table.label_header), *columns])
+    parts = [f": {part}" for part in table.parts] or [""]
+    columns = [heading_text(name) + part for name in table.header for part in parts]
+    scale = {"Scale": table.scale} if table.scale else {}
+    lines = [[*scale, *map(heading_text, table.label_header), *columns]]
     for labels, cells in zip(table.labels, table.cells, strict=True):
-        writer.writerow(
-            [
-                *scale[1:],
-                *map(heading_text, labels),
-                *(_plain(part) for cell in cells for part in cell),
-            ]
-        )
+        values = (_plain(part) for cell in cells for part in cell)
+        lines.append([*scale.values(), *map(heading_text, labels), *values])
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(lines)
     return file.getvalue()
 
 
@@ -148,43 +95,35 @@ def to_latex(table: Table) -> str:
     """Returns a LaTeX float as wide as the text, for booktabs and graphicx."""
 
     def written(part: Part) -> str:
-        text = _escape("".join(_texts(table, part)))
+        text = "".join(_texts(table, part)).translate(_LATEX)
         return rf"\textbf{{{text}}}" if isinstance(part, Number) and part.best else text
 
-    count = max(1, len(table.parts))
-    first, names = (
-        [_escape(heading_text(name)) for name in header]
-        for header in (table.label_header, table.header)
-    )
-    lines = [" & ".join([*first, *names])]
+    def escaped(headings: Iterable[Heading]) -> list[str]:
+        return [heading_text(heading).translate(_LATEX) for heading in headings]
+
+    first, names = escaped(table.label_header), escaped(table.header)
+    head = [[*first, *names]]
     if table.parts:
-        titles = " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{name}}}" for name in names)
         parts = ["diff." if part.startswith("difference") else part for part in table.parts]
-        lines = [
-            " & " * (len(first) - 1) + f" & {titles}",
-            " & ".join([*first, *parts * len(names)]),
-        ]
-    body = []
-    for labels, cells in zip(table.labels, table.cells, strict=True):
-        numbers = (written(part) for cell in cells for part in cell)
-        body.append(" & ".join([*(_escape(heading_text(label)) for label in labels), *numbers]))
-    caption = " ".join(
-        [
-            table.caption,
-            *(f"[{number}] {note}." for number, note in enumerate(table.notes, start=1)),
-        ]
-    )
+        titles = [rf"\multicolumn{{{len(parts)}}}{{c}}{{{name}}}" for name in names]
+        head = [[*[""] * len(first), *titles], [*first, *parts * len(names)]]
+    body = [
+        [*escaped(labels), *(written(part) for cell in cells for part in cell)]
+        for labels, cells in zip(table.labels, table.cells, strict=True)
+    ]
+    notes = (f"{mark} {reason}." for reason, mark in table.notes.items())
+    caption = " ".join([table.caption, *notes]).translate(_LATEX)
     return "\n".join(
         [
             r"\begin{table}",
-            rf"\caption{{{_escape(caption)}}}",
+            rf"\caption{{{caption}}}",
             rf"\label{{tab:{table.name}}}",
             r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{{'l' * len(first)}{'r' * count * len(names)}}}",
+            rf"\begin{{tabular}}{{{'l' * len(first)}{'r' * len(head[-1][len(first) :])}}}",
             r"\toprule",
-            *(line + r" \\" for line in lines),
+            *(" & ".join(line) + r" \\" for line in head),
             r"\midrule",
-            *(line + r" \\" for line in body),
+            *(" & ".join(line) + r" \\" for line in body),
             r"\bottomrule",
             r"\end{tabular}}",
             r"\end{table}",
@@ -193,38 +132,34 @@ def to_latex(table: Table) -> str:
     )
 
 
-def _lines(table: Table, written: Callable[[Part], str]) -> tuple[list[str], list[list[str]]]:
-    """Returns header and body as texts, the parts of a cell joined by slashes."""
-    header = [*map(heading_text, table.label_header), *map(heading_text, table.header)]
-    body = [
-        [
-            *map(heading_text, labels),
-            *(" / ".join(filter(None, map(written, cell))) for cell in cells),
-        ]
-        for labels, cells in zip(table.labels, table.cells, strict=True)
-    ]
-    return header, body
+def heading_text(heading: Heading) -> str:
+    """Returns 1024 as "1,024", and a text as it is."""
+    return f"{heading:,}" if isinstance(heading, int) else heading
+
+
+def _lines(table: Table, written: Callable[[Part], str]) -> list[list[str]]:
+    """Returns the header and the rows as texts, the parts of a cell joined by slashes."""
+    lines = [[*map(heading_text, table.label_header), *map(heading_text, table.header)]]
+    for labels, cells in zip(table.labels, table.cells, strict=True):
+        texts = (" / ".join(filter(None, map(written, cell))) for cell in cells)
+        lines.append([*map(heading_text, labels), *texts])
+    return lines
 
 
 def _texts(table: Table, part: Part) -> tuple[str, str]:
     """Returns the text of a part, and its ratio in brackets or ""."""
     if isinstance(part, Number):
-        shown = table.ratios and part.ratio is not None
-        return (
-            part.text,
-            f" ({write_ratio(part.ratio)})" if shown and part.ratio is not None else "",
-        )
-    if isinstance(part, Missing) and part.note:
-        return f"no result [{table.notes.index(part.note) + 1}]", ""
+        ratio = part.ratio if table.ratios else None
+        return part.text, "" if ratio is None else f" ({write_ratio(ratio)})"
+    if isinstance(part, Missing) and part.is_reason:
+        return f"no result {table.notes[part.text]}", ""
     return ("" if part is None else part.text), ""
 
 
 def _plain(part: Part) -> str:
     """Returns a number for programs."""
     if isinstance(part, Number):
-        return part.printed or f"{part.mean:.6g}"
-    if isinstance(part, Difference):
-        return f"{part.value:+.4g}"
+        return part.printed or part.kind.write_plain(part.mean)
     return "" if part is None else part.text
 
 
@@ -265,7 +200,3 @@ _LATEX = str.maketrans(
     }
     | {character: f"\\{character}" for character in "&%$#_{}"}
 )
-
-
-def _escape(text: str) -> str:
-    return text.translate(_LATEX)

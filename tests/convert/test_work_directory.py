@@ -72,7 +72,7 @@ def test_the_config_is_the_checkpoints(imported):
     """6 heads, halved bands, the rates and the seed come from the checkpoint, not from the given
     config.
     """
-    config = imported.run.config()
+    config = imported.config()
     model = config.model
     assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (2, 24, 6, 40)
     assert (model.embedding, list(model.cutoffs), model.adaptive_factor) == (
@@ -89,14 +89,9 @@ def test_the_config_is_the_checkpoints(imported):
     )
     assert rates == (0.3, 0.1, 0.1, 0.2)
     assert (config.position, config.train_length, config.seed) == ("alibi", 16, 7)
-    assert imported.run.status()["state"] == "interrupted"
-    provenance = imported.run.provenance()
-    assert (provenance["parameters"], provenance["vocab_size"]) == (
-        imported.parameters,
-        imported.vocab_size,
-    )
-    assert imported.vocab_size == 96
-    assert TrainedRun(imported.run.path).step == 150
+    assert imported.status()["state"] == "interrupted"
+    assert imported.provenance()["vocab_size"] == 96
+    assert TrainedRun(imported.path).step == 150
 
 
 def score(run, tokens, length, stride):
@@ -111,7 +106,7 @@ def score(run, tokens, length, stride):
 
 @pytest.mark.parametrize(("length", "stride"), [(32, 16), (16, 1)])
 def test_each_tokens_nll_is_that_of_the_formulas(imported, expected, length, stride):
-    run = TrainedRun(imported.run.path)
+    run = TrainedRun(imported.path)
     text = prepare_text(TEXT, run.tokenizer, run.config.data.cache_dir, progress=False)
     np.testing.assert_array_equal(text.tokens, expected["targets"])
     found = score(run, text.tokens, length, stride)
@@ -120,7 +115,7 @@ def test_each_tokens_nll_is_that_of_the_formulas(imported, expected, length, str
 
 def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, capsys):
     options = Options(tmp_path, lengths=(16,), text_file=str(TEXT), dump_nll=True, report=False)
-    assert evaluate_runs([imported.run.path], options) == []
+    assert evaluate_runs([imported.path], options) == []
     words = TEXT.read_text().split()
     lacking, literal = words.count("unheard"), words.count("<unk>")
     unknown = lacking + literal
@@ -136,8 +131,8 @@ def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, 
 
 def test_training_takes_it_for_its_own(imported):
     """With the config file in it: the state after 150 updates, at the learning rate of the 151st."""
-    config = config_in(imported.run.path)
-    assert imported.run.differing(config) == {}
+    config = config_in(imported.path)
+    assert imported.differing(config) == {}
     check_config(config, make_mesh(config.mesh))
     # its dictionary, not one made of the text
     assert prepare_files(config.data)["train"].manifest.vocab_size == 96
@@ -145,7 +140,7 @@ def test_training_takes_it_for_its_own(imported):
     abstract = abstract_state(
         build_model(config, 96), optimizer, make_mesh(config.mesh, jax.devices()[:1])
     )
-    with Checkpoints(imported.run.checkpoints, read_only=True) as checkpoints:
+    with Checkpoints(imported.checkpoints, read_only=True) as checkpoints:
         state = checkpoints.restore(checkpoints.latest, abstract)
     assert int(state.step) == int(optax.tree_utils.tree_get(state.opt_state, "count")) == 150
     trace = optax.tree_utils.tree_get(state.opt_state, "trace")
@@ -169,11 +164,11 @@ def config_in(workdir):
 
 
 def test_a_work_directory_that_was_moved_is_the_same_run(imported, tmp_path):
-    moved = RunDirectory(shutil.copytree(imported.run.path, tmp_path / "moved"))
+    moved = RunDirectory(shutil.copytree(imported.path, tmp_path / "moved"))
     config = config_in(moved.path)
     assert config.data.tokenizer_file == str(moved.path / "tokenizer" / "dict.txt")
     assert moved.differing(config) == {}
-    assert config_hash(config) == config_hash(imported.run.config())
+    assert config_hash(config) == config_hash(imported.config())
     tokenizer = moved.tokenizer()
     moved.claim(config, tokenizer)
     moved.release()
@@ -185,11 +180,11 @@ def test_the_config_tells_runs_of_two_checkpoints_apart(imported):
     """Provenance is written anew by training; the config stays, and rows of results are known by
     its hash.
     """
-    config = imported.run.config()
+    config = imported.config()
     assert config.imported_from == hashlib.sha256(CHECKPOINT.read_bytes()).hexdigest()
     other = replaced(config, {"imported_from": "0" * 64})
     assert config_hash(other) != config_hash(config)
-    assert imported.run.differing(other) == {"imported_from": (config.imported_from, "0" * 64)}
+    assert imported.differing(other) == {"imported_from": (config.imported_from, "0" * 64)}
 
 
 @pytest.mark.parametrize(
@@ -247,7 +242,7 @@ def test_the_batch_is_cut_as_the_papers_code_cuts_it(tmp_path, length, max_devic
     resaved(tmp_path / "x.pt", lambda content: content["args"].update(tokens_per_sample=length))
     keys = {"train.batch_tokens": 73_728, "train.max_device_tokens": max_device_tokens}
     config = replaced(config_of(tmp_path), keys)
-    config = import_run(tmp_path / "x.pt", DICTIONARY, tmp_path / "run", config).config
+    config = import_run(tmp_path / "x.pt", DICTIONARY, tmp_path / "run", config).config()
     assert config.train.batch_tokens == tokens
     if max_device_tokens == 9_216:
         assert wikitext103.get_config(f"length={length}").train.batch_tokens == tokens
@@ -259,10 +254,10 @@ def test_the_position_method_can_be_named(tmp_path, expected):
     resaved(tmp_path / "x.pt", lambda content: None)
     config = config_of(tmp_path)
     made = import_run(tmp_path / "x.pt", DICTIONARY, tmp_path / "sinusoidal", config)
-    assert made.run.config().position == "sinusoidal"
+    assert made.config().position == "sinusoidal"
     named = import_run(CHECKPOINT, DICTIONARY, tmp_path / "named", config, position="sinusoidal")
-    assert named.run.config().position == "sinusoidal"
-    found = score(TrainedRun(named.run.path), expected["targets"][:64], 16, 16)
+    assert named.config().position == "sinusoidal"
+    found = score(TrainedRun(named.path), expected["targets"][:64], 16, 16)
     assert np.abs(found - expected["nll/length=16,stride=16"][:64]).max() > 0.1
     with pytest.raises(
         ValueError, match="position='rotary' is unknown; use one of alibi, sinusoidal, none"
@@ -314,7 +309,7 @@ def test_what_the_papers_code_computes(shared_dir, tmp_path):
     config = config_of(tmp_path)
     config = replaced(config, {"eval.batch_tokens": 8192})
     made = import_run(oracle / "checkpoint.pt", oracle / "dict.txt", tmp_path / "run", config)
-    run, recorded = TrainedRun(made.run.path), np.load(oracle / "expected.npz")
+    run, recorded = TrainedRun(made.path), np.load(oracle / "expected.npz")
     text = prepare_text(oracle / "valid.txt", run.tokenizer, tmp_path / "cache", progress=False)
     np.testing.assert_array_equal(text.tokens, recorded["targets"])
     perplexities = {

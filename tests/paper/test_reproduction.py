@@ -17,10 +17,16 @@ from alibi.paper.costs import (
 )
 from alibi.paper.definitions import TABLES
 from alibi.paper.reproduction import Reproduction
-from alibi.paper.results import compare_with_paper, write_table
+from alibi.paper.results import (
+    NOT_RUN_HERE,
+    NOT_RUN_YET,
+    compare_with_paper,
+    comparison_figure,
+    write_table,
+)
 from alibi.paper.settings import SCALES, find_setting
-from alibi.reporting.tables import TRAINING_SPEED, Absence, Missing, Number
-from alibi.reporting.writers import heading_text
+from alibi.reporting.charts import png
+from alibi.reporting.tables import TRAINING_SPEED, Missing, Number
 from alibi.runs import RunDirectory, config_hash
 from alibi.sweeps.definition import load_config
 from alibi.sweeps.state import evaluation_command
@@ -267,10 +273,6 @@ def finish(table, run_name, rows, **status):
     )
 
 
-def texts(labels):
-    return [tuple(map(heading_text, row)) for row in labels]
-
-
 def ours(cells):
     return [cell[1].mean for cell in cells]
 
@@ -284,15 +286,13 @@ def test_results_are_found_by_length_stride_and_split(tmp_path):
     finish(table, "alibi-L512-seed0", rows)
     finish(table, "t5-L3072-seed0", [(3072, None, sliding | {"error": "out of memory"})])
     found = compare_with_paper(table)
-    by_label = {
-        labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)
-    }
+    by_label = {labels[0]: cells for labels, cells in zip(found.labels, found.cells, strict=True)}
     assert ours(by_label["ALiBi, L = 512, L_valid = 3072"]) == [246_933_504, 18.25, 19.0]
-    assert found.cells[11][1][2].value == pytest.approx(18.25 - 18.30)
-    assert by_label["T5 Bias, L = 3072"][1][1] == Missing(Absence.FAILED, "out of memory")
-    assert by_label["Rotary, L = 3072"][1][1] == Missing(Absence.NOT_RUN_YET)
+    assert found.cells[11][1][2].mean == pytest.approx(18.25 - 18.30)
+    assert by_label["T5 Bias, L = 3072"][1][1] == Missing("out of memory", is_reason=True)
+    assert by_label["Rotary, L = 3072"][1][1] == NOT_RUN_YET
     others = by_label["kNN-LM (Khandelwal et al., 2020)"]
-    assert {cell[1] for cell in others} == {Missing(Absence.NOT_RUN_HERE)}
+    assert {cell[1] for cell in others} == {NOT_RUN_HERE}
 
 
 def test_speed_and_memory_come_from_the_training(tmp_path):
@@ -319,7 +319,7 @@ def test_a_small_table_says_what_its_lengths_are(tmp_path):
     ]
     finish(table, "alibi-L32-seed0", rows)
     found = compare_with_paper(table)
-    assert texts(found.labels)[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
+    assert found.labels[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
     for text in (
         "windows of stride 512 (32)",
         "split valid and test",
@@ -334,20 +334,14 @@ def test_a_small_table_says_what_its_lengths_are(tmp_path):
         in compare_with_paper(Reproduction(2, "small", tmp_path)).caption
     )
     last = compare_with_paper(Reproduction(12, "small", tmp_path)).header[-1]
-    assert heading_text(last) == "L_valid = 2048 (128)"
-    strides = [
-        compare_with_paper(Reproduction(number, "small", tmp_path)).stride for number in (5, 7, 13)
-    ]
-    assert strides == [None, 32, 1]  # what figures say of their windows
+    assert last == "L_valid = 2048 (128)"
     label = find_setting("wikitext103", "small").label("stride 1, L = 1,024, 1.3B")
-    assert heading_text(label) == "stride 1, L = 1,024 (64), 1.3B"
+    assert label == "stride 1, L = 1,024 (64), 1.3B"
 
 
 def test_ratios_of_table_12_are_to_the_run_trained_at_the_length(tmp_path):
     found = compare_with_paper(Reproduction(12, "paper", tmp_path))
-    rows = {
-        labels[0]: cells for labels, cells in zip(texts(found.labels), found.cells, strict=True)
-    }
+    rows = {labels[0]: cells for labels, cells in zip(found.labels, found.cells, strict=True)}
     trained = [*[512] * 4, 1024, 2048]
     for column, (cell, length) in enumerate(zip(found.cells[1], trained, strict=True)):
         reference = rows[f"Sinusoidal, L_train = {length}"][column]
@@ -390,6 +384,41 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
         "2/120",
         "yes",
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "run", "rows", "paper", "ours"),
+    [
+        (2, "alibi-L32-seed0", {32: 200.0, 44: 190.0}, [(512, 19.73), (712, 19.14)], [(32, 200.0), (44, 190.0)]),
+        (13, "sinusoidal-L32-seed0", {32: 90.0}, [(512, 18.35)], [(32, 90.0)]),
+    ],
+)  # fmt: skip
+def test_a_figure_has_both_sides_each_with_its_lengths(tmp_path, number, run, rows, paper, ours):
+    table = Reproduction(number, "small", tmp_path)
+    windows = {"mode": "sliding", "stride": 1} if number == 13 else {}
+    finish(table, run, [(length, value, windows) for length, value in rows.items()])
+    spec = comparison_figure(table, compare_with_paper(table))
+    assert [part["title"] for part in spec["hconcat"]] == ["paper", "this project, small scale"]
+    values = [[(*one.values(),)[1:3] for one in part["data"]["values"]] for part in spec["hconcat"]]
+    assert values[1] == ours
+    assert set(paper) <= set(values[0])
+    (title,) = {part["layer"][1]["encoding"]["x"]["title"][0] for part in spec["hconcat"]}
+    assert title.endswith(f"(table {number}, valid{', stride 1' * (number == 13)})")
+    assert png(spec).startswith(b"\x89PNG")
+
+
+def test_bars_are_ratios_to_the_reference(tmp_path):
+    table = Reproduction(1, "small", tmp_path)
+    finish(table, "sinusoidal-L32-seed0", [], tokens_per_second=80_000.0)
+    finish(table, "alibi-L32-seed0", [], tokens_per_second=60_000.0)
+    spec = comparison_figure(table, compare_with_paper(table))
+    bars = [
+        (one["group"].split()[0], one["percent"])
+        for one in spec["hconcat"][1]["data"]["values"]
+        if one["column"] == "Speed (Train)"
+    ]
+    assert bars == [("Sinusoidal", 100.0), ("ALiBi", 75.0)]
+    assert png(spec).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,18 @@ import io
 import pytest
 
 from alibi.paper.definitions import parse_printed, published
-from alibi.reporting.charts import png
-from alibi.reporting.figures import comparison_figure
+from alibi.paper.results import NOT_RUN_HERE, NOT_RUN_YET
 from alibi.reporting.tables import (
     PARAMETERS,
     PERPLEXITY,
     TRAINING_SPEED,
-    Absence,
-    Comparison,
-    Length,
     Missing,
     Number,
+    Table,
     compare,
     write_thousands,
 )
-from alibi.reporting.writers import heading_text, to_csv, to_latex, to_markdown, to_text
-
-NOT_RUN_YET, NOT_RUN_HERE = Missing(Absence.NOT_RUN_YET), Missing(Absence.NOT_RUN_HERE)
+from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 
 
 def number(value, kind):
@@ -33,41 +28,38 @@ def number(value, kind):
 
 def cells(columns, rows, references, ratios):
     """The cells of (printed, ours) or None by row and column."""
-    paper = [
-        [one and published(one[0], kind) for one, kind in zip(row, columns, strict=True)]
+    grid = [
+        [
+            (published(one[0], kind), number(one[1], kind)) if one else (None, None)
+            for one, kind in zip(row, columns, strict=True)
+        ]
         for row in rows
     ]
-    ours = [
-        [one and number(one[1], kind) for one, kind in zip(row, columns, strict=True)]
-        for row in rows
-    ]
-    return compare(paper, ours, references, ratios=ratios)
+    return compare(grid, references, ratios=ratios)
 
 
 ROWS = (
     (("18.67", 18.6), ("15.3k", 13770.0)),
     (("17.60", 17.75), ("15.5k", NOT_RUN_YET)),
-    (("OOM", Missing(Absence.FAILED, "no memory at 3,072 tokens")), None),
+    (("OOM", Missing("no memory at 3,072 tokens", is_reason=True)), None),
     (("15.81", NOT_RUN_HERE), None),
 )
 REFERENCES = {(row, column): (0, column) for row in range(3) for column in range(2)}
 
 
-def compared(ratios=False, scale="paper", **changed):
+def compared(ratios=False, scale="paper"):
     """Two models, a third without memory, and a system of others."""
-    known = {
-        "caption": "Table 6",
-        "label_header": ("Model",),
-        "labels": (("Sinusoidal, L = 3072",), ("ALiBi",), ("T5 Bias",), ("kNN & co.",)),
-        "header": ("Valid", "Speed"),
-        "cells": cells((PERPLEXITY, TRAINING_SPEED), ROWS, REFERENCES, ratios),
-        "parts": ("paper", "ours", "difference of ratios" if ratios else "difference"),
-        "ratios": ratios,
-        "scale": scale,
-        "name": f"{scale}-06",
-        "number": 6,
-    }
-    return Comparison(**(known | changed))
+    return Table(
+        caption="Table 6",
+        label_header=("Model",),
+        labels=(("Sinusoidal, L = 3072",), ("ALiBi",), ("T5 Bias",), ("kNN & co.",)),
+        header=("Valid", "Speed"),
+        cells=cells((PERPLEXITY, TRAINING_SPEED), ROWS, REFERENCES, ratios),
+        parts=("paper", "ours", "difference of ratios" if ratios else "difference"),
+        ratios=ratios,
+        scale=scale,
+        name=f"{scale}-06",
+    )
 
 
 MARKDOWN = """\
@@ -162,24 +154,3 @@ def test_printed_numbers_are_read(text, value):
 def test_numbers_are_printed_as_the_paper_does():
     assert [write_thousands(value) for value in (28_512, 467, 0.0213)] == ["28.5k", "467", "0.0213"]
     assert [PARAMETERS.write(value) for value in (246_933_504, 3_141_592)] == ["247M", "3.1M"]
-
-
-@pytest.mark.parametrize("lines", ["columns", "bars"])
-def test_a_figure_has_both_sides_each_with_its_lengths(lines):
-    lengths = (((Length("512", 512, 32),),), ((Length("1024", 1024, 64),),))
-    assert [heading_text(label) for (label,) in lengths] == ["512 (32)", "1024 (64)"]
-    by_length = {"label_header": ("Inputs",), "labels": lengths, "header": ("ALiBi PPL",)}
-
-    def table(ours):
-        rows = [[("19.73", value)] for value in ours]
-        made = cells((PERPLEXITY,), rows, {(row, 0): (0, 0) for row in range(2)}, ratios=True)
-        return compared(**by_length, cells=made, ratios=True, scale="small")
-
-    spec = comparison_figure(table([30.0, 29.0]), lines)
-    assert [part["title"] for part in spec["hconcat"]] == ["paper", "this project, small scale"]
-    values = [[(*one.values(),)[1:3] for one in part["data"]["values"]] for part in spec["hconcat"]]
-    if lines == "columns":
-        assert values == [[(512, 19.73), (1024, 19.73)], [(32, 30.0), (64, 29.0)]]
-    else:
-        assert values[1] == [("ALiBi PPL", 100.0), ("ALiBi PPL", pytest.approx(100 * 29 / 30))]
-    assert png(spec).startswith(b"\x89PNG")

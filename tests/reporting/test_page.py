@@ -13,7 +13,7 @@ import pytest
 
 from alibi.reporting import report
 from alibi.reporting.charts import length_chart
-from alibi.reporting.panels import measured_panels
+from alibi.reporting.panels import panel_groups
 from alibi.reporting.report import MOST_POINTS, RunSource, differing, training_curve, write_report
 from alibi.reporting.rows import read_rows
 from alibi.storage.files import append_row, resolve
@@ -244,7 +244,7 @@ def test_the_committed_page_of_the_quickstart_is_drawn(show):
 
 
 def test_the_chart_has_the_numbers_of_the_rows():
-    ((panel, _),) = measured_panels(ROWS)
+    ((panel, _),) = panel_groups(ROWS)
     spec = length_chart(panel, {series.label: number for number, series in enumerate(panel.series)})
     values = {(value["run"], value["length"]): value for value in spec["data"]["values"]}
     assert values["alibi", 512]["value"] == 7.8

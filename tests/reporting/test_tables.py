@@ -8,7 +8,6 @@ from alibi.reporting.panels import build_table, explanation, panels, series_name
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
     PERPLEXITY,
-    Absence,
     Missing,
     Number,
     write_perplexity,
@@ -63,7 +62,7 @@ def test_cells_are_numbers_of_a_kind_or_say_why_there_is_none():
     cells = build_table(panel).cells
     assert cells[0][1] == (Number((1234.0,), PERPLEXITY, ratio=1234.0 / 8.0),)
     assert cells[1][1] == (Number((8.1,), PERPLEXITY, ratio=8.1 / 9.0, best=True),)
-    assert cells[2][1] == (Missing(Absence.LIMIT, "learned has 128 positions"),)
+    assert cells[2][1] == (Missing("learned has 128 positions", is_reason=True),)
 
 
 def test_each_format_of_a_table_of_ours():
